@@ -1,0 +1,86 @@
+"""Every failure this project raises on purpose.
+
+    FreshnessError
+    ├── ConfigError           the configuration file or an argument is wrong (exit code 2)
+    ├── FormatError           bytes or text that do not parse (a token, a position, an envelope)
+    │   └── FlavorMismatch    a MySQL position where a MariaDB one was expected, or the reverse
+    ├── NodeUnavailable       a cache node did not answer, or not what was asked (retryable)
+    ├── NodeUnsuitable        a cache node can never serve: no CAS, too old, persistent (exit code 4)
+    ├── SourceUnavailable     a database did not answer or closed the stream (retryable, exit code 3)
+    ├── SourceUnsuitable      a database is set up so that invalidations would be lost (exit code 4)
+    ├── StreamStopped         an event that must not be skipped cannot be handled (exit code 4)
+    ├── HistoryLost           the position is purged or from another history (exit code 4 without a remedy)
+    └── InvalidationFailed    an invalidation was not acknowledged within its bounds (retryable)
+
+Third-party exceptions are translated once, at the adapter, with ``from``. Every error says what happened and
+where, and carries a ``hint`` on what to do. All survive pickling, since Spark executors send them home.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FreshnessError(Exception):
+    """Root of all errors. ``hint``: what the reader can do about it. ``exit_code``: what the CLI returns."""
+
+    is_retryable = False
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.hint))
+
+
+def _rebuild(kind: type[FreshnessError], message: str, hint: str) -> FreshnessError:
+    return kind(message, hint=hint)
+
+
+class ConfigError(FreshnessError):
+    exit_code = 2
+
+
+class FormatError(FreshnessError, ValueError):
+    exit_code = 2
+
+
+class FlavorMismatch(FormatError):
+    pass
+
+
+class NodeUnavailable(FreshnessError):
+    is_retryable = True
+    exit_code = 3
+
+
+class NodeUnsuitable(FreshnessError):
+    exit_code = 4
+
+
+class SourceUnavailable(FreshnessError):
+    is_retryable = True
+    exit_code = 3
+
+
+class SourceUnsuitable(FreshnessError):
+    exit_code = 4
+
+
+class StreamStopped(FreshnessError):
+    exit_code = 4
+
+
+class HistoryLost(FreshnessError):
+    exit_code = 4
+
+
+class InvalidationFailed(FreshnessError):
+    is_retryable = True
+    exit_code = 3

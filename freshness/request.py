@@ -1,0 +1,191 @@
+"""What a procedure asks of the world, and what the world answers.
+
+A procedure (see ``freshness.read``, ``freshness.invalidate``, ``freshness.node``) is a generator: it yields a
+step (`Flow`, `Flows`, `Load`, `Wait`) and is sent the answer. Drivers answer steps, cache backends answer the
+requests inside a flow. Nothing here does I/O.
+
+A miss, a lost race and a refusal are values (`MISSING`, `CONFLICT`, `Refused`); a node that did not answer is
+not a value: the driver raises `freshness.errors.NodeUnavailable` in the procedure, or, inside `Flows`, puts the
+exception in the place of that node's replies. A failure is never a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeAlias, TypeVar
+
+Version: TypeAlias = int
+"""memcached's CAS unique of an item (or what a backend has in its place). Only equality means anything."""
+
+
+# -- requests to one cache node ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read an item. Answers `Item` or `MISSING`.
+
+    With ``vivify_ttl_seconds`` above 0 an absent key is created as an empty item (a stub) with that TTL, and
+    the answer is that empty `Item`: ``won`` for the one client that created it, ``lease`` for all others until it
+    is replaced or expires (memcached ``mg N``).
+    """
+
+    key: bytes
+    vivify_ttl_seconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Store if the key is absent. Answers `Stored` (version unknown, 0) or `CONFLICT`. Sent quietly."""
+
+    key: bytes
+    value: bytes
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cas:
+    """Replace the item only if it still has ``version``.
+
+    Answers `Stored` (with the new version), `CONFLICT` (another version), `MISSING`, or `Refused`.
+    """
+
+    key: bytes
+    value: bytes
+    version: Version
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove an item. Without ``version``: unconditional, always answers `DONE` (sent quietly, whether the item
+    was there is not reported). With it: `DONE`, `CONFLICT` or `MISSING`."""
+
+    key: bytes
+    version: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Give the item its full TTL again. Answers `DONE` or `MISSING`."""
+
+    key: bytes
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectStorage:
+    """Ask whether the node provably keeps tombstones for ``tombstone_ttl_seconds``. Answers `StorageReport`."""
+
+    tombstone_ttl_seconds: int
+
+
+Request: TypeAlias = Get | Add | Cas | Delete | Touch | InspectStorage
+
+
+# -- replies ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item as a node holds it.
+
+    ``ttl_seconds``: whole seconds that remain by the node's own clock, -1 where it never expires.
+    ``won`` / ``lease``: see `Get`; both False on an item that was not vivified.
+    """
+
+    value: bytes
+    version: Version
+    ttl_seconds: int = -1
+    won: bool = False
+    lease: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The item was stored; ``version`` is its new version, 0 where the backend does not say."""
+
+    version: Version = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The node answered that it will not store this item (too large, out of memory). Nothing was stored;
+    memcached drops the former item in this case."""
+
+    reason: str
+
+
+class Outcome(Enum):
+    """Answers without content."""
+
+    MISSING = "missing"
+    CONFLICT = "conflict"
+    DONE = "done"
+
+
+MISSING: Final = Outcome.MISSING
+CONFLICT: Final = Outcome.CONFLICT
+DONE: Final = Outcome.DONE
+STORED: Final = Stored()
+
+
+@dataclass(frozen=True, slots=True)
+class StorageReport:
+    """What a node says about its own memory (F5, F51, F67).
+
+    ``keeps_tombstones``: an item with the given TTL is not evicted before it expires. ``reason`` says what is
+    missing where it is False, with the remedy. ``losses`` is the sum of the counters that show that something
+    unevictable was dropped or refused: trailing is allowed only while it does not move.
+    """
+
+    keeps_tombstones: bool
+    reason: str
+    losses: int
+    server: str
+
+
+Reply: TypeAlias = Item | Stored | Refused | Outcome | StorageReport
+
+
+# -- steps of a procedure -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Requests to one node, answered in order on one connection. Answer: a list with one reply each.
+
+    Other clients may come between any two of them; their own order is kept.
+    """
+
+    node: str
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """Several flows at once. Answer: a list with, for each flow, its replies or the `NodeUnavailable`."""
+
+    flows: tuple[Flow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read the given object keys from the database, the token first. Answer: `freshness.read.Loaded`."""
+
+    identities: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let time pass. Answer: None."""
+
+    seconds: float
+
+
+Step: TypeAlias = Flow | Flows | Load | Wait
+Result = TypeVar("Result")
+Procedure: TypeAlias = Generator[Step, Any, Result]
+Replies: TypeAlias = Sequence[Reply]
