@@ -1,0 +1,343 @@
+"""A cache node in this process: the reference implementation, the simulator's node, the embedded backend.
+
+It models what of memcached the algorithm can trip over: versions from a counter that starts again at a
+restart (F8), TTL in whole seconds, stubs and their lease, LRU eviction, the TEMP_LRU that is not evicted
+(F5), refusals for memory that drop the former item, losses that no counter shows (F67). It must stay
+deterministic: time comes from the clock it is given, and the order of eviction from the order of use. It
+never waits and never logs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, NamedTuple
+
+from freshness.backend import check_key, lifetime_seconds
+from freshness.errors import NodeUnavailable
+from freshness.request import (
+    CONFLICT,
+    DONE,
+    MISSING,
+    Add,
+    Cas,
+    Delete,
+    Get,
+    InspectStorage,
+    Item,
+    Refused,
+    Reply,
+    Request,
+    StorageReport,
+    Stored,
+    Touch,
+)
+
+ITEM_OVERHEAD_BYTES: Final = 60
+"""What memcached counts of an item besides key and value, about; only the size limit depends on it."""
+
+NO_MEMORY: Final = "out of memory storing object"
+TOO_LARGE: Final = "object too large for cache"
+REFUSAL_HINT: Final = "give the node more memory, or lower tombstone_ttl_seconds"
+
+
+class _Entry(NamedTuple):
+    value: bytes
+    version: int
+    expires_at: int  # by the whole-second clock; 0: never
+    is_protected: bool  # in the TEMP_LRU; decided when stored, a touch does not change it
+    is_leased: bool  # a stub whose win was given
+
+
+class MemoryStore:
+    """The memory of one node, shared by any number of `MemoryNode` connections, from any thread.
+
+    ``temp_lru_ttl_seconds``: items stored with a TTL up to this are not evicted; None switches the TEMP_LRU
+    off. ``capacity_items`` None: nothing is ever evicted. ``down``: no connection gets an answer. ``losses``:
+    see `StorageReport`; tests may raise it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        clock: Callable[[], float],
+        capacity_items: int | None = None,
+        temp_lru_ttl_seconds: int | None = None,
+        item_size_max: int = 1_048_576,
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self.capacity_items = capacity_items
+        self.temp_lru_ttl_seconds = temp_lru_ttl_seconds
+        self.item_size_max = item_size_max
+        self.down = False
+        self.losses = 0
+        self._last_version = 0
+        self._entries: dict[bytes, _Entry] = {}  # least recently used first
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    # -- what can happen to a node ---------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """All items and counters are gone; versions start again and repeat (F8)."""
+        with self._lock:
+            self._entries = {}
+            self._last_version = 0
+            self.losses = 0
+
+    def flush(self) -> None:
+        """``flush_all`` by a stranger (F7): the items are gone, the process stays. Counted, as memcached
+        does."""
+        with self._lock:
+            self._entries = {}
+            self.losses += 1
+
+    def evict(self, key: bytes) -> bool:
+        """Drop one item without a trace in any counter, be it protected or not (F5, F67). Whether it was
+        there."""
+        with self._lock:
+            return self._entries.pop(key, None) is not None
+
+    def keys(self) -> list[bytes]:
+        """Keys of live items, least recently used first."""
+        return [key for key in self._entries if self._find(key) is not None]
+
+    def peek(self, key: bytes) -> Item | None:
+        """The live item as a `Get` would show it, without any effect on it."""
+        entry = self._find(key)
+        return None if entry is None else self._item(entry)
+
+    def state(self) -> Hashable:
+        """Everything a later answer depends on, except the clock: for an explorer that remembers where it
+        was.
+
+        The order of use is part of it only where something can be evicted.
+        """
+        items = tuple(self._entries.items())
+        return (
+            items if self.capacity_items is not None else tuple(sorted(items)),
+            self._last_version,
+            self.losses,
+            self.down,
+        )
+
+    def restore(self, state: Any) -> None:
+        """Go back to what `state` returned."""
+        items, self._last_version, self.losses, self.down = state
+        self._entries = dict(items)
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def answer(self, request: Request) -> Reply:
+        """Carry out one request. `Refused` also for an `Add`, which a connection turns into a failure."""
+        with self._lock:
+            match request:
+                case Get():
+                    return self._get(request)
+                case Add():
+                    return self._add(request)
+                case Cas():
+                    return self._cas(request)
+                case Delete():
+                    return self._delete(request)
+                case Touch():
+                    return self._touch(request)
+                case InspectStorage():
+                    return self._inspect(request)
+
+    def _get(self, request: Get) -> Reply:
+        entry = self._find(request.key)
+        if entry is not None:
+            self._entries[request.key] = self._entries.pop(request.key)
+            return self._item(entry)
+        if request.vivify_ttl_seconds <= 0:
+            return MISSING
+        if self._make_room(request.key) is not None:
+            return MISSING
+        # memcached allocates a stub without its TTL, so it is never in the TEMP_LRU
+        entry = self._put(request.key, b"", request.vivify_ttl_seconds, is_stub=True)
+        return Item(entry.value, entry.version, self._ttl_seconds(entry), won=True)
+
+    def _add(self, request: Add) -> Reply:
+        if (refusal := self._refuse(request)) is not None:
+            return refusal
+        if self._find(request.key) is not None:
+            return CONFLICT
+        self._put(request.key, request.value, request.ttl_seconds)
+        return Stored()
+
+    def _cas(self, request: Cas) -> Reply:
+        if (refusal := self._refuse(request)) is not None:
+            return refusal
+        entry = self._find(request.key)
+        if entry is None:
+            return MISSING
+        if entry.version != request.version:
+            return CONFLICT
+        return Stored(self._put(request.key, request.value, request.ttl_seconds).version)
+
+    def _delete(self, request: Delete) -> Reply:
+        entry = self._find(request.key)
+        if request.version is not None:
+            if entry is None:
+                return MISSING
+            if entry.version != request.version:
+                return CONFLICT
+        self._entries.pop(request.key, None)
+        return DONE
+
+    def _touch(self, request: Touch) -> Reply:
+        entry = self._find(request.key)
+        if entry is None:
+            return MISSING
+        self._entries.pop(request.key)
+        self._entries[request.key] = entry._replace(expires_at=self._expiry(request.ttl_seconds))
+        return DONE
+
+    def _inspect(self, request: InspectStorage) -> StorageReport:
+        needed_seconds = lifetime_seconds(request.tombstone_ttl_seconds)
+        temp_seconds = self.temp_lru_ttl_seconds
+        keeps = temp_seconds is not None and 0 < needed_seconds < temp_seconds
+        reason = "" if keeps else f"temp_lru_ttl_seconds is {temp_seconds}; set it above {needed_seconds}"
+        return StorageReport(keeps, reason, self.losses, "memory")
+
+    # -- storage ---------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return int(self.clock())
+
+    def _expiry(self, ttl_seconds: int) -> int:
+        lifetime = lifetime_seconds(ttl_seconds)
+        return self._now() + lifetime if lifetime else 0
+
+    def _ttl_seconds(self, entry: _Entry) -> int:
+        return entry.expires_at - self._now() if entry.expires_at else -1
+
+    def _item(self, entry: _Entry) -> Item:
+        return Item(entry.value, entry.version, self._ttl_seconds(entry), lease=entry.is_leased)
+
+    def _find(self, key: bytes) -> _Entry | None:
+        entry = self._entries.get(key)
+        if entry is None or (entry.expires_at and entry.expires_at <= self._now()):
+            return None
+        return entry
+
+    def _put(self, key: bytes, value: bytes, ttl_seconds: int, *, is_stub: bool = False) -> _Entry:
+        expires_at = self._expiry(ttl_seconds)
+        temp_seconds = self.temp_lru_ttl_seconds
+        is_protected = (
+            not is_stub
+            and temp_seconds is not None
+            and expires_at != 0
+            and expires_at - self._now() <= temp_seconds
+        )
+        self._last_version += 1
+        self._entries.pop(key, None)
+        entry = _Entry(value, self._last_version, expires_at, is_protected, is_stub)
+        self._entries[key] = entry
+        return entry
+
+    def _refuse(self, request: Add | Cas) -> Refused | None:
+        """Why the item cannot be stored; then the former item is dropped, whatever its version, as memcached
+        does."""
+        if len(request.key) + len(request.value) + ITEM_OVERHEAD_BYTES > self.item_size_max:
+            refusal: Refused | None = Refused(TOO_LARGE)
+        else:
+            refusal = self._make_room(request.key)
+        if refusal is not None:
+            self._entries.pop(request.key, None)
+        return refusal
+
+    def _make_room(self, key: bytes) -> Refused | None:
+        """Make sure that one more item can be stored: room is taken before the former item gives its own back."""
+        if self.capacity_items is None or len(self._entries) < self.capacity_items:
+            return None
+        for expired in [other for other in self._entries if self._find(other) is None]:
+            del self._entries[expired]
+        if len(self._entries) < self.capacity_items:
+            return None
+        for other, entry in self._entries.items():
+            if not entry.is_protected and other != key:
+                del self._entries[other]
+                return None
+        own = self._entries.get(key)
+        if own is not None and not own.is_protected:
+            return None
+        self.losses += 1
+        return Refused(NO_MEMORY)
+
+
+class MemoryNode:
+    """A connection to a `MemoryStore`; see `freshness.backend.CacheNode`. ``down``: this connection is cut.
+
+    A flow is carried out when it is sent. So a node that goes down between `send` and `receive` has done the
+    work without saying so, and one that was down before has not.
+    """
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.down = False
+        self._replies: list[Reply] | None = None
+        self._refusal = ""
+
+    @property
+    def name(self) -> str:
+        return self.store.name
+
+    def send(self, requests: Sequence[Request]) -> None:
+        self.close()
+        self._check(requests)
+        self._raise_if_down()
+        replies: list[Reply] = []
+        for request in requests:
+            reply = self.store.answer(request)
+            if isinstance(reply, Refused) and isinstance(request, Add):
+                self._refusal = reply.reason
+            replies.append(reply)
+        self._replies = replies
+
+    def receive(self) -> list[Reply]:
+        replies, refusal = self._replies, self._refusal
+        assert replies is not None, "receive without send"
+        self.close()
+        self._raise_if_down()
+        if refusal:
+            raise NodeUnavailable(
+                f"cache node {self.name} refused a quiet request: {refusal}", hint=REFUSAL_HINT
+            )
+        return replies
+
+    def perform(self, requests: Sequence[Request]) -> list[Reply]:
+        self.send(requests)
+        return self.receive()
+
+    def close(self) -> None:
+        self._replies = None
+        self._refusal = ""
+
+    @staticmethod
+    def _check(requests: Sequence[Request]) -> None:
+        for request in requests:
+            if not isinstance(request, InspectStorage):
+                check_key(request.key)
+            match request:
+                case Add() | Cas() | Touch():
+                    lifetime_seconds(request.ttl_seconds)
+                case Get():
+                    lifetime_seconds(request.vivify_ttl_seconds)
+                case _:
+                    continue
+
+    def _raise_if_down(self) -> None:
+        if self.down or self.store.down:
+            raise NodeUnavailable(
+                f"cache node {self.name} is down", hint="it is switched off in this process"
+            )

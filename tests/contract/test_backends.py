@@ -1,0 +1,433 @@
+"""What every cache backend promises, one suite over all of them.
+
+`BackendContract` is run here over the memory node and over Redis in this process, and in
+``integration/test_backends.py`` over real memcached and Redis servers.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pytest
+
+from freshness.backend import KEY_BYTES_MAX, CacheNode
+from freshness.errors import FormatError, NodeUnavailable
+from freshness.request import (
+    CONFLICT,
+    DONE,
+    MISSING,
+    Add,
+    Cas,
+    Delete,
+    Get,
+    InspectStorage,
+    Item,
+    Refused,
+    Reply,
+    Request,
+    StorageReport,
+    Stored,
+    Touch,
+)
+from tests.contract.conftest import MemorySetup
+
+ALL_BYTES = bytes(range(256))
+TTL_SECONDS = 300
+
+AWKWARD_VALUES = [
+    b"",
+    ALL_BYTES,
+    b"\r\n",
+    b"EN\r\n",
+    b"HD c1\r\nMN\r\n",
+    b"\r\nVA 3 c7 t-1\r\nabc\r\nEN\r\n",
+    b"SERVER_ERROR out of memory storing object\r\n",
+    b"\x00" * 8,
+    b"x",
+]
+
+
+class Setup(Protocol):
+    """One node of a backend under test, empty and up at the start of a test."""
+
+    def connect(self) -> CacheNode:
+        """A new connection object."""
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass for the node."""
+
+    def kill(self) -> None:
+        """The node answers nobody from now on."""
+
+    def restart(self) -> None:
+        """The node is back, on the same address, without what it knew."""
+
+
+def one(node: CacheNode, request: Request) -> Reply:
+    replies = node.perform([request])
+    assert len(replies) == 1
+    return replies[0]
+
+
+def item(node: CacheNode, key: bytes) -> Item:
+    reply = one(node, Get(key))
+    assert isinstance(reply, Item), reply
+    return reply
+
+
+class BackendContract:
+    """Subclasses provide the fixture ``setup``."""
+
+    @pytest.fixture
+    def node(self, setup: Setup) -> CacheNode:
+        return setup.connect()
+
+    # -- each request alone ----------------------------------------------------------------------------
+
+    def test_get_of_an_absent_key(self, node: CacheNode) -> None:
+        assert one(node, Get(b"k")) is MISSING
+
+    def test_add_stores_and_says_no_version(self, node: CacheNode) -> None:
+        assert one(node, Add(b"k", b"value", TTL_SECONDS)) == Stored(0)
+        found = item(node, b"k")
+        assert found.value == b"value"
+        assert found.version > 0
+        assert not found.won
+        assert not found.lease
+
+    def test_add_over_an_item_changes_nothing(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"first", TTL_SECONDS)])
+        before = item(node, b"k")
+        assert one(node, Add(b"k", b"second", TTL_SECONDS)) is CONFLICT
+        assert item(node, b"k") == before
+
+    def test_cas_replaces_the_item_it_saw(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"first", TTL_SECONDS)])
+        seen = item(node, b"k")
+        reply = one(node, Cas(b"k", b"second", seen.version, TTL_SECONDS))
+        assert isinstance(reply, Stored)
+        found = item(node, b"k")
+        assert found.value == b"second"
+        assert found.version == reply.version != seen.version
+
+    def test_cas_can_go_on_from_the_version_it_was_told(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"0", TTL_SECONDS)])
+        version = item(node, b"k").version
+        for number in range(3):
+            reply = one(node, Cas(b"k", b"%d" % number, version, TTL_SECONDS))
+            assert isinstance(reply, Stored)
+            version = reply.version
+        assert item(node, b"k").value == b"2"
+
+    def test_cas_on_another_version(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"first", TTL_SECONDS)])
+        seen = item(node, b"k")
+        node.perform([Cas(b"k", b"second", seen.version, TTL_SECONDS)])
+        assert one(node, Cas(b"k", b"third", seen.version, TTL_SECONDS)) is CONFLICT
+        assert item(node, b"k").value == b"second"
+
+    def test_cas_on_an_item_that_was_deleted_and_added_again(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"first", TTL_SECONDS)])
+        seen = item(node, b"k")
+        node.perform([Delete(b"k"), Add(b"k", b"first", TTL_SECONDS)])
+        assert one(node, Cas(b"k", b"third", seen.version, TTL_SECONDS)) is CONFLICT
+
+    def test_cas_on_an_absent_key(self, node: CacheNode) -> None:
+        assert one(node, Cas(b"k", b"value", 7, TTL_SECONDS)) is MISSING
+        assert one(node, Get(b"k")) is MISSING
+
+    @pytest.mark.parametrize("version", [0, -1, 1 << 64])
+    def test_a_version_that_no_item_has_never_matches(self, node: CacheNode, version: int) -> None:
+        """memcached takes C0 for "whatever the version" (F8): `Stored` for an add says 0."""
+        assert one(node, Cas(b"k", b"value", version, TTL_SECONDS)) is MISSING
+        assert one(node, Delete(b"k", version)) is MISSING
+        node.perform([Add(b"k", b"first", TTL_SECONDS)])
+        assert one(node, Cas(b"k", b"value", version, TTL_SECONDS)) is CONFLICT
+        assert one(node, Delete(b"k", version)) is CONFLICT
+        assert item(node, b"k").value == b"first"
+
+    def test_delete(self, node: CacheNode) -> None:
+        assert one(node, Delete(b"k")) is DONE
+        node.perform([Add(b"k", b"value", TTL_SECONDS)])
+        assert one(node, Delete(b"k")) is DONE
+        assert one(node, Get(b"k")) is MISSING
+
+    def test_conditional_delete(self, node: CacheNode) -> None:
+        assert one(node, Delete(b"k", 7)) is MISSING
+        node.perform([Add(b"k", b"first", TTL_SECONDS)])
+        seen = item(node, b"k")
+        node.perform([Cas(b"k", b"second", seen.version, TTL_SECONDS)])
+        assert one(node, Delete(b"k", seen.version)) is CONFLICT
+        assert one(node, Delete(b"k", item(node, b"k").version)) is DONE
+        assert one(node, Get(b"k")) is MISSING
+
+    def test_touch_gives_the_full_ttl_and_keeps_item_and_version(self, node: CacheNode) -> None:
+        assert one(node, Touch(b"k", TTL_SECONDS)) is MISSING
+        node.perform([Add(b"k", b"value", 30)])
+        before = item(node, b"k")
+        assert one(node, Touch(b"k", TTL_SECONDS)) is DONE
+        after = item(node, b"k")
+        assert (after.value, after.version) == (before.value, before.version)
+        assert 0 < before.ttl_seconds <= 31
+        assert TTL_SECONDS - 5 <= after.ttl_seconds <= TTL_SECONDS + 1
+
+    def test_inspection_answers_a_report(self, node: CacheNode) -> None:
+        report = one(node, InspectStorage(120))
+        assert isinstance(report, StorageReport)
+        assert report.losses == 0
+        assert report.server
+        assert report.keeps_tombstones or report.reason
+
+    # -- stubs -----------------------------------------------------------------------------------------
+
+    def test_a_stub_is_won_once(self, setup: Setup) -> None:
+        first, second = setup.connect(), setup.connect()
+        won = one(first, Get(b"k", vivify_ttl_seconds=30))
+        assert isinstance(won, Item)
+        assert (won.value, won.won, won.lease) == (b"", True, False)
+        assert 0 < won.ttl_seconds <= 31
+        for node in (second, first):
+            lost = one(node, Get(b"k", vivify_ttl_seconds=30))
+            assert isinstance(lost, Item)
+            assert (lost.value, lost.won, lost.lease, lost.version) == (b"", False, True, won.version)
+
+    def test_a_stub_is_seen_by_a_plain_get(self, node: CacheNode) -> None:
+        node.perform([Get(b"k", vivify_ttl_seconds=30)])
+        found = item(node, b"k")
+        assert (found.value, found.won, found.lease) == (b"", False, True)
+
+    def test_a_replaced_stub_is_an_item_like_others(self, node: CacheNode) -> None:
+        stub = one(node, Get(b"k", vivify_ttl_seconds=30))
+        assert isinstance(stub, Item)
+        assert isinstance(one(node, Cas(b"k", b"value", stub.version, TTL_SECONDS)), Stored)
+        found = one(node, Get(b"k", vivify_ttl_seconds=30))
+        assert isinstance(found, Item)
+        assert (found.value, found.won, found.lease) == (b"value", False, False)
+
+    def test_a_vivifying_get_does_not_touch_an_item(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"value", TTL_SECONDS)])
+        before = item(node, b"k")
+        found = one(node, Get(b"k", vivify_ttl_seconds=30))
+        assert isinstance(found, Item)
+        assert (found.value, found.version, found.won) == (b"value", before.version, False)
+        assert found.ttl_seconds > 31
+
+    def test_a_stub_is_there_for_add_cas_and_delete(self, node: CacheNode) -> None:
+        stub = one(node, Get(b"k", vivify_ttl_seconds=30))
+        assert isinstance(stub, Item)
+        assert one(node, Add(b"k", b"value", TTL_SECONDS)) is CONFLICT
+        assert one(node, Delete(b"k", stub.version)) is DONE
+        again = one(node, Get(b"k", vivify_ttl_seconds=30))
+        assert isinstance(again, Item)
+        assert again.won
+        assert again.version != stub.version
+
+    # -- time ------------------------------------------------------------------------------------------
+
+    def test_items_and_stubs_expire(self, setup: Setup) -> None:
+        node = setup.connect()
+        replies = node.perform(
+            [Add(b"short", b"v", 1), Get(b"stub", 1), Add(b"long", b"v", 60), Add(b"touched", b"v", 1)]
+        )
+        assert [type(reply) for reply in replies] == [Stored, Item, Stored, Stored]
+        node.perform([Touch(b"touched", 60)])
+        setup.pass_time(2.5)
+        missing, stub, long, touched, never = node.perform(
+            [Get(b"short"), Get(b"stub", 30), Get(b"long"), Get(b"touched"), Cas(b"short", b"w", 1, 60)]
+        )
+        assert missing is MISSING
+        assert never is MISSING
+        assert isinstance(stub, Item)
+        assert stub.won
+        assert isinstance(long, Item)
+        assert isinstance(touched, Item)
+
+    def test_no_expiry_and_a_ttl_beyond_30_days(self, node: CacheNode) -> None:
+        node.perform([Add(b"never", b"v", 0), Add(b"year", b"v", 31_536_000)])
+        assert item(node, b"never").ttl_seconds == -1
+        assert item(node, b"year").ttl_seconds > 2_591_000
+
+    # -- flows -----------------------------------------------------------------------------------------
+
+    def test_an_empty_flow(self, node: CacheNode) -> None:
+        assert node.perform([]) == []
+
+    def test_a_mixed_flow_is_answered_in_its_order(self, node: CacheNode) -> None:
+        node.perform([Add(b"there", b"old", TTL_SECONDS), Add(b"other", b"x", TTL_SECONDS)])
+        there = item(node, b"there")
+        replies = node.perform(
+            [
+                Add(b"there", b"no", TTL_SECONDS),
+                Add(b"new", b"new", TTL_SECONDS),
+                Delete(b"other"),
+                Get(b"there"),
+                Get(b"other"),
+                Add(b"there", b"no", TTL_SECONDS),
+                Cas(b"there", b"changed", there.version, TTL_SECONDS),
+                Cas(b"there", b"no", there.version, TTL_SECONDS),
+                Delete(b"absent", 5),
+                Touch(b"new", 60),
+                Touch(b"other", 60),
+                Delete(b"there"),
+                Get(b"there"),
+                Get(b"stub", 30),
+                InspectStorage(120),
+                Add(b"new", b"no", TTL_SECONDS),
+                Delete(b"new"),
+                Add(b"new", b"yes", TTL_SECONDS),
+            ]
+        )
+        assert replies[0] is CONFLICT
+        assert replies[1] == Stored(0)
+        assert replies[2] is DONE
+        assert replies[3] == there
+        assert replies[4] is MISSING
+        assert replies[5] is CONFLICT
+        assert isinstance(replies[6], Stored)
+        assert replies[6].version > 0
+        assert replies[7:10] == [CONFLICT, MISSING, DONE]
+        assert replies[10:13] == [MISSING, DONE, MISSING]
+        assert isinstance(replies[13], Item)
+        assert replies[13].won
+        assert isinstance(replies[14], StorageReport)
+        assert replies[15:] == [CONFLICT, DONE, Stored(0)]
+        assert item(node, b"new").value == b"yes"
+
+    def test_flows_sent_to_two_nodes_before_either_is_received(self, setup: Setup) -> None:
+        first, second = setup.connect(), setup.connect()
+        first.perform([Add(b"k", b"v", TTL_SECONDS)])
+        first.send([Get(b"k"), Get(b"absent")])
+        second.send([Get(b"absent"), Get(b"k")])
+        assert [type(reply) is Item for reply in second.receive()] == [False, True]
+        assert [type(reply) is Item for reply in first.receive()] == [True, False]
+
+    def test_answers_that_nobody_received_are_not_taken_for_others(self, node: CacheNode) -> None:
+        """A caller was interrupted between send and receive (F46)."""
+        node.perform([Add(b"a", b"value of a", TTL_SECONDS), Add(b"b", b"value of b", TTL_SECONDS)])
+        node.send([Get(b"a"), Get(b"a")])
+        assert item(node, b"b").value == b"value of b"
+
+    @pytest.mark.parametrize("value", AWKWARD_VALUES)
+    def test_values_are_bytes(self, node: CacheNode, value: bytes) -> None:
+        node.perform([Add(b"k", value, TTL_SECONDS), Add(b"after", b"after", TTL_SECONDS)])
+        first, after = node.perform([Get(b"k"), Get(b"after")])
+        assert isinstance(first, Item)
+        assert isinstance(after, Item)
+        assert (first.value, after.value) == (value, b"after")
+        assert isinstance(one(node, Cas(b"k", value + value, first.version, TTL_SECONDS)), Stored)
+        assert item(node, b"k").value == value + value
+
+    def test_keys_of_any_printable_byte(self, node: CacheNode) -> None:
+        keys = [b"k!", bytes(range(0x21, 0x7F)), bytes(range(0x80, 0x100)), b"x" * KEY_BYTES_MAX]
+        node.perform([Add(key, key, TTL_SECONDS) for key in keys])
+        assert [getattr(reply, "value", None) for reply in node.perform([Get(key) for key in keys])] == keys
+
+    @pytest.mark.parametrize("key", [b"", b"x" * 251, b"a b", b"a\r\nflush_all", b"a\n", b"\x00", b"a\x7f"])
+    def test_an_impossible_key_is_refused_before_anything_is_sent(self, node: CacheNode, key: bytes) -> None:
+        requests: list[Request] = [
+            Get(key),
+            Add(key, b"v", 1),
+            Cas(key, b"v", 1, 1),
+            Delete(key),
+            Delete(key, 1),
+            Touch(key, 1),
+        ]
+        for request in requests:
+            with pytest.raises(FormatError, match="250 bytes"):
+                node.perform([Add(b"k", b"v", TTL_SECONDS), request])
+        assert one(node, Get(b"k")) is MISSING
+
+    def test_a_negative_ttl_is_refused_before_anything_is_sent(self, node: CacheNode) -> None:
+        requests: list[Request] = [
+            Add(b"j", b"v", -1),
+            Cas(b"j", b"v", 1, -1),
+            Touch(b"j", -1),
+            Get(b"j", -1),
+        ]
+        for request in requests:
+            with pytest.raises(FormatError, match="TTL"):
+                node.perform([Add(b"k", b"v", TTL_SECONDS), request])
+        assert one(node, Get(b"k")) is MISSING
+
+    def test_a_pipeline_of_many_values(self, node: CacheNode) -> None:
+        count, value = 20_000, b"v" * 1024
+        assert (
+            node.perform([Add(b"k%d" % n, value, TTL_SECONDS) for n in range(count)]) == [Stored(0)] * count
+        )
+        replies = node.perform([Get(b"k%d" % n) for n in range(count)])
+        assert len(replies) == count
+        assert all(type(reply) is Item and reply.value == value for reply in replies)
+
+    def test_a_pipeline_of_many_quiet_requests(self, node: CacheNode) -> None:
+        count = 20_000
+        node.perform([Add(b"k%d" % n, b"", TTL_SECONDS) for n in range(0, count, 100)])
+        requests: list[Request] = []
+        for n in range(count):
+            requests += [Add(b"k%d" % n, b"tombstone", TTL_SECONDS), Delete(b"entry%d" % n)]
+        replies = node.perform(requests)
+        assert [n for n, reply in enumerate(replies[0::2]) if reply is CONFLICT] == list(range(0, count, 100))
+        assert replies[0::2].count(Stored(0)) == count - count // 100
+        assert replies[1::2] == [DONE] * count
+
+    # -- refusals and failures -------------------------------------------------------------------------
+
+    def test_a_cas_with_too_large_a_value_is_refused(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"v", TTL_SECONDS), Add(b"after", b"after", TTL_SECONDS)])
+        seen = item(node, b"k")
+        huge = b"x" * 2_000_000
+        quiet, refused, after = node.perform(
+            [Add(b"before", b"v", 60), Cas(b"k", huge, seen.version, 60), Get(b"after")]
+        )
+        assert quiet == Stored(0)
+        assert isinstance(refused, Refused)
+        assert "too large" in refused.reason
+        assert isinstance(after, Item)
+        assert after.value == b"after"
+        later = one(node, Get(b"k"))
+        assert later is MISSING or (isinstance(later, Item) and later.value == b"v")
+
+    def test_an_add_with_too_large_a_value_fails_the_flow(self, node: CacheNode) -> None:
+        with pytest.raises(NodeUnavailable, match="too large"):
+            node.perform([Add(b"k", b"x" * 2_000_000, 60), Get(b"other")])
+        assert one(node, Get(b"k")) is MISSING
+
+    def test_a_dead_node_is_never_a_miss(self, setup: Setup) -> None:
+        node = setup.connect()
+        node.perform([Add(b"k", b"v", TTL_SECONDS)])
+        setup.kill()
+        requests: list[Request] = [
+            Get(b"k"),
+            Get(b"k", 30),
+            Add(b"k", b"v", 60),
+            Delete(b"k"),
+            InspectStorage(9),
+        ]
+        for _ in range(2):
+            for request in requests:
+                with pytest.raises(NodeUnavailable, match=node.name):
+                    node.perform([request])
+        with pytest.raises(NodeUnavailable, match=node.name):
+            setup.connect().perform([Get(b"k")])
+
+    def test_a_restarted_node_is_used_again_and_remembers_nothing(self, setup: Setup) -> None:
+        node = setup.connect()
+        node.perform([Add(b"k", b"v", TTL_SECONDS)])
+        setup.kill()
+        with pytest.raises(NodeUnavailable):
+            node.perform([Get(b"k")])
+        setup.restart()
+        assert one(node, Get(b"k")) is MISSING
+        assert one(node, Add(b"k", b"new", TTL_SECONDS)) == Stored(0)
+        assert item(node, b"k").value == b"new"
+
+    def test_a_closed_node_connects_again(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"v", TTL_SECONDS)])
+        node.close()
+        node.close()
+        assert item(node, b"k").value == b"v"
+
+
+class TestMemory(BackendContract):
+    @pytest.fixture
+    def setup(self, memory_setup: MemorySetup) -> Setup:
+        return memory_setup

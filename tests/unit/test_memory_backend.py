@@ -1,0 +1,260 @@
+"""What the memory node models of memcached's ways to forget.
+
+What the requests answer is in the contract suite.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+
+from freshness.backends.memory import MemoryNode, MemoryStore
+from freshness.errors import NodeUnavailable
+from freshness.request import (
+    MISSING,
+    Add,
+    Cas,
+    Delete,
+    Get,
+    InspectStorage,
+    Item,
+    Refused,
+    StorageReport,
+    Stored,
+    Touch,
+)
+
+
+@dataclass
+class Clock:
+    seconds: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def store_of(
+    clock: Clock, *, capacity_items: int | None = None, temp_lru_ttl_seconds: int | None = None
+) -> MemoryStore:
+    return MemoryStore(
+        "memory:1", clock=clock, capacity_items=capacity_items, temp_lru_ttl_seconds=temp_lru_ttl_seconds
+    )
+
+
+def report(node: MemoryNode, tombstone_ttl_seconds: int) -> StorageReport:
+    (reply,) = node.perform([InspectStorage(tombstone_ttl_seconds)])
+    assert isinstance(reply, StorageReport)
+    return reply
+
+
+def version_of(node: MemoryNode, key: bytes) -> int:
+    (reply,) = node.perform([Get(key)])
+    assert isinstance(reply, Item)
+    return reply.version
+
+
+def test_versions_start_at_1_and_repeat_after_a_restart() -> None:
+    store = store_of(Clock())
+    node = MemoryNode(store)
+    node.perform([Add(b"a", b"1", 60), Add(b"b", b"2", 60)])
+    assert (version_of(node, b"a"), version_of(node, b"b")) == (1, 2)
+    store.restart()
+    assert node.perform([Get(b"a")]) == [MISSING]
+    node.perform([Add(b"a", b"3", 60)])
+    assert version_of(node, b"a") == 1
+    assert node.perform([Cas(b"a", b"from the former life", 1, 60)]) == [Stored(2)]
+
+
+def test_a_flush_keeps_the_version_counter_and_is_counted() -> None:
+    store = store_of(Clock())
+    node = MemoryNode(store)
+    node.perform([Add(b"a", b"1", 60)])
+    store.flush()
+    assert node.perform([Get(b"a"), Add(b"a", b"1", 60)]) == [MISSING, Stored(0)]
+    assert version_of(node, b"a") == 2
+    assert report(node, 120).losses == 1
+
+
+def test_time_counts_whole_seconds_and_gives_one_more_than_asked() -> None:
+    clock = Clock(1000.9)
+    node = MemoryNode(store_of(clock))
+    node.perform([Add(b"k", b"v", 10)])
+    clock.seconds = 1010.99
+    (found,) = node.perform([Get(b"k")])
+    assert isinstance(found, Item)
+    assert found.ttl_seconds == 1
+    clock.seconds = 1011.0
+    assert node.perform([Get(b"k"), Touch(b"k", 10)]) == [MISSING, MISSING]
+
+
+def test_the_least_recently_used_item_is_evicted() -> None:
+    store = store_of(Clock(), capacity_items=3)
+    node = MemoryNode(store)
+    node.perform([Add(b"a", b"", 60), Add(b"b", b"", 60), Add(b"c", b"", 60), Get(b"a"), Add(b"d", b"", 60)])
+    assert store.keys() == [b"c", b"a", b"d"]
+    assert store.losses == 0
+
+
+def test_expired_items_go_before_live_ones() -> None:
+    clock = Clock()
+    store = store_of(clock, capacity_items=2)
+    node = MemoryNode(store)
+    node.perform([Add(b"a", b"", 600), Add(b"b", b"", 1)])
+    clock.seconds += 3
+    node.perform([Add(b"c", b"", 600)])
+    assert store.keys() == [b"a", b"c"]
+
+
+def test_the_temp_lru_is_not_evicted() -> None:
+    store = store_of(Clock(), capacity_items=3, temp_lru_ttl_seconds=300)
+    node = MemoryNode(store)
+    node.perform([Add(b"tombstone", b"", 120)])
+    node.perform([Add(b"entry%d" % n, b"", 3600) for n in range(10)])
+    assert store.keys() == [b"tombstone", b"entry8", b"entry9"]
+
+
+def test_without_a_temp_lru_a_tombstone_is_evicted_like_all() -> None:
+    store = store_of(Clock(), capacity_items=3)
+    node = MemoryNode(store)
+    node.perform([Add(b"tombstone", b"", 120)])
+    node.perform([Add(b"entry%d" % n, b"", 3600) for n in range(3)])
+    assert store.keys() == [b"entry0", b"entry1", b"entry2"]
+
+
+def test_a_touch_does_not_move_an_item_into_the_temp_lru() -> None:
+    store = store_of(Clock(), capacity_items=2, temp_lru_ttl_seconds=300)
+    node = MemoryNode(store)
+    node.perform([Add(b"k", b"", 3600), Touch(b"k", 120), Add(b"a", b"", 3600), Add(b"b", b"", 3600)])
+    assert store.keys() == [b"a", b"b"]
+
+
+def test_a_stub_is_evictable_even_with_a_short_ttl() -> None:
+    store = store_of(Clock(), capacity_items=2, temp_lru_ttl_seconds=300)
+    node = MemoryNode(store)
+    node.perform([Get(b"stub", 30), Add(b"a", b"", 3600), Add(b"b", b"", 3600)])
+    assert store.keys() == [b"a", b"b"]
+
+
+def test_memory_full_of_tombstones_refuses_and_counts() -> None:
+    store = store_of(Clock(), capacity_items=2, temp_lru_ttl_seconds=300)
+    node = MemoryNode(store)
+    node.perform([Add(b"t1", b"1", 120), Add(b"t2", b"2", 120)])
+    with pytest.raises(NodeUnavailable, match="out of memory"):
+        node.perform([Add(b"t3", b"3", 120)])
+    assert report(node, 120).losses == 1
+    assert node.perform([Get(b"stub", 30)]) == [MISSING]
+    assert store.keys() == [b"t1", b"t2"]
+
+
+def test_a_refused_cas_drops_the_former_item() -> None:
+    store = store_of(Clock(), capacity_items=2, temp_lru_ttl_seconds=300)
+    node = MemoryNode(store)
+    node.perform([Add(b"t1", b"1", 120), Add(b"t2", b"2", 120)])
+    (reply,) = node.perform([Cas(b"t1", b"1,2", 1, 120)])
+    assert isinstance(reply, Refused)
+    assert "out of memory" in reply.reason
+    assert store.keys() == [b"t2"]
+    assert store.losses == 1
+
+
+@pytest.mark.parametrize(
+    ("temp_lru_ttl_seconds", "keeps"), [(None, False), (61, False), (120, False), (121, False), (122, True)]
+)
+def test_tombstones_are_kept_only_by_a_temp_lru_above_their_ttl(
+    temp_lru_ttl_seconds: int | None, keeps: bool
+) -> None:
+    node = MemoryNode(store_of(Clock(), temp_lru_ttl_seconds=temp_lru_ttl_seconds))
+    answer = report(node, 120)
+    assert answer.keeps_tombstones is keeps
+    assert bool(answer.reason) is not keeps
+
+
+def test_an_item_without_expiry_is_not_promised() -> None:
+    node = MemoryNode(store_of(Clock(), temp_lru_ttl_seconds=300))
+    assert not report(node, 0).keeps_tombstones
+
+
+def test_an_evicted_item_leaves_no_trace() -> None:
+    store = store_of(Clock(), temp_lru_ttl_seconds=300)
+    node = MemoryNode(store)
+    node.perform([Add(b"k", b"v", 120)])
+    assert store.evict(b"k")
+    assert not store.evict(b"k")
+    assert node.perform([Get(b"k")]) == [MISSING]
+    assert store.losses == 0
+
+
+def test_a_cut_connection_leaves_the_others() -> None:
+    store = store_of(Clock())
+    cut, other = MemoryNode(store), MemoryNode(store)
+    cut.down = True
+    with pytest.raises(NodeUnavailable, match="memory:1"):
+        cut.perform([Add(b"k", b"v", 60)])
+    assert other.perform([Get(b"k")]) == [MISSING]
+    cut.down = False
+    assert cut.perform([Add(b"k", b"v", 60)]) == [Stored(0)]
+
+
+def test_a_node_that_goes_down_after_send_has_done_the_work() -> None:
+    store = store_of(Clock())
+    node = MemoryNode(store)
+    node.send([Add(b"k", b"v", 60)])
+    store.down = True
+    with pytest.raises(NodeUnavailable):
+        node.receive()
+    store.down = False
+    assert store.keys() == [b"k"]
+    with pytest.raises(AssertionError, match="without send"):
+        node.receive()
+
+
+def test_the_rest_of_a_flow_is_carried_out_when_a_quiet_request_is_refused() -> None:
+    store = MemoryStore("memory:1", clock=Clock(), item_size_max=200)
+    node = MemoryNode(store)
+    with pytest.raises(NodeUnavailable, match="too large"):
+        node.perform([Add(b"huge", b"x" * 200, 60), Add(b"k", b"v", 60)])
+    assert store.keys() == [b"k"]
+
+
+def test_state_and_restore() -> None:
+    store = store_of(Clock(), capacity_items=5, temp_lru_ttl_seconds=300)
+    node = MemoryNode(store)
+    node.perform([Add(b"a", b"1", 60), Get(b"stub", 30)])
+    before = store.state()
+    assert hash(before) == hash(store.state())
+    node.perform([Delete(b"a"), Add(b"b", b"2", 60)])
+    store.losses += 1
+    assert store.state() != before
+    store.restore(before)
+    assert store.state() == before
+    assert store.keys() == [b"a", b"stub"]
+    assert node.perform([Get(b"stub", 30)]) == [Item(b"", 2, 31, lease=True)]
+
+
+def test_the_order_of_use_is_state_only_where_something_can_be_evicted() -> None:
+    for capacity_items, differs in ((None, False), (5, True)):
+        first, second = (store_of(Clock(), capacity_items=capacity_items) for _ in range(2))
+        for store in (first, second):
+            MemoryNode(store).perform([Add(b"a", b"", 60), Add(b"b", b"", 60)])
+        MemoryNode(second).perform([Get(b"a")])
+        assert (first.state() != second.state()) is differs
+
+
+def test_a_copy_lives_its_own_life() -> None:
+    clock = Clock()
+    store = store_of(clock)
+    MemoryNode(store).perform([Add(b"a", b"1", 60)])
+    twin = copy.deepcopy(store)
+    MemoryNode(twin).perform([Delete(b"a")])
+    assert (store.keys(), twin.keys()) == ([b"a"], [])
+
+
+def test_peek_has_no_effect() -> None:
+    store = store_of(Clock(), capacity_items=2)
+    node = MemoryNode(store)
+    node.perform([Add(b"a", b"1", 60), Add(b"b", b"2", 60)])
+    assert store.peek(b"absent") is None
+    assert store.peek(b"a") == Item(b"1", 1, 61)
+    assert store.keys() == [b"a", b"b"]
