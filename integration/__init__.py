@@ -1,0 +1,1 @@
+"""Tests on real servers, and what starts those servers."""

@@ -1,0 +1,376 @@
+"""Gets what the project needs onto a fresh machine.
+
+``python3 integration/provision.py venv | databases | mysql | java | all``
+
+Standard library only: it runs with the system's python3 before any environment exists (called by the
+Makefile; `find_mysql` also by the tests). It says what it does on standard error, does nothing twice, changes
+nothing that is there already, and starts no service.
+Exit codes: 0 done, 2 usage, 3 a download failed, 4 a person has to do something (the message says what).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+VENV = CHECKOUT / ".venv"
+PYTHON_MIN = (3, 11)
+POLICY = Path("/usr/sbin/policy-rc.d")
+EXIT_DOWNLOAD, EXIT_OPERATOR = 3, 4
+
+
+class ProvisionFailed(Exception):
+    """Something is missing and this program may not or cannot get it; the message says what to do."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_OPERATOR) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def say(line: str) -> None:
+    # Never standard output: `make demo ARGS=--json` prints nothing but the result there.
+    print(f"provision: {line}", file=sys.stderr, flush=True)
+
+
+def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+    """Run a command whose output matters only if it fails."""
+    settings = {**os.environ, **(environment or {})}
+    result = subprocess.run(
+        command,
+        env=settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if result.returncode != 0:
+        tail = "\n".join(result.stdout.splitlines()[-15:])
+        raise ProvisionFailed(f"`{' '.join(command)}` failed:\n{tail}", EXIT_DOWNLOAD)
+
+
+def cache_directory() -> Path:
+    """Where downloads are kept: FRESHNESS_CACHE (several checkouts can share it), or .cache in this one."""
+    return Path(os.environ.get("FRESHNESS_CACHE") or CHECKOUT / ".cache").absolute()
+
+
+@contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Two `make` in one checkout must not install into each other's half-done work."""
+    directory = cache_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# -- packages of the system ----------------------------------------------------------------------------
+
+
+def find_root_prefix() -> list[str] | None:
+    """What to put before a command to run it as root: nothing, sudo, or None where neither is possible."""
+    if os.geteuid() == 0:
+        return []
+    if shutil.which("sudo") and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0:
+        return ["sudo", "-n"]
+    return None
+
+
+def install_packages(packages: Sequence[str], why: str) -> None:
+    """Install packages with apt, without starting services. Raises `ProvisionFailed` with the remedy."""
+    prefix = find_root_prefix()
+    if shutil.which("apt-get") is None or prefix is None:
+        raise ProvisionFailed(
+            f"{' '.join(packages)} missing ({why}), and no root or no apt-get to install it. On Debian or"
+            f" Ubuntu run: sudo apt-get install --no-install-recommends {' '.join(packages)}"
+        )
+    say(f"installing {' '.join(packages)} from the system's packages ({why})")
+    install = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-q"]
+    install += ["--no-install-recommends", *packages]
+    with services_kept_from_starting(prefix):
+        try:
+            run(install)
+        except ProvisionFailed:
+            say("updating the package lists")
+            run([*prefix, "apt-get", "update", "-q"])
+            run(install)
+
+
+@contextmanager
+def services_kept_from_starting(prefix: Sequence[str]) -> Iterator[None]:
+    """Debian starts a service when its package is installed, unless this file says no. One that the machine
+    has already is left as it is."""
+    if POLICY.exists():
+        yield
+        return
+    run([*prefix, "sh", "-c", f"printf '#!/bin/sh\\nexit 101\\n' > {POLICY} && chmod 755 {POLICY}"])
+    try:
+        yield
+    finally:
+        run([*prefix, "rm", "-f", str(POLICY)])
+
+
+def find_program(name: str) -> str | None:
+    # An ordinary user's PATH lacks the folders where Debian puts servers.
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+
+
+def provision_databases() -> None:
+    programs = {"mariadbd": "mariadb-server", "memcached": "memcached", "redis-server": "redis-server"}
+    packages = [package for program, package in programs.items() if find_program(program) is None]
+    if packages:
+        install_packages(packages, "for private test servers; the system's own are neither started nor used")
+
+
+def provision_java() -> None:
+    if (
+        find_program("java") is None
+        and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin/java").exists()
+    ):
+        install_packages(["default-jre-headless"], "Java, for Spark")
+
+
+# -- the Python environment ----------------------------------------------------------------------------
+
+
+def provision_venv() -> None:
+    """Make .venv from the pinned and hashed requirements, with the project itself editable in it."""
+    python = find_python()
+    wanted = hashlib.sha256()
+    for name in ("requirements.txt", "pyproject.toml"):
+        wanted.update((CHECKOUT / name).read_bytes())
+    stamp = VENV / "provisioned"
+    if stamp.exists() and stamp.read_text() == wanted.hexdigest() and (VENV / "bin/invalidator").exists():
+        return
+    pip = [str(VENV / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-q"]
+    if subprocess.run([*pip, "--version"], capture_output=True).returncode != 0 if VENV.exists() else True:
+        make_venv(python)
+    say("installing the pinned requirements into .venv")
+    run([*pip, "install", "--require-hashes", "-r", str(CHECKOUT / "requirements.txt")])
+    # Without isolation: the build tool is one of the pinned requirements, nothing else is fetched. In compat
+    # mode a path file is written, so that packages added later are found without installing again.
+    editable = ["--no-build-isolation", "--no-deps", "--config-settings", "editable_mode=compat"]
+    run([*pip, "install", *editable, "-e", str(CHECKOUT)])
+    stamp.write_text(wanted.hexdigest())
+
+
+def find_python() -> str:
+    """A Python that is new enough: this one, or another on the PATH."""
+    if sys.version_info >= PYTHON_MIN:
+        return sys.executable
+    for minor in range(14, PYTHON_MIN[1] - 1, -1):
+        if found := shutil.which(f"python3.{minor}"):
+            return found
+    raise ProvisionFailed(
+        f"Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer is needed, this is {platform.python_version()}:"
+        f" install one and run: make setup PYTHON=python3.{PYTHON_MIN[1]}"
+    )
+
+
+def make_venv(python: str) -> None:
+    say(f"creating .venv with {python}")
+    create = [python, "-m", "venv", "--clear", str(VENV)]
+    if subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True).returncode != 0:
+        # Debian and Ubuntu keep pip for new environments in a package of its own.
+        install_packages(["python3-venv"], "python3 -m venv, for the project's own Python environment")
+    run(create)
+
+
+# -- MySQL beside the system ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AptSource:
+    """Where the machine's own packages come from. ``keyring`` is empty where the source names none."""
+
+    uri: str
+    suites: tuple[str, ...]
+    keyring: str
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlInstallation:
+    """An unpacked MySQL. ``directory`` is its place in the cache, ``root`` what the packages hold."""
+
+    directory: Path
+
+    @property
+    def root(self) -> Path:
+        return self.directory / "root"
+
+    def command(self) -> list[str]:
+        """mysqld through the loader it was unpacked with, with the paths that it would look for in /usr."""
+        libraries = sorted({path.parent for path in self.root.glob("usr/lib/*-linux-gnu*/libc.so.6")})
+        libraries += sorted({path.parent for path in self.root.glob("lib/*-linux-gnu*/libc.so.6")})
+        loaders = [loader for place in libraries for loader in sorted(place.glob("ld-linux*.so.*"))]
+        if not loaders:
+            raise ProvisionFailed(
+                f"{self.root} holds no dynamic loader; remove {self.directory} and try again"
+            )
+        private = sorted({path.parent for path in self.root.glob("usr/lib/mysql/private/*.so*")})
+        path = ":".join(str(place) for place in [*libraries, *private])
+        usr = self.root / "usr"
+        return [
+            str(loaders[0]),
+            "--library-path",
+            path,
+            str(usr / "sbin/mysqld"),
+            "--no-defaults",
+            f"--basedir={usr}",
+            f"--lc-messages-dir={usr / 'share/mysql'}",
+            f"--character-sets-dir={usr / 'share/mysql/charsets'}",
+            f"--plugin-dir={usr / 'lib/mysql/plugin'}",
+        ]
+
+    def version(self) -> str:
+        """What ``mysqld --version`` says; raises `ProvisionFailed` if it does not run."""
+        result = subprocess.run([*self.command(), "--version"], capture_output=True, text=True)
+        found = re.search(r"Ver (\S+)", result.stdout)
+        if found is None:
+            raise ProvisionFailed(
+                f"the unpacked mysqld does not run:\n{result.stdout}{result.stderr}", EXIT_DOWNLOAD
+            )
+        return found[1]
+
+
+def find_mysql() -> MysqlInstallation:
+    """The MySQL that `provision_mysql` unpacked. Raises `ProvisionFailed` where there is none."""
+    directory = cache_directory() / "mysql"
+    if not (directory / "provisioned").exists():
+        raise ProvisionFailed(f"MySQL is not provisioned: nothing in {directory}")
+    return MysqlInstallation(directory)
+
+
+def parse_apt_sources(files: Mapping[str, str]) -> list[AptSource]:
+    """The binary package sources in the texts of apt's files, both formats (``*.sources`` is the newer)."""
+    sources: list[AptSource] = []
+    for name, text in files.items():
+        if name.endswith(".sources"):
+            for stanza in re.split(r"\n\s*\n", text):
+                lines = [line for line in stanza.splitlines() if not line.lstrip().startswith("#")]
+                fields = dict(
+                    re.findall(r"^([\w-]+):[ \t]*(.*(?:\n[ \t]+.*)*)", "\n".join(lines), re.MULTILINE)
+                )
+                if "deb" in fields.get("Types", "").split() and fields.get("Enabled", "yes").lower() != "no":
+                    keyring = fields.get("Signed-By", "").strip()
+                    suites = tuple(fields.get("Suites", "").split())
+                    for uri in fields.get("URIs", "").split():
+                        sources.append(AptSource(uri, suites, keyring if keyring.startswith("/") else ""))
+        else:
+            for options, uri, suite in re.findall(
+                r"^deb\s+(\[[^\]]*\]\s+)?(\S+)\s+(\S+)", text, re.MULTILINE
+            ):
+                signed = re.search(r"signed-by=([^\s\]]+)", options, re.IGNORECASE)
+                sources.append(AptSource(uri, (suite,), signed[1] if signed else ""))
+    return sources
+
+
+def find_distribution_source(
+    sources: Sequence[AptSource], distribution: str, codename: str
+) -> AptSource | None:
+    """The main archive among the sources: the one that offers the release itself, not only its updates."""
+    for source in sources:
+        path = source.uri.rstrip("/")
+        if codename in source.suites and re.search(rf"/{distribution}(-ports)?$", path):
+            return AptSource(path, source.suites, source.keyring)
+    return None
+
+
+def read_apt_sources() -> list[AptSource]:
+    folder = Path("/etc/apt/sources.list.d")
+    files = [Path("/etc/apt/sources.list"), *sorted(folder.glob("*.list")), *sorted(folder.glob("*.sources"))]
+    return parse_apt_sources({path.name: path.read_text() for path in files if path.is_file()})
+
+
+def provision_mysql() -> None:
+    """Unpack a real MySQL with all its libraries beside the system; nothing is installed.
+
+    Debian has it in its unstable suite only; Ubuntu in the release itself. Measured on Debian 12.
+    """
+    directory = cache_directory() / "mysql"
+    if (directory / "provisioned").exists():
+        return
+    release = platform.freedesktop_os_release()
+    distribution, codename = release.get("ID", ""), release.get("VERSION_CODENAME", "")
+    suites = {
+        "debian": ("sid", "main", "mysql-server-core"),
+        "ubuntu": (codename, "main", "mysql-server-core-8.0"),
+    }
+    source = find_distribution_source(read_apt_sources(), distribution, codename)
+    if distribution not in suites or source is None or not shutil.which("apt-get"):
+        raise ProvisionFailed(
+            "MySQL is taken from the Debian or Ubuntu mirror that /etc/apt names, and none was found there"
+            f" (this is {distribution or 'an unknown system'} {codename}); MariaDB needs no mirror: make demo"
+        )
+    suite, component, package = suites[distribution]
+    keyring = source.keyring or f"/usr/share/keyrings/{distribution}-archive-keyring.gpg"
+    say(f"unpacking {package} of {suite} into {directory} (about 70 MB to download; nothing is installed)")
+    shutil.rmtree(directory, ignore_errors=True)
+    apt = directory / "apt"
+    for name in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/sources.list.d"):
+        (apt / name).mkdir(parents=True)
+    # No package counts as installed, so apt lists everything down to the C library.
+    (apt / "state/status").touch()
+    (apt / "etc/sources.list").write_text(f"deb [signed-by={keyring}] {source.uri} {suite} {component}\n")
+    (apt / "apt.conf").write_text(
+        f'Dir::State "{apt}/state"; Dir::State::status "{apt}/state/status"; Dir::Cache "{apt}/cache";\n'
+        f'Dir::Etc::sourcelist "{apt}/etc/sources.list"; Dir::Etc::sourceparts "{apt}/etc/sources.list.d";\n'
+        f'Dir::Etc::preferencesparts "{apt}/etc/preferences.d"; APT::Install-Recommends "false";\n'
+        'APT::Sandbox::User "";\n'
+    )
+    environment = {"APT_CONFIG": str(apt / "apt.conf")}
+    run(["apt-get", "update", "-q"], environment=environment)
+    try:
+        run(["apt-get", "install", "-y", "-q", "--download-only", package], environment=environment)
+    except ProvisionFailed as error:
+        raise ProvisionFailed(
+            f"{source.uri} {suite} does not give {package} now: {error}\nTry later, or work with MariaDB"
+            " alone: make demo, make unit",
+            EXIT_DOWNLOAD,
+        ) from error
+    installation = MysqlInstallation(directory)
+    installation.root.mkdir()
+    for archive in sorted((apt / "cache/archives").glob("*.deb")):
+        run(["dpkg-deb", "-x", str(archive), str(installation.root)])
+    version = installation.version()
+    # The archives stay as a pin: the mirror moves on, this checkout does not. The package lists are big.
+    shutil.rmtree(apt / "state")
+    (directory / "provisioned").write_text(f"{version}\n")
+    say(f"MySQL {version} is ready")
+
+
+STEPS = {
+    "venv": provision_venv,
+    "databases": provision_databases,
+    "mysql": provision_mysql,
+    "java": provision_java,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    names = list(STEPS) if list(arguments) == ["all"] else list(arguments)
+    if not names or any(name not in STEPS for name in names):
+        print(f"usage: python3 integration/provision.py {' | '.join(STEPS)} | all", file=sys.stderr)
+        return 2
+    try:
+        for name in names:
+            with one_at_a_time(name):
+                STEPS[name]()
+    except ProvisionFailed as error:
+        say(f"error: {error}")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""A private memcached node. Its defaults are those that a node of this project needs to keep tombstones."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from integration.servers.process import ServerProcess
+
+TEMPORARY_TTL_SECONDS = 700
+ANSWER_SECONDS = 2.0
+
+
+class Memcached(ServerProcess):
+    """``keeps_tombstones``: items with a TTL below 700 s are not evicted, no slab page is moved (F5, F67).
+
+    A `restart` comes up empty, on the same port. ``options`` are appended to the command line.
+    """
+
+    technology = "memcached"
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        memory_mb: int = 64,
+        keeps_tombstones: bool = True,
+        options: Sequence[str] = (),
+    ) -> None:
+        super().__init__(directory)
+        self._memory_mb = memory_mb
+        self._keeps_tombstones = keeps_tombstones
+        self._options = tuple(options)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        command = [
+            "memcached",
+            "-l",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "-U",
+            "0",
+            "-m",
+            str(self._memory_mb),
+        ]
+        command += ["-t", "2"]
+        if os.geteuid() == 0:
+            command += ["-u", "root"]
+        if self._keeps_tombstones:
+            command += ["-o", f"temporary_ttl={TEMPORARY_TTL_SECONDS},slab_automove=0"]
+        return [*command, *self._options]
+
+    def is_ready(self) -> bool:
+        return self.stats().get("pid") == str(self.pid)
+
+    def stats(self, argument: str = "") -> dict[str, str]:
+        """What ``stats`` or ``stats settings|items|slabs`` answers."""
+        lines = self.ask(f"stats {argument}".strip(), ends_with=b"END\r\n").splitlines()
+        return {parts[1]: parts[2] for parts in (line.split(" ", 2) for line in lines) if parts[0] == "STAT"}
+
+    def ask(self, command: str, *, ends_with: bytes = b"\r\n") -> str:
+        """Send one text command on a connection of its own and return the answer. Raises OSError."""
+        with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS) as connection:
+            connection.sendall(command.encode() + b"\r\n")
+            answer = b""
+            while not answer.endswith(ends_with):
+                received = connection.recv(65536)
+                if not received:
+                    raise ConnectionError(f"memcached {self.address} closed the connection after {answer!r}")
+                answer += received
+        return answer.decode()

@@ -1,0 +1,116 @@
+"""A private MySQL server, the real one, unpacked by ``integration/provision.py mysql`` beside the system.
+
+It runs through the dynamic loader and the libraries it was unpacked with, so it needs none of the system's
+(DATABASES.md §A).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from integration.provision import MysqlInstallation, ProvisionFailed, find_mysql
+from integration.servers.database import USERS, DatabaseServer
+from integration.servers.process import ServerFailed
+
+SMALL_REDO_LOG = "--innodb-redo-log-capacity=8M"
+"""The default of 100 MB is what makes a copy of the data directory slow."""
+
+
+def get_mysql() -> MysqlInstallation:
+    """The unpacked MySQL; raises `ServerFailed` with the command to run where there is none."""
+    try:
+        return find_mysql()
+    except ProvisionFailed as error:
+        raise ServerFailed(str(error), hint="run: python3 integration/provision.py mysql") from error
+
+
+class MysqlServer(DatabaseServer):
+    flavor = "mysql"
+    technology = "mysql"
+
+    def _program(self) -> list[str]:
+        as_user = ["--user=root"] if os.geteuid() == 0 else []
+        return [*get_mysql().command(), *as_user]
+
+    def command(self) -> list[str]:
+        return [
+            *self._program(),
+            f"--datadir={self.data_directory}",
+            f"--socket={self.socket_path}",
+            f"--port={self.port}",
+            "--bind-address=127.0.0.1",
+            "--mysqlx=OFF",
+            # By default a folder under /var that only an installed package makes.
+            "--secure-file-priv=",
+            f"--server-id={self.server_id}",
+            "--log-bin=bin",
+            "--binlog-row-image=FULL",
+            "--binlog-row-metadata=FULL",
+            "--gtid-mode=ON",
+            "--enforce-gtid-consistency=ON",
+            "--log-replica-updates=1",
+            "--skip-name-resolve",
+            "--skip-replica-start",
+            "--performance-schema=OFF",
+            "--innodb-buffer-pool-size=32M",
+            SMALL_REDO_LOG,
+            "--innodb-flush-log-at-trx-commit=2",
+            *self._options,
+        ]
+
+    def _template_directory(self) -> Path:
+        return get_mysql().directory / "template"
+
+    def prepare(self) -> None:
+        # The template outlives this process, and another one may be making it.
+        with (get_mysql().directory / "template.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            super().prepare()
+
+    def _make_template(self, directory: Path) -> None:
+        users = directory.parent / "users.sql"
+        # Statements of an init file must each be on a line of their own.
+        users.write_text(USERS)
+        initialize = [
+            *self._program(),
+            "--initialize-insecure",
+            f"--datadir={directory}",
+            f"--init-file={users}",
+        ]
+        result = subprocess.run([*initialize, SMALL_REDO_LOG], capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise ServerFailed(f"mysqld --initialize-insecure failed:\n{result.stdout}{result.stderr}")
+        # It names the server; every copy makes its own.
+        (directory / "auto.cnf").unlink(missing_ok=True)
+
+    def replicate_from(self, primary: DatabaseServer, *, delay_seconds: int = 0) -> None:
+        self.stop_replication()
+        self.execute(
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT=%s, SOURCE_USER='app',"
+            " SOURCE_PASSWORD='app', SOURCE_AUTO_POSITION=1, GET_SOURCE_PUBLIC_KEY=1, SOURCE_DELAY=%s,"
+            " SOURCE_CONNECT_RETRY=1, SOURCE_RETRY_COUNT=86400",
+            primary.port,
+            delay_seconds,
+        )
+        self.start_replication()
+
+    def stop_replication(self) -> None:
+        self.execute("STOP REPLICA")
+
+    def start_replication(self) -> None:
+        self.execute("START REPLICA")
+
+    def executed(self) -> str:
+        [(position,)] = self.execute("SELECT @@global.gtid_executed")
+        return str(position)
+
+    def _wait_executed(self, position: str, timeout_seconds: float) -> bool:
+        [(result,)] = self.execute("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", position, timeout_seconds)
+        return bool(result == 0)
+
+    def replication_status(self) -> dict[str, Any]:
+        return self._find_status_row("SHOW REPLICA STATUS")

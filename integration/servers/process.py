@@ -1,0 +1,286 @@
+"""One private server as a child process: start, wait until it answers, pause, kill, revive.
+
+Called by the concrete servers beside this file. Never touches a process that it did not start, never uses a
+port that is taken, and leaves nothing behind: data live in one temporary directory per process, in memory
+(/dev/shm) where there is room, and a watchdog program ends the servers when this process is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Self
+
+from freshness.errors import FreshnessError
+from integration.servers import watchdog
+
+READY_SECONDS = 60.0
+"""A server that does not answer by then is reported with its log.
+Far above the usual 0.1-2 s, for busy machines."""
+POLL_SECONDS = 0.02
+PORT_ATTEMPTS_MAX = 5
+LOG_TAIL_LINES = 25
+MEMORY_DIRECTORY = Path("/dev/shm")
+MEMORY_FREE_BYTES_MIN = 2 << 30
+
+_lock = threading.RLock()
+
+
+class ServerFailed(FreshnessError):
+    """A private server did not start, or does not do what was asked of it."""
+
+    exit_code = 3
+
+
+# -- what all servers of this process share ------------------------------------------------------------
+
+
+@functools.cache
+def _watchdog() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", watchdog.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _tell_watchdog(line: str) -> None:
+    with _lock:
+        pipe = _watchdog().stdin
+        assert pipe is not None
+        pipe.write(os.fsencode(line) + b"\n")
+        pipe.flush()
+
+
+@functools.cache
+def _make_run_directory() -> Path:
+    in_memory = (
+        MEMORY_DIRECTORY.is_dir()
+        and os.access(MEMORY_DIRECTORY, os.W_OK)
+        and shutil.disk_usage(MEMORY_DIRECTORY).free >= MEMORY_FREE_BYTES_MIN
+    )
+    directory = Path(tempfile.mkdtemp(prefix="freshness-", dir=MEMORY_DIRECTORY if in_memory else None))
+    _tell_watchdog(f"directory {directory}")
+    # Registered before any server's own exit handler, so it runs after them.
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def run_directory() -> Path:
+    """The temporary directory of this process, removed at its end. The path is short: sockets live in it."""
+    with _lock:
+        return _make_run_directory()
+
+
+def _find_free_port() -> int:
+    """A loopback port that is free now.
+
+    From below the range that the kernel hands out to connecting clients: else a client could take the port of
+    a killed server before it is started again on the same one.
+    """
+    try:
+        first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except FileNotFoundError:
+        first_ephemeral = 32768
+    lowest = 12000 if first_ephemeral > 14000 else 1024
+    highest = first_ephemeral if first_ephemeral > lowest + 1000 else 65536
+    for _ in range(200):
+        port = random.SystemRandom().randrange(lowest, highest)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ServerFailed(
+        f"no free port between {lowest} and {highest} on 127.0.0.1", hint="stop servers that are not needed"
+    )
+
+
+# -- one server ----------------------------------------------------------------------------------------
+
+
+class ServerProcess(ABC):
+    """A server from `start` to `stop`; also a context manager. Subclasses say how to run and to ask it."""
+
+    technology = "server"
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._owns_directory = directory is None
+        if directory is None:
+            directory = Path(tempfile.mkdtemp(prefix=f"{self.technology}-", dir=run_directory()))
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_prepared = False
+        self._was_ready = False
+
+    # what a concrete server says about itself
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """The command line, on ``self.port`` of 127.0.0.1 only."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether *this* process answers on its port: not only that somebody does. May raise OSError."""
+
+    def prepare(self) -> None:
+        """Make the data, before the first start only."""
+        return
+
+    # life
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "log.txt"
+
+    @property
+    def pid(self) -> int:
+        """The process id; raises `ServerFailed` if the server was not started or is stopped."""
+        if self._process is None:
+            raise ServerFailed(f"{self.technology} is not running", hint="call start() first")
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> Self:
+        """Start, or start again on the same port and data after `kill`, and return when it answers."""
+        self.launch()
+        self.wait_ready()
+        return self
+
+    def launch(self) -> None:
+        """The first half of `start`, for starting several servers side by side."""
+        assert not self.is_running(), f"{self.technology} runs already"
+        if not self._is_prepared:
+            self.prepare()
+            self._is_prepared = True
+        if self.port == 0:
+            self.port = _find_free_port()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        start_ticks = watchdog.find_start_ticks(self._process.pid)
+        if start_ticks is not None:
+            _tell_watchdog(f"pid {self._process.pid} {start_ticks}")
+        atexit.register(self._end)
+
+    def wait_ready(self) -> None:
+        """The second half of `start`. Raises `ServerFailed`, with the end of the log, if it never answers."""
+        attempts = 1
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            if not self.is_running():
+                # Somebody took the port between the look and the bind. A known port is not given up.
+                if (
+                    not self._was_ready
+                    and attempts < PORT_ATTEMPTS_MAX
+                    and "in use" in self.log_tail().lower()
+                ):
+                    attempts += 1
+                    self._end()
+                    self.log_path.write_bytes(b"")
+                    self.port = 0
+                    self.launch()
+                    continue
+                raise self._failure("ended before it was ready")
+            try:
+                if self.is_ready():
+                    break
+            except OSError:
+                pass  # not listening yet: the deadline decides
+            if time.monotonic() > deadline:
+                self._end()
+                raise self._failure(f"did not answer within {READY_SECONDS:.0f} s")
+            time.sleep(POLL_SECONDS)
+        self._was_ready = True
+
+    def _failure(self, what: str) -> ServerFailed:
+        return ServerFailed(
+            f"{self.technology} on 127.0.0.1:{self.port} {what}; the end of {self.log_path}:"
+            f"\n{self.log_tail()}",
+            hint=f"command: {' '.join(self.command())}",
+        )
+
+    def kill(self) -> None:
+        """SIGKILL, as in a crash; data stay and `start` revives it. No error if it is dead already."""
+        self._end()
+
+    def restart(self) -> None:
+        """`kill`, then `start` on the same port and data directory."""
+        self.kill()
+        self.start()
+
+    def shut_down(self) -> None:
+        """SIGTERM and wait for the clean end; data stay. A paused server is resumed first."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(READY_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise self._failure(f"did not end within {READY_SECONDS:.0f} s of SIGTERM") from error
+        self._end()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing is answered, as on a hung host."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self.is_running():
+            raise self._failure(f"cannot take {number.name}: it has ended")
+        os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        """End it for good: SIGKILL (a clean stop can take 11 s, DATABASES.md §B), and remove its own data."""
+        self._end()
+        if self._owns_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        _tell_watchdog(f"forget {process.pid}")
+        atexit.unregister(self._end)
+
+    def log_tail(self) -> str:
+        """The last lines of what the server printed."""
+        if not self.log_path.exists():
+            return "(no log)"
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
