@@ -1,0 +1,75 @@
+# The verbs of this project: `make` lists them. ARGS is passed on to what a verb runs, e.g.
+# make demo ARGS="--seconds 20 --json", make unit ARGS="-k token".
+
+MAKEFLAGS += --no-print-directory
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+ARGS ?=
+PROVISION = $(PYTHON) integration/provision.py
+BIN = .venv/bin
+# A folder counts from the day that there is Python in it.
+TYPED = $(foreach root,freshness invalidator appclient spark tests integration benchmarks examples,\
+	$(if $(shell find $(root) -name '*.py' -print -quit),$(root)))
+
+.PHONY: help
+help: ## list the verbs
+	@sed -n 's/^\([a-z]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+.PHONY: setup
+setup: ## get everything the other verbs need: .venv, MariaDB, MySQL, memcached, Redis, Java
+	@$(PROVISION) all
+
+.PHONY: venv
+venv:
+	@$(PROVISION) venv
+
+.PHONY: servers
+servers: venv
+	@$(PROVISION) databases mysql
+
+.PHONY: demo
+demo: ## show a cache that stays fresh beside two that do not, on private servers
+	@$(PROVISION) venv databases $(if $(findstring mysql,$(ARGS)),mysql)
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+.PHONY: test
+test: setup lint types architecture ## all checks and all tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: venv ## style and format of the code
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+.PHONY: types
+types: venv ## mypy --strict, over the tests too
+	@$(BIN)/mypy $(TYPED)
+
+.PHONY: architecture
+architecture: venv ## which package may import which
+	@$(BIN)/lint-imports
+
+.PHONY: unit
+unit: venv ## the tests that need no server, without the simulation
+	@$(BIN)/python -m pytest tests --ignore=tests/simulation $(ARGS)
+
+.PHONY: integration
+integration: servers ## the tests on real servers
+	@$(BIN)/python -m pytest integration $(ARGS)
+
+.PHONY: bench
+bench: servers ## measure, against named baselines
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: pins
+pins: venv ## make requirements.txt anew from requirements.in
+	@$(BIN)/python -m pip --disable-pip-version-check install -q uv
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--custom-compile-command "make pins" $(ARGS) requirements.in -o requirements.txt
+
+.PHONY: clean
+clean: ## remove what the verbs made; downloads in .cache stay
+	@rm -rf .venv build dist *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './.cache/*' -prune -exec rm -rf {} +
