@@ -1,0 +1,152 @@
+"""Event tokens: where in which history something happened. Opaque to applications, comparable by us.
+
+A token names the lineage (replication topology), shard, epoch, a timestamp, and the position. Containment of the
+position decides; the timestamp is for seeking and for showing lag, never proof of freshness (F3, F4). Tokens of
+another lineage, epoch or flavor are UNKNOWN to one another, and UNKNOWN never fills and always invalidates.
+
+Called by the stream (every event carries one), reads (``include_event_token``), sessions, and the archive.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from freshness.errors import FormatError
+from freshness.position import Order, Position, decode_position
+from freshness.varint import NUMBER_MAX, ByteReader, append_varint
+
+TEXT_PREFIX: Final = "ft1."
+NAME_BYTES_MAX: Final = 128
+ENCODED_BYTES_MAX: Final = 256 * 1024
+"""A GTID set of 2000 intervals takes about 6 kB. What is larger is a broken set, or somebody's attack."""
+
+_VERSION: Final = 1
+_BASE64_TEXT = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class EventToken:
+    """``timestamp_us``: microseconds since 1970, as the stream has it (the start of a statement; F3).
+
+    ``epoch``: changed when history was lost. Raises `FormatError` for names or numbers out of bounds.
+    """
+
+    lineage: str
+    shard: str
+    epoch: int
+    timestamp_us: int
+    position: Position
+
+    def __post_init__(self) -> None:
+        for field, name in (("lineage", self.lineage), ("shard", self.shard)):
+            if not 1 <= len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX or _CONTROL.search(name):
+                raise FormatError(
+                    f"{field} {name[:60]!r} of an event token",
+                    hint=f"expected 1 to {NAME_BYTES_MAX} bytes of text without control characters",
+                )
+        for field, number in (("epoch", self.epoch), ("timestamp_us", self.timestamp_us)):
+            if not 0 <= number <= NUMBER_MAX:
+                raise FormatError(f"{field} {number} of an event token", hint=f"expected 0 to {NUMBER_MAX}")
+
+    def encode(self) -> bytes:
+        """The binary form. Raises `FormatError` above ``ENCODED_BYTES_MAX`` bytes."""
+        out = bytearray((_VERSION,))
+        for name in (self.lineage, self.shard):
+            raw = name.encode("utf-8")
+            out.append(len(raw))
+            out += raw
+        append_varint(out, self.epoch)
+        append_varint(out, self.timestamp_us)
+        out += self.position.encode()
+        _require_size(len(out))
+        return bytes(out)
+
+    @classmethod
+    def decode(cls, data: bytes) -> EventToken:
+        """Read what `encode` wrote. Raises `FormatError` for anything else."""
+        _require_size(len(data))
+        reader = ByteReader(data, "event token")
+        version = reader.read_byte()
+        if version != _VERSION:
+            raise FormatError(
+                f"event token of version {version}, this process reads version {_VERSION}",
+                hint="upgrade this process, or drop the token",
+            )
+        lineage, shard = _read_name(reader), _read_name(reader)
+        epoch, timestamp_us = reader.read_varint(), reader.read_varint()
+        return cls(lineage, shard, epoch, timestamp_us, decode_position(data[reader.offset :]))
+
+    def format(self) -> str:
+        """The text form: safe in URLs, headers and cookies."""
+        return TEXT_PREFIX + base64.urlsafe_b64encode(self.encode()).rstrip(b"=").decode("ascii")
+
+    @classmethod
+    def parse(cls, text: str) -> EventToken:
+        """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
+        text = text.strip()
+        body = text.removeprefix(TEXT_PREFIX)
+        if not text.startswith(TEXT_PREFIX) or not _BASE64_TEXT.fullmatch(body):
+            raise FormatError(
+                f"{text[:60]!r} is not an event token",
+                hint=f"expected {TEXT_PREFIX} followed by letters, digits, - and _",
+            )
+        _require_size(len(body) * 3 // 4)
+        try:
+            data = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        except binascii.Error as error:
+            raise FormatError(
+                f"event token {text[:60]!r} has an impossible length", hint="it was cut; take it again"
+            ) from error
+        token = cls.decode(data)
+        if token.format() != text:
+            raise FormatError(f"event token {text[:60]!r} was altered", hint="take it again from its source")
+        return token
+
+    def __str__(self) -> str:
+        return self.format()
+
+
+def compare(one: EventToken, two: EventToken) -> Order:
+    """How ``one`` stands to ``two``, by containment alone. Another lineage, epoch or flavor: UNKNOWN."""
+    if one.lineage != two.lineage or one.epoch != two.epoch:
+        return Order.UNKNOWN
+    return one.position.compare(two.position)
+
+
+def covers(one: EventToken, two: EventToken) -> bool:
+    """True iff ``one`` is known to hold everything ``two`` does: same lineage and epoch, position contained.
+
+    `covers(read, event)` is the only ground on which a read may be called fresh. Doubt is False.
+    """
+    return one.lineage == two.lineage and one.epoch == two.epoch and one.position.contains(two.position)
+
+
+def compare_by_timestamp(one: EventToken, two: EventToken) -> Order:
+    """The seed's comparison: timestamps first, then, in one shard, positions. For tests and documentation ONLY.
+
+    It poisons (F3, F4): a statement's timestamp is its start, so a later commit can carry an earlier time and its
+    invalidation is then discarded. ``tests/unit/test_token.py`` has the schedule. Use `compare`.
+    """
+    if one.timestamp_us != two.timestamp_us:
+        return Order.NEWER if one.timestamp_us > two.timestamp_us else Order.OLDER
+    return one.position.compare(two.position) if one.shard == two.shard else Order.UNKNOWN
+
+
+def _require_size(size: int) -> None:
+    if size > ENCODED_BYTES_MAX:
+        raise FormatError(
+            f"event token of {size} bytes", hint=f"at most {ENCODED_BYTES_MAX}; is the GTID set fragmented?"
+        )
+
+
+def _read_name(reader: ByteReader) -> str:
+    raw = reader.read_bytes(reader.read_byte())
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise reader.error(f"has a name that is not UTF-8 before byte {reader.offset}") from error
