@@ -43,7 +43,7 @@ _PLAIN_UNCHECKED: Final = _PLAIN - {int, str}
 """The plain types of which every value can be encoded: no integer beyond 64 bits, no lone surrogate."""
 _KEYS: Final = frozenset({type(None), bool, int, str, bytes})
 _ACCEPTED: Final = (
-    "what can be cached: dict, list, tuple, None, bool, int, float, str, bytes, Decimal, datetime, date, time, "
+    "cacheable: dict, list, tuple, None, bool, int, float, str, bytes, Decimal, datetime, date, time, "
     "timedelta; convert it in the loader"
 )
 
