@@ -1,0 +1,582 @@
+"""freshness.toml: what is accepted, and that every mistake is named with its place, all in one report."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from freshness.config import Config, ServerAddress, describe_settings, load_config
+from freshness.errors import ConfigError
+
+Load: TypeAlias = Callable[..., Config]
+
+MINIMAL = """
+[cache]
+nodes = ["127.0.0.1:11211"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mysql"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:3306/shop"
+[objects.customer]
+table = "customers"
+"""
+
+# The example of the interface document, without what this version does not support (one shard, no archive).
+EXAMPLE = """
+[cache]
+backend = "memcached"                   # "memcached" | "redis" | "memory" (embedded, one process)
+nodes = ["127.0.0.1:11211", "127.0.0.1:11212"]
+namespace = "shop"
+value_ttl_seconds = 86_400
+tombstone_ttl_seconds = 120             # D; the worst replica lag worth filling from is a little less
+lease_seconds = 5                       # L
+max_staleness_seconds = 10              # hits are served while the node's lease is younger than this
+on_stale = "bypass"                     # "bypass" | "serve"
+
+[keyspaces.shop]
+flavor = "mysql"                        # "mysql" | "mariadb"
+
+[[keyspaces.shop.shards]]
+name = "-80"                            # the name is the key range
+primary = "mysql://app@127.0.0.1:3306/shop"
+replicas = ["mysql://app@127.0.0.1:3307/shop"]
+
+[objects.customer]                      # one row, key from the primary key
+table = "customers"
+
+[objects.profile]                       # composite: built from rows of several tables
+key = "customer_id"
+members = { customers = "customer_id", addresses = "customer_id", orders = "customer_id" }
+
+[stream]
+start = "progress"                      # "progress" | "now" | a timestamp | a token
+replica_choice = "primary"
+heartbeat_seconds = 1
+
+[http]
+listen = "127.0.0.1:8080"               # other than loopback demands a token
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def load(text: str, **environ: str) -> Config:
+        path = tmp_path / "freshness.toml"
+        path.write_text(text, encoding="utf-8")
+        return load_config(path, environ)
+
+    return load
+
+
+def _problems(load: Load, text: str, **environ: str) -> list[str]:
+    """The lines of the report that are problems, without the name of the file."""
+    with pytest.raises(ConfigError) as caught:
+        load(text, **environ)
+    assert caught.value.exit_code == 2
+    head, *lines = caught.value.message.rstrip("\n").split("\n")
+    assert f"{len(lines)} problem" in head
+    assert all(line.startswith("  freshness.toml: ") for line in lines)
+    return [line.removeprefix("  freshness.toml: ") for line in lines]
+
+
+# -- what is accepted ---------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_interface_document(load: Load, tmp_path: Path) -> None:
+    config = load(EXAMPLE)
+    assert config.path == tmp_path / "freshness.toml"
+    assert config.cache.nodes == ("127.0.0.1:11211", "127.0.0.1:11212")
+    assert config.cache.trail_seconds == 120 - 2 * 5 - 2
+    assert config.cache.heartbeat_age_max_seconds == 10 - 5 - 1
+    (shard,) = config.keyspaces["shop"].shards
+    assert (shard.name, shard.lineage) == ("-80", "shop/-80")
+    assert shard.primary == ServerAddress("127.0.0.1", 3306, "app", "", "shop")
+    assert [replica.port for replica in shard.replicas] == [3307]
+    customer, profile = config.objects["customer"], config.objects["profile"]
+    assert (customer.name, customer.keyspace, customer.is_composite) == ("customer", "shop", False)
+    assert customer.tables == ("customers",)
+    assert (profile.key, profile.is_composite) == ("customer_id", True)
+    assert profile.tables == ("customers", "addresses", "orders")
+    assert profile.members["orders"] == "customer_id"
+    assert config.http.listen == "127.0.0.1:8080"
+
+
+def test_what_is_left_out_has_its_default(load: Load) -> None:
+    config = load(MINIMAL)
+    cache, stream = config.cache, config.stream
+    assert (cache.backend, cache.on_stale) == ("memcached", "bypass")
+    assert (cache.value_ttl_seconds, cache.tombstone_ttl_seconds, cache.lease_seconds) == (86_400, 120, 5)
+    assert (cache.max_staleness_seconds, cache.node_refresh_seconds) == (10.0, 1.0)
+    assert (cache.fill_lease_ttl_seconds, cache.fill_wait_ms) == (10, 50)
+    assert (stream.start, stream.replica_choice, stream.heartbeat_seconds) == ("progress", "primary", 1.0)
+    assert (stream.clock_error_seconds, stream.batch_transactions_max, stream.retry_max) == (0.005, 500, 5)
+    assert config.http.listen is None
+    (shard,) = config.keyspaces["shop"].shards
+    assert (shard.name, shard.lineage, shard.replicas) == ("-", "shop/-", ())
+
+
+def test_a_configuration_is_frozen_and_survives_pickling(load: Load) -> None:
+    config = load(EXAMPLE)
+    with pytest.raises(FrozenInstanceError):
+        config.cache.lease_seconds = 6  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
+
+
+def test_an_object_names_its_keyspace_where_there_are_several(load: Load) -> None:
+    second = MINIMAL.replace("[objects.customer]", '[objects.customer]\nkeyspace = "stock"') + (
+        '[keyspaces.stock]\nflavor = "mariadb"\n[[keyspaces.stock.shards]]\nlineage = "west"\n'
+        'primary = "mariadb://app@db.example/stock"\n'
+    )
+    config = load(second)
+    assert config.objects["customer"].keyspace == "stock"
+    assert config.keyspaces["stock"].shards[0].lineage == "west"
+    assert config.keyspaces["stock"].shards[0].primary.port == 3306
+
+
+def test_memory_nodes_are_any_names(load: Load) -> None:
+    text = MINIMAL.replace("[cache]", '[cache]\nbackend = "memory"').replace("127.0.0.1:11211", "one")
+    assert load(text).cache.nodes == ("one",)
+
+
+# -- what is refused: (what to replace in MINIMAL, by what, what the one problem must say) ------------
+
+SHARD = 'primary = "mysql://app@127.0.0.1:3306/shop"'
+CACHE, OBJECT = "[cache]", 'table = "customers"'
+NODES = '["127.0.0.1:11211"]'
+
+REFUSED: list[tuple[str, str, list[str]]] = [
+    # cache: types and ranges
+    (
+        CACHE,
+        '[cache]\nlease_seconds = "5s"',
+        ["cache.lease_seconds: found '5s'; expected whole number from 1 to"],
+    ),
+    (CACHE, "[cache]\nlease_seconds = 5.5", ["cache.lease_seconds: found 5.5; expected whole number"]),
+    (CACHE, "[cache]\nlease_seconds = true", ["cache.lease_seconds: found true; expected whole number"]),
+    (CACHE, "[cache]\nlease_seconds = 0", ["cache.lease_seconds: found 0; expected whole number from 1"]),
+    (CACHE, "[cache]\nfill_wait_ms = -1", ["cache.fill_wait_ms: found -1; expected whole number from 0"]),
+    (
+        CACHE,
+        "[cache]\nvalue_ttl_seconds = 2592001",
+        ["cache.value_ttl_seconds: found 2592001", "to 2_592_000"],
+    ),
+    (
+        CACHE,
+        "[cache]\nnode_refresh_seconds = nan",
+        ["cache.node_refresh_seconds: found nan; expected number"],
+    ),
+    (CACHE, "[cache]\nmax_staleness_seconds = inf", ["cache.max_staleness_seconds: found inf"]),
+    (CACHE, "[cache]\nmax_staleness_seconds = []", ["cache.max_staleness_seconds: found an array"]),
+    (CACHE, "[cache]\nvalue_ttl_seconds = 1979-05-27", ["cache.value_ttl_seconds: found a date or time"]),
+    (
+        CACHE,
+        '[cache]\nbackend = "memcache"',
+        ["cache.backend: found 'memcache'", '"memcached" | "redis" | "memory"'],
+    ),
+    (
+        CACHE,
+        '[cache]\non_stale = "refuse"',
+        ['cache.on_stale: found \'refuse\'; expected "bypass" | "serve"'],
+    ),
+    # cache: names and nodes
+    (
+        '"shop"\n[key',
+        '"a shop"\n[key',
+        ["cache.namespace: found 'a shop'; expected 1 to 60 of the characters"],
+    ),
+    ('"shop"\n[key', '""\n[key', ["cache.namespace: found ''"]),
+    ('"shop"\n[key', f'"{"x" * 61}"\n[key', ["cache.namespace: found 'xxx", "expected 1 to 60"]),
+    ('namespace = "shop"', "", ["cache.namespace: found nothing; expected text"]),
+    ("nodes = " + NODES, "", ["cache.nodes: found nothing; expected array of text"]),
+    (NODES, "[]", ["cache.nodes: found an empty array; expected at least one node"]),
+    (NODES, '"127.0.0.1:11211"', ["cache.nodes: found '127.0.0.1:11211'; expected array of text"]),
+    (NODES, "[11211]", ["cache.nodes: found an array; expected array of text"]),
+    (NODES, '["cache1"]', ["cache.nodes[0]: found 'cache1'; expected HOST:PORT; no port"]),
+    (NODES, '["cache1:"]', ["cache.nodes[0]: found 'cache1:'", "no port"]),
+    (NODES, '[":11211"]', ["cache.nodes[0]: found ':11211'", "the host is empty"]),
+    (NODES, '["cache1:0"]', ["cache.nodes[0]: found 'cache1:0'", "port 0 is not from 1 to 65535"]),
+    (NODES, '["cache1:65536"]', ["cache.nodes[0]", "port 65536 is not"]),
+    (NODES, '["::1:11211"]', ["cache.nodes[0]", "an IPv6 address belongs in brackets"]),
+    (NODES, '["[::1:11211"]', ["cache.nodes[0]", "an IPv6 address belongs in brackets"]),
+    (
+        NODES,
+        '["[::1]:1", "a:1", "[::1]:1"]',
+        ["cache.nodes[2]: found '[::1]:1'", "it is cache.nodes[0] already"],
+    ),
+    (NODES, '["a:1", "A:1"]', ["cache.nodes[1]: found 'A:1'", "it is cache.nodes[0] already"]),
+    (NODES, '["redis://:hunter2@h:1"]', ["cache.nodes[0]: found a text that may hold a password"]),
+    # the arithmetic of the bounds
+    (
+        CACHE,
+        "[cache]\ntombstone_ttl_seconds = 12",
+        ["cache.tombstone_ttl_seconds: found 12, with cache.lease_seconds = 5", "at least 2 x 5 + 3 = 13"],
+    ),
+    (
+        CACHE,
+        "[cache]\nmax_staleness_seconds = 7.5",
+        [
+            "cache.max_staleness_seconds: found 7.5",
+            "= 7.5 - 5 - 1 = 1.5 s",
+            "raise max_staleness_seconds to 8",
+        ],
+    ),
+    (CACHE, "[stream]\nheartbeat_seconds = 2.5\n[cache]", ["cache.max_staleness_seconds: found 10", "= 5 s"]),
+    # unknown keys, with the nearest known one
+    (CACHE, "[cache]\nlease_second = 5", ["cache.lease_second: found an unknown key", '"lease_seconds"?']),
+    (CACHE, "[cache]\nxyz = 5", ["cache.xyz: found an unknown key; expected one of backend, "]),
+    (CACHE, "[caches]\n[cache]", ["caches: found an unknown key", '"cache"?']),
+    (
+        CACHE,
+        "[stream]\nretries_max = 1\n[cache]",
+        ["stream.retries_max: found an unknown key", '"retry_max"?'],
+    ),
+    (CACHE, "[http]\nlisten_on = 1\n[cache]", ["http.listen_on: found an unknown key", '"listen"?']),
+    (OBJECT, OBJECT + '\ntabel = "x"', ["objects.customer.tabel: found an unknown key", '"table"?']),
+    (
+        SHARD,
+        SHARD + "\nreplica = []",
+        ["keyspaces.shop.shards[0].replica: found an unknown key", '"replicas"?'],
+    ),
+    ('flavor = "mysql"', 'flavor = "mysql"\nflavour = 1', ["keyspaces.shop.flavour", '"flavor"?']),
+    # the design's own keys that this version would have to ignore
+    (
+        CACHE,
+        '[archive]\npath = "archive/"\n[cache]',
+        ["archive: found an unknown key", "not supported by this ver"],
+    ),
+    (
+        CACHE,
+        "[stream]\nrewind_seconds = 30\n[cache]",
+        ["stream.rewind_seconds", "not supported by this version"],
+    ),
+    (
+        CACHE,
+        "[stream]\nminimize_skew = false\n[cache]",
+        ["stream.minimize_skew", "not supported by this version"],
+    ),
+    (CACHE, '[http]\ntoken_file = "t"\n[cache]', ["http.token_file", "not supported by this version"]),
+    ('flavor = "mysql"', 'flavor = "mysql"\nsharding = {}', ["keyspaces.shop.sharding", "not supported yet"]),
+    (
+        SHARD,
+        SHARD + f"\n[[keyspaces.shop.shards]]\n{SHARD}",
+        ["shop.shards: found 2 shards; expected exactly one"],
+    ),
+    # stream and http
+    (
+        CACHE,
+        '[stream]\nstart = "then"\n[cache]',
+        ['stream.start: found \'then\'; expected "progress" | "now" (a to'],
+    ),
+    (
+        CACHE,
+        "[stream]\nstart = 2025-11-21\n[cache]",
+        ["stream.start: found a date or time", "timestamp is not supp"],
+    ),
+    (
+        CACHE,
+        '[stream]\nreplica_choice = "freshest"\n[cache]',
+        [
+            "stream.replica_choice: found 'freshest'",
+            "not supported yet: the invalidator reads the primary's binlog",
+        ],
+    ),
+    (
+        CACHE,
+        "[stream]\nheartbeat_seconds = 0\n[cache]",
+        ["stream.heartbeat_seconds: found 0; expected number from"],
+    ),
+    (
+        CACHE,
+        '[http]\nlisten = "0.0.0.0:80"\n[cache]',
+        ["http.listen: found '0.0.0.0:80'; expected a loopback"],
+    ),
+    (CACHE, '[http]\nlisten = "db.example:80"\n[cache]', ["http.listen", "expected a loopback address"]),
+    (
+        CACHE,
+        '[http]\nlisten = "127.0.0.1"\n[cache]',
+        ["http.listen: found '127.0.0.1'; expected HOST:PORT; no port"],
+    ),
+    (CACHE, "[http]\nlisten = 80\n[cache]", ["http.listen: found 80; expected text"]),
+    # keyspaces
+    ('flavor = "mysql"', "", ['keyspaces.shop.flavor: found nothing; expected "mysql" | "mariadb"']),
+    ('flavor = "mysql"', 'flavor = "percona"', ["keyspaces.shop.flavor: found 'percona'"]),
+    ("[[keyspaces.shop.shards]]\n" + SHARD, "", ["keyspaces.shop.shards: found nothing; expected one table"]),
+    ("[[keyspaces.shop.shards]]", "[keyspaces.shop.shards]", ["keyspaces.shop.shards: found a table"]),
+    (SHARD, "", ["keyspaces.shop.shards[0].primary: found nothing; expected a URL"]),
+    (SHARD, SHARD + '\nname = "a b"\nlineage = "x"', ["shards[0].name: found 'a b'"]),
+    (SHARD, SHARD + '\nlineage = "a b"', ["shards[0].lineage: found 'a b'"]),
+    (SHARD, SHARD + '\nreplicas = "x"', ["shards[0].replicas: found a text; expected array of URL"]),
+    (SHARD, SHARD + "\nreplicas = [1]", ["shards[0].replicas[0]: found a number; expected"]),
+    (SHARD, "primary = {}", ["shards[0].primary: found a table; expected"]),
+    (
+        SHARD,
+        SHARD + '\nreplicas = ["mysql://b@127.0.0.1/shop"]',
+        ["replicas[0]: found the server of", "shards[0].primary"],
+    ),
+    (
+        SHARD,
+        SHARD + '\nreplicas = ["mysql://b@h/shop2"]',
+        ["replicas[0]: found another database than the primary's"],
+    ),
+    (SHARD, SHARD.replace("mysql:", "mariadb:"), ["primary: found a mariadb:// URL", 'flavor "mysql"']),
+    (
+        SHARD,
+        SHARD + '\npassword_file = "none"',
+        ["shards[0].password_file: found the password file", "No such file"],
+    ),
+    (
+        SHARD,
+        SHARD.replace("/shop", "/shop?password_file=none"),
+        ["primary: found the password file", "No such file"],
+    ),
+    # objects
+    (OBJECT, "", ['objects.customer: found neither; expected either "table"']),
+    (OBJECT, OBJECT + '\nkey = "id"\nmembers = {t = "id"}', ["objects.customer: found both"]),
+    (OBJECT, 'key = "id"', ["objects.customer.members: found nothing"]),
+    (OBJECT, 'members = {t = "id"}', ["objects.customer.key: found nothing"]),
+    (OBJECT, 'key = "id"\nmembers = {}', ["objects.customer.members: found an empty table"]),
+    (
+        OBJECT,
+        'key = "id"\nmembers = {t = 1}',
+        ["objects.customer.members: found a table; expected table of text"],
+    ),
+    (OBJECT, 'key = "id"\nmembers = {"shop.t" = "id"}', ["objects.customer.members.shop.t: found 'shop.t'"]),
+    (OBJECT, 'key = "id"\nmembers = {t = ""}', ["objects.customer.members.t: found ''"]),
+    (
+        OBJECT,
+        'table = "shop.customers"',
+        ["objects.customer.table: found 'shop.customers'", "without its database"],
+    ),
+    (OBJECT, "table = 1", ["objects.customer.table: found 1; expected text"]),
+    (
+        OBJECT,
+        OBJECT + '\nkeyspace = "stock"',
+        ["objects.customer.keyspace: found 'stock'; expected one of shop"],
+    ),
+    ("[objects.customer]", '[objects."a b"]', ["objects.a b: found 'a b'; expected a name of 1 to 60"]),
+    (
+        "[objects.customer]\n" + OBJECT,
+        "[objects]\ncustomer = 1",
+        ["objects.customer: found a number; expected a table"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "says"), REFUSED)
+def test_one_mistake_is_one_problem_that_says_where_and_what(
+    load: Load, old: str, new: str, says: list[str]
+) -> None:
+    assert MINIMAL.count(old) == 1, "the case must change one place"
+    (problem,) = _problems(load, MINIMAL.replace(old, new))
+    for words in says:
+        assert words in problem
+    assert "hunter2" not in problem
+
+
+def test_all_problems_are_in_one_report(load: Load) -> None:
+    text = MINIMAL.replace("[cache]", "[cache]\nlease_seconds = 0\nxyz = 1").replace("app@", "${WHO}@")
+    problems = _problems(load, text + "[stream]\nretry_max = -1\n")
+    places = [problem.partition(": found")[0] for problem in problems]
+    assert places == [
+        "cache.xyz",
+        "cache.lease_seconds",
+        "keyspaces.shop.shards[0].primary",
+        "stream.retry_max",
+    ]
+
+
+def test_the_undiminished_example_names_exactly_what_is_not_supported(load: Load) -> None:
+    text = (
+        EXAMPLE.replace(
+            "[[keyspaces", 'sharding = { column = "customer_id", function = "hash" }\n[[keyspaces'
+        )
+        .replace('replica_choice = "primary"', 'rewind_seconds = 30\nreplica_choice = "freshest"')
+        .replace(
+            "heartbeat_seconds = 1", 'minimize_skew = false\nheartbeat_seconds = 1\n[archive]\npath = "a/"'
+        )
+    )
+    problems = _problems(load, text + 'token_file = "..."\n')
+    assert {problem.partition(": ")[0] for problem in problems} == {
+        "archive",
+        "keyspaces.shop.sharding",
+        "stream.rewind_seconds",
+        "stream.replica_choice",
+        "stream.minimize_skew",
+        "http.token_file",
+    }
+
+
+def test_missing_sections_are_named(load: Load) -> None:
+    assert _problems(load, "") == [
+        "cache: found nothing; expected a section [cache]",
+        "keyspaces: found nothing; expected a section [keyspaces]",
+    ]
+    assert _problems(load, MINIMAL.partition("[keyspaces")[0] + "[keyspaces]\n") == [
+        "keyspaces: found none; expected at least one [keyspaces.NAME]"
+    ]
+    assert _problems(load, "cache = 1\nkeyspaces = 2\nstream = 3\nobjects = 4\nhttp = 5\n") == [
+        f"{name}: found a number; expected a section [{name}]"
+        for name in ("cache", "keyspaces", "objects", "stream", "http")
+    ]
+
+
+def test_an_object_without_keyspace_is_ambiguous_among_several(load: Load) -> None:
+    text = MINIMAL + '[keyspaces.stock]\nflavor = "mysql"\n[[keyspaces.stock.shards]]\n' + SHARD
+    (problem,) = _problems(load, text)
+    assert problem == "objects.customer.keyspace: found nothing; expected one of shop, stock"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, load: Load) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: there is no such file .*--config PATH"):
+        load_config(tmp_path / "none.toml", {})
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_config(tmp_path, {})
+    with pytest.raises(ConfigError, match=r"not valid TOML: .*line 3, column"):
+        load("[cache]\n\nnodes = [oops]\n")
+    (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigError, match="byte 5 is not UTF-8"):
+        load_config(tmp_path / "latin.toml", {})
+
+
+# -- server addresses and passwords -------------------------------------------------------------------
+
+ADDRESSES: list[tuple[str, ServerAddress]] = [
+    ("mysql://app@db/shop", ServerAddress("db", 3306, "app", "", "shop")),
+    ("mariadb://app:pw@db.example:3307/shop", ServerAddress("db.example", 3307, "app", "pw", "shop")),
+    ("mysql://app:a%40b%2Fc%3A%25@db/my%20shop", ServerAddress("db", 3306, "app", "a@b/c:%", "my shop")),
+    ("mysql://app:a:b@db/shop", ServerAddress("db", 3306, "app", "a:b", "shop")),
+    ("mysql://app@[2001:db8::1]:3307/shop", ServerAddress("2001:db8::1", 3307, "app", "", "shop")),
+    ("mysql://app@[::1]/shop", ServerAddress("::1", 3306, "app", "", "shop")),
+    ("mysql://${WHO}:${PASS}@${HOST}/${WHERE}", ServerAddress("db", 3306, "app", "p@%41/${HOST}#", "shop")),
+    ("mysql://app:x${PASS}y@db/shop", ServerAddress("db", 3306, "app", "xp@%41/${HOST}#y", "shop")),
+    ("${URL}", ServerAddress("db", 3306, "app", "${NONE}@", "shop")),
+    ("mysql://app@db/shop?password_file=secret", ServerAddress("db", 3306, "app", "from file", "shop")),
+]
+ENVIRON = {
+    "WHO": "app",
+    "PASS": "p@%41/${HOST}#",
+    "HOST": "db",
+    "WHERE": "shop",
+    "URL": "mysql://app:${NONE}%40@db/shop",
+}
+
+
+@pytest.mark.parametrize(("url", "expected"), ADDRESSES)
+def test_a_url_becomes_an_address(url: str, expected: ServerAddress, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("from file\r\nsecond line\n")
+    assert ServerAddress.parse(url, ENVIRON, tmp_path) == expected
+
+
+SECRET = "hunter2"
+BAD_URLS: list[tuple[str, str]] = [
+    ("app:hunter2@db/shop", "not a mysql:// or mariadb:// URL"),
+    ("postgres://app:hunter2@db/shop", "not a mysql:// or mariadb:// URL"),
+    ("mysql:app:hunter2@db/shop", "not a mysql:// or mariadb:// URL"),
+    ("hunter2://db/shop", "not a mysql:// or mariadb:// URL"),
+    ("mysql://app:hunter2", "names no user"),
+    ("mysql://:hunter2@db/shop", "names no user"),
+    ("mysql://app:hunter2/x@db/shop", "percent-encode it"),
+    ("mysql://app:x?hunter2@db/shop", "percent-encode it"),
+    ("mysql://app:x#hunter2@db/shop", "percent-encode it"),
+    ("mysql://app:x@hunter2@db/shop", "percent-encode it"),
+    ("mysql://app:hunter2@db/shop#hunter2", "percent-encode it"),
+    ("mysql://app:hunter2 @db/shop", "blank or a control character"),
+    ("mysql://app:hunter2\n@db/shop", "blank or a control character"),
+    ("mysql://app:hunter2%ff@db/shop", "not UTF-8"),
+    ("mysql://app:hunter2@/shop", "the host is empty"),
+    ("mysql://app:hunter2@db:x/shop", "no port"),
+    ("mysql://app:hunter2@db:70000/shop", "port 70000"),
+    ("mysql://app:hunter2@::1/shop", "belongs in brackets"),
+    ("mysql://app:hunter2@db", "names no database"),
+    ("mysql://app:hunter2@db/", "names no database"),
+    ("mysql://app:hunter2@db/shop/x", "names no database"),
+    ("mysql://app:hunter2@db/shop?ssl=hunter2", 'unknown option "ssl"'),
+    ("mysql://app:hunter2@db/shop?password_file=secret", "a password and a password_file"),
+    ("mysql://app@db/shop?password_file=empty", "is empty"),
+    ("mysql://app@db/shop?password_file=none", "cannot be read: No such file"),
+    ("mysql://app@db/shop?password_file=binary", "not UTF-8 text"),
+    ("mysql://app:${NOPE}:hunter2@${ALSO_NOT}/shop", "environment variable not set: ALSO_NOT, NOPE"),
+    ("${NOPE}", "environment variable not set: NOPE"),
+    ("${BAD_URL}", "percent-encode it"),
+]
+
+
+@pytest.mark.parametrize(("url", "says"), BAD_URLS)
+def test_a_bad_url_is_refused_without_its_password(url: str, says: str, tmp_path: Path, load: Load) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "empty").write_text(f"\n{SECRET}\n")
+    (tmp_path / "binary").write_bytes(b"\xff" + SECRET.encode())
+    environ = {"BAD_URL": f"mysql://app:x/{SECRET}@db/shop"}
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        ServerAddress.parse(url, environ, tmp_path)
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None, "a chained error would show the bytes"
+    quoted = url.replace("\n", "\\n")
+    (problem,) = _problems(load, MINIMAL.replace(SHARD, f'primary = "{quoted}"'), **environ)
+    assert problem.startswith("keyspaces.shop.shards[0].primary: found ")
+    assert says in problem
+    assert SECRET not in problem
+
+
+def test_a_password_is_shown_nowhere(load: Load) -> None:
+    config = load(MINIMAL.replace("app@", "app:hunter2@"))
+    (shard,) = config.keyspaces["shop"].shards
+    assert shard.primary.password == SECRET
+    assert str(shard.primary) == "app@127.0.0.1:3306/shop"
+    assert SECRET not in f"{config} {config!r} {shard.primary!r} {shard.primary}"
+    assert str(ServerAddress("::1", 3306, "app", SECRET, "shop")) == "app@[::1]:3306/shop"
+
+
+def test_misplaced_passwords_are_not_repeated(load: Load) -> None:
+    text = MINIMAL.replace(SHARD, f'{SHARD}\npassword = "hunter2"\nreplicas = "mysql://a:hunter2@db/shop"')
+    text = text.replace('flavor = "mysql"', 'flavor = "mysql://app:hunter2@db/shop"')
+    problems = _problems(load, text)
+    assert len(problems) == 3
+    assert any('did you mean "password_file"?' in problem for problem in problems)
+    assert SECRET not in "".join(problems)
+
+
+def test_the_password_file_of_a_shard_is_for_servers_without_a_password(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("from file\n")
+    servers = f'{SHARD}\nreplicas = ["mysql://app:own@db/shop", "mysql://app@other/shop"]\n'
+    (shard,) = load(MINIMAL.replace(SHARD, servers + 'password_file = "secret"')).keyspaces["shop"].shards
+    assert shard.primary.password == "from file"
+    assert [replica.password for replica in shard.replicas] == ["own", "from file"]
+
+
+# -- the settings as data -----------------------------------------------------------------------------
+
+
+def test_settings_describe_every_key_with_its_type_and_default() -> None:
+    settings = {setting.key: setting for setting in describe_settings()}
+    assert len(settings) == len(describe_settings())
+    assert all(setting.meaning.endswith(".") for setting in settings.values())
+    assert settings["cache.lease_seconds"][1:3] == ("whole number", "5")
+    assert settings["cache.max_staleness_seconds"][1:3] == ("number", "10.0")
+    assert settings["cache.backend"][1:3] == ('"memcached" | "redis" | "memory"', '"memcached"')
+    assert settings["cache.nodes"][1:3] == ("array of text", "required")
+    assert settings["keyspaces.NAME.shards.primary"][1:3] == ("URL", "required")
+    assert settings["keyspaces.NAME.shards.replicas"][1:3] == ("array of URL", "[]")
+    assert settings["keyspaces.NAME.shards.lineage"][1:3] == ("text", "KEYSPACE/SHARD")
+    assert settings["objects.NAME.members"][1:3] == ("table of text", "{}")
+    assert settings["http.listen"][1:3] == ("text", "none")
+
+
+def test_every_key_of_the_example_is_described() -> None:
+    described = {setting.key for setting in describe_settings()}
+    section, keys = "", set()
+    for line in EXAMPLE.splitlines():
+        if match := re.match(r"\[+(\w+)(?:\.\w+)?(\.shards)?\]", line):
+            named = ".NAME" if match[1] in ("keyspaces", "objects") else ""
+            section = match[1] + named + (match[2] or "")
+        elif match := re.match(r"(\w+) = ", line):
+            keys.add(f"{section}.{match[1]}")
+    assert len(keys) > 15
+    assert keys <= described
