@@ -143,6 +143,16 @@ def test_an_object_names_its_keyspace_where_there_are_several(load: Load) -> Non
 def test_memory_nodes_are_any_names(load: Load) -> None:
     text = MINIMAL.replace("[cache]", '[cache]\nbackend = "memory"').replace("127.0.0.1:11211", "one")
     assert load(text).cache.nodes == ("one",)
+    problems = _problems(load, text.replace('["one"]', '["one", "", "one"]'))
+    assert [problem.partition(";")[0] for problem in problems] == [
+        "cache.nodes[1]: found ''",
+        "cache.nodes[2]: found 'one'",
+    ]
+
+
+@pytest.mark.parametrize("listen", ["localhost:8080", "127.1.2.3:80", "[::1]:65535"])
+def test_http_listens_on_any_loopback_address(load: Load, listen: str) -> None:
+    assert load(f'{MINIMAL}[http]\nlisten = "{listen}"\n').http.listen == listen
 
 
 # -- what is refused: (what to replace in MINIMAL, by what, what the one problem must say) ------------
