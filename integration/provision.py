@@ -153,7 +153,10 @@ def provision_venv() -> None:
     if stamp.exists() and stamp.read_text() == wanted.hexdigest() and (VENV / "bin/invalidator").exists():
         return
     pip = [str(VENV / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-q"]
-    if subprocess.run([*pip, "--version"], capture_output=True).returncode != 0 if VENV.exists() else True:
+    if (
+        not (VENV / "bin/python").exists()
+        or subprocess.run([*pip, "--version"], capture_output=True).returncode
+    ):
         make_venv(python)
     say("installing the pinned requirements into .venv")
     run([*pip, "install", "--require-hashes", "-r", str(CHECKOUT / "requirements.txt")])
@@ -180,9 +183,11 @@ def find_python() -> str:
 def make_venv(python: str) -> None:
     say(f"creating .venv with {python}")
     create = [python, "-m", "venv", "--clear", str(VENV)]
-    if subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True).returncode != 0:
-        # Debian and Ubuntu keep pip for new environments in a package of its own.
-        install_packages(["python3-venv"], "python3 -m venv, for the project's own Python environment")
+    probe = "import sys; print('python%d.%d-venv' % sys.version_info[:2]); import ensurepip, venv"
+    result = subprocess.run([python, "-c", probe], capture_output=True, text=True)
+    if result.returncode != 0:
+        # Debian and Ubuntu keep what makes environments in a package of its own.
+        install_packages([result.stdout.strip()], "python3 -m venv, for the project's own Python environment")
     run(create)
 
 

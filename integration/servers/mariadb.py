@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.servers.database import USERS, DatabaseServer
-from integration.servers.process import ServerFailed, run_directory
-
-REMEDY = "run: python3 integration/provision.py databases"
+from integration.servers.process import ServerFailed, get_program, run_directory
 
 
 def _as_user() -> list[str]:
@@ -37,7 +35,7 @@ class MariadbServer(DatabaseServer):
 
     def command(self) -> list[str]:
         return [
-            "mariadbd",
+            get_program("mariadbd"),
             "--no-defaults",
             *_as_user(),
             f"--datadir={self.data_directory}",
@@ -67,19 +65,17 @@ class MariadbServer(DatabaseServer):
         users = run_directory() / "users.sql"
         # The bootstrap server runs without the grant tables until they are loaded.
         users.write_text(f"FLUSH PRIVILEGES;\n{USERS}")
-        install = ["mariadb-install-db", "--no-defaults", "--auth-root-authentication-method=normal"]
+        install = [
+            get_program("mariadb-install-db"),
+            "--no-defaults",
+            "--auth-root-authentication-method=normal",
+        ]
         install += ["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=4M", *_as_user()]
         install += [f"--extra-file={users}", f"--datadir={directory}"]
         try:
             subprocess.run(install, check=True, capture_output=True, text=True)
-        except FileNotFoundError as error:
-            raise ServerFailed(
-                "MariaDB is not installed: no mariadb-install-db on the PATH", hint=REMEDY
-            ) from error
         except subprocess.CalledProcessError as error:
-            raise ServerFailed(
-                f"mariadb-install-db failed:\n{error.stdout}{error.stderr}", hint=REMEDY
-            ) from error
+            raise ServerFailed(f"mariadb-install-db failed:\n{error.stdout}{error.stderr}") from error
 
     def replicate_from(self, primary: DatabaseServer, *, delay_seconds: int = 0) -> None:
         self.stop_replication()

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from integration.servers.process import ServerProcess
+from integration.servers.process import ServerProcess, get_program
 
 TEMPORARY_TTL_SECONDS = 700
 ANSWER_SECONDS = 2.0
@@ -39,18 +39,8 @@ class Memcached(ServerProcess):
         return f"127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
-        command = [
-            "memcached",
-            "-l",
-            "127.0.0.1",
-            "-p",
-            str(self.port),
-            "-U",
-            "0",
-            "-m",
-            str(self._memory_mb),
-        ]
-        command += ["-t", "2"]
+        command = [get_program("memcached"), "-l", "127.0.0.1", "-p", str(self.port), "-U", "0"]
+        command += ["-m", str(self._memory_mb), "-t", "2"]
         if os.geteuid() == 0:
             command += ["-u", "root"]
         if self._keeps_tombstones:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from freshness.errors import FreshnessError
+from integration.provision import find_program
 from integration.servers import watchdog
 
 READY_SECONDS = 60.0
@@ -83,6 +84,14 @@ def run_directory() -> Path:
     """The temporary directory of this process, removed at its end. The path is short: sockets live in it."""
     with _lock:
         return _make_run_directory()
+
+
+def get_program(name: str) -> str:
+    """The path of an installed server program. Raises `ServerFailed` with the command that installs it."""
+    found = find_program(name)
+    if found is None:
+        raise ServerFailed(f"{name} is not installed", hint="run: python3 integration/provision.py databases")
+    return found
 
 
 def _find_free_port() -> int:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from integration.servers.process import ServerProcess
+from integration.servers.process import ServerProcess, get_program
 
 ANSWER_SECONDS = 2.0
 
@@ -25,16 +25,8 @@ class Redis(ServerProcess):
         return f"127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
-        private = [
-            "redis-server",
-            "--bind",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--dir",
-            str(self.directory),
-        ]
-        return [*private, "--save", "", "--appendonly", "no", *self._options]
+        command = [get_program("redis-server"), "--bind", "127.0.0.1", "--port", str(self.port)]
+        return [*command, "--dir", str(self.directory), "--save", "", "--appendonly", "no", *self._options]
 
     def is_ready(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS) as connection:

@@ -1,0 +1,51 @@
+"""Real servers for the tests: a database pair of each flavor for the whole run, a memcached for each test.
+
+A server that cannot be had is an error with the command that gets it, never a skip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from integration.servers import Flavor, Memcached, Pair, database_pair
+from integration.servers.database import SCHEMA
+
+
+@pytest.fixture(scope="session")
+def mariadb_pair() -> Iterator[Pair]:
+    """A MariaDB primary and its replica, kept for the run. Tests that break a server start their own."""
+    with database_pair("mariadb") as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def mysql_pair() -> Iterator[Pair]:
+    """The same of MySQL. An error where MySQL was not provisioned."""
+    with database_pair("mysql") as pair:
+        yield pair
+
+
+@pytest.fixture(params=["mariadb", "mysql"])
+def flavor(request: pytest.FixtureRequest) -> Flavor:
+    """For tests that are to hold on both."""
+    chosen: Flavor = request.param
+    return chosen
+
+
+@pytest.fixture
+def pair(flavor: Flavor, request: pytest.FixtureRequest) -> Pair:
+    """The run's pair of the flavor, with an empty schema ``shop`` on both sides."""
+    chosen: Pair = request.getfixturevalue(f"{flavor}_pair")
+    chosen.primary.execute(f"DROP DATABASE IF EXISTS {SCHEMA}")
+    chosen.primary.execute(f"CREATE DATABASE {SCHEMA}")
+    chosen.wait_caught_up()
+    return chosen
+
+
+@pytest.fixture
+def memcached() -> Iterator[Memcached]:
+    """A node of one test, with the options that keep tombstones."""
+    with Memcached() as node:
+        yield node
