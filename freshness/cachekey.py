@@ -36,6 +36,7 @@ ITEM_BYTES_MAX: Final = 240
 """memcached takes 250; the rest is for suffixes."""
 TOMBSTONE_SUFFIX: Final = b"!"
 _DIGEST_BYTES: Final = 20
+_PLAIN_SEQUENCES: Final = (tuple, list)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}", re.ASCII)
 
 
@@ -72,7 +73,8 @@ class KeyBuilder:
 
         Raises `FormatError` for a wrong number of values, NULL, or a value that does not fit its column.
         """
-        if self._takes_one_integer and len(values) == 1:  # nearly every read: no spelling, no escaping
+        # Nearly every read: no spelling, no escaping. Not for bytes, whose members are integers too.
+        if self._takes_one_integer and type(values) in _PLAIN_SEQUENCES and len(values) == 1:
             value = values[0]
             if type(value) is int and INTEGER_MIN <= value <= INTEGER_MAX:
                 text = b"%d" % value
@@ -80,7 +82,7 @@ class KeyBuilder:
         return self._build(values)
 
     def _build(self, values: Sequence[object]) -> CacheKey:
-        if isinstance(values, (str, bytes)) or len(values) != len(self.columns):
+        if isinstance(values, (str, bytes, bytearray)) or len(values) != len(self.columns):
             raise FormatError(
                 f"the key of {self.object_name} got {_describe_values(values)}",
                 hint=f"expected a sequence with {', '.join(column.name for column in self.columns)}",
@@ -121,4 +123,8 @@ def _shorten(item: bytes) -> bytes:
 
 
 def _describe_values(values: Sequence[object]) -> str:
-    return f"one {type(values).__name__}" if isinstance(values, (str, bytes)) else f"{len(values)} values"
+    return (
+        f"one {type(values).__name__}"
+        if isinstance(values, (str, bytes, bytearray))
+        else f"{len(values)} values"
+    )

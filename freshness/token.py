@@ -26,7 +26,7 @@ ENCODED_BYTES_MAX: Final = 256 * 1024
 
 _VERSION: Final = 1
 _BASE64_TEXT = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_UNSUITABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, lone surrogates
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class EventToken:
 
     def __post_init__(self) -> None:
         for field, name in (("lineage", self.lineage), ("shard", self.shard)):
-            if not 1 <= len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX or _CONTROL.search(name):
+            if not 1 <= len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX or _UNSUITABLE.search(name):
                 raise FormatError(
                     f"{field} {name[:60]!r} of an event token",
                     hint=f"expected 1 to {NAME_BYTES_MAX} bytes of text without control characters",
