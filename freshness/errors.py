@@ -11,6 +11,7 @@
     ├── StreamStopped         an event that must not be skipped cannot be handled (exit code 4)
     ├── HistoryLost           the position is purged or from another history (exit code 4 without a remedy)
     └── InvalidationFailed    an invalidation was not acknowledged within its bounds (retryable)
+        └── MembershipLost    the node's record lapsed or is another's: join it anew (retryable)
 
 Third-party exceptions are translated once, at the adapter, with ``from``. Every error says what happened and
 where, and carries a ``hint`` on what to do. All survive pickling, since Spark executors send them home.
@@ -84,3 +85,7 @@ class HistoryLost(FreshnessError):
 class InvalidationFailed(FreshnessError):
     is_retryable = True
     exit_code = 3
+
+
+class MembershipLost(InvalidationFailed):
+    pass

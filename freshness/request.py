@@ -1,8 +1,8 @@
 """What a procedure asks of the world, and what the world answers.
 
-A procedure (see ``freshness.read``, ``freshness.invalidate``, ``freshness.node``) is a generator: it yields a
-step (`Flow`, `Flows`, `Load`, `Wait`) and is sent the answer. Drivers answer steps, cache backends answer the
-requests inside a flow. Nothing here does I/O.
+A procedure (see ``freshness.read``, ``freshness.invalidate``, ``freshness.apply``) is a generator: it yields a
+step (`Flow`, `Flows`, `Load`, `ReadHead`, `Wait`) and is sent the answer. Drivers answer steps, cache backends
+answer the requests inside a flow. Nothing here does I/O.
 
 A miss, a lost race and a refusal are values (`MISSING`, `CONFLICT`, `Refused`); a node that did not answer is
 not a value: the driver raises `freshness.errors.NodeUnavailable` in the procedure, or, inside `Flows`, puts the
@@ -15,6 +15,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias, TypeVar
+
+from freshness.position import Position
 
 Version: TypeAlias = int
 """memcached's CAS unique of an item (or what a backend has in its place). Only equality means anything."""
@@ -173,9 +175,22 @@ class Flows:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read the given object keys from the database, the token first. Answer: `freshness.read.Loaded`."""
+    """Read the given lookups from the database, the token first. Answer: one `freshness.read.Loaded` each."""
 
-    identities: tuple[Any, ...]
+    lookups: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHead:
+    """Ask the primary of the shard for everything it has executed. Answer: `Head`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The primary's position and the epoch of its history, the epoch read first."""
+
+    position: Position
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +200,7 @@ class Wait:
     seconds: float
 
 
-Step: TypeAlias = Flow | Flows | Load | Wait
+Step: TypeAlias = Flow | Flows | Load | ReadHead | Wait
 Result = TypeVar("Result")
 Procedure: TypeAlias = Generator[Step, Any, Result]
 Replies: TypeAlias = Sequence[Reply]

@@ -1,0 +1,137 @@
+"""Join a cache node: go on with its life, revive it, or begin a new one (DESIGN §4).
+
+* Its record is there: somebody vouches for the node (this process before a restart, or another invalidator).
+  Join that life and go on from its progress.
+* The record has lapsed but its resume copy is there: the node kept its memory. **Revive** it: same life, closed,
+  everything since the copy's progress is sent again, and it opens with the primary's head as its floor.
+* Neither, or the life cannot be gone on with: **admit** it under a new life, whose floor is the primary's head.
+
+A record is only ever added closed, and its floor computed after it was added (F64).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from freshness.envelope import Coverage, NodeRecord, record_key, resume_key
+from freshness.errors import FreshnessError, MembershipLost
+from freshness.membership import Membership, find_record, is_of_another_configuration
+from freshness.position import Position
+from freshness.request import Add, Flow, Get, Head, InspectStorage, Item, Procedure, ReadHead, StorageReport
+
+
+def join(member: Membership, streamed: Position) -> Procedure[None]:
+    """Make ``member`` joined. ``streamed``: everything this process has streamed so far.
+
+    Afterwards the owner must stream from a position that is contained in ``member.applied``. Raises
+    `MembershipLost` where another invalidator stands in the way for now, `NodeUnavailable`, `NodeUnsuitable`, or
+    `SourceUnavailable` when the primary's head cannot be read; then the node is not joined and nobody vouches
+    for it.
+    """
+    member.leave()
+    member.streamed = streamed
+    try:
+        yield from _join(member)
+    except FreshnessError:
+        member.leave()
+        raise
+
+
+def _join(member: Membership) -> Procedure[None]:
+    policy, read_at = member.policy, member.clock()
+    keys = record_key(policy.namespace, policy.lineage), resume_key(policy.namespace, policy.lineage)
+    report, item, resume_item = yield Flow(
+        member.node,
+        (InspectStorage(policy.tombstone_ttl_seconds), Get(keys[0]), Get(keys[1])),
+    )
+    head = yield ReadHead()
+    member.is_trailing, member.inspected_at = report.keeps_tombstones, read_at
+    record, resume = find_record(item), find_record(resume_item)
+    member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
+    member.version = item.version if isinstance(item, Item) else 0
+    if record is not None:
+        yield from _join_alive(member, record, item, report, head, read_at)
+    elif not isinstance(item, Item) and resume is not None and _is_revivable(member, resume, head):
+        yield from _revive(member, resume, report)
+    else:
+        yield from member.begin_life(report.losses)
+
+
+def _join_alive(
+    member: Membership, record: NodeRecord, item: Item, report: StorageReport, head: Head, read_at: float
+) -> Procedure[None]:
+    if is_of_another_configuration(record, member.policy):
+        raise MembershipLost(
+            f"{member.node}: its record was written under another configuration "
+            f"(objects {', '.join(sorted(record.objects)) or 'none'}; ring {record.ring:08x})",
+            hint="stop the invalidator that runs with another freshness.toml, then this one takes over",
+        )
+    if record.epoch > head.epoch:
+        raise MembershipLost(
+            f"{member.node}: its record is of epoch {record.epoch}, the primary says {head.epoch}",
+            hint="the configured primary may be an old one",
+        )
+    if record.epoch < head.epoch or record.progress.flavor != member.streamed.flavor:
+        yield from member.begin_life(report.losses)
+        return
+    if record.is_open and _may_have_lost_tombstones(record, report):
+        yield from member.begin_life(report.losses)
+        return
+    _start_from(member, record, item, read_at)
+    if not record.is_open:
+        member.target = head.position.union(member.streamed)
+    yield from _cover_objects(member, report.losses, head)
+
+
+def _may_have_lost_tombstones(record: NodeRecord, report: StorageReport) -> bool:
+    """Whether some acknowledged event may be protected neither by a tombstone nor by the floor."""
+    if record.floor.contains(record.progress):
+        return False
+    return not report.keeps_tombstones or report.losses != record.losses
+
+
+def _is_revivable(member: Membership, resume: NodeRecord, head: Head) -> bool:
+    return (
+        not is_of_another_configuration(resume, member.policy)
+        and resume.epoch == head.epoch
+        and resume.progress.flavor == member.streamed.flavor
+        and not resume.progress.is_empty
+        and head.position.contains(resume.progress)
+    )
+
+
+def _revive(member: Membership, resume: NodeRecord, report: StorageReport) -> Procedure[None]:
+    policy = member.policy
+    key = record_key(policy.namespace, policy.lineage)
+    closed = replace(resume, is_open=False, losses=report.losses)
+    yield Flow(member.node, (Add(key, closed.encode(), policy.lease_seconds),))
+    read_at = member.clock()
+    (item,) = yield Flow(member.node, (Get(key),))
+    record = find_record(item)
+    if record is None or record.life != resume.life or record.is_open:
+        raise MembershipLost(f"{member.node}: another invalidator is reviving it", hint="it is joined anew")
+    head = yield ReadHead()  # after the record was added: a head read before may miss what happened in between
+    _start_from(member, record, item, read_at)
+    member.target = head.position.union(member.streamed)
+    yield from _cover_objects(member, report.losses, head)
+
+
+def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
+    member.applied = member.old = record.progress
+    member.adopt(record, item, read_at)
+
+
+def _cover_objects(member: Membership, losses: int, head: Head) -> Procedure[None]:
+    """Say from where on each object of the configuration is covered (F70)."""
+
+    def change(record: NodeRecord) -> NodeRecord:
+        start = head.position.union(member.streamed).union(record.progress)
+        new = {
+            name: Coverage(fingerprint, start)
+            for name, fingerprint in member.policy.objects.items()
+            if name not in record.objects
+        }
+        kept = record.losses if record.is_open else losses
+        return replace(record, objects={**record.objects, **new}, losses=kept)
+
+    yield from member.store(change)

@@ -1,0 +1,188 @@
+"""Apply batches of the stream to a node, and publish what it has acknowledged (DESIGN §4, I2, I4).
+
+The order is fixed: floors that must stand before the tombstones, tombstones and deletes, and only then progress.
+Progress, floor and lease are one CAS on the record. The floor trails by W: what was sent within the last W
+seconds is protected by tombstones that live D, everything older by the floor (F64).
+
+Run by the invalidator, the Spark sink and the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from freshness.envelope import NodeRecord
+from freshness.errors import FreshnessError, MembershipLost
+from freshness.gather import gather
+from freshness.invalidate import Event, invalidate
+from freshness.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, Membership
+from freshness.position import Position
+from freshness.request import Flow, InspectStorage, Procedure, Wait
+
+RESENDS_MAX: Final = 3
+"""How often one batch is sent again because its tombstones grew too old before its progress was stored (F65)."""
+
+RECENT_STEP_SECONDS: Final = 0.1
+"""Batches closer together than this share an age, the older one: bounds what is remembered per node (I6)."""
+
+INSPECT_SECONDS: Final = 1.0
+"""How often a node is asked whether it lost tombstones (F67); a longer pause inspects before it publishes."""
+
+RESUME_SECONDS: Final = 1.0
+"""How often the resume copy is written. It may be old: what it lacks is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive transactions of the stream, as they concern one node.
+
+    ``keys``: for each item key the events that change it. ``raised``: tables whose rows changed in a way that
+    gives no keys. ``before`` and ``streamed``: everything streamed before and after the batch.
+    """
+
+    keys: Mapping[bytes, Position]
+    raised: Mapping[str, Position]
+    before: Position
+    streamed: Position
+    heartbeat: HeartbeatSeen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A batch whose tombstones were sent at ``at`` and are all acknowledged by the node."""
+
+    at: float
+    batch: Batch
+
+
+def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
+    """Acknowledge a batch on this node. Any error ends the membership, and the batch is not acknowledged."""
+    try:
+        for _ in range(RESENDS_MAX):
+            sent = yield from _send(member, batch)
+            if (yield from publish(member, sent)):
+                return
+        raise MembershipLost(
+            f"{member.node}: {RESENDS_MAX} times the tombstones were older than "
+            f"{member.policy.trail_seconds:.0f} s when their progress was to be stored",
+            hint="this process or the node is paused or overloaded",
+        )
+    except FreshnessError:
+        member.leave()
+        raise
+
+
+def renew(member: Membership) -> Procedure[None]:
+    """Keep the record alive while nothing happens. Any error ends the membership."""
+    if member.clock() - member.published_at < member.policy.lease_seconds / 3:
+        return
+    try:
+        yield from publish(member, None)
+    except FreshnessError:
+        member.leave()
+        raise
+
+
+def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
+    """Floors, tombstones, deletes. Returns when the node has acknowledged them all."""
+    keys, raised = batch.keys, batch.raised
+    if not batch.before.contains(member.applied):
+        # The stream was opened earlier for another node's sake, or another invalidator is ahead: what this life
+        # has acknowledged already is not sent again.
+        keys = {key: position for key, position in keys.items() if not member.applied.contains(position)}
+        raised = {table: at for table, at in raised.items() if not member.applied.contains(at)}
+    member.streamed = batch.streamed
+    if raised or not member.is_trailing:
+        yield from _raise_floors(member, raised, batch)
+    sent_at = member.clock()
+    if keys:
+        yield from _invalidate(member, keys, batch.streamed)
+        _remember(member, sent_at, batch.streamed)
+    if raised:
+        yield Wait(member.policy.node_refresh_seconds)  # hits trust a copy of the record that old
+    return _Sent(sent_at, batch)
+
+
+def _raise_floors(member: Membership, raised: Mapping[str, Position], batch: Batch) -> Procedure[None]:
+    """Before the tombstones: table floors, to the event's own position (F68), and in head mode the floor."""
+
+    def change(record: NodeRecord) -> NodeRecord:
+        floors = dict(record.table_floors)
+        for table, position in raised.items():
+            held = floors.get(table)
+            floors[table] = position if held is None else held.union(position).fill_gaps(batch.streamed)
+        floor = record.floor if member.is_trailing else record.floor.union(batch.streamed)
+        return replace(record, table_floors=floors, floor=floor)
+
+    yield from member.store(change)
+
+
+def _invalidate(member: Membership, keys: Mapping[bytes, Position], streamed: Position) -> Procedure[None]:
+    record = member.joined_record()
+    ttl_seconds = member.policy.tombstone_ttl_seconds
+    results = yield from gather(
+        [
+            invalidate(member.node, key, Event(record.lineage, record.epoch, position, streamed), ttl_seconds)
+            for key, position in keys.items()
+        ]
+    )
+    for result in results:
+        if isinstance(result, FreshnessError):
+            raise result
+
+
+def _remember(member: Membership, sent_at: float, streamed: Position) -> None:
+    recent = member.recent
+    if recent and sent_at - recent[-1][0] < RECENT_STEP_SECONDS:
+        recent[-1] = (recent[-1][0], streamed)
+    else:
+        recent.append((sent_at, streamed))
+
+
+def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
+    """Store progress, floor and lease by one CAS. False: ``sent`` has grown too old and must be sent again."""
+    if member.clock() - member.inspected_at >= INSPECT_SECONDS:
+        yield from _inspect(member)
+    for _ in range(CAS_ATTEMPTS_MAX):
+        now = member.clock()
+        if sent is not None:
+            if now - sent.at >= member.policy.trail_seconds:
+                return False
+            member.heartbeat = sent.batch.heartbeat or member.heartbeat
+        record, applied = _next_record(member, sent, now)
+        if (yield from member.try_store(record)):
+            member.applied, member.published_at = applied, now
+            if now - member.resume_written_at >= RESUME_SECONDS:
+                yield from member.write_resume()
+            return True
+        yield from member.reread()
+    raise MembershipLost(
+        f"{member.node}: lost the race for the node record {CAS_ATTEMPTS_MAX} times",
+        hint="several invalidators publish at once; the batch is sent again",
+    )
+
+
+def _next_record(member: Membership, sent: _Sent | None, now: float) -> tuple[NodeRecord, Position]:
+    """The record to publish, and what is applied then."""
+    record = member.joined_record()
+    applied = member.applied if sent is None else member.applied.union(sent.batch.streamed)
+    while member.recent and now - member.recent[0][0] >= member.policy.trail_seconds:
+        member.old = member.old.union(member.recent.popleft()[1])
+    floor = record.floor.union(member.old if member.is_trailing else applied)
+    if member.target is not None and applied.contains(member.target):
+        floor = floor.union(member.target)
+        member.target = None
+    return replace(record, progress=record.progress.union(applied), floor=floor), applied
+
+
+def _inspect(member: Membership) -> Procedure[None]:
+    """End the life if the node may have lost a tombstone since the last time (F51, F67)."""
+    (report,) = yield Flow(member.node, (InspectStorage(member.policy.tombstone_ttl_seconds),))
+    member.inspected_at = member.clock()
+    if not member.is_trailing:
+        return
+    if report.losses != member.joined_record().losses or not report.keeps_tombstones:
+        member.is_trailing = report.keeps_tombstones
+        yield from member.begin_life(report.losses)

@@ -1,0 +1,114 @@
+"""Invalidate one key by one event: the write half of the algorithm (DESIGN §3).
+
+First the tombstone, which keeps every reader that lacks the event from filling; then the entry is removed. The
+order is the whole point: removed first, a lagging reader could put the old value back before the tombstone is
+there. The tombstone is only ever added to, by CAS, since another invalidator may know newer events (F48, F56).
+
+Run by the invalidator (hundreds side by side, see ``freshness.gather``), by write-path invalidation and by the
+simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from freshness.cachekey import tombstone_key
+from freshness.envelope import Tombstone
+from freshness.errors import FormatError, InvalidationFailed
+from freshness.position import Position
+from freshness.request import (
+    CONFLICT,
+    DONE,
+    MISSING,
+    Add,
+    Cas,
+    Delete,
+    Flow,
+    Get,
+    Item,
+    Procedure,
+    Stored,
+    Touch,
+)
+
+CAS_ATTEMPTS_MAX: Final = 16
+"""Lost races for one tombstone before the batch fails loudly (I6)."""
+
+TOMBSTONE_INTERVALS_MAX: Final = 8
+"""Above this many GTID intervals a tombstone's gaps are filled with what was streamed, to keep it short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What invalidates: the GTIDs of the change, and everything streamed so far (for `compact`)."""
+
+    lineage: str
+    epoch: int
+    position: Position
+    streamed: Position
+
+
+def invalidate(node: str, key: bytes, event: Event, tombstone_ttl_seconds: int) -> Procedure[None]:
+    """Make sure that no reader without ``event`` fills ``key``, then remove what is there.
+
+    Returns when the node has acknowledged both. Raises `NodeUnavailable` when it did not answer and
+    `InvalidationFailed` when the race for the tombstone was lost `CAS_ATTEMPTS_MAX` times; then nothing may be
+    counted as acknowledged and the caller sends the event again.
+    """
+    marker = tombstone_key(key)
+    alone = Tombstone.of(event.lineage, event.epoch, event.position).encode()
+    for _ in range(CAS_ATTEMPTS_MAX):
+        # The delete travels behind the add: on one connection it is executed after it. Where the tombstone
+        # exists already it comes too early, does no harm, and is sent again below.
+        added, _ = yield Flow(node, (Add(marker, alone, tombstone_ttl_seconds), Delete(key)))
+        if isinstance(added, Stored):
+            return
+        (held,) = yield Flow(node, (Get(marker),))
+        if held is MISSING:
+            continue  # expired or evicted in between: add again
+        assert isinstance(held, Item)
+        if (yield from _accumulate(node, marker, key, held, event, tombstone_ttl_seconds)):
+            return
+    raise InvalidationFailed(
+        f"lost the race for the tombstone of {key!r} on {node} {CAS_ATTEMPTS_MAX} times",
+        hint="many invalidators write the same key; the batch is sent again",
+    )
+
+
+def _accumulate(
+    node: str, marker: bytes, key: bytes, held: Item, event: Event, ttl_seconds: int
+) -> Procedure[bool]:
+    """Bring ``event`` into the tombstone that is there. False: it changed or vanished meanwhile."""
+    try:
+        tombstone = Tombstone.decode(held.value)
+    except FormatError:
+        # Foreign bytes: readers refuse to fill while they stand (doubt never fills), so keeping them for the full
+        # TTL protects at least as well as a tombstone with the event in it.
+        touched, _ = yield Flow(node, (Touch(marker, ttl_seconds), Delete(key)))
+        return touched is DONE
+    if tombstone.contains(event.lineage, event.epoch, event.position):
+        # A duplicate must not inherit the age of the first (F64): the full TTL again.
+        touched, _ = yield Flow(node, (Touch(marker, ttl_seconds), Delete(key)))
+        return touched is DONE
+    grown = compact(tombstone.union(event.lineage, event.epoch, event.position), event)
+    stored, _ = yield Flow(node, (Cas(marker, grown.encode(), held.version, ttl_seconds), Delete(key)))
+    if isinstance(stored, Stored):
+        return True
+    if stored is CONFLICT or stored is MISSING:
+        return False
+    raise InvalidationFailed(
+        f"{node} refused the tombstone of {key!r}: {stored}", hint="the node has no memory for tombstones"
+    )
+
+
+def compact(tombstone: Tombstone, event: Event) -> Tombstone:
+    """Keep a tombstone short: gaps between its GTIDs are filled with what the stream has delivered.
+
+    Only with that: a number that was never streamed may never be executed anywhere, and no replica would contain
+    the tombstone again (Group Replication hands out blocks of numbers).
+    """
+    held = tombstone.positions[event.lineage, event.epoch]
+    if held.interval_count <= TOMBSTONE_INTERVALS_MAX:
+        return tombstone
+    return tombstone.union(event.lineage, event.epoch, held.fill_gaps(event.streamed))

@@ -1,0 +1,277 @@
+"""An invalidator's membership in one cache node: what it knows, and its CAS chain on the node's record.
+
+The record is the only shared truth about a node (DESIGN §4). Every write of it is a CAS on a version that this
+membership has read on the same connection, so that a paused or second invalidator can never take the record
+back. After any failure the membership is over and its owner joins anew (``freshness.admission``), which begins
+by reading the record: versions never outlive a connection, since a restarted node counts them from the start.
+
+Applying batches and publishing progress is ``freshness.apply``. Nothing here decides what is acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from freshness.envelope import Coverage, NodeRecord, record_key, resume_key
+from freshness.errors import FormatError, MembershipLost, NodeUnavailable
+from freshness.position import Position, empty_position
+from freshness.request import (
+    CONFLICT,
+    MISSING,
+    Add,
+    Cas,
+    Flow,
+    Get,
+    Item,
+    Procedure,
+    ReadHead,
+    Reply,
+    Stored,
+    Version,
+)
+
+CAS_ATTEMPTS_MAX: Final = 16
+"""Lost races for a record before the membership is given up (I6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePolicy:
+    """What all nodes of a lineage have in common. D, L and W of the design are in seconds.
+
+    ``objects``: name → fingerprint of its definition. ``trail_seconds`` is W, and W + 2L + 2 ≤ D.
+    """
+
+    namespace: str
+    lineage: str
+    ring: int
+    objects: Mapping[str, int]
+    tombstone_ttl_seconds: int
+    lease_seconds: int
+    trail_seconds: float
+    heartbeat_age_max_seconds: float
+    node_refresh_seconds: float
+
+    def __post_init__(self) -> None:
+        assert self.trail_seconds + 2 * self.lease_seconds + 2 <= self.tombstone_ttl_seconds, "W + 2L + 2 > D"
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSeen:
+    """This invalidator's own heartbeat as it came back through the stream (F71).
+
+    ``written_at``: its own clock when it began to write it; ``wall_us``: the time in the row, for display.
+    """
+
+    written_at: float
+    wall_us: int
+
+
+@dataclass(slots=True)
+class Membership:
+    """``record`` is None while not joined.
+
+    ``clock`` is in seconds and runs during suspend. ``applied``: what this membership answers for, acknowledged
+    in this life. ``old``: the part of it whose tombstones may have expired, so that the floor must hold it.
+    ``recent``: (sent at, streamed) of the batches of the last W seconds. ``target``: what must be applied before
+    a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
+    """
+
+    node: str
+    policy: NodePolicy
+    clock: Callable[[], float]
+    nonce: Callable[[], bytes]
+    streamed: Position
+    record: NodeRecord | None = None
+    version: Version = 0
+    lease_until: float = 0.0
+    applied: Position = field(init=False)
+    old: Position = field(init=False)
+    recent: deque[tuple[float, Position]] = field(default_factory=deque)
+    target: Position | None = None
+    is_trailing: bool = False
+    heartbeat: HeartbeatSeen | None = None
+    published_at: float = float("-inf")
+    inspected_at: float = float("-inf")
+    resume_version: Version | None = None
+    resume_written_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.applied = self.old = empty_position(self.streamed.flavor)
+
+    @property
+    def is_joined(self) -> bool:
+        return self.record is not None
+
+    def joined_record(self) -> NodeRecord:
+        assert self.record is not None, f"{self.node} is used before it is joined"
+        return self.record
+
+    def leave(self) -> None:
+        """Forget everything: the next use must be a join."""
+        self.record = self.target = self.heartbeat = self.resume_version = None
+        self.resume_written_at = self.published_at = self.inspected_at = float("-inf")
+        self.recent.clear()
+
+    def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
+        """Take a record as read from the node. Nobody knows the age of what it says is acknowledged: old."""
+        self.record, self.version = record, item.version
+        self.lease_until = read_at + max(0, item.ttl_seconds) - 1
+        if not self.applied.contains(record.progress):
+            self.applied = self.applied.union(record.progress)
+            self.old = self.old.union(record.progress)
+
+    # -- the CAS chain ------------------------------------------------------------------------------------
+
+    def try_store(self, record: NodeRecord) -> Procedure[bool]:
+        """One CAS on the record. False: another invalidator wrote meanwhile (see `reread`).
+
+        Whether the record is open, and for how long, is decided here and nowhere else. A missing record is never
+        put back from memory: that raises `MembershipLost`.
+        """
+        leased, ttl_seconds, until = self._lease(record, self.clock())
+        key = record_key(self.policy.namespace, self.policy.lineage)
+        (reply,) = yield Flow(self.node, (Cas(key, leased.encode(), self.version, ttl_seconds),))
+        if isinstance(reply, Stored):
+            self.record, self.version, self.lease_until = leased, reply.version, until
+            return True
+        if reply is CONFLICT:
+            return False
+        if reply is MISSING:
+            raise MembershipLost(
+                f"{self.node}: the node record has lapsed or the node lost its memory",
+                hint="it is joined anew; this happens after pauses longer than lease_seconds",
+            )
+        raise NodeUnavailable(
+            f"{self.node} refused the node record: {reply}", hint="the node has no memory left"
+        )
+
+    def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int, float]:
+        """(record, TTL, until when): open only while this invalidator's own heartbeat is young (F71).
+
+        Without a young heartbeat an open record, which another invalidator may have opened, keeps what is left of
+        its lease and not a second more; then it is closed.
+        """
+        lease = self.policy.lease_seconds
+        age = float("inf") if self.heartbeat is None else now - self.heartbeat.written_at
+        if (
+            self.target is None
+            and self.heartbeat is not None
+            and age <= self.policy.heartbeat_age_max_seconds
+        ):
+            fresh = replace(
+                record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=int(age * 1000)
+            )
+            return fresh, lease, now + lease
+        left = int(self.lease_until - now)
+        if record.is_open and left >= 1:
+            return record, left, self.lease_until
+        return replace(record, is_open=False), lease, now + lease
+
+    def reread(self) -> Procedure[None]:
+        """After a lost race: go on only in the same life, and only if the other one covers what we cover."""
+        read_at = self.clock()
+        (reply,) = yield Flow(self.node, (Get(record_key(self.policy.namespace, self.policy.lineage)),))
+        mine, current = self.joined_record(), find_record(reply)
+        if current is None or current.life != mine.life:
+            raise MembershipLost(f"{self.node}: the node's life has ended", hint="it is joined anew")
+        if is_of_another_configuration(current, self.policy):
+            raise MembershipLost(
+                f"{self.node}: an invalidator with other objects or nodes has taken over",
+                hint="run all invalidators with the same freshness.toml",
+            )
+        self.adopt(current, reply, read_at)
+
+    def store(self, change: Callable[[NodeRecord], NodeRecord]) -> Procedure[None]:
+        """Store a change of the record as it is now, whoever else writes it."""
+        for _ in range(CAS_ATTEMPTS_MAX):
+            if (yield from self.try_store(change(self.joined_record()))):
+                return
+            yield from self.reread()
+        raise MembershipLost(f"{self.node}: lost the race for the node record {CAS_ATTEMPTS_MAX} times")
+
+    def write_resume(self) -> Procedure[None]:
+        """Copy the record to where it does not expire. Written after the record, so it never claims more."""
+        key = resume_key(self.policy.namespace, self.policy.lineage)
+        record = self.joined_record()
+        for _ in range(CAS_ATTEMPTS_MAX):
+            if self.resume_version is None:
+                (reply,) = yield Flow(self.node, (Add(key, record.encode(), 0),))
+            else:
+                (reply,) = yield Flow(self.node, (Cas(key, record.encode(), self.resume_version, 0),))
+            if isinstance(reply, Stored) and reply.version:
+                self.resume_version, self.resume_written_at = reply.version, self.clock()
+                return
+            (held,) = yield Flow(self.node, (Get(key),))
+            self.resume_version = held.version if isinstance(held, Item) else None
+            other = find_record(held)
+            if other is not None and other.life == record.life and other.progress.contains(record.progress):
+                self.resume_written_at = self.clock()
+                return
+        raise MembershipLost(f"{self.node}: lost the race for the resume copy {CAS_ATTEMPTS_MAX} times")
+
+    # -- lives ---------------------------------------------------------------------------------------------
+
+    def begin_life(self, losses: int) -> Procedure[None]:
+        """Start a new life: whatever the node holds becomes garbage, and its floor is the primary's head.
+
+        The resume copy first: if this process died in between, the former life must not be revived. Then the
+        record, closed; only after it is in place the head, so that it covers all that was streamed before the
+        node got its invalidations (a stream can be ahead of what the primary shows).
+        """
+        nothing = empty_position(self.streamed.flavor)
+        life = self.nonce()
+        newborn = NodeRecord(
+            self.policy.lineage, life, False, 0, self.policy.ring, 0, 0, losses, nothing, nothing
+        )
+        former, version = self.record, self.version
+        self.leave()
+        self.record = newborn
+        yield from self.write_resume()
+        key = record_key(self.policy.namespace, self.policy.lineage)
+        if former is None and version == 0:
+            (reply,) = yield Flow(self.node, (Add(key, newborn.encode(), self.policy.lease_seconds),))
+        else:
+            (reply,) = yield Flow(
+                self.node, (Cas(key, newborn.encode(), version, self.policy.lease_seconds),)
+            )
+        if not isinstance(reply, Stored):
+            raise MembershipLost(
+                f"{self.node}: another invalidator is admitting it", hint="it is joined anew"
+            )
+        read_at = self.clock()
+        (item,) = yield Flow(self.node, (Get(key),))
+        current = find_record(item)
+        if current is None or current.life != life:
+            raise MembershipLost(f"{self.node}: the node record was replaced during admission")
+        head = yield ReadHead()
+        start = head.position.union(self.streamed)
+        self.applied = self.old = start
+        self.adopt(current, item, read_at)
+        self.inspected_at = read_at
+        objects = {name: Coverage(mark, start) for name, mark in self.policy.objects.items()}
+        born = replace(current, epoch=head.epoch, progress=start, floor=start, objects=objects)
+        if not (yield from self.try_store(born)):
+            raise MembershipLost(
+                f"{self.node}: another invalidator is admitting it", hint="it is joined anew"
+            )
+        yield from self.write_resume()
+
+
+def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
+    """Whether a record speaks of another set of nodes, or of objects that this configuration does not know."""
+    return record.ring != policy.ring or any(
+        policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items()
+    )
+
+
+def find_record(reply: Reply) -> NodeRecord | None:
+    """The record in a reply; None where there is none or the bytes are not one of ours."""
+    if not isinstance(reply, Item):
+        return None
+    try:
+        return NodeRecord.decode(reply.value)
+    except FormatError:
+        return None

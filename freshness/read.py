@@ -1,0 +1,383 @@
+"""Read keys through the cache: the read half of the algorithm (DESIGN §3).
+
+1. Get the entry; where there is none, leave a stub. A live entry is a hit.
+2. Otherwise, and only after 1, the tombstone and then the node record, on the same node, never from a copy.
+3. Then the rows, with the token that was read from the same server before them.
+4. Store by CAS on the item observed in 1, and only if the rule of ``freshness.rule`` allows it.
+
+Nothing is ever added or set: if the item is gone or another, somebody invalidated, and the value is returned
+without being stored. A node that does not answer is no miss: its keys are read from the database and not stored.
+Run by appclient's drivers and by the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from freshness.cachekey import tombstone_key
+from freshness.envelope import STUB, Filled, Stamp, Tombstone, record_key, resume_key
+from freshness.errors import FormatError, FreshnessError
+from freshness.request import (
+    MISSING,
+    Cas,
+    Delete,
+    Flow,
+    Flows,
+    Get,
+    Item,
+    Load,
+    Procedure,
+    Refused,
+    Replies,
+    Request,
+    Stored,
+    Version,
+    Wait,
+)
+from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
+from freshness.token import EventToken
+from freshness.view import NodeView
+
+LEASE_POLLS_MAX: Final = 4
+"""How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """One key to read: where it is, under which keys, and what the loader needs to build it.
+
+    ``is_exact``: equal keys for the database always give this very item (F24); else "no such row" is not stored.
+    """
+
+    policy: ObjectPolicy
+    node: str
+    item: bytes
+    identity: bytes
+    values: tuple[Any, ...]
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the database said of one lookup: the value (None: no such row) and, per lineage, the token that was
+    read before it. ``refusal``: the loader's own reason not to store it."""
+
+    value: Any
+    tokens: Mapping[str, EventToken]
+    refusal: ReadOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The answer to one lookup. From the cache: ``payload`` (encoded; None: no such row). Else: ``value``."""
+
+    outcome: ReadOutcome
+    payload: bytes | None = None
+    value: Any = None
+    tokens: Mapping[str, EventToken] = field(default_factory=dict)
+
+    @property
+    def is_hit(self) -> bool:
+        return self.outcome is ReadOutcome.HIT or self.outcome is ReadOutcome.STALE_SERVED
+
+
+@dataclass(slots=True)
+class ReadContext:
+    """What a client's reads share: settings, clock, and its copies of the node records.
+
+    ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
+    into bytes. Not shared between threads.
+    """
+
+    namespace: str
+    ring: int
+    lineages: tuple[str, ...]
+    clock: Callable[[], float]
+    jitter: Callable[[], float]
+    encode: Callable[[Any], bytes]
+    lease_seconds: int
+    node_refresh_seconds: float
+    fill_lease_ttl_seconds: int
+    fill_wait_seconds: float
+    on_stale: Literal["bypass", "serve"]
+    views: dict[str, NodeView] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A lookup that was no hit. ``version`` is the item observed in step 1, on which alone a fill may be based."""
+
+    lookup: Lookup
+    refusal: ReadOutcome | None = None
+    version: Version | None = None
+    is_winner: bool = False
+    lives: Mapping[str, bytes | None] = field(default_factory=dict)
+    read: Read | None = None
+
+
+def read_through(
+    context: ReadContext, lookups: Sequence[Lookup], max_staleness_seconds: float | None = None
+) -> Procedure[list[Read]]:
+    """Answer every lookup, in order. Raises what the loader raises; cache failures only show in the outcome."""
+    entries = [_Pending(lookup) for lookup in lookups]
+    yield from _look_up(context, entries, max_staleness_seconds)
+    waiting = [entry for entry in entries if entry.read is None and entry.refusal is ReadOutcome.LEASE]
+    if waiting:
+        yield from _wait_for_winners(context, waiting, max_staleness_seconds)
+    missing = [entry for entry in entries if entry.read is None]
+    if missing:
+        yield from _load_and_fill(context, missing)
+    return [_answered(entry) for entry in entries]
+
+
+def _answered(entry: _Pending) -> Read:
+    assert entry.read is not None
+    return entry.read
+
+
+def _observed(entry: _Pending) -> Version:
+    assert entry.version is not None
+    return entry.version
+
+
+def _by_node(entries: Sequence[_Pending]) -> dict[str, list[_Pending]]:
+    nodes: dict[str, list[_Pending]] = {}
+    for entry in entries:
+        nodes.setdefault(entry.lookup.node, []).append(entry)
+    return nodes
+
+
+# -- step 1 --------------------------------------------------------------------------------------------
+
+
+def _look_up(
+    context: ReadContext, entries: Sequence[_Pending], max_staleness_seconds: float | None
+) -> Procedure[None]:
+    """Hits get their `Read`; the others the version they observed, or why they must not be stored."""
+    sent_at = context.clock()
+    nodes = _by_node(entries)
+    flows = []
+    for node, of_node in nodes.items():
+        view = context.views.get(node)
+        ttl = context.fill_lease_ttl_seconds
+        if view is not None and view.find_refusal(of_node[0].lookup.policy, context.ring) is not None:
+            ttl = 0  # nothing will be stored there: leave no stub
+        requests: list[Request] = [Get(entry.lookup.item, ttl) for entry in of_node]
+        if view is None or sent_at - view.fetched_at >= context.node_refresh_seconds:
+            requests += _record_gets(context)
+        flows.append(Flow(node, tuple(requests)))
+    answers = yield Flows(tuple(flows))
+    for (node, of_node), replies in zip(nodes.items(), answers, strict=True):
+        if isinstance(replies, FreshnessError):
+            context.views.pop(node, None)
+            for entry in of_node:
+                entry.refusal = ReadOutcome.NODE_DOWN
+            continue
+        if len(replies) > len(of_node):
+            context.views[node] = NodeView(context.lineages, replies[len(of_node) :], sent_at)
+        yield from _judge(context, node, of_node, replies, max_staleness_seconds)
+
+
+def _record_gets(context: ReadContext) -> list[Request]:
+    return [Get(record_key(context.namespace, lineage)) for lineage in context.lineages]
+
+
+def _judge(
+    context: ReadContext,
+    node: str,
+    entries: Sequence[_Pending],
+    replies: Replies,
+    max_staleness_seconds: float | None,
+) -> Procedure[None]:
+    view = context.views[node]
+    dead = []
+    for entry, reply in zip(entries, replies, strict=False):
+        policy = entry.lookup.policy
+        refusal = view.find_refusal(policy, context.ring)
+        entry.refusal, entry.lives = refusal, view.lives
+        if not isinstance(reply, Item):
+            entry.refusal = refusal or ReadOutcome.LOST_RACE  # absent although a stub was asked for: no fill
+        elif reply.value == STUB:
+            entry.version, entry.is_winner = reply.version, reply.won
+            if refusal is None and reply.lease:
+                entry.refusal = ReadOutcome.LEASE
+        elif refusal is not None:
+            if context.on_stale == "serve" and refusal is not ReadOutcome.RING:
+                yield from _serve_stale(context, node, entry, reply)
+        elif max_staleness_seconds is not None and max_staleness_seconds < view.staleness_seconds(
+            policy, context.lease_seconds, context.clock()
+        ):
+            entry.refusal = ReadOutcome.STALE
+        else:
+            entry.refusal, payload = view.judge(policy, entry.lookup.identity, reply.value)
+            if entry.refusal is None:
+                entry.read = Read(ReadOutcome.HIT, payload)
+            elif entry.refusal in (ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR):
+                entry.version = reply.version
+                dead.append(entry)
+    if dead:
+        yield from _claim(context, node, dead)
+
+
+def _claim(context: ReadContext, node: str, dead: Sequence[_Pending]) -> Procedure[None]:
+    """Put a stub in the place of entries that can never be a hit again. Whoever succeeds fills."""
+    ttl = context.fill_lease_ttl_seconds
+    requests = tuple(Cas(entry.lookup.item, STUB, _observed(entry), ttl) for entry in dead)
+    (replies,) = yield Flows((Flow(node, requests),))
+    for entry, reply in zip(
+        dead, replies if not isinstance(replies, FreshnessError) else [None] * len(dead), strict=True
+    ):
+        if isinstance(reply, Stored):
+            entry.version, entry.is_winner, entry.refusal = reply.version, True, None
+        else:
+            entry.version = None
+
+
+def _serve_stale(context: ReadContext, node: str, entry: _Pending, item: Item) -> Procedure[None]:
+    """``on_stale = "serve"``: a hit of unknown age, if it is of the life that the node had last."""
+    keys = tuple(Get(resume_key(context.namespace, lineage)) for lineage in context.lineages)
+    (replies,) = yield Flows((Flow(node, keys),))
+    if isinstance(replies, FreshnessError):
+        return
+    last = NodeView(context.lineages, replies, context.clock())
+    refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
+    if refusal is None:
+        entry.read = Read(ReadOutcome.STALE_SERVED, payload)
+
+
+def _wait_for_winners(
+    context: ReadContext, waiting: list[_Pending], max_staleness_seconds: float | None
+) -> Procedure[None]:
+    """A lease only delays (F41, F72): look again a few times, then read the database like anyone else."""
+    for _ in range(LEASE_POLLS_MAX):
+        yield Wait(context.fill_wait_seconds / LEASE_POLLS_MAX)
+        yield from _look_up(context, waiting, max_staleness_seconds)
+        waiting = [entry for entry in waiting if entry.refusal is ReadOutcome.LEASE]
+        if not waiting:
+            return
+    for entry in waiting:
+        entry.refusal = None  # may fill by the same rule as the winner
+
+
+# -- steps 2 to 4 --------------------------------------------------------------------------------------
+
+
+def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedure[None]:
+    candidates = [entry for entry in missing if entry.refusal is None and entry.version is not None]
+    guards = yield from _fetch_guards(context, candidates)
+    is_loaded = False
+    try:
+        loaded: Sequence[Loaded] = yield Load(tuple(entry.lookup for entry in missing))
+        is_loaded = True
+    finally:
+        if not is_loaded:
+            yield from _drop_stubs(missing)
+    fills = []
+    for entry, row in zip(missing, loaded, strict=True):
+        entry.read = Read(entry.refusal or ReadOutcome.LOST_RACE, value=row.value, tokens=row.tokens)
+        guard = guards.get(id(entry))
+        if guard is None or entry.refusal is not None:
+            continue
+        entry.refusal = row.refusal or _find_refusal(context, entry, guard, row)
+        if entry.refusal is None:
+            fills.append((entry, guard, row))
+        else:
+            entry.read = Read(entry.refusal, value=row.value, tokens=row.tokens)
+    yield from _fill(context, fills)
+    yield from _drop_stubs([entry for entry in missing if entry.refusal is not None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """Tombstone and records as read in step 2."""
+
+    tombstone: Tombstone | None
+    view: NodeView
+
+
+def _fetch_guards(context: ReadContext, candidates: Sequence[_Pending]) -> Procedure[dict[int, _Guard]]:
+    """Step 2: all tombstones of a node, then its records, in one flow."""
+    guards: dict[int, _Guard] = {}
+    nodes = _by_node(candidates)
+    if not nodes:
+        return guards
+    sent_at = context.clock()
+    flows = [
+        Flow(node, (*(Get(tombstone_key(entry.lookup.item)) for entry in of_node), *_record_gets(context)))
+        for node, of_node in nodes.items()
+    ]
+    answers = yield Flows(tuple(flows))
+    for (node, of_node), replies in zip(nodes.items(), answers, strict=True):
+        if isinstance(replies, FreshnessError):
+            for entry in of_node:
+                entry.refusal = ReadOutcome.NODE_DOWN
+            continue
+        view = context.views[node] = NodeView(context.lineages, replies[len(of_node) :], sent_at)
+        for entry, reply in zip(of_node, replies, strict=False):
+            if view.lives != entry.lives:
+                entry.refusal = ReadOutcome.LIFE  # CAS numbers may have begun anew (F8)
+                continue
+            try:
+                tombstone = None if reply is MISSING else Tombstone.decode(reply.value)
+            except FormatError:
+                entry.refusal = ReadOutcome.FOREIGN
+                continue
+            guards[id(entry)] = _Guard(tombstone, view)
+    return guards
+
+
+def _find_refusal(context: ReadContext, entry: _Pending, guard: _Guard, row: Loaded) -> ReadOutcome | None:
+    if row.value is None and not entry.lookup.is_exact:
+        return ReadOutcome.KEY
+    return find_fill_refusal(
+        entry.lookup.policy, context.ring, guard.view.records, guard.tombstone, row.tokens
+    )
+
+
+def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guard, Loaded]]) -> Procedure[None]:
+    """Step 4: store by CAS on the version observed in step 1."""
+    nodes: dict[str, list[tuple[_Pending, Loaded, Cas]]] = {}
+    for entry, guard, row in fills:
+        policy = entry.lookup.policy
+        stamps = []
+        for lineage in policy.lineages:
+            record, token = guard.view.records[lineage], row.tokens[lineage]
+            assert record is not None
+            stamps.append(Stamp(lineage, record.life, token.epoch, token.position))
+        value = None if row.value is None else context.encode(row.value)
+        data = Filled(tuple(stamps), entry.lookup.identity, value).encode()
+        ttl = max(1, int(policy.value_ttl_seconds * (1 - 0.1 * context.jitter())))
+        request = Cas(entry.lookup.item, data, _observed(entry), ttl)
+        nodes.setdefault(entry.lookup.node, []).append((entry, row, request))
+    if not nodes:
+        return
+    flows = [Flow(node, tuple(cas for _, _, cas in of_node)) for node, of_node in nodes.items()]
+    answers = yield Flows(tuple(flows))
+    for of_node, replies in zip(nodes.values(), answers, strict=True):
+        failed = isinstance(replies, FreshnessError)
+        for place, (entry, row, _) in enumerate(of_node):
+            outcome = ReadOutcome.NODE_DOWN if failed else _stored(replies[place])
+            entry.read = Read(outcome, value=row.value, tokens=row.tokens)
+
+
+def _stored(reply: object) -> ReadOutcome:
+    if isinstance(reply, Stored):
+        return ReadOutcome.FILLED
+    return ReadOutcome.TOO_LARGE if isinstance(reply, Refused) else ReadOutcome.LOST_RACE
+
+
+def _drop_stubs(entries: Sequence[_Pending]) -> Procedure[None]:
+    """A winner that was refused makes room for the next reader. Best effort: the stub expires by itself."""
+    flows = []
+    for node, of_node in _by_node(entries).items():
+        deletes = tuple(
+            Delete(entry.lookup.item, entry.version)
+            for entry in of_node
+            if entry.is_winner and entry.version is not None and entry.refusal is not ReadOutcome.NODE_DOWN
+        )
+        if deletes:
+            flows.append(Flow(node, deletes))
+    if flows:
+        yield Flows(tuple(flows))

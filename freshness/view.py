@@ -1,0 +1,117 @@
+"""A reader's copy of the node records, which hits trust for ``node_refresh_seconds`` (DESIGN §4).
+
+A view is what one flow of requests showed of one node; it never outlives its bound, never serves for a fill,
+and is only as young as the moment before that flow was sent. Held by the reads' `ReadContext`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from freshness.envelope import Filled, Kind, NodeRecord, live_prefix, split_live
+from freshness.errors import FormatError
+from freshness.position import decode_position
+from freshness.request import Item, Reply
+from freshness.rule import ObjectPolicy, ReadOutcome, find_hit_refusal, find_record_refusal
+
+COVERED_MAX: Final = 1024
+"""Entry positions whose standing to the table floors a view remembers (I6)."""
+
+RECORD_TTL_SLACK_SECONDS: Final = 1
+"""Backends keep items up to a second longer than asked (F50)."""
+
+
+class NodeView:
+    """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock)."""
+
+    __slots__ = ("_covered", "_prefixes", "_ttl_seconds", "fetched_at", "lives", "records")
+
+    def __init__(self, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float) -> None:
+        self.fetched_at = fetched_at
+        self.records: Mapping[str, NodeRecord | None] = {
+            lineage: _decode(lineage, reply) for lineage, reply in zip(lineages, replies, strict=True)
+        }
+        self.lives = {lineage: record.life if record else None for lineage, record in self.records.items()}
+        self._ttl_seconds = {
+            lineage: reply.ttl_seconds if isinstance(reply, Item) else 0
+            for lineage, reply in zip(lineages, replies, strict=True)
+        }
+        self._prefixes: dict[str, bytes] = {
+            lineage: live_prefix(Kind.FILLED, lineage, record.life)
+            for lineage, record in self.records.items()
+            if record is not None
+        }
+        self._covered: dict[tuple[str, bytes], bool] = {}
+
+    def find_refusal(self, policy: ObjectPolicy, ring: int) -> ReadOutcome | None:
+        """Why no entry of ``policy`` on this node may be served at all."""
+        for lineage in policy.lineages:
+            refusal = find_record_refusal(self.records.get(lineage), ring)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def staleness_seconds(self, policy: ObjectPolicy, lease_seconds: int, now: float) -> float:
+        """The most that a hit of this node can be out of date, or infinity where nobody vouches for it.
+
+        The age of the primary's heartbeat when the record was written, the record's age by the node's own clock
+        (its lease less the TTL that was left), and this copy's age by the reader's. No two clocks are compared.
+        """
+        worst = 0.0
+        for lineage in policy.lineages:
+            record = self.records.get(lineage)
+            if record is None or not record.is_open:
+                return float("inf")
+            lease_age = lease_seconds + RECORD_TTL_SLACK_SECONDS - self._ttl_seconds[lineage]
+            worst = max(worst, record.heartbeat_age_ms / 1000 + max(0.0, lease_age))
+        return worst + now - self.fetched_at
+
+    def judge(
+        self, policy: ObjectPolicy, identity: bytes, data: bytes
+    ) -> tuple[ReadOutcome | None, bytes | None]:
+        """(None, value) for an entry that is live here, else (why not, None). The value is None for "no such row".
+
+        The common entry, one lineage and no table floor, is recognised by its first bytes and not decoded.
+        """
+        if len(policy.lineages) == 1:
+            lineage = policy.lineages[0]
+            prefix = self._prefixes.get(lineage)
+            if prefix is not None and data.startswith(prefix):
+                parts = split_live(data, len(prefix))
+                if parts is not None and parts[1] == identity:
+                    if self._is_covered(policy, lineage, parts[0]):
+                        return None, data[parts[2] :]
+                    return ReadOutcome.TABLE_FLOOR, None
+        try:
+            entry = Filled.decode(data)
+        except FormatError:
+            return ReadOutcome.FOREIGN, None
+        refusal = find_hit_refusal(policy, identity, entry, self.records)
+        return refusal, entry.value if refusal is None else None
+
+    def _is_covered(self, policy: ObjectPolicy, lineage: str, encoded_position: bytes) -> bool:
+        record = self.records[lineage]
+        assert record is not None
+        if not record.table_floors:
+            return True
+        known = self._covered.get((policy.name, encoded_position))
+        if known is None:
+            position = decode_position(encoded_position)
+            floors = (record.table_floors.get(table) for table in policy.tables)
+            known = all(floor is None or position.contains(floor) for floor in floors)
+            if len(self._covered) >= COVERED_MAX:
+                self._covered.clear()
+            self._covered[policy.name, encoded_position] = known
+        return known
+
+
+def _decode(lineage: str, reply: Reply) -> NodeRecord | None:
+    """A record that does not parse, or is of another lineage, vouches for nothing: like none."""
+    if not isinstance(reply, Item):
+        return None
+    try:
+        record = NodeRecord.decode(reply.value)
+    except FormatError:
+        return None
+    return record if record.lineage == lineage else None
