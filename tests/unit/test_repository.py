@@ -1,0 +1,152 @@
+"""Checks of the tree itself: what must never be committed, and the rules that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+FILE_BYTES_MAX = 2 << 20
+
+# In parts, so that this file does not hold what it looks for.
+REGISTRY_HOSTS = re.compile(
+    "|".join(
+        name.replace("_", r"\.")
+        for name in (
+            "pypi_org",
+            "pythonhosted_org",
+            "deb_debian_org",
+            "security_debian_org",
+            "archive_ubuntu_com",
+            "registry_npmjs_org",
+            "proxy_golang_org",
+            "repo1?_maven",
+            "static_crates_io",
+        )
+    )
+)
+# Home directories and working folders of one machine. Not preceded by a path: /srv/home/ is not /home/.
+MACHINE_PATH = re.compile(r"(?<![\w.~}$-])/(?:root|home|work|Users)/[\w.]")
+
+
+def _tracked() -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=CHECKOUT, check=True, capture_output=True, text=True
+    )
+    # A file that is deleted in the working tree is still listed.
+    return [path for name in listing.stdout.split("\0") if name and (path := CHECKOUT / name).is_file()]
+
+
+def _texts() -> dict[Path, str]:
+    texts = {}
+    for path in _tracked():
+        content = path.read_bytes()
+        if b"\0" not in content:
+            texts[path.relative_to(CHECKOUT)] = content.decode()
+    return texts
+
+
+def _modules() -> dict[Path, ast.Module]:
+    return {path: ast.parse(text) for path, text in _texts().items() if path.suffix == ".py"}
+
+
+def _find_lines(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{path}:{number}: {line.strip()[:120]}"
+        for path, text in _texts().items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def _verbs() -> set[str]:
+    return set(re.findall(r"^([a-z]+):.* ## ", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_no_file_names_a_package_registry() -> None:
+    assert _find_lines(REGISTRY_HOSTS) == []
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    assert _find_lines(MACHINE_PATH) == []
+
+
+def test_the_patterns_find_what_they_are_for() -> None:
+    for host in (("pypi", "org"), ("files", "pythonhosted", "org"), ("deb", "debian", "org")):
+        assert REGISTRY_HOSTS.search(f"https://{'.'.join(host)}/simple")
+    for folder in ("root", "home", "work", "Users"):
+        assert MACHINE_PATH.search(f"see '/{folder}/x'")
+    assert not MACHINE_PATH.search("/srv/home/x and $HOME/work/x and ./work/x")
+
+
+def test_every_requirement_is_pinned_and_hashed_and_names_no_index() -> None:
+    lines = (CHECKOUT / "requirements.txt").read_text().replace("\\\n", " ").splitlines()
+    requirements = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    assert len(requirements) > 20
+    for line in requirements:
+        assert re.match(r"[\w.\[\],-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
+        assert "://" not in line
+        assert "index" not in line
+
+
+def test_every_direct_requirement_is_pinned() -> None:
+    def canonical(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    wanted = re.findall(r"^([\w.-]+)", (CHECKOUT / "requirements.in").read_text(), re.MULTILINE)
+    pinned = re.findall(
+        r"^([\w.-]+)(?:\[[\w,]+\])?==", (CHECKOUT / "requirements.txt").read_text(), re.MULTILINE
+    )
+    missing = {canonical(name) for name in wanted} - {canonical(name) for name in pinned}
+    assert not missing, "run: make pins"
+
+
+def test_no_file_is_large() -> None:
+    assert {path.name: size for path in _tracked() if (size := path.stat().st_size) > FILE_BYTES_MAX} == {}
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [str(path) for path, module in _modules().items() if not ast.get_docstring(module)] == []
+
+
+def test_spark_is_never_imported_bare() -> None:
+    """``import spark`` would shadow what every Spark program calls its session."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, module in _modules().items()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Import) and any(name.name == "spark" for name in node.names)
+    ]
+    assert found == []
+
+
+def test_make_alone_lists_every_verb() -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    make = ["make", "-f", "Makefile"]
+    listing = subprocess.run(make, cwd=CHECKOUT, env=environment, check=True, capture_output=True, text=True)
+    listed = {line.split()[0] for line in listing.stdout.splitlines()}
+    assert listed == _verbs()
+    assert {
+        "help",
+        "setup",
+        "demo",
+        "test",
+        "lint",
+        "types",
+        "unit",
+        "integration",
+        "bench",
+        "clean",
+    } <= listed
+    assert listing.stderr == ""
+
+
+def test_the_continuous_check_is_make_test() -> None:
+    script = CHECKOUT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().rstrip().endswith("exec make test")
