@@ -1,0 +1,291 @@
+"""A source that reads the binary log of MySQL or MariaDB as a replica does.
+
+A thread receives and decodes while the caller applies; between them is a bounded mailbox, and errors travel
+through it behind the transactions that came before them. This module never reconnects and never chooses a
+position: after an error the caller opens it again from what was acknowledged (F14). Rows are decoded by
+mysql-replication (``invalidator.rows``); its stream loop is not used, as it reconnects by itself from the
+original position and drops what it does not know.
+Built by the composition root, used as `invalidator.source.Source`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pymysql
+
+from freshness.config import ServerAddress
+from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
+from freshness.position import Position
+from invalidator.decoder import EventDecoder
+from invalidator.heartbeat import HEARTBEAT_TABLE
+from invalidator.server import Connection, check_start, connect, read_rows, translated
+from invalidator.source import Transaction
+from invalidator.transaction import TRANSACTION_ROWS_MAX, Subject
+
+TRANSACTIONS_QUEUED_MAX: Final = 5_000
+ROWS_QUEUED_MAX: Final = 100_000
+"""Rows in the mailbox. A single transaction may have more (`TRANSACTION_ROWS_MAX`); then it is alone there."""
+
+READ_TIMEOUT_SECONDS: Final = 15.0
+HEARTBEAT_SECONDS: Final = 4.0
+JOIN_SECONDS: Final = 5.0
+
+_COM_BINLOG_DUMP: Final = 0x12
+_COM_BINLOG_DUMP_GTID: Final = 0x1E
+_BINLOG_THROUGH_GTID: Final = 0x04
+_FIRST_OFFSET: Final = 4
+_SERVER_IDS: Final = range(0x8000_0000, 0xFFFF_FFF0)
+
+
+class BinlogSource:
+    """See the module. `open`, `poll` and `close` belong to one thread of the caller.
+
+    Each `open` draws a random server id (and UUID) in a high range: to the server this is a replica, and of two
+    replicas with the same id the newer one kicks the older one out.
+    """
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        flavor: str,
+        tables: frozenset[str],
+        *,
+        heartbeat_table: str = HEARTBEAT_TABLE,
+        cascades: Mapping[str, frozenset[str]] | None = None,
+        read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        transaction_rows_max: int = TRANSACTION_ROWS_MAX,
+        transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
+        rows_queued_max: int = ROWS_QUEUED_MAX,
+    ) -> None:
+        assert 0 < heartbeat_seconds * 2 <= read_timeout_seconds, "an idle stream would look dead"
+        self._address = address
+        self._flavor = flavor
+        self._read_timeout_seconds = read_timeout_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._mailbox_bounds = (transactions_queued_max, rows_queued_max)
+        subject = Subject(flavor, address.database, tables - {heartbeat_table}, heartbeat_table, cascades)
+        self._decoder = EventDecoder(subject, rows_max=transaction_rows_max)
+        self._reader: _Reader | None = None
+
+    def open(self, start: Position) -> None:
+        """See `Source.open`. An empty ``start`` is the beginning of all history, and refused by a server that has
+        purged it. Raises `SourceUnsuitable` for tagged GTIDs in ``start``, which the protocol used cannot name.
+        """
+        self.close()
+        connection = connect(self._address, read_timeout_seconds=self._read_timeout_seconds)
+        try:
+            check_start(connection, self._flavor, start, self._address)
+            has_checksum = self._request_stream(connection, start)
+            # The server refuses a position in its first answer, or else begins with a ROTATE event.
+            first = _receive(connection)
+        except Exception as error:
+            _force_close(connection)
+            raise translated(error, self._address, "starting to stream") from error
+        self._decoder.restart(has_checksum=has_checksum)
+        mailbox = _Mailbox(*self._mailbox_bounds)
+        self._reader = _Reader(connection, self._address, self._decoder, mailbox, first)
+        self._reader.start()
+
+    def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
+        """See `Source.poll`."""
+        if self._reader is None:
+            raise SourceUnavailable(f"the stream of {self._address.host}:{self._address.port} is not open")
+        return self._reader.mailbox.take(timeout_seconds, transactions_max)
+
+    def close(self) -> None:
+        """See `Source.close`. Returns within `JOIN_SECONDS`."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.stop()
+
+    def _request_stream(self, connection: Connection, start: Position) -> bool:
+        """Ask for the stream; whether checksums come with the first events."""
+        [(checksum,)] = read_rows(connection, "SELECT @@global.binlog_checksum")
+        period_ns = int(self._heartbeat_seconds * 1_000_000_000)
+        server_id = random.SystemRandom().choice(_SERVER_IDS)
+        identity = str(uuid.uuid4())
+        settings = (
+            "SET @master_binlog_checksum = @@global.binlog_checksum,"
+            " @source_binlog_checksum = @@global.binlog_checksum,"
+            f" @master_heartbeat_period = {period_ns}, @source_heartbeat_period = {period_ns},"
+            f" @slave_uuid = '{identity}', @replica_uuid = '{identity}'"
+        )
+        if self._flavor == "mariadb":
+            # Capability 4: GTID events as they are, not dressed up as statements.
+            settings += (
+                f", @mariadb_slave_capability = 4, @slave_connect_state = '{start}'"
+                ", @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0"
+            )
+            command = struct.pack("<BIHI", _COM_BINLOG_DUMP, _FIRST_OFFSET, 0, server_id)
+        else:
+            command = _encode_gtid_dump(server_id, start)
+        read_rows(connection, settings)
+        raw: Any = connection  # the same private calls that mysql-replication makes
+        raw._write_bytes(struct.pack("<I", len(command)) + command)
+        raw._next_seq_id = 1
+        return str(checksum).upper() != "NONE"
+
+
+def _encode_gtid_dump(server_id: int, start: Position) -> bytes:
+    gtids = _encode_gtid_set(start)
+    header = struct.pack("<BHII", _COM_BINLOG_DUMP_GTID, _BINLOG_THROUGH_GTID, server_id, 0)
+    return header + struct.pack("<QI", _FIRST_OFFSET, len(gtids)) + gtids
+
+
+def _encode_gtid_set(start: Position) -> bytes:
+    """The set as the server reads it: count of sources, then UUID, count of intervals, each from … up to below."""
+    items = [item.strip().split(":") for item in str(start).split(",") if item.strip()]
+    out = [struct.pack("<Q", len(items))]
+    for source, *intervals in items:
+        if not all(interval[:1].isdigit() for interval in intervals):
+            raise StreamStopped(
+                f"the start position has tagged GTIDs: {':'.join((source, *intervals))[:120]}",
+                hint="tagged GTIDs are not supported: do not set gtid_next='AUTOMATIC:tag' on this server",
+            )
+        out.append(uuid.UUID(source).bytes + struct.pack("<Q", len(intervals)))
+        for interval in intervals:
+            first, _, last = interval.partition("-")
+            out.append(struct.pack("<QQ", int(first), int(last or first) + 1))
+    return b"".join(out)
+
+
+def _receive(connection: Connection) -> bytes:
+    """The next packet, which starts with the OK byte. Raises what pymysql raises, and `SourceUnavailable`."""
+    raw: Any = connection
+    packet: bytes = raw._read_packet()._data
+    if packet[:1] != b"\0":
+        raise SourceUnavailable(
+            "the server ended the stream", hint="it shuts down, or another reader took over"
+        )
+    return packet
+
+
+def _force_close(connection: Connection) -> None:
+    raw: Any = connection
+    raw._force_close()
+
+
+class _Reader:
+    """The thread that receives, decodes, and puts into the mailbox, until an error or `stop`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        address: ServerAddress,
+        decoder: EventDecoder,
+        mailbox: _Mailbox,
+        first: bytes,
+    ) -> None:
+        self.mailbox = mailbox
+        self._connection = connection
+        self._socket: socket.socket = connection._sock  # type: ignore[attr-defined]
+        self._address = address
+        self._decoder = decoder
+        self._first = first
+        self._thread = threading.Thread(
+            target=self._run, name=f"binlog {address.host}:{address.port}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread: it waits either in the mailbox or in the socket."""
+        self.mailbox.close()
+        with contextlib.suppress(OSError):  # not connected any more: the thread is about to see the same
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(JOIN_SECONDS)
+        _force_close(self._connection)
+
+    def _run(self) -> None:
+        try:
+            packet = self._first
+            while True:
+                transaction = self._decoder.decode(packet)
+                if transaction is not None and not self.mailbox.put(transaction):
+                    return
+                packet = _receive(self._connection)
+        except Exception as error:  # noqa: BLE001 - it must reach the caller, whatever it is
+            self.mailbox.fail(self._describe(error))
+        finally:
+            _force_close(self._connection)
+
+    def _describe(self, error: Exception) -> FreshnessError:
+        if isinstance(error, (FreshnessError, pymysql.MySQLError, OSError)):
+            described = translated(error, self._address, "streaming")
+        else:
+            described = StreamStopped(
+                f"{self._address.host}:{self._address.port}: an event could not be decoded: {error!r}",
+                hint="report it with the server's version",
+            )
+        if described is not error:
+            described.__cause__ = error
+        return described
+
+
+class _Mailbox:
+    """Transactions on their way from the reader thread to the caller; bounded by their number and their rows."""
+
+    def __init__(self, transactions_max: int, rows_max: int) -> None:
+        self._transactions_max = transactions_max
+        self._rows_max = rows_max
+        self._waiting: deque[Transaction] = deque()
+        self._rows = 0
+        self._error: FreshnessError | None = None
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def put(self, transaction: Transaction) -> bool:
+        """Wait for room and put it in. False when nobody will take it any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._has_room(transaction))
+            if self._is_closed:
+                return False
+            self._waiting.append(transaction)
+            self._rows += len(transaction.changes)
+            self._changed.notify_all()
+            return True
+
+    def fail(self, error: FreshnessError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def take(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
+        deadline = time.monotonic() + timeout_seconds
+        with self._changed:
+            while not self._waiting and self._error is None:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return []
+                self._changed.wait(remaining)
+            if not self._waiting and self._error is not None:
+                # A new exception each time: one that is raised again keeps growing its traceback.
+                error = self._error
+                raise type(error)(error.message, hint=error.hint) from error
+            taken = [self._waiting.popleft() for _ in range(min(transactions_max, len(self._waiting)))]
+            self._rows -= sum(len(transaction.changes) for transaction in taken)
+            self._changed.notify_all()
+            return taken
+
+    def _has_room(self, transaction: Transaction) -> bool:
+        return not self._waiting or (
+            len(self._waiting) < self._transactions_max
+            and self._rows + len(transaction.changes) <= self._rows_max
+        )

@@ -1,0 +1,195 @@
+"""Connections to a database server, its errors in our words, and the positions that it reports.
+
+The one place where errors of pymysql are translated. Never logs or repeats a password. Called by
+``invalidator.binlog``, ``heartbeat``, ``preflight`` and the composition root.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeAlias
+
+import pymysql
+from pymysql.cursors import Cursor
+
+from freshness.config import ServerAddress
+from freshness.errors import (
+    FreshnessError,
+    HistoryLost,
+    SourceUnavailable,
+    SourceUnsuitable,
+    StreamStopped,
+)
+from freshness.position import Position, parse_position
+
+Connection: TypeAlias = "pymysql.Connection[Cursor]"
+
+CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+_FATAL_DUMP_ERROR: Final = 1236
+
+_LOGIN_HINT = "check user, password and the host that the account is for"
+_UNSUITABLE: Final[dict[int, str]] = {
+    1044: "grant the account access to the database",
+    1045: _LOGIN_HINT,
+    1049: "create the database, or correct its name in the address",
+    1130: _LOGIN_HINT,
+    1142: "grant the account the privilege on this table",
+    1146: "create the table, or correct its name",
+    1227: "grant the privilege; `invalidator check` lists the ones that are needed",
+    1290: "the server is read-only or runs without what is needed; the heartbeat must go to the primary",
+    1698: _LOGIN_HINT,
+    1836: "the server is read-only; the heartbeat must go to the primary",
+    2026: "the TLS handshake failed: check the certificates, or turn TLS off on a private link",
+    2054: "the server wants a login method that this program does not know",
+}
+_PURGED = re.compile(
+    r"purged required binary logs|purged binary logs|too old and required binlog files have been purged"
+    r"|could not find GTID state requested|could not find first log file|could not find next log",
+    re.IGNORECASE,
+)
+_FUTURE = re.compile(
+    r"has more GTIDs than the (?:source|master)|which is not in the master's binlog|slave has diverged"
+    r"|position > file size",
+    re.IGNORECASE,
+)
+_KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"max_allowed_packet", re.IGNORECASE)
+
+
+def connect(
+    address: ServerAddress,
+    *,
+    timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+    read_timeout_seconds: float = 0,
+) -> Connection:
+    """A connection with autocommit, to the address's database if it names one.
+
+    ``timeout_seconds`` bounds connecting, and each answer unless ``read_timeout_seconds`` is above 0. Raises
+    `SourceUnavailable` where trying again may help, else `SourceUnsuitable`.
+    """
+    try:
+        return pymysql.connect(
+            host=address.host,
+            port=address.port,
+            user=address.user,
+            password=address.password,
+            database=address.database or None,
+            charset="utf8mb4",
+            autocommit=True,
+            connect_timeout=timeout_seconds,
+            read_timeout=read_timeout_seconds or timeout_seconds,
+            write_timeout=timeout_seconds,
+            # On loopback TLS only costs; elsewhere it is negotiated where the server offers it.
+            ssl_disabled=True if address.host in _LOOPBACK else None,
+        )
+    except Exception as error:
+        raise translated(error, address, "connecting") from error
+
+
+def translated(error: Exception, address: ServerAddress, doing: str) -> FreshnessError:
+    """The project's error for one of pymysql's. Raise it ``from`` the original. Our own come back unchanged."""
+    if isinstance(error, FreshnessError):
+        return error
+    where = f"{address.host}:{address.port}"
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    text = str(error.args[1]) if len(error.args) > 1 else str(error)
+    if code == _FATAL_DUMP_ERROR:
+        return _translated_dump_error(where, text)
+    if code in _UNSUITABLE:
+        return SourceUnsuitable(f"{where}: {doing}: {text} [{code}]", hint=_UNSUITABLE[code])
+    if isinstance(error, RuntimeError):  # pymysql's word for a missing package
+        return SourceUnsuitable(
+            f"{where}: {doing}: {text}", hint="install the package, or change the login method"
+        )
+    if isinstance(
+        error, (pymysql.err.ProgrammingError, pymysql.err.NotSupportedError, pymysql.err.DataError)
+    ):
+        return SourceUnsuitable(
+            f"{where}: {doing}: {text} [{code}]", hint="is the server too old, or of another kind?"
+        )
+    return SourceUnavailable(
+        f"{where}: {doing}: {text or type(error).__name__} [{code}]",
+        hint="is the server up and reachable from here?",
+    )
+
+
+def _translated_dump_error(where: str, text: str) -> FreshnessError:
+    if _PURGED.search(text):
+        return HistoryLost(
+            f"{where} no longer has the log from the start position: {text}",
+            hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
+        )
+    if _FUTURE.search(text):
+        return HistoryLost(
+            f"{where} does not know the start position: {text}",
+            hint="a future position or another history (F28, F29): raise the epoch and end the lives of all nodes",
+        )
+    if _KICKED_OUT.search(text):
+        return SourceUnavailable(
+            f"{where}: another reader came with our server id: {text}",
+            hint="a new id is drawn at the next try",
+        )
+    if _TOO_LARGE.search(text):
+        return StreamStopped(f"{where}: {text}", hint="raise max_allowed_packet on the server")
+    return StreamStopped(
+        f"{where} ended the stream: {text}",
+        hint="look into the server's error log; its binary log may be damaged",
+    )
+
+
+def read_rows(connection: Connection, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    """Run one query. Errors of pymysql come out as they are."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return list(cursor.fetchall())
+
+
+def executed_position(connection: Connection, flavor: str) -> Position:
+    """All that this server has executed: the head, for floors and for "start now". Asked on the primary.
+
+    On MariaDB it runs ahead of what a SELECT sees and is only an upper bound: right for a floor, never for a
+    fill (F2). Private GTIDs of a replica would make a floor that nothing can contain (F53).
+    """
+    if flavor == "mysql":
+        [(text,)] = read_rows(connection, "SELECT @@global.gtid_executed")
+        return parse_position(flavor, str(text).replace("\n", ""))
+    [(logged, applied)] = read_rows(connection, "SELECT @@global.gtid_binlog_pos, @@global.gtid_slave_pos")
+    return parse_position(flavor, str(logged)).union(parse_position(flavor, str(applied)))
+
+
+def is_replica(connection: Connection, flavor: str) -> bool:
+    """Whether this server is set up to follow another one, running or not."""
+    sql = "SHOW ALL SLAVES STATUS" if flavor == "mariadb" else "SHOW REPLICA STATUS"
+    return bool(read_rows(connection, sql))
+
+
+def check_start(connection: Connection, flavor: str, start: Position, address: ServerAddress) -> None:
+    """Find out whether this server can still stream everything that is not in ``start``.
+
+    Raises `HistoryLost` where the logs are purged (F15), or where a primary lacks part of ``start`` (F28, F29);
+    `SourceUnavailable` where a replica lacks it: it may only lag. On MariaDB purged logs show when streaming
+    starts, since no variable tells. A history that was replaced and has grown past ``start`` is not seen here:
+    the epoch is for that.
+    """
+    where = f"{address.host}:{address.port}"
+    executed = executed_position(connection, flavor)
+    if not executed.contains(start):
+        if is_replica(connection, flavor):
+            raise SourceUnavailable(
+                f"replica {where} has not yet executed all of the start position",
+                hint="wait for it, or stream from another server",
+            )
+        raise HistoryLost(
+            f"{where} has never executed all of the start position: it has {str(executed)[:200]!r},"
+            f" the start is {str(start)[:200]!r}",
+            hint="a future position or another history (F28, F29): raise the epoch and end the lives of all nodes",
+        )
+    if flavor == "mysql":
+        [(text,)] = read_rows(connection, "SELECT @@global.gtid_purged")
+        purged = parse_position(flavor, str(text).replace("\n", ""))
+        if not start.contains(purged):
+            raise HistoryLost(
+                f"{where} no longer has the log from the start position: purged is {str(purged)[:200]!r}",
+                hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
+            )

@@ -1,0 +1,256 @@
+"""From the parts of a log to whole transactions: GTID, table maps, rows, statements, commit.
+
+Never joins two transactions and never ends one early: a part without a GTID before it, or a GTID inside an open
+transaction, stops the stream (F61). XA transactions are reported twice, at PREPARE, when their rows are logged,
+and at COMMIT, when they become visible under another GTID (F54). Holds no connection and reads no bytes.
+Called by ``invalidator.decoder``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from freshness.errors import FormatError, StreamStopped
+from invalidator.event import GroupStart, Xid
+from invalidator.heartbeat import EPOCH_ROW, parse_heartbeat
+from invalidator.rows import ChangedRows, MappedTable
+from invalidator.source import Heartbeat, RowChange, Transaction
+from invalidator.statement import StatementKind, find_statement_kind, find_xid, tables_changed_by
+
+TRANSACTION_ROWS_MAX: Final = 200_000
+"""A transaction that changes more rows of the tables asked for raises these tables instead of listing the rows."""
+
+XA_ROWS_MAX: Final = 200_000
+"""Rows remembered for all prepared XA transactions together; beyond it the tables are remembered, not the rows."""
+
+XA_TRANSACTIONS_MAX: Final = 10_000
+"""Prepared XA transactions remembered; beyond it the oldest is forgotten, and its commit raises all tables."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the reader of the stream asked for.
+
+    ``cascades``: for each of the tables that is a child of cascading foreign keys, the tables whose updates and
+    deletes reach it, over any number of steps (`invalidator.schema.find_cascades`). None: not known, so that on
+    MariaDB a table that a statement announced without rows counts as a cascade's child (F23).
+    """
+
+    flavor: str
+    database: str
+    tables: frozenset[str]
+    heartbeat_table: str
+    cascades: Mapping[str, frozenset[str]] | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """The transaction that is being read."""
+
+    start: GroupStart
+    in_transaction: bool
+    changes: list[RowChange] = field(default_factory=list)
+    raised: set[str] = field(default_factory=set)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    # of the statement that is being read:
+    announced: set[str] = field(default_factory=set)
+    with_rows: set[str] = field(default_factory=set)
+    shrunk: set[str] = field(default_factory=set)
+
+    def raise_tables(self, tables: frozenset[str] | set[str], reason: str) -> None:
+        if tables:
+            self.raised |= tables
+            self.reasons.append(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    changes: tuple[RowChange, ...]
+    raised: frozenset[str]
+
+
+class TransactionAssembler:
+    """One for each stream. What it knows of prepared XA transactions outlives `restart`."""
+
+    def __init__(self, subject: Subject, *, rows_max: int = TRANSACTION_ROWS_MAX) -> None:
+        self._subject = subject
+        self._cascades = subject.cascades
+        self._rows_max = rows_max
+        self._group: _Group | None = None
+        self._prepared: dict[Xid, _Prepared] = {}
+        self._prepared_rows = 0
+
+    def restart(self) -> None:
+        """A new connection: what was half read comes again."""
+        self._group = None
+
+    def start_file(self) -> None:
+        """A new log file. A transaction never spans two: an open one was cut off by a crash and never committed.
+
+        Its number may be given again, so its position must not be reported (F29).
+        """
+        if self._group is not None:
+            _log.warning("transaction %s was cut off by the end of its log file", self._group.start.position)
+        self._group = None
+
+    def start_group(self, start: GroupStart) -> None:
+        if self._group is not None:
+            raise StreamStopped(
+                f"transaction {start.position} starts inside {self._group.start.position}",
+                hint="an event that ends a transaction was not understood; report it with the server's version",
+            )
+        self._group = _Group(start, start.in_transaction)
+
+    def announce_table(self, table: MappedTable) -> None:
+        if table.wanted and table.name != self._subject.heartbeat_table:
+            self._current("a table map").announced.add(table.name)
+
+    def add_rows(self, rows: ChangedRows) -> None:
+        group = self._current("a row event")
+        if rows.table is not None:
+            if rows.op != "insert":
+                group.shrunk.add(_qualified(rows.table, self._subject.database))
+            if rows.table.wanted:
+                self._add_wanted(group, rows, rows.table.name)
+        if rows.ends_statement:
+            self._end_statement(group)
+
+    def add_query(self, sql: str, default_database: str) -> Transaction | None:
+        """A statement; the transaction, where the statement ended it."""
+        group = self._current(f"the statement {sql[:60]!r}")
+        kind = find_statement_kind(sql)
+        if kind in (StatementKind.BEGIN, StatementKind.XA_BEGIN):
+            group.in_transaction = True
+            return None
+        if kind in (StatementKind.COMMIT, StatementKind.ROLLBACK):
+            # Rows in front of a ROLLBACK are of tables that cannot roll back.
+            return self.commit()
+        if kind is StatementKind.XA_COMMIT:
+            self._commit_prepared(group, sql)
+        elif kind is StatementKind.XA_ROLLBACK:
+            self._forget_prepared(find_xid(sql))
+        elif kind is StatementKind.OTHER:
+            self._add_statement(group, sql, default_database)
+        elif group.in_transaction:
+            return None
+        return None if group.in_transaction else self.commit()
+
+    def commit(self) -> Transaction:
+        group = self._current("a commit")
+        self._end_statement(group)
+        self._group = None
+        return Transaction(
+            group.start.position,
+            group.start.timestamp_us,
+            tuple(group.changes),
+            frozenset(group.raised),
+            tuple(group.heartbeats),
+            tuple(group.reasons),
+        )
+
+    def prepare(self, xid: Xid) -> Transaction:
+        """XA PREPARE: report the rows under this GTID, and remember them for the commit."""
+        transaction = self.commit()
+        changes, raised = transaction.changes, transaction.raised_tables
+        self._forget_prepared(xid)
+        if self._prepared_rows + len(changes) > XA_ROWS_MAX:
+            raised |= {change.table for change in changes}
+            changes = ()
+        if len(self._prepared) >= XA_TRANSACTIONS_MAX:
+            self._forget_prepared(next(iter(self._prepared)))
+        self._prepared[xid] = _Prepared(changes, raised)
+        self._prepared_rows += len(changes)
+        return transaction
+
+    def _current(self, what: str) -> _Group:
+        if self._group is None:
+            raise StreamStopped(
+                f"{what} came without a GTID before it",
+                hint="the stream was joined inside a transaction, or gtid_mode is off: resume from a GTID position",
+            )
+        return self._group
+
+    def _add_wanted(self, group: _Group, rows: ChangedRows, table: str) -> None:
+        group.with_rows.add(table)
+        if table == self._subject.heartbeat_table:
+            self._add_heartbeats(group, rows)
+        elif rows.problem:
+            group.raise_tables({table}, rows.problem)
+        elif len(group.changes) + len(rows.changes) > self._rows_max:
+            self._drop_rows(group)
+            group.raise_tables({table}, f"more than {self._rows_max} rows in one transaction")
+        elif not rows.changes:
+            group.raise_tables({table}, f"a row event of {table} without rows")
+        else:
+            group.changes.extend(rows.changes)
+
+    def _drop_rows(self, group: _Group) -> None:
+        tables = {change.table for change in group.changes}
+        group.raise_tables(tables, f"more than {self._rows_max} rows in one transaction")
+        group.changes.clear()
+
+    def _add_heartbeats(self, group: _Group, rows: ChangedRows) -> None:
+        if rows.problem:
+            group.reasons.append(rows.problem)
+        for change in rows.changes:
+            if change.after is None:
+                continue
+            row = {**(change.before or {}), **change.after}
+            if row.get("id") == EPOCH_ROW:
+                continue
+            try:
+                group.heartbeats.append(parse_heartbeat(row))
+            except FormatError as error:
+                group.reasons.append(str(error))
+
+    def _end_statement(self, group: _Group) -> None:
+        """Raise the children of foreign keys whose rows changed without being logged (F23)."""
+        if self._subject.flavor == "mariadb":
+            if self._cascades is None:
+                silent = group.announced - group.with_rows
+                group.raise_tables(
+                    silent, f"announced without rows, a foreign key may cascade: {sorted(silent)}"
+                )
+            elif group.shrunk:
+                reached = {
+                    child
+                    for child, parents in self._cascades.items()
+                    if child in group.announced and parents & group.shrunk
+                }
+                group.raise_tables(reached, f"reached by a cascading foreign key: {sorted(reached)}")
+        group.announced.clear()
+        group.with_rows.clear()
+        group.shrunk.clear()
+
+    def _add_statement(self, group: _Group, sql: str, default_database: str) -> None:
+        subject = self._subject
+        tables = tables_changed_by(sql, subject.database, default_database, subject.tables)
+        group.raise_tables(tables, f"statement: {' '.join(sql[:120].split())}")
+        if "references" in sql.casefold():
+            # A foreign key may be new: what was read from the schema no longer holds.
+            self._cascades = None
+
+    def _commit_prepared(self, group: _Group, sql: str) -> None:
+        xid = find_xid(sql)
+        prepared = None if xid is None else self._prepared.get(xid)
+        if prepared is None:
+            group.raise_tables(self._subject.tables, f"commit of an unknown XA transaction: {sql[:120]}")
+            return
+        group.changes.extend(prepared.changes)
+        group.raise_tables(prepared.raised, "tables raised by the XA transaction at its PREPARE")
+        self._forget_prepared(xid)
+
+    def _forget_prepared(self, xid: Xid | None) -> None:
+        prepared = None if xid is None else self._prepared.pop(xid, None)
+        if prepared is not None:
+            self._prepared_rows -= len(prepared.changes)
+
+
+def _qualified(table: MappedTable, database: str) -> str:
+    return table.name if table.database == database else f"{table.database}.{table.name}"
