@@ -257,7 +257,8 @@ class MemoryStore:
         return refusal
 
     def _make_room(self, key: bytes) -> Refused | None:
-        """Make sure that one more item can be stored: room is taken before the former item gives its own back."""
+        """Make sure that one more item can be stored: room is taken before the former item gives its own
+        back."""
         if self.capacity_items is None or len(self._entries) < self.capacity_items:
             return None
         for expired in [other for other in self._entries if self._find(other) is None]:

@@ -138,7 +138,7 @@ class BackendContract:
 
     @pytest.mark.parametrize("version", [0, -1, 1 << 64])
     def test_a_version_that_no_item_has_never_matches(self, node: CacheNode, version: int) -> None:
-        """memcached takes C0 for "whatever the version" (F8): `Stored` for an add says 0."""
+        """`Stored` says 0 for an add; a caller that goes on from it must not overwrite anything."""
         assert one(node, Cas(b"k", b"value", version, TTL_SECONDS)) is MISSING
         assert one(node, Delete(b"k", version)) is MISSING
         node.perform([Add(b"k", b"first", TTL_SECONDS)])

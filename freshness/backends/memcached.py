@@ -1,0 +1,293 @@
+"""A memcached server as a cache node: pymemcache's connecting, a meta protocol and pipelining of our own.
+
+pymemcache's commands are not used: they answer a default where the server did not (F11), know no meta
+commands and wait for each answer. This module must never turn a failure into a reply: whatever goes wrong on
+a connection closes it and raises. Called by the drivers, one `MemcachedNode` per thread and server.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Final
+
+from pymemcache.client.base import Client
+
+from freshness.backend import lifetime_seconds
+from freshness.backends.meta import Plan, ProtocolError, ReplyReader, Stats, decode_flow, encode_flow
+from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.request import Reply, Request, StorageReport
+
+OLDEST_VERSION: Final = (1, 6, 13)
+"""Meta commands are final since 1.6.10; ``md`` ignores its C flag before 1.6.13, so that a conditional delete
+would remove what it did not see."""
+
+RECEIVE_BYTES: Final = 16_384
+RECEIVE_MORE_BYTES: Final = 262_144
+SEND_CHUNK_BYTES: Final = 65_536
+TLS_FIRST_SEND_BYTES: Final = 16_384
+"""One TLS record. A longer write may block within the TLS library, where replies cannot be read."""
+
+UNREACHABLE_HINT: Final = (
+    "see that memcached runs there and is reachable; nothing was concluded from the silence"
+)
+
+LOSS_COUNTERS: Final = (
+    "store_no_memory",  # a store was refused: nothing evictable was left; a refused CAS drops the former item
+    "slab_reassign_evictions_nomem",  # items dropped with a moved page, in no other counter (F67)
+    "slab_reassign_busy_deletes",  # items dropped with a moved page because somebody was using them
+    "cmd_flush",  # flush_all: all items, evictable or not (F7)
+)
+"""Counters of ``stats`` that only move when something that cannot be evicted may be gone.
+
+``evictions`` and ``evicted_*`` are left out: they count what may be evicted (the TEMP_LRU never is), and move
+all the time on a full node. ``slabs_moved`` too: a page whose items were all rescued lost nothing.
+"""
+
+
+class _Connection(Client):  # type: ignore[misc]
+    """pymemcache's way to a connected socket (TCP_NODELAY, TLS, timeouts); none of its commands."""
+
+    def open(self) -> socket.socket:
+        self._connect()
+        connected = self.sock
+        assert isinstance(connected, socket.socket)
+        return connected
+
+
+class MemcachedNode:
+    """A connection to one memcached server; see `freshness.backend.CacheNode`.
+
+    ``name``: ``host:port``, ``[ipv6]:port`` or the path of a socket. ``timeout_seconds`` bounds each wait for
+    the server to take or give the next bytes. ``credentials``: user and password for memcached's ``-Y`` file.
+    The first `send` on a connection asks the server for its version and for CAS, in one round trip.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connect_timeout_seconds: float = 1.0,
+        timeout_seconds: float = 1.0,
+        tls_context: ssl.SSLContext | None = None,
+        credentials: tuple[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._timeout_seconds = timeout_seconds
+        self._credentials = credentials
+        self._is_tls = tls_context is not None
+        try:
+            self._connection = _Connection(
+                name,
+                connect_timeout=connect_timeout_seconds,
+                timeout=timeout_seconds,
+                no_delay=True,
+                tls_context=tls_context,
+            )
+        except ValueError as error:
+            raise ConfigError(f"cache node {name!r} is not an address", hint="write host:port") from error
+        self._socket: socket.socket | None = None
+        self._server = ""
+        self._plan: Plan | None = None
+        self._received = b""
+        self._receive_bytes = RECEIVE_BYTES
+
+    # -- CacheNode -------------------------------------------------------------------------------------
+
+    def send(self, requests: Sequence[Request]) -> None:
+        if self._plan is not None:
+            self.close()  # answers that nobody received must not be taken for the ones to come
+        data, plan = encode_flow(requests)
+        try:
+            connected = self._socket
+            if connected is None:
+                connected = self._open()
+            if data:
+                self._plan = plan
+                self._write(connected, data)
+            self._plan = plan
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def receive(self) -> list[Reply]:
+        plan = self._plan
+        assert plan is not None, "receive without send"
+        try:
+            reader = ReplyReader(self._receive, self._received)
+            replies = decode_flow(plan, reader, self._report)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._plan = None
+        self._received = b""
+        return replies
+
+    def perform(self, requests: Sequence[Request]) -> list[Reply]:
+        self.send(requests)
+        return self.receive()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._socket = None
+        self._plan = None
+        self._received = b""
+        self._receive_bytes = RECEIVE_BYTES
+
+    # -- the connection --------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        """Close, and raise our own error for the known kinds of failure; return for all others."""
+        was_open = self._socket is not None
+        self.close()
+        if isinstance(error, ProtocolError):
+            raise NodeUnavailable(
+                f"memcached {self.name} gave an answer that does not fit: {error}",
+                hint="the connection was closed; see that this address is a memcached server, not a proxy",
+            ) from error
+        if isinstance(error, TimeoutError):
+            what = (
+                f"did not answer within {self._timeout_seconds} s"
+                if was_open
+                else "did not accept a connection"
+            )
+            raise NodeUnavailable(f"memcached {self.name} {what}", hint=UNREACHABLE_HINT) from error
+        if isinstance(error, OSError):
+            what = "broke the connection" if was_open else "cannot be reached"
+            raise NodeUnavailable(f"memcached {self.name} {what}: {error}", hint=UNREACHABLE_HINT) from error
+
+    def _open(self) -> socket.socket:
+        try:
+            connected = self._connection.open()
+        except UnicodeError as error:  # a host name that cannot be one
+            raise NodeUnavailable(
+                f"memcached {self.name} cannot be resolved: {error}", hint="correct the name"
+            ) from error
+        self._socket = connected
+        self._received = b""
+        self._receive_bytes = RECEIVE_BYTES
+        self._greet(connected)
+        return connected
+
+    def _greet(self, connected: socket.socket) -> None:
+        """Ask once per connection whether the server can serve at all. Raises `NodeUnsuitable`."""
+        greeting = b"version\r\nstats settings\r\n"
+        reader = ReplyReader(self._receive)
+        if self._credentials is not None:
+            secret = " ".join(self._credentials).encode()
+            connected.sendall(b"set auth 0 0 %d\r\n%b\r\n" % (len(secret), secret))
+            if reader.line() != b"STORED":
+                raise self._unsuitable(
+                    "refuses the credentials", "correct the user and the password of this node"
+                )
+        connected.sendall(greeting)
+        line = reader.line()
+        if line == b"CLIENT_ERROR unauthenticated":
+            raise self._unsuitable("wants credentials", "give the user and the password of its -Y file")
+        if not line.startswith(b"VERSION "):
+            raise ProtocolError(f"expected VERSION, got {line[:200]!r}")
+        settings = reader.stats()
+        reader.expect_end()
+        version = line[8:].decode("latin-1")
+        oldest = ".".join(map(str, OLDEST_VERSION))
+        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+        if numbers is None or tuple(map(int, numbers.groups())) < OLDEST_VERSION:
+            raise self._unsuitable(
+                f"has version {version!r}", f"install {oldest} or later: it needs meta commands"
+            )
+        if settings.get("cas_enabled") != "yes":
+            raise self._unsuitable(
+                "has no CAS", "start it without -C (--disable-cas): versions would all be 0"
+            )
+        self._server = f"memcached {version}"
+
+    def _unsuitable(self, what: str, hint: str) -> NodeUnsuitable:
+        return NodeUnsuitable(f"memcached {self.name} {what}", hint=hint)
+
+    def _receive(self) -> bytes:
+        connected = self._socket
+        assert connected is not None
+        received = connected.recv(self._receive_bytes)
+        if not received:
+            raise ConnectionResetError("the server closed the connection")
+        if len(received) == self._receive_bytes:
+            self._receive_bytes = RECEIVE_MORE_BYTES
+        return received
+
+    def _write(self, connected: socket.socket, data: bytes) -> None:
+        """Write a flow of any size without waiting for a server that itself waits for us to read.
+
+        The server read all of the former flow before it gave its last answer, so there is room for a
+        beginning.
+        """
+        self._receive_bytes = RECEIVE_BYTES
+        sent = 0
+        if not self._is_tls or len(data) <= TLS_FIRST_SEND_BYTES:
+            sent = connected.send(data)
+        if sent < len(data):
+            self._write_and_read(connected, memoryview(data)[sent:])
+
+    def _write_and_read(self, connected: socket.socket, unsent: memoryview) -> None:
+        """Write the rest as the socket takes it, and keep what comes back meanwhile for `receive`."""
+        received = []
+        watch = select.poll()
+        watch.register(connected, select.POLLIN | select.POLLOUT)
+        connected.settimeout(0)
+        while unsent:
+            is_stuck = True
+            try:
+                unsent = unsent[connected.send(unsent[:SEND_CHUNK_BYTES]) :]
+                is_stuck = False
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                pass
+            try:
+                received.append(connected.recv(RECEIVE_MORE_BYTES))
+                if not received[-1]:
+                    raise ConnectionResetError("the server closed the connection")
+                is_stuck = False
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                pass
+            if is_stuck and not watch.poll(self._timeout_seconds * 1000):
+                raise TimeoutError
+        connected.settimeout(self._timeout_seconds)
+        self._received = b"".join(received)
+
+    # -- storage ---------------------------------------------------------------------------------------
+
+    def _report(
+        self, stats: Stats, settings: Stats, items: Stats, tombstone_ttl_seconds: int
+    ) -> StorageReport:
+        """What the node's own settings and counters say about keeping tombstones (F5, F51, F67)."""
+        try:
+            losses = sum(int(stats[name]) for name in LOSS_COUNTERS)
+            # Kept per slab class also where a store goes on with another attempt
+            losses += sum(int(value) for name, value in items.items() if name.endswith(":outofmemory"))
+            temporary_ttl_seconds = int(settings["temporary_ttl"])
+            is_segmented = settings["lru_segmented"] == "yes"
+            has_temp_lru = settings["temp_lru"] == "yes"
+            moves_pages = settings["slab_automove"] != "0"
+            is_moving = stats["slab_reassign_running"] != "0"
+        except (KeyError, ValueError) as error:
+            return StorageReport(
+                False, f"its stats do not say: {error}; fills will wait for the floor", 0, self._server
+            )
+        needed_seconds = lifetime_seconds(tombstone_ttl_seconds) + 1
+        problems = []
+        if not is_segmented:
+            problems.append("it has no segmented LRU: start it without -o no_lru_maintainer and no_modern")
+        if not has_temp_lru or temporary_ttl_seconds < needed_seconds or tombstone_ttl_seconds == 0:
+            now = f"{temporary_ttl_seconds} s" if has_temp_lru else "off"
+            problems.append(
+                f"its TEMP_LRU is {now}: start it with -o temporary_ttl={needed_seconds}, or say "
+                f"'lru temp_ttl {needed_seconds}' to it"
+            )
+        if moves_pages:
+            problems.append(
+                "it moves slab pages by itself: start it with -o slab_automove=0, or say 'slabs automove 0' to it"
+            )
+        if is_moving:
+            problems.append("it is moving a slab page now, and counts what that drops only afterwards")
+        return StorageReport(not problems, "; ".join(problems), losses, self._server)

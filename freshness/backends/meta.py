@@ -1,0 +1,322 @@
+"""memcached's meta protocol: requests to bytes, bytes to replies. No socket, no client library.
+
+Theory of operation. memcached answers in the order of the requests, so a reply line belongs to a request by
+its position, except that a quiet request answers nothing when it did the usual thing. Measured on 1.6.18:
+
+* a quiet ``ms … ME q O5`` answers nothing when it stored, ``NS O5`` when the key exists, and an error line,
+  without its opaque, when it was refused;
+* a quiet ``md`` still answers ``NF``, so an unconditional delete is the classic ``delete k noreply``, which
+  answers nothing at all;
+* ``mn`` answers ``MN``.
+
+So every run of quiet requests that contains an add, or ends the flow, is fenced by ``mn``: what comes before
+its ``MN`` belongs to the run, what comes after it does not. Hence an error line is known to be a `Cas`'s own
+(`Refused`), or it is one of a quiet run's, and nobody knows whose: then the flow fails. Called by
+``freshness.backends.memcached`` alone. It must never guess: what does not fit raises `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from freshness.backend import check_key, is_key, lifetime_seconds
+from freshness.request import (
+    CONFLICT,
+    DONE,
+    MISSING,
+    STORED,
+    Add,
+    Cas,
+    Delete,
+    Get,
+    InspectStorage,
+    Item,
+    Refused,
+    Reply,
+    Request,
+    StorageReport,
+    Stored,
+    Touch,
+)
+
+LINE_BYTES_MAX: Final = 8192
+"""No reply line of memcached is longer; bytes without a line end beyond this are not the protocol."""
+
+STATS_LINES_MAX: Final = 10_000
+VALUE_BYTES_MAX: Final = 1 << 30
+"""memcached's own upper limit for -I."""
+
+VERSION_LIMIT: Final = 1 << 64
+
+FENCE: Final = b"mn\r\n"
+INSPECTION: Final = b"stats\r\nstats settings\r\nstats items\r\n"
+
+REFUSALS: Final = (
+    b"SERVER_ERROR object too large for cache",
+    b"SERVER_ERROR out of memory storing object",
+)
+
+Stats = dict[str, str]
+
+
+class ProtocolError(Exception):
+    """The bytes are not what this request can be answered with. Translated by the caller."""
+
+
+class ReplyKind(IntEnum):
+    """What is awaited from the node, in order."""
+
+    ITEM = 0
+    FENCE = 1
+    CAS = 2
+    DELETED = 3
+    TOUCHED = 4
+    PRESENCE = 5
+    STATS = 6
+
+
+@dataclass(slots=True)
+class Plan:
+    """How the answer to a flow is to be read.
+
+    ``replies``: one per request; already right for the quiet ones, of which usually nothing is heard.
+    ``awaited``: what the node will say, with the index of the request; for a fence the index after its run.
+    """
+
+    requests: Sequence[Request]
+    replies: list[Reply]
+    awaited: list[tuple[ReplyKind, int]]
+
+
+# -- requests to bytes ---------------------------------------------------------------------------------
+
+
+def encode_flow(requests: Sequence[Request]) -> tuple[bytes, Plan]:
+    """The bytes of a flow and the plan for its answer. Raises `FormatError` for a key or TTL nobody could
+    take."""
+    parts: list[bytes] = []
+    replies: list[Reply] = []
+    awaited: list[tuple[ReplyKind, int]] = []
+    has_open_add = is_quiet = False
+    asked_seconds = lifetime = 0
+    for index, request in enumerate(requests):
+        if isinstance(request, Add):
+            key = request.key
+            if not is_key(key):
+                check_key(key)
+            if request.ttl_seconds != asked_seconds:
+                asked_seconds = request.ttl_seconds
+                lifetime = lifetime_seconds(asked_seconds)
+            value = request.value
+            parts.append(b"ms %b %d T%d ME q O%d\r\n%b\r\n" % (key, len(value), lifetime, index, value))
+            replies.append(STORED)
+            has_open_add = is_quiet = True
+            continue
+        if isinstance(request, Delete) and request.version is None:
+            key = request.key
+            if not is_key(key):
+                check_key(key)
+            parts.append(b"delete %b noreply\r\n" % key)
+            replies.append(DONE)
+            is_quiet = True
+            continue
+        if has_open_add:
+            parts.append(FENCE)
+            awaited.append((ReplyKind.FENCE, index))
+            has_open_add = False
+        is_quiet = False
+        kind, command = _encode_spoken(request)
+        parts.append(command)
+        replies.append(MISSING)
+        awaited.append((kind, index))
+    if is_quiet:
+        parts.append(FENCE)
+        awaited.append((ReplyKind.FENCE, len(replies)))
+    return b"".join(parts), Plan(requests, replies, awaited)
+
+
+def _encode_spoken(request: Request) -> tuple[ReplyKind, bytes]:
+    """A request that always gets an answer."""
+    if isinstance(request, InspectStorage):
+        lifetime_seconds(request.tombstone_ttl_seconds)
+        return ReplyKind.STATS, INSPECTION
+    key = request.key
+    if not is_key(key):
+        check_key(key)
+    if isinstance(request, Get):
+        if request.vivify_ttl_seconds == 0:
+            return ReplyKind.ITEM, b"mg %b v c t\r\n" % key
+        # N before t: the flags are worked off in order, else a new stub answers t-1
+        return ReplyKind.ITEM, b"mg %b N%d v c t\r\n" % (key, lifetime_seconds(request.vivify_ttl_seconds))
+    if isinstance(request, Touch):
+        return ReplyKind.TOUCHED, b"mg %b T%d\r\n" % (key, lifetime_seconds(request.ttl_seconds))
+    assert isinstance(request, Cas | Delete), request
+    lifetime = lifetime_seconds(request.ttl_seconds) if isinstance(request, Cas) else 0
+    version = request.version
+    if version is None or not 0 < version < VERSION_LIMIT:
+        # No item has such a version, and C0 must never come to mean "any": only ask whether the key is there
+        return ReplyKind.PRESENCE, b"mg %b\r\n" % key
+    if isinstance(request, Delete):
+        return ReplyKind.DELETED, b"md %b C%d\r\n" % (key, version)
+    value = request.value
+    return ReplyKind.CAS, b"ms %b %d T%d C%d c\r\n%b\r\n" % (key, len(value), lifetime, version, value)
+
+
+# -- bytes to replies ----------------------------------------------------------------------------------
+
+
+class ReplyReader:
+    """Lines and blocks out of what ``receive`` returns; it returns at least one byte or raises."""
+
+    def __init__(self, receive: Callable[[], bytes], received: bytes = b"") -> None:
+        self._receive = receive
+        self._buffer = received
+        self._position = 0
+
+    def line(self) -> bytes:
+        """The next line, without its end."""
+        end = self._buffer.find(b"\r\n", self._position)
+        while end < 0:
+            if len(self._buffer) - self._position > LINE_BYTES_MAX:
+                raise ProtocolError(f"no line end after {self._buffer[self._position :][:60]!r}")
+            self._buffer = self._buffer[self._position :] + self._receive()
+            self._position = 0
+            end = self._buffer.find(b"\r\n")
+        line = self._buffer[self._position : end]
+        self._position = end + 2
+        return line
+
+    def block(self, size: int) -> bytes:
+        """``size`` bytes and the line end after them, which is not returned."""
+        end = self._position + size
+        if end + 2 > len(self._buffer):
+            parts = [self._buffer[self._position :]]
+            missing = end + 2 - len(self._buffer)
+            while missing > 0:
+                parts.append(self._receive())
+                missing -= len(parts[-1])
+            self._buffer = b"".join(parts)
+            self._position, end = 0, size
+        if self._buffer[end : end + 2] != b"\r\n":
+            raise ProtocolError(f"a value of {size} bytes does not end where it should")
+        value = self._buffer[self._position : end]
+        self._position = end + 2
+        return value
+
+    def stats(self) -> Stats:
+        """The lines of one ``stats`` answer, up to its END."""
+        stats: Stats = {}
+        for _ in range(STATS_LINES_MAX):
+            line = self.line()
+            if line == b"END":
+                return stats
+            word, _, rest = line.partition(b" ")
+            name, _, value = rest.partition(b" ")
+            if word != b"STAT":
+                raise ProtocolError(f"expected STAT or END, got {line[:200]!r}")
+            stats[name.decode("latin-1")] = value.decode("latin-1")
+        raise ProtocolError(f"more than {STATS_LINES_MAX} lines of stats")
+
+    def expect_end(self) -> None:
+        """Everything that was received has been read; more is not the answer to anything."""
+        if self._position != len(self._buffer):
+            raise ProtocolError(f"bytes after the last reply: {self._buffer[self._position :][:60]!r}")
+
+
+def decode_flow(
+    plan: Plan, reader: ReplyReader, report: Callable[[Stats, Stats, Stats, int], StorageReport]
+) -> list[Reply]:
+    """The replies of a flow, in the order of its requests. Raises `ProtocolError` for anything that does not
+    fit.
+
+    ``report`` turns the three stats of an `InspectStorage` into its answer.
+    """
+    replies = plan.replies
+    run_start = 0
+    for kind, index in plan.awaited:
+        if kind is ReplyKind.ITEM:
+            replies[index] = _read_item(reader)
+        elif kind is ReplyKind.FENCE:
+            _read_run(reader, replies, run_start, index)
+            run_start = index
+        elif kind is ReplyKind.CAS:
+            replies[index] = _read_cas(reader)
+        elif kind is ReplyKind.STATS:
+            request = plan.requests[index]
+            assert isinstance(request, InspectStorage)
+            stats, settings, items = reader.stats(), reader.stats(), reader.stats()
+            replies[index] = report(stats, settings, items, request.tombstone_ttl_seconds)
+        else:
+            replies[index] = _read_word(reader, _WORDS[kind])
+    reader.expect_end()
+    return replies
+
+
+_WORDS: Final[dict[ReplyKind, dict[bytes, Reply]]] = {
+    ReplyKind.DELETED: {b"HD": DONE, b"EX": CONFLICT, b"NF": MISSING},
+    ReplyKind.TOUCHED: {b"HD": DONE, b"EN": MISSING},
+    ReplyKind.PRESENCE: {b"HD": CONFLICT, b"EN": MISSING},
+}
+
+
+def _read_word(reader: ReplyReader, words: dict[bytes, Reply]) -> Reply:
+    line = reader.line()
+    reply = words.get(line.rstrip())
+    if reply is None:
+        raise ProtocolError(f"expected one of {sorted(words)}, got {line[:200]!r}")
+    return reply
+
+
+def _read_item(reader: ReplyReader) -> Reply:
+    line = reader.line()
+    if line == b"EN":
+        return MISSING
+    words = line.split(b" ")
+    try:
+        code, size_text, version, ttl = words[:4]
+        size = int(size_text)
+        if code != b"VA" or version[:1] != b"c" or ttl[:1] != b"t" or not 0 <= size <= VALUE_BYTES_MAX:
+            raise ProtocolError(f"expected VA with c and t, or EN, got {line[:200]!r}")
+        version_number, ttl_seconds = int(version[1:]), int(ttl[1:])
+    except ValueError as error:
+        raise ProtocolError(f"expected VA with c and t, or EN, got {line[:200]!r}") from error
+    value = reader.block(size)
+    if len(words) == 4:
+        return Item(value, version_number, ttl_seconds)
+    return Item(value, version_number, ttl_seconds, b"W" in words[4:], b"Z" in words[4:])
+
+
+def _read_cas(reader: ReplyReader) -> Reply:
+    line = reader.line()
+    if line[:4] == b"HD c":
+        try:
+            return Stored(int(line[4:]))
+        except ValueError as error:
+            raise ProtocolError(f"expected HD with c, got {line[:200]!r}") from error
+    code = line[:2]
+    if code == b"EX" and line[2:3] in b" ":
+        return CONFLICT
+    if code == b"NF" and line[2:3] in b" ":
+        return MISSING
+    if line in REFUSALS:
+        return Refused(line.partition(b" ")[2].decode())
+    raise ProtocolError(f"expected HD, EX or NF, got {line[:200]!r}")
+
+
+def _read_run(reader: ReplyReader, replies: list[Reply], start: int, end: int) -> None:
+    """What the quiet requests from ``start`` to ``end`` had to say, up to their fence."""
+    line = reader.line()
+    while line != b"MN":
+        if line[:4] != b"NS O":
+            raise ProtocolError(f"a quiet request failed: {line[:200].decode('latin-1')}")
+        try:
+            index = int(line[4:])
+        except ValueError as error:
+            raise ProtocolError(f"expected NS with O, got {line[:200]!r}") from error
+        if not start <= index < end or replies[index] is not STORED:
+            raise ProtocolError(f"{line[:200]!r} answers no add between {start} and {end}")
+        replies[index] = CONFLICT
+        line = reader.line()

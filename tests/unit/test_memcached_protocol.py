@@ -1,0 +1,461 @@
+"""The bytes that go to memcached, and every way in which what comes back can be wrong.
+
+The replies were recorded from memcached 1.6.18.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from freshness.backend import TTL_SECONDS_MAX
+from freshness.backends.memcached import MemcachedNode
+from freshness.backends.meta import ProtocolError, ReplyReader, Stats, decode_flow, encode_flow
+from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.request import (
+    CONFLICT,
+    DONE,
+    MISSING,
+    STORED,
+    Add,
+    Cas,
+    Delete,
+    Get,
+    InspectStorage,
+    Item,
+    Refused,
+    Reply,
+    Request,
+    StorageReport,
+    Stored,
+    Touch,
+)
+
+ADD, CAS = Add(b"k", b"v", 10), Cas(b"k", b"v", 7, 10)
+QUIET_DELETE, DELETE = Delete(b"k"), Delete(b"k", 7)
+GET, TOUCH, INSPECT = Get(b"k"), Touch(b"k", 10), InspectStorage(120)
+
+STATS = {
+    "store_no_memory": "1",
+    "slab_reassign_evictions_nomem": "2",
+    "slab_reassign_busy_deletes": "4",
+    "slab_reassign_running": "0",
+    "cmd_flush": "8",
+    "evictions": "5000",
+}
+SETTINGS = {
+    "cas_enabled": "yes",
+    "lru_segmented": "yes",
+    "temp_lru": "yes",
+    "temporary_ttl": "122",
+    "slab_automove": "0",
+}
+ITEMS = {"items:1:outofmemory": "16", "items:3:outofmemory": "32", "items:3:evicted": "5000"}
+
+
+def report_of(stats: Stats, settings: Stats, items: Stats, tombstone_ttl_seconds: int) -> StorageReport:
+    return StorageReport(True, "", len(stats) + len(settings) + len(items), str(tombstone_ttl_seconds))
+
+
+def read(requests: list[Request], received: bytes, chunk_bytes: int = 1 << 20) -> list[Reply]:
+    """The replies to a flow for which the node sent ``received``, in chunks of a size."""
+    chunks = iter(received[start : start + chunk_bytes] for start in range(0, len(received), chunk_bytes))
+
+    def receive() -> bytes:
+        chunk = next(chunks, b"")
+        if not chunk:
+            raise ConnectionResetError
+        return chunk
+
+    return decode_flow(encode_flow(requests)[1], ReplyReader(receive), report_of)
+
+
+# -- requests to bytes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        ([], b""),
+        ([GET], b"mg k v c t\r\n"),
+        ([Get(b"k", 30)], b"mg k N31 v c t\r\n"),
+        ([ADD], b"ms k 1 T11 ME q O0\r\nv\r\nmn\r\n"),
+        ([Add(b"k", b"", 0)], b"ms k 0 T0 ME q O0\r\n\r\nmn\r\n"),
+        ([CAS], b"ms k 1 T11 C7 c\r\nv\r\n"),
+        ([Cas(b"k", b"v", 0, 10)], b"mg k\r\n"),
+        ([QUIET_DELETE], b"delete k noreply\r\nmn\r\n"),
+        ([DELETE], b"md k C7\r\n"),
+        ([Delete(b"k", 1 << 64)], b"mg k\r\n"),
+        ([TOUCH], b"mg k T11\r\n"),
+        ([INSPECT], b"stats\r\nstats settings\r\nstats items\r\n"),
+        # a run is fenced where it ends the flow, or where something that answers follows an add
+        ([ADD, QUIET_DELETE], b"ms k 1 T11 ME q O0\r\nv\r\ndelete k noreply\r\nmn\r\n"),
+        ([QUIET_DELETE, GET], b"delete k noreply\r\nmg k v c t\r\n"),
+        ([GET, ADD, CAS], b"mg k v c t\r\nms k 1 T11 ME q O1\r\nv\r\nmn\r\nms k 1 T11 C7 c\r\nv\r\n"),
+        ([ADD, GET, GET], b"ms k 1 T11 ME q O0\r\nv\r\nmn\r\nmg k v c t\r\nmg k v c t\r\n"),
+    ],
+)
+def test_bytes_of_a_flow(requests: list[Request], expected: bytes) -> None:
+    assert encode_flow(requests)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("ttl_seconds", "sent"),
+    [
+        (0, 0),
+        (1, 2),
+        (120, 121),
+        (TTL_SECONDS_MAX - 1, TTL_SECONDS_MAX),
+        (TTL_SECONDS_MAX, TTL_SECONDS_MAX),
+        (TTL_SECONDS_MAX + 1, TTL_SECONDS_MAX),
+        (1_763_700_000, TTL_SECONDS_MAX),
+    ],
+)
+def test_a_ttl_is_never_shorter_than_asked_nor_an_absolute_time(ttl_seconds: int, sent: int) -> None:
+    """F50: the first second is partial, and above 30 days memcached reads a date in 1970."""
+    requests: list[Request] = [
+        Add(b"k", b"v", ttl_seconds),
+        Cas(b"k", b"v", 1, ttl_seconds),
+        Touch(b"k", ttl_seconds),
+    ]
+    assert encode_flow(requests)[0].count(b" T%d" % sent) == 3
+
+
+def test_ttls_do_not_stick_to_the_next_request() -> None:
+    data, _ = encode_flow([Add(b"a", b"", 5), Add(b"b", b"", 0), Add(b"c", b"", 5)])
+    assert [line.split(b" ")[3] for line in data.split(b"\r\n") if line.startswith(b"ms")] == [
+        b"T6",
+        b"T0",
+        b"T6",
+    ]
+
+
+# -- bytes to replies ----------------------------------------------------------------------------------
+
+GOOD: list[tuple[list[Request], bytes, list[Reply]]] = [
+    ([], b"", []),
+    ([GET], b"EN\r\n", [MISSING]),
+    ([GET], b"VA 3 c12 t-1\r\nabc\r\n", [Item(b"abc", 12, -1)]),
+    ([GET], b"VA 4 c12 t60\r\nEN\r\n\r\n", [Item(b"EN\r\n", 12, 60)]),
+    ([GET], b"VA 0 c1 t31 W\r\n\r\n", [Item(b"", 1, 31, won=True)]),
+    ([GET], b"VA 0 c1 t31 Z\r\n\r\n", [Item(b"", 1, 31, lease=True)]),
+    ([ADD], b"MN\r\n", [STORED]),
+    ([ADD], b"NS O0\r\nMN\r\n", [CONFLICT]),
+    ([CAS], b"HD c8\r\n", [Stored(8)]),
+    ([CAS], b"EX c0\r\n", [CONFLICT]),
+    ([CAS], b"EX\r\n", [CONFLICT]),
+    ([CAS], b"NF c0\r\n", [MISSING]),
+    ([CAS], b"SERVER_ERROR object too large for cache\r\n", [Refused("object too large for cache")]),
+    ([CAS], b"SERVER_ERROR out of memory storing object\r\n", [Refused("out of memory storing object")]),
+    ([Cas(b"k", b"v", 0, 1)], b"HD\r\n", [CONFLICT]),
+    ([Cas(b"k", b"v", 0, 1)], b"EN\r\n", [MISSING]),
+    ([QUIET_DELETE], b"MN\r\n", [DONE]),
+    ([DELETE, DELETE, DELETE], b"HD\r\nEX\r\nNF\r\n", [DONE, CONFLICT, MISSING]),
+    ([TOUCH, TOUCH], b"HD\r\nEN\r\n", [DONE, MISSING]),
+    ([ADD, ADD, QUIET_DELETE, ADD], b"NS O1\r\nNS O3\r\nMN\r\n", [STORED, CONFLICT, DONE, CONFLICT]),
+    (
+        [ADD, CAS, ADD, QUIET_DELETE, GET, ADD],
+        b"NS O0\r\nMN\r\nHD c8\r\nNS O2\r\nMN\r\nEN\r\nNS O5\r\nMN\r\n",
+        [CONFLICT, Stored(8), CONFLICT, DONE, MISSING, CONFLICT],
+    ),
+    (
+        [ADD, CAS, QUIET_DELETE, CAS],
+        b"MN\r\nSERVER_ERROR object too large for cache\r\nHD c9\r\n",
+        [STORED, Refused("object too large for cache"), DONE, Stored(9)],
+    ),
+    (
+        [GET, INSPECT, GET],
+        b"EN\r\nSTAT a 1\r\nSTAT b 2 3\r\nEND\r\nEND\r\nSTAT c \r\nEND\r\nEN\r\n",
+        [MISSING, StorageReport(True, "", 3, "120"), MISSING],
+    ),
+]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 1 << 20])
+@pytest.mark.parametrize(("requests", "received", "expected"), GOOD)
+def test_replies_in_any_pieces(
+    requests: list[Request], received: bytes, expected: list[Reply], chunk_bytes: int
+) -> None:
+    assert read(requests, received, chunk_bytes) == expected
+
+
+@pytest.mark.parametrize(("requests", "received", "expected"), [case for case in GOOD if case[0]])
+def test_a_reply_that_breaks_off_is_no_reply(
+    requests: list[Request], received: bytes, expected: list[Reply]
+) -> None:
+    for end in range(len(received)):
+        with pytest.raises(ConnectionResetError):
+            read(requests, received[:end])
+
+
+@pytest.mark.parametrize(("requests", "received", "expected"), [case for case in GOOD if case[0]])
+def test_bytes_too_many_are_an_error(requests: list[Request], received: bytes, expected: list[Reply]) -> None:
+    with pytest.raises(ProtocolError, match="after the last reply"):
+        read(requests, received + b"EN\r\n")
+
+
+@pytest.mark.parametrize(
+    ("requests", "received"),
+    [
+        (requests, received)
+        for requests in ([GET], [CAS], [DELETE], [TOUCH], [ADD], [QUIET_DELETE], [INSPECT], [Get(b"k", 30)])
+        for received in (
+            b"\r\n",
+            b"ERROR\r\n",
+            b"CLIENT_ERROR bad data chunk\r\n",
+            b"SERVER_ERROR out of memory\r\n",
+            b"HTTP/1.1 400 Bad Request\r\n",
+            b"VALUE k 0 1\r\nv\r\nEND\r\n",
+            b"STORED\r\n",
+            b"NS\r\n",
+            b"NS O99\r\n",
+            b"NS Ox\r\n",
+            b"HD cx\r\n",
+            b"HDc8\r\n",
+            b"EXTRA\r\n",
+            b"NFL\r\n",
+            b"VA\r\n",
+            b"VA 3\r\nabc\r\n",
+            b"VA 3 t-1 c12\r\nabc\r\n",
+            b"VA x c12 t-1\r\nabc\r\n",
+            b"VA -1 c12 t-1\r\nabc\r\n",
+            b"VA 3 c t-1\r\nabc\r\n",
+            b"VA 99999999999 c12 t-1\r\nabc\r\n",
+            b"VA 2 c12 t-1\r\nabc\r\n",
+            b"x" * 10_000,
+            bytes(range(256)) * 40,
+        )
+        if not (requests == [CAS] and received.startswith(b"NF c"))
+    ],
+)
+def test_what_does_not_fit_is_never_a_reply(requests: list[Request], received: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read(requests, received)
+
+
+@pytest.mark.parametrize(
+    ("requests", "received"),
+    [
+        ([ADD, ADD], b"NS O1\r\nNS O1\r\nMN\r\n"),  # twice
+        ([QUIET_DELETE, ADD], b"NS O0\r\nMN\r\n"),  # not an add
+        ([ADD, GET, ADD], b"NS O2\r\nMN\r\nEN\r\nMN\r\n"),  # of the run that comes
+        ([ADD, GET, ADD], b"MN\r\nEN\r\nNS O0\r\nMN\r\n"),  # of the run before
+        ([ADD], b"NF O0\r\nMN\r\n"),
+        (
+            [ADD, CAS],
+            b"SERVER_ERROR object too large for cache\r\nMN\r\nHD c8\r\n",
+        ),  # the add's, not the CAS's
+    ],
+)
+def test_a_line_of_another_request_is_never_taken(requests: list[Request], received: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read(requests, received)
+
+
+# -- a server that misbehaves --------------------------------------------------------------------------
+
+GREETING = (
+    b"VERSION 1.6.18\r\n"
+    + b"".join(b"STAT %b %b\r\n" % (k.encode(), v.encode()) for k, v in SETTINGS.items())
+) + b"END\r\n"
+
+
+class ScriptedServer:
+    """For each connection, what to send after each piece that arrives; None closes the connection at once."""
+
+    def __init__(self, connections: list[list[bytes | None]]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.closed_by_client: list[bool] = []
+        self._thread = threading.Thread(target=self._serve, args=(connections,))
+        self._thread.start()
+
+    def _serve(self, connections: list[list[bytes | None]]) -> None:
+        for answers in connections:
+            connection, _ = self._listener.accept()
+            with closing(connection):
+                for answer in answers:
+                    if answer is None or not connection.recv(65536):
+                        break
+                    connection.sendall(answer)
+                else:
+                    self.closed_by_client.append(self._wait_for_close(connection))
+
+    @staticmethod
+    def _wait_for_close(connection: socket.socket) -> bool:
+        connection.settimeout(10)
+        try:
+            return connection.recv(1) == b""
+        except ConnectionResetError:  # closed with bytes unread
+            return True
+
+    def finish(self) -> None:
+        """Wait until the script is over."""
+        self._thread.join(20)
+        self._listener.close()
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def script() -> Iterator[list[ScriptedServer]]:
+    servers: list[ScriptedServer] = []
+    yield servers
+    for server in servers:
+        server.finish()
+
+
+def connect(
+    script: list[ScriptedServer], *connections: list[bytes | None], timeout_seconds: float = 5.0
+) -> MemcachedNode:
+    script.append(ScriptedServer(list(connections)))
+    return MemcachedNode(script[0].address, timeout_seconds=timeout_seconds)
+
+
+def test_a_server_that_speaks_nonsense(script: list[ScriptedServer]) -> None:
+    node = connect(script, [b"HTTP/1.1 400 Bad Request\r\n\r\n"], [GREETING, b"EN\r\n"])
+    with pytest.raises(NodeUnavailable, match="does not fit") as caught:
+        node.perform([GET])
+    assert node.name in str(caught.value)
+    assert node.perform([GET]) == [MISSING]
+    node.close()
+    script[0].finish()
+    assert script[0].closed_by_client == [True, True]
+
+
+@pytest.mark.parametrize("answer", [b"EN\r\nEN\r\n", b"VA 1 c1 t-1\r\nxx\r\n", b"HD\r\n", b"x" * 9000])
+def test_after_a_reply_that_does_not_fit_the_connection_is_closed(
+    script: list[ScriptedServer], answer: bytes
+) -> None:
+    node = connect(script, [GREETING, answer], [GREETING, b"VA 1 c1 t-1\r\nx\r\n"])
+    with pytest.raises(NodeUnavailable):
+        node.perform([GET])
+    assert node.perform([GET]) == [Item(b"x", 1)]
+    node.close()
+    script[0].finish()
+    assert script[0].closed_by_client == [True, True]
+
+
+@pytest.mark.parametrize("request_", [GET, ADD, CAS, DELETE, QUIET_DELETE, TOUCH, INSPECT])
+def test_a_server_that_closes_instead_of_answering(script: list[ScriptedServer], request_: Request) -> None:
+    node = connect(script, [GREETING, None])
+    with pytest.raises(NodeUnavailable, match="broke the connection"):
+        node.perform([request_])
+
+
+def test_a_server_that_closes_in_the_middle_of_a_value(script: list[ScriptedServer]) -> None:
+    node = connect(script, [GREETING, b"VA 100 c1 t-1\r\nxxx", None])
+    with pytest.raises(NodeUnavailable, match="broke the connection"):
+        node.perform([GET])
+
+
+def test_a_server_that_hangs(script: list[ScriptedServer]) -> None:
+    node = connect(script, [GREETING, b""], [b""], timeout_seconds=0.2)
+    for _ in range(2):
+        with pytest.raises(NodeUnavailable, match="did not answer within"):
+            node.perform([GET])
+    script[0].finish()
+    assert script[0].closed_by_client == [True, True]
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one(script: list[ScriptedServer]) -> None:
+    node = connect(script, [GREETING, b"VA 1 c1 t-1\r\na\r\n"], [GREETING, b"VA 1 c2 t-1\r\nb\r\n"])
+    node.send([Get(b"a")])
+    assert node.perform([Get(b"b")]) == [Item(b"b", 2)]
+    node.close()
+
+
+def test_an_interrupted_read_closes_the_connection(
+    script: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = connect(script, [GREETING, b"EN\r\n"], [GREETING, b"VA 1 c2 t-1\r\nb\r\n"])
+    node.send([Get(b"a")])
+
+    def interrupt() -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node, "_receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            node.receive()
+    assert node.perform([Get(b"b")]) == [Item(b"b", 2)]
+    node.close()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "what"),
+    [
+        (b"VERSION 1.6.12\r\nEND\r\n", "1.6.12"),
+        (b"VERSION 1.5.22\r\nEND\r\n", "1.6.13 or later"),
+        (b"VERSION unknown\r\nEND\r\n", "unknown"),
+        (b"VERSION 1.6.18\r\nSTAT cas_enabled no\r\nEND\r\n", "no CAS"),
+        (b"VERSION 1.6.18\r\nEND\r\n", "no CAS"),
+        (b"CLIENT_ERROR unauthenticated\r\nCLIENT_ERROR unauthenticated\r\n", "credentials"),
+    ],
+)
+def test_a_server_that_can_never_serve(script: list[ScriptedServer], greeting: bytes, what: str) -> None:
+    node = connect(script, [greeting])
+    with pytest.raises(NodeUnsuitable, match=what) as caught:
+        node.perform([GET])
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("version", [b"1.6.13", b"1.6.18_ubuntu", b"1.6.40-beta1", b"1.10.0", b"2.0.0"])
+def test_versions_that_serve(script: list[ScriptedServer], version: bytes) -> None:
+    node = connect(script, [GREETING.replace(b"1.6.18", version), b"EN\r\n"])
+    assert node.perform([GET]) == [MISSING]
+    node.close()
+
+
+def test_nobody_listens() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(NodeUnavailable, match="cannot be reached") as caught:
+        MemcachedNode(f"127.0.0.1:{port}").perform([GET])
+    assert caught.value.is_retryable
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="not an address"):
+        MemcachedNode("127.0.0.1:port")
+
+
+# -- the storage report --------------------------------------------------------------------------------
+
+
+def storage_report(**changes: str) -> StorageReport:
+    stats = {name: changes.get(name, value) for name, value in STATS.items()}
+    settings = {name: changes.get(name, value) for name, value in SETTINGS.items()}
+    return MemcachedNode("127.0.0.1:1")._report(stats, settings, ITEMS, 120)
+
+
+def test_losses_are_what_was_refused_moved_away_or_flushed_but_not_evictions() -> None:
+    report = storage_report()
+    assert report.keeps_tombstones
+    assert report.losses == 1 + 2 + 4 + 8 + 16 + 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lru_segmented": "no"}, "no segmented LRU"),
+        ({"temp_lru": "no"}, "TEMP_LRU is off: start it with -o temporary_ttl=122"),
+        ({"temporary_ttl": "121"}, "TEMP_LRU is 121 s"),
+        ({"slab_automove": "1"}, "slab_automove=0"),
+        ({"slab_reassign_running": "1"}, "moving a slab page now"),
+        ({"cmd_flush": "many"}, "stats do not say"),
+    ],
+)
+def test_what_is_missing_is_said(changes: dict[str, str], words: str) -> None:
+    report = storage_report(**changes)
+    assert not report.keeps_tombstones
+    assert words in report.reason
+
+
+def test_a_server_that_hides_its_stats_promises_nothing() -> None:
+    report = MemcachedNode("127.0.0.1:1")._report({}, {}, {}, 120)
+    assert not report.keeps_tombstones
+    assert "store_no_memory" in report.reason
