@@ -11,7 +11,7 @@ PROVISION = $(PYTHON) integration/provision.py
 BIN = .venv/bin
 # A folder counts from the day that there is Python in it.
 TYPED = $(foreach root,freshness invalidator appclient spark tests integration benchmarks examples,\
-	$(if $(shell find $(root) -name '*.py' -print -quit),$(root)))
+	$(if $(shell find $(root) -name '*.py' -print -quit 2>/dev/null),$(root)))
 
 .PHONY: help
 help: ## list the verbs
