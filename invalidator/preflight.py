@@ -1,0 +1,209 @@
+"""Whether a database server is set up so that no invalidation is lost, found out before the stream is opened.
+
+It only asks. What it cannot rule out (a session that changes its own format or compression) the stream itself
+stops at or raises tables for. Each finding carries the F-number of what it prevents and the remedy.
+Called by ``invalidator check`` and before every start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from freshness.config import ServerAddress
+from freshness.errors import SourceUnsuitable
+from invalidator.schema import find_cascades
+from invalidator.server import Connection, read_rows
+
+OLDEST_MARIADB: Final = (10, 5)
+OLDEST_MYSQL: Final = (8, 0, 14)
+"""The first versions with binlog_row_metadata."""
+
+LOGS_CASCADES_FROM: Final = (9, 6)
+RETENTION_SECONDS_MIN: Final = 3 * 86_400
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. ``code``: the F-number of the failure that it leads to."""
+
+    severity: Severity
+    code: str
+    message: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.severity} {self.code}: {self.message} ({self.hint})"
+
+
+def check_database(
+    connection: Connection, address: ServerAddress, flavor: str, tables: Iterable[str] = ()
+) -> list[Finding]:
+    """All findings on the server that is streamed from, the errors first. Raises what pymysql raises."""
+    server = _Server(address, flavor, _read_variables(connection))
+    found = list(_check_version(server))
+    if found:
+        return found
+    found += _check_log(server)
+    found += _check_retention(server)
+    found += _check_privileges(server, connection)
+    found += _check_cascades(server, connection, tables)
+    return sorted(found, key=lambda finding: finding.severity)
+
+
+def require(findings: Iterable[Finding]) -> None:
+    """Raise `SourceUnsuitable` that lists all errors; nothing where there are only warnings."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        message = "; ".join(f"{finding.code}: {finding.message}" for finding in errors)
+        raise SourceUnsuitable(message, hint="; ".join(finding.hint for finding in errors))
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    address: ServerAddress
+    flavor: str
+    variables: dict[str, str]
+
+    def __getitem__(self, name: str) -> str:
+        return self.variables.get(name, "")
+
+    def is_on(self, name: str) -> bool:
+        return self[name].upper() in ("ON", "1")
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        match = re.match(r"[0-9.]+", self["version"])
+        return tuple(int(part) for part in match[0].strip(".").split(".")) if match else ()
+
+    def error(self, code: str, message: str, hint: str) -> Finding:
+        return Finding("error", code, f"{self.address.host}:{self.address.port}: {message}", hint)
+
+    def warning(self, code: str, message: str, hint: str) -> Finding:
+        return Finding("warning", code, f"{self.address.host}:{self.address.port}: {message}", hint)
+
+
+def _read_variables(connection: Connection) -> dict[str, str]:
+    return {str(name).lower(): str(value) for name, value in read_rows(connection, "SHOW GLOBAL VARIABLES")}
+
+
+def _check_version(server: _Server) -> Iterator[Finding]:
+    is_mariadb = "mariadb" in server["version"].lower()
+    if is_mariadb != (server.flavor == "mariadb"):
+        yield server.error(
+            "F27",
+            f"this is {server['version']}, configured is flavor {server.flavor}",
+            f'set flavor = "{"mariadb" if is_mariadb else "mysql"}" in the keyspace',
+        )
+        return
+    oldest = OLDEST_MARIADB if is_mariadb else OLDEST_MYSQL
+    if server.version < oldest:
+        yield server.error(
+            "F27",
+            f"version {server['version']} cannot log column names",
+            f"upgrade to {'.'.join(map(str, oldest))} or later",
+        )
+
+
+def _check_log(server: _Server) -> Iterator[Finding]:
+    if not server.is_on("log_bin"):
+        yield server.error(
+            "F25", "log_bin is OFF: there is no stream of changes", "start the server with --log-bin"
+        )
+        return
+    for name, wanted, code in (
+        ("binlog_format", "ROW", "F26"),
+        ("binlog_row_image", "FULL", "F35"),
+        ("binlog_row_metadata", "FULL", "F27"),
+    ):
+        # MySQL 9 knows no other format than ROW once the variable is gone.
+        if name in server.variables and server[name].upper() != wanted:
+            yield server.error(
+                code, f"{name} is {server[name]}", f"SET GLOBAL {name} = {wanted}, then reconnect all"
+            )
+    if server.flavor == "mariadb" and not server.is_on("gtid_strict_mode"):
+        yield server.error(
+            "F59", "gtid_strict_mode is OFF: numbers do not order", "SET GLOBAL gtid_strict_mode = ON"
+        )
+    if server.flavor == "mysql" and server["gtid_mode"].upper() != "ON":
+        yield server.error(
+            "F29", f"gtid_mode is {server['gtid_mode']}", "set gtid_mode=ON and enforce_gtid_consistency=ON"
+        )
+    for name in ("log_bin_compress", "binlog_transaction_compression"):
+        if server.is_on(name):
+            yield server.error("F27", f"{name} is ON: its events cannot be read", f"SET GLOBAL {name} = OFF")
+    if server["sync_binlog"] != "1":
+        yield server.warning(
+            "F55",
+            f"sync_binlog is {server['sync_binlog']}: a crash of the machine can take back what was streamed",
+            "SET GLOBAL sync_binlog = 1, or raise the epoch after such a crash",
+        )
+    if server["binlog_row_value_options"]:
+        yield server.warning(
+            "F27", "binlog_row_value_options is set: changes of JSON columns arrive in part", "set it to ''"
+        )
+    for name in ("binlog_do_db", "binlog_ignore_db", "replicate_ignore_db", "replicate_ignore_table"):
+        if server[name]:
+            yield server.warning(
+                "F25", f"{name} = {server[name]}: what it filters is never invalidated", "remove it"
+            )
+
+
+def _check_retention(server: _Server) -> Iterator[Finding]:
+    text = server["binlog_expire_logs_seconds"]
+    seconds = float(text) if text.replace(".", "", 1).isdigit() else 0.0
+    if not seconds and server["expire_logs_days"]:
+        seconds = float(server["expire_logs_days"]) * 86_400
+    if 0 < seconds < RETENTION_SECONDS_MIN:
+        yield server.warning(
+            "F15",
+            f"binary logs are kept for {seconds:.0f} s only",
+            f"SET GLOBAL binlog_expire_logs_seconds = {RETENTION_SECONDS_MIN} or more: after a longer outage the"
+            " cache starts empty",
+        )
+
+
+def _check_privileges(server: _Server, connection: Connection) -> Iterator[Finding]:
+    granted = " ".join(str(row[0]).upper() for row in read_rows(connection, "SHOW GRANTS"))
+    everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\*", granted))
+    if "ALL PRIVILEGES" in everywhere:
+        return
+    needed: tuple[tuple[str, ...], ...] = (
+        ("REPLICATION SLAVE",),
+        ("REPLICATION CLIENT", "BINLOG MONITOR"),
+    )
+    if server.flavor == "mariadb":
+        # To see whether a replica may only lag.
+        needed += (("REPLICA MONITOR", "SLAVE MONITOR", "REPLICATION CLIENT", "SUPER"),)
+    for names in needed:
+        if not any(name in everywhere for name in names):
+            yield server.error(
+                "F25",
+                f"account {server.address.user} lacks {names[0]}",
+                f"GRANT {names[0]} ON *.* TO the account",
+            )
+
+
+def _check_cascades(server: _Server, connection: Connection, tables: Iterable[str]) -> Iterator[Finding]:
+    cascades = find_cascades(connection, server.address.database, tables)
+    if server.flavor == "mariadb":
+        for child, parents in sorted(cascades.items()):
+            yield server.warning(
+                "F23",
+                f"a foreign key changes {child} without logging it, when {', '.join(sorted(parents))} changes",
+                f"each such change raises the table floor of {child}: costs hits, loses nothing",
+            )
+        return
+    if server.version >= LOGS_CASCADES_FROM and not server.is_on("innodb_native_foreign_keys"):
+        return
+    for child, parents in sorted(cascades.items()):
+        yield server.error(
+            "F23",
+            f"a foreign key changes {child} without logging it, when {', '.join(sorted(parents))} changes",
+            "MySQL 9.6 or later with innodb_native_foreign_keys=OFF logs it; else replace ON DELETE/UPDATE CASCADE"
+            " and SET NULL by statements, or leave the table out",
+        )
