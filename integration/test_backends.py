@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from freshness.backend import CacheNode
 from freshness.backends.memcached import MemcachedNode
+from freshness.backends.redis import RedisNode
 from freshness.errors import NodeUnavailable, NodeUnsuitable
 from freshness.request import (
     CONFLICT,
@@ -28,6 +30,7 @@ from freshness.request import (
 )
 from integration.servers.memcached import TEMPORARY_TTL_SECONDS, Memcached
 from integration.servers.process import ServerProcess
+from integration.servers.redis import Redis
 from tests.contract.test_backends import BackendContract, Setup
 
 TTL_SECONDS = 120
@@ -115,8 +118,7 @@ class TestMemcached(BackendContract):
         assert node.perform([Get(b"k")]) == [MISSING]
 
     def test_100_000_adds_over_existing_keys(self, setup: Setup) -> None:
-        """The server has something to say to each, so it must be read while the flow is still being written.
-        """
+        """The server has something to say to each, so it must be read while the flow is still being written."""
         node = setup.connect()
         requests: list[Request] = [Add(b"k%d" % n, b"v" * 100, TTL_SECONDS) for n in range(100_000)]
         assert set(node.perform(requests)) == {Stored(0)}
@@ -280,8 +282,7 @@ def test_credentials(started: Callable[..., Memcached], tmp_path: Path) -> None:
 
 
 def pause(server: ServerProcess) -> None:
-    """Pause the server and wait until all of its threads have stopped: a signal takes a moment to reach them.
-    """
+    """Pause the server and wait until all of its threads have stopped: a signal takes a moment to reach them."""
     server.pause()
     deadline = time.monotonic() + 10
     threads = Path(f"/proc/{server.pid}/task")
@@ -321,3 +322,151 @@ def test_a_paused_server_that_no_longer_reads(started: Callable[..., Memcached])
     finally:
         server.resume()
     assert node.perform([Get(b"absent")]) == [MISSING]
+
+
+# -- Redis ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Redis]:
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture
+def started_redis() -> Iterator[Callable[..., Redis]]:
+    """Starts servers with options; stops them all."""
+    servers: list[Redis] = []
+
+    def start(*options: str) -> Redis:
+        servers.append(Redis(options=options))
+        return servers[-1].start()
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+class TestRedis(BackendContract):
+    @pytest.fixture
+    def setup(self, redis: Redis) -> Iterator[Setup]:
+        redis.restart()
+        setup = ServerSetup(redis, lambda: RedisNode(redis.address))
+        yield setup
+        setup.close()
+
+    def test_versions_do_not_repeat_after_a_restart(self, setup: Setup) -> None:
+        node = setup.connect()
+        node.perform([Add(b"k", b"former", TTL_SECONDS)])
+        (former,) = node.perform([Get(b"k")])
+        assert isinstance(former, Item)
+        setup.kill()
+        setup.restart()
+        node.close()
+        node.perform([Add(b"k", b"new", TTL_SECONDS)])
+        assert node.perform([Cas(b"k", b"from the former life", former.version, TTL_SECONDS)]) == [CONFLICT]
+
+
+def test_a_redis_that_never_evicts_keeps_tombstones(started_redis: Callable[..., Redis]) -> None:
+    report = inspect(RedisNode(started_redis().address))
+    assert report.keeps_tombstones
+    assert report.server.startswith("redis ")
+    limited = started_redis("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")
+    assert inspect(RedisNode(limited.address)).keeps_tombstones
+
+
+def test_a_redis_that_evicts_does_not(started_redis: Callable[..., Redis]) -> None:
+    server = started_redis("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
+    node = RedisNode(server.address)
+    before = inspect(node)
+    assert not before.keeps_tombstones
+    assert "noeviction" in before.reason
+    assert fill(node, b"entry", 5000, 86_400, b"v" * 1000) == 0
+    assert inspect(node).losses > before.losses
+
+
+def test_a_full_redis_refuses_and_counts(started_redis: Callable[..., Redis]) -> None:
+    server = started_redis("--maxmemory", "4mb", "--maxmemory-policy", "noeviction")
+    node = RedisNode(server.address)
+    with pytest.raises(NodeUnavailable, match="maxmemory") as caught:
+        node.perform([Add(b"k%d" % n, b"v" * 1000, TTL_SECONDS) for n in range(5000)])
+    assert "more memory" in caught.value.hint
+    report = inspect(node)
+    assert report.keeps_tombstones
+    assert report.losses > 0
+    (seen,) = node.perform([Get(b"k0")])
+    assert isinstance(seen, Item)
+    (refused,) = node.perform([Cas(b"k0", b"v" * 1000, seen.version, TTL_SECONDS)])
+    assert isinstance(refused, Refused)
+    assert node.perform([Get(b"absent", 30)]) == [MISSING]
+    (after,) = node.perform([Get(b"k0")])
+    assert isinstance(after, Item)
+    assert after.version == seen.version
+
+
+@pytest.mark.parametrize("options", [("--save", "60 1"), ("--appendonly", "yes")])
+def test_a_persistent_redis_is_refused(started_redis: Callable[..., Redis], options: tuple[str, ...]) -> None:
+    with pytest.raises(NodeUnsuitable, match="persistent") as caught:
+        RedisNode(started_redis(*options).address).perform([Get(b"k")])
+    assert "appendonly no" in caught.value.hint
+
+
+def test_a_redis_that_becomes_persistent_is_noticed(started_redis: Callable[..., Redis]) -> None:
+    server = started_redis()
+    node = RedisNode(server.address)
+    assert inspect(node).keeps_tombstones
+    with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+        connection.sendall(b"CONFIG SET appendonly yes\r\n")
+        assert connection.recv(100) == b"+OK\r\n"
+    with pytest.raises(NodeUnsuitable, match="persistent"):
+        inspect(node)
+
+
+def test_a_replicated_redis_is_refused(started_redis: Callable[..., Redis]) -> None:
+    """A failover would keep the life and forget the last acknowledged invalidations."""
+    primary = started_redis()
+    replica = started_redis("--replicaof", f"127.0.0.1 {primary.port}")
+    with pytest.raises(NodeUnsuitable, match="replicated: role slave"):
+        RedisNode(replica.address).perform([Get(b"k")])
+
+
+def test_a_redis_that_hides_its_configuration_promises_nothing(started_redis: Callable[..., Redis]) -> None:
+    server = started_redis("--rename-command", "CONFIG", "")
+    report = inspect(RedisNode(server.address))
+    assert not report.keeps_tombstones
+    assert "CONFIG GET" in report.reason
+
+
+def test_a_redis_with_a_password() -> None:
+    server = Redis(options=("--requirepass", "secret"))
+    server.launch()
+    try:
+        node = RedisNode(server.address, password="secret")
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                assert node.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
+                break
+            except NodeUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        for wrong in (None, "wrong"):
+            with pytest.raises(NodeUnavailable, match=r"(?i)auth|pass"):
+                RedisNode(server.address, password=wrong).perform([Get(b"k")])
+    finally:
+        server.stop()
+
+
+def test_a_paused_redis_is_unavailable(started_redis: Callable[..., Redis]) -> None:
+    server = started_redis()
+    node = RedisNode(server.address, timeout_seconds=0.3)
+    node.perform([Add(b"a", b"value of a", TTL_SECONDS), Add(b"b", b"value of b", TTL_SECONDS)])
+    pause(server)
+    try:
+        with pytest.raises(NodeUnavailable, match="did not answer in time"):
+            node.perform([Get(b"a")])
+    finally:
+        server.resume()
+    (reply,) = node.perform([Get(b"b")])
+    assert isinstance(reply, Item)
+    assert reply.value == b"value of b"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
+import fakeredis
 import pytest
+from redis.connection import AbstractConnection
 
 from freshness.backend import CacheNode
 from freshness.backends.memory import MemoryNode, MemoryStore
+from freshness.backends.redis import RedisNode
 
 
 class MemorySetup:
@@ -32,3 +37,33 @@ class MemorySetup:
 @pytest.fixture
 def memory_setup() -> MemorySetup:
     return MemorySetup()
+
+
+class FakeRedisSetup:
+    """One Redis in this process, on the real clock. It knows neither INFO nor CONFIG, like some managed ones."""
+
+    def __init__(self) -> None:
+        self.server = fakeredis.FakeServer(server_type="redis", version=(7, 0))
+
+    def connect_fake(self) -> AbstractConnection:
+        pool = fakeredis.FakeRedis(server=self.server).connection_pool
+        connection: AbstractConnection = pool.make_connection()
+        return connection
+
+    def connect(self) -> CacheNode:
+        return RedisNode("fakeredis:1", make_connection=self.connect_fake)
+
+    def pass_time(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def kill(self) -> None:
+        self.server.connected = False
+
+    def restart(self) -> None:
+        self.server.connected = True
+        fakeredis.FakeRedis(server=self.server).flushall()
+
+
+@pytest.fixture
+def fake_redis_setup() -> FakeRedisSetup:
+    return FakeRedisSetup()

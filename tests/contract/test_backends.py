@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import fakeredis
 import pytest
 
 from freshness.backend import KEY_BYTES_MAX, CacheNode
-from freshness.errors import FormatError, NodeUnavailable
+from freshness.backends.redis import RedisNode
+from freshness.errors import ConfigError, FormatError, NodeUnavailable
 from freshness.request import (
     CONFLICT,
     DONE,
@@ -29,7 +31,7 @@ from freshness.request import (
     Stored,
     Touch,
 )
-from tests.contract.conftest import MemorySetup
+from tests.contract.conftest import FakeRedisSetup, MemorySetup
 
 ALL_BYTES = bytes(range(256))
 TTL_SECONDS = 300
@@ -99,7 +101,8 @@ class BackendContract:
         node.perform([Add(b"k", b"first", TTL_SECONDS)])
         before = item(node, b"k")
         assert one(node, Add(b"k", b"second", TTL_SECONDS)) is CONFLICT
-        assert item(node, b"k") == before
+        after = item(node, b"k")
+        assert (after.value, after.version) == (before.value, before.version)
 
     def test_cas_replaces_the_item_it_saw(self, node: CacheNode) -> None:
         node.perform([Add(b"k", b"first", TTL_SECONDS)])
@@ -280,7 +283,8 @@ class BackendContract:
         assert replies[0] is CONFLICT
         assert replies[1] == Stored(0)
         assert replies[2] is DONE
-        assert replies[3] == there
+        assert isinstance(replies[3], Item)
+        assert (replies[3].value, replies[3].version) == (b"old", there.version)
         assert replies[4] is MISSING
         assert replies[5] is CONFLICT
         assert isinstance(replies[6], Stored)
@@ -431,3 +435,53 @@ class TestMemory(BackendContract):
     @pytest.fixture
     def setup(self, memory_setup: MemorySetup) -> Setup:
         return memory_setup
+
+
+class TestRedisInThisProcess(BackendContract):
+    @pytest.fixture
+    def setup(self, fake_redis_setup: FakeRedisSetup) -> Setup:
+        return fake_redis_setup
+
+    def test_a_server_that_hides_its_configuration_promises_nothing(self, setup: Setup) -> None:
+        report = one(setup.connect(), InspectStorage(120))
+        assert isinstance(report, StorageReport)
+        assert not report.keeps_tombstones
+
+    def test_scripts_that_were_flushed_are_loaded_again(self, fake_redis_setup: FakeRedisSetup) -> None:
+        node = fake_redis_setup.connect()
+        node.perform([Add(b"k", b"v", TTL_SECONDS)])
+        fakeredis.FakeRedis(server=fake_redis_setup.server).script_flush()
+        with pytest.raises(NodeUnavailable, match="SCRIPT FLUSH"):
+            node.perform([Get(b"k")])
+        assert item(node, b"k").value == b"v"
+
+    def test_versions_never_repeat(self, setup: Setup) -> None:
+        node = setup.connect()
+        versions = set()
+        for _ in range(50):
+            node.perform([Add(b"k", b"v", TTL_SECONDS)])
+            versions.add(item(node, b"k").version)
+            node.perform([Delete(b"k")])
+        assert len(versions) == 50
+
+    @pytest.mark.parametrize("raw", [b"", b"short", b"12345678", b"\x00" * 20, b"a foreign value"])
+    def test_foreign_bytes_are_shown_and_never_replaced(
+        self, fake_redis_setup: FakeRedisSetup, raw: bytes
+    ) -> None:
+        node = fake_redis_setup.connect()
+        fakeredis.FakeRedis(server=fake_redis_setup.server).set("k", raw)
+        for request in (Get(b"k"), Get(b"k", 30)):
+            assert one(node, request) == Item(raw, 0)
+        assert one(node, Cas(b"k", b"v", 0, TTL_SECONDS)) is CONFLICT
+        assert one(node, Delete(b"k", 0)) is CONFLICT
+        assert one(node, Add(b"k", b"v", TTL_SECONDS)) is CONFLICT
+        assert one(node, Delete(b"k")) is DONE
+
+    def test_a_key_of_another_type_is_an_error(self, fake_redis_setup: FakeRedisSetup) -> None:
+        fakeredis.FakeRedis(server=fake_redis_setup.server).rpush("k", "x")
+        with pytest.raises(NodeUnavailable, match="WRONGTYPE"):
+            one(fake_redis_setup.connect(), Get(b"k"))
+
+    def test_an_address_that_is_none(self) -> None:
+        with pytest.raises(ConfigError, match="not an address"):
+            RedisNode("redis")
