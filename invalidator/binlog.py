@@ -18,19 +18,20 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, Final
 
 import pymysql
 
+from freshness.backends.database import Connection, connect, read_rows, translated
+from freshness.backends.schema import find_cascades
 from freshness.config import ServerAddress
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
+from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position
 from invalidator.decoder import EventDecoder
-from invalidator.heartbeat import HEARTBEAT_TABLE
-from invalidator.server import Connection, check_start, connect, read_rows, translated
+from invalidator.server import check_start
 from invalidator.source import Transaction
-from invalidator.transaction import TRANSACTION_ROWS_MAX, Subject
+from invalidator.transaction import TRANSACTION_ROWS_MAX, Cascades, Subject
 
 TRANSACTIONS_QUEUED_MAX: Final = 5_000
 ROWS_QUEUED_MAX: Final = 100_000
@@ -61,21 +62,26 @@ class BinlogSource:
         tables: frozenset[str],
         *,
         heartbeat_table: str = HEARTBEAT_TABLE,
-        cascades: Mapping[str, frozenset[str]] | None = None,
+        cascades: Cascades | None = None,
         read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         transaction_rows_max: int = TRANSACTION_ROWS_MAX,
         transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
         rows_queued_max: int = ROWS_QUEUED_MAX,
     ) -> None:
+        """``cascades``: foreign keys known to the caller, beside those that the server shows at each `open`."""
         assert 0 < heartbeat_seconds * 2 <= read_timeout_seconds, "an idle stream would look dead"
         self._address = address
         self._flavor = flavor
         self._read_timeout_seconds = read_timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
         self._mailbox_bounds = (transactions_queued_max, rows_queued_max)
-        subject = Subject(flavor, address.database, tables - {heartbeat_table}, heartbeat_table, cascades)
-        self._decoder = EventDecoder(subject, rows_max=transaction_rows_max)
+        self._tables = tables - {heartbeat_table}
+        self._known_cascades = dict(cascades or {})
+        subject = Subject(flavor, address.database, self._tables, heartbeat_table)
+        self._decoder = EventDecoder(
+            subject, find_cascades=self._find_cascades, rows_max=transaction_rows_max
+        )
         self._reader: _Reader | None = None
 
     def open(self, start: Position) -> None:
@@ -89,10 +95,10 @@ class BinlogSource:
             has_checksum = self._request_stream(connection, start)
             # The server refuses a position in its first answer, or else begins with a ROTATE event.
             first = _receive(connection)
+            self._decoder.restart(has_checksum=has_checksum)
         except Exception as error:
             _force_close(connection)
             raise translated(error, self._address, "starting to stream") from error
-        self._decoder.restart(has_checksum=has_checksum)
         mailbox = _Mailbox(*self._mailbox_bounds)
         self._reader = _Reader(connection, self._address, self._decoder, mailbox, first)
         self._reader.start()
@@ -108,6 +114,16 @@ class BinlogSource:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.stop()
+
+    def _find_cascades(self) -> Cascades:
+        try:
+            with connect(self._address, timeout_seconds=self._read_timeout_seconds) as connection:
+                found = find_cascades(connection, self._address.database, self._tables)
+        except Exception as error:
+            raise translated(error, self._address, "reading the foreign keys") from error
+        for child, parents in self._known_cascades.items():
+            found[child] = found.get(child, frozenset()) | parents
+        return found
 
     def _request_stream(self, connection: Connection, start: Position) -> bool:
         """Ask for the stream; whether checksums come with the first events."""

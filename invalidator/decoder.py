@@ -6,13 +6,15 @@ is no fourth way. Holds no connection. Called by the reader thread of ``invalida
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from freshness.errors import StreamStopped
 from freshness.position import Position
 from invalidator import event as events
 from invalidator.event import Event, FormatDescription, GroupStart
 from invalidator.rows import RowDecoder
 from invalidator.source import Transaction
-from invalidator.transaction import TRANSACTION_ROWS_MAX, Subject, TransactionAssembler
+from invalidator.transaction import TRANSACTION_ROWS_MAX, Cascades, Subject, TransactionAssembler
 
 _QUERY_POST_HEADER = 13
 
@@ -20,9 +22,15 @@ _QUERY_POST_HEADER = 13
 class EventDecoder:
     """One for each source. `restart` for each connection."""
 
-    def __init__(self, subject: Subject, *, rows_max: int = TRANSACTION_ROWS_MAX) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        find_cascades: Callable[[], Cascades],
+        rows_max: int = TRANSACTION_ROWS_MAX,
+    ) -> None:
         self._subject = subject
-        self._assembler = TransactionAssembler(subject, rows_max=rows_max)
+        self._assembler = TransactionAssembler(subject, rows_max=rows_max, find_cascades=find_cascades)
         self._rows = RowDecoder(subject.flavor, subject.database, subject.tables | {subject.heartbeat_table})
         self._format = FormatDescription((), False)
         self._sequences: dict[int, int] = {}

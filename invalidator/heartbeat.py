@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from freshness.backends.database import Connection, connect, translated
 from freshness.config import ServerAddress
 from freshness.errors import FormatError, SourceUnsuitable
-from invalidator.server import Connection, connect, translated
+from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from invalidator.source import Heartbeat
 
-HEARTBEAT_TABLE: Final = "freshness_heartbeat"
-EPOCH_ROW: Final = "epoch"
 ABANDONED_AFTER_US: Final = 24 * 3600 * 1_000_000
 _INSTANCE_CHARACTERS_MAX: Final = 64
 

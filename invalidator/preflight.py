@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from freshness.backends.database import Connection, read_rows
+from freshness.backends.schema import find_cascades
 from freshness.config import ServerAddress
 from freshness.errors import SourceUnsuitable
-from invalidator.schema import find_cascades
-from invalidator.server import Connection, read_rows
 
 OLDEST_MARIADB: Final = (10, 5)
 OLDEST_MYSQL: Final = (8, 0, 14)

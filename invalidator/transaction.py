@@ -9,13 +9,14 @@ Called by ``invalidator.decoder``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from freshness.errors import FormatError, StreamStopped
+from freshness.heartbeat import EPOCH_ROW
 from invalidator.event import GroupStart, Xid
-from invalidator.heartbeat import EPOCH_ROW, parse_heartbeat
+from invalidator.heartbeat import parse_heartbeat
 from invalidator.rows import ChangedRows, MappedTable
 from invalidator.source import Heartbeat, RowChange, Transaction
 from invalidator.statement import StatementKind, find_statement_kind, find_xid, tables_changed_by
@@ -32,20 +33,22 @@ XA_TRANSACTIONS_MAX: Final = 10_000
 _log = logging.getLogger(__name__)
 
 
+Cascades: TypeAlias = Mapping[str, frozenset[str]]
+"""A table that foreign keys reach, and those whose deletes and updates reach it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the reader of the stream asked for.
-
-    ``cascades``: for each of the tables that is a child of cascading foreign keys, the tables whose updates and
-    deletes reach it, over any number of steps (`invalidator.schema.find_cascades`). None: not known, so that on
-    MariaDB a table that a statement announced without rows counts as a cascade's child (F23).
-    """
+    """What the reader of the stream asked for."""
 
     flavor: str
     database: str
     tables: frozenset[str]
     heartbeat_table: str
-    cascades: Mapping[str, frozenset[str]] | None = None
+
+
+def _no_cascades() -> Cascades:
+    return {}
 
 
 @dataclass(slots=True)
@@ -78,17 +81,26 @@ class _Prepared:
 class TransactionAssembler:
     """One for each stream. What it knows of prepared XA transactions outlives `restart`."""
 
-    def __init__(self, subject: Subject, *, rows_max: int = TRANSACTION_ROWS_MAX) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        rows_max: int = TRANSACTION_ROWS_MAX,
+        find_cascades: Callable[[], Cascades] = _no_cascades,
+    ) -> None:
+        """``find_cascades`` reads the foreign keys as they are now; it is called only where they are not logged."""
         self._subject = subject
-        self._cascades = subject.cascades
+        self._find_cascades = find_cascades
+        self._cascades: Cascades = {}
         self._rows_max = rows_max
         self._group: _Group | None = None
         self._prepared: dict[Xid, _Prepared] = {}
         self._prepared_rows = 0
 
     def restart(self) -> None:
-        """A new connection: what was half read comes again."""
+        """A new connection: what was half read comes again. Raises what ``find_cascades`` raises."""
         self._group = None
+        self._cascades = self._find_cascades() if self._logs_no_cascades else {}
 
     def start_file(self) -> None:
         """A new log file. A transaction never spans two: an open one was cut off by a crash and never committed.
@@ -209,21 +221,23 @@ class TransactionAssembler:
             except FormatError as error:
                 group.reasons.append(str(error))
 
+    @property
+    def _logs_no_cascades(self) -> bool:
+        # MySQL logs them from 9.6 on; the preflight refuses an older one where it matters.
+        return self._subject.flavor == "mariadb"
+
     def _end_statement(self, group: _Group) -> None:
-        """Raise the children of foreign keys whose rows changed without being logged (F23)."""
-        if self._subject.flavor == "mariadb":
-            if self._cascades is None:
-                silent = group.announced - group.with_rows
-                group.raise_tables(
-                    silent, f"announced without rows, a foreign key may cascade: {sorted(silent)}"
-                )
-            elif group.shrunk:
-                reached = {
-                    child
-                    for child, parents in self._cascades.items()
-                    if child in group.announced and parents & group.shrunk
-                }
-                group.raise_tables(reached, f"reached by a cascading foreign key: {sorted(reached)}")
+        """Raise the children of foreign keys whose rows changed without being logged (F23).
+
+        MariaDB announces a child that it may cascade to, and logs no rows of it. A child that the statement also
+        changes itself, or that refers to itself, is told by the schema alone.
+        """
+        if group.shrunk and self._logs_no_cascades:
+            reached = group.announced - group.with_rows
+            for child, parents in self._cascades.items():
+                if child in group.announced and parents & group.shrunk:
+                    reached.add(child)
+            group.raise_tables(reached, f"a foreign key may have changed {sorted(reached)}")
         group.announced.clear()
         group.with_rows.clear()
         group.shrunk.clear()
@@ -232,9 +246,12 @@ class TransactionAssembler:
         subject = self._subject
         tables = tables_changed_by(sql, subject.database, default_database, subject.tables)
         group.raise_tables(tables, f"statement: {' '.join(sql[:120].split())}")
-        if "references" in sql.casefold():
-            # A foreign key may be new: what was read from the schema no longer holds.
-            self._cascades = None
+        if self._logs_no_cascades and "references" in sql.casefold():
+            # A foreign key is new. One that is gone by now may still be in what is to be read: keep all.
+            merged = dict(self._cascades)
+            for child, parents in self._find_cascades().items():
+                merged[child] = merged.get(child, frozenset()) | parents
+            self._cascades = merged
 
     def _commit_prepared(self, group: _Group, sql: str) -> None:
         xid = find_xid(sql)
