@@ -20,24 +20,25 @@ from freshness.position import Position
 from freshness.request import Add, Flow, Get, Head, InspectStorage, Item, Procedure, ReadHead, StorageReport
 
 
-def join(member: Membership, streamed: Position) -> Procedure[None]:
-    """Make ``member`` joined. ``streamed``: everything this process has streamed so far.
+def join(member: Membership, streamed: Position, *, is_fresh: bool = False) -> Procedure[None]:
+    """Make ``member`` joined.
 
-    Afterwards the owner must stream from a position that is contained in ``member.applied``. Raises
-    `MembershipLost` where another invalidator stands in the way for now, `NodeUnavailable`, `NodeUnsuitable`, or
-    `SourceUnavailable` when the primary's head cannot be read; then the node is not joined and nobody vouches
-    for it.
+    ``streamed``: everything this process has streamed so far. ``is_fresh``: under a new life in any case, for when
+    history is lost. Afterwards the owner must stream from a position that is contained in ``member.applied``.
+    Raises `MembershipLost` where another invalidator stands in the way for now, `NodeUnavailable`,
+    `NodeUnsuitable`, or `SourceUnavailable` when the primary's head cannot be read; then the node is not joined
+    and nobody vouches for it.
     """
     member.leave()
     member.streamed = streamed
     try:
-        yield from _join(member)
+        yield from _join(member, is_fresh)
     except FreshnessError:
         member.leave()
         raise
 
 
-def _join(member: Membership) -> Procedure[None]:
+def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
     policy, read_at = member.policy, member.clock()
     keys = record_key(policy.namespace, policy.lineage), resume_key(policy.namespace, policy.lineage)
     report, item, resume_item = yield Flow(
@@ -49,7 +50,9 @@ def _join(member: Membership) -> Procedure[None]:
     record, resume = find_record(item), find_record(resume_item)
     member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
     member.version = item.version if isinstance(item, Item) else 0
-    if record is not None:
+    if is_fresh:
+        yield from member.begin_life(report.losses)
+    elif record is not None:
         yield from _join_alive(member, record, item, report, head, read_at)
     elif not isinstance(item, Item) and resume is not None and _is_revivable(member, resume, head):
         yield from _revive(member, resume, report)

@@ -316,12 +316,6 @@ class StreamConfig:
     batch_transactions_max: int = setting(
         "The most transactions that are invalidated in one batch.", 500, minimum=1, maximum=100_000
     )
-    retry_max: int = setting(
-        "How often an invalidation that a node did not acknowledge is tried again.",
-        5,
-        minimum=0,
-        maximum=1000,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

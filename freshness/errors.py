@@ -9,7 +9,8 @@
     ├── SourceUnavailable     a database did not answer or closed the stream (retryable, exit code 3)
     ├── SourceUnsuitable      a database is set up so that invalidations would be lost (exit code 4)
     ├── StreamStopped         an event that must not be skipped cannot be handled (exit code 4)
-    ├── HistoryLost           the position is purged or from another history (exit code 4 without a remedy)
+    ├── HistoryLost           the position is from another history than the server's (exit code 4)
+    │   └── HistoryPurged     the server no longer has the log from the position on
     └── InvalidationFailed    an invalidation was not acknowledged within its bounds (retryable)
         └── MembershipLost    the node's record lapsed or is another's: join it anew (retryable)
 
@@ -80,6 +81,10 @@ class StreamStopped(FreshnessError):
 
 class HistoryLost(FreshnessError):
     exit_code = 4
+
+
+class HistoryPurged(HistoryLost):
+    pass
 
 
 class InvalidationFailed(FreshnessError):

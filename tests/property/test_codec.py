@@ -9,7 +9,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appclient.codec import decode_value, encode_value
+from freshness.backends.codec import decode_value, encode_value
 from freshness.errors import FormatError
 
 _OFFSETS = st.timedeltas(

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from appclient.codec import DEPTH_MAX, decode_value, encode_value
+from freshness.backends.codec import DEPTH_MAX, decode_value, encode_value
 from freshness.errors import FormatError
 
 

@@ -116,7 +116,7 @@ def test_what_is_left_out_has_its_default(load: Load) -> None:
     assert (cache.max_staleness_seconds, cache.node_refresh_seconds) == (10.0, 1.0)
     assert (cache.fill_lease_ttl_seconds, cache.fill_wait_ms) == (10, 50)
     assert (stream.start, stream.replica_choice, stream.heartbeat_seconds) == ("progress", "primary", 1.0)
-    assert (stream.clock_error_seconds, stream.batch_transactions_max, stream.retry_max) == (0.005, 500, 5)
+    assert (stream.clock_error_seconds, stream.batch_transactions_max) == (0.005, 500)
     assert config.http.listen is None
     (shard,) = config.keyspaces["shop"].shards
     assert (shard.name, shard.lineage, shard.replicas) == ("-", "shop/-", ())
@@ -244,8 +244,8 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (CACHE, "[caches]\n[cache]", ["caches: found an unknown key", '"cache"?']),
     (
         CACHE,
-        "[stream]\nretries_max = 1\n[cache]",
-        ["stream.retries_max: found an unknown key", '"retry_max"?'],
+        "[stream]\nhartbeat_seconds = 1\n[cache]",
+        ["stream.hartbeat_seconds: found an unknown key", '"heartbeat_seconds"?'],
     ),
     (CACHE, "[http]\nlisten_on = 1\n[cache]", ["http.listen_on: found an unknown key", '"listen"?']),
     (OBJECT, OBJECT + '\ntabel = "x"', ["objects.customer.tabel: found an unknown key", '"table"?']),
@@ -392,13 +392,13 @@ def test_one_mistake_is_one_problem_that_says_where_and_what(
 
 def test_all_problems_are_in_one_report(load: Load) -> None:
     text = MINIMAL.replace("[cache]", "[cache]\nlease_seconds = 0\nxyz = 1").replace("app@", "${WHO}@")
-    problems = _problems(load, text + "[stream]\nretry_max = -1\n")
+    problems = _problems(load, text + "[stream]\nbatch_transactions_max = -1\n")
     places = [problem.partition(": found")[0] for problem in problems]
     assert places == [
         "cache.xyz",
         "cache.lease_seconds",
         "keyspaces.shop.shards[0].primary",
-        "stream.retry_max",
+        "stream.batch_transactions_max",
     ]
 
 

@@ -1,0 +1,41 @@
+"""The library in the application: cached reads of MySQL data that are never poisoned.
+
+    from appclient import Cache
+
+    cache = Cache.open("freshness.toml")
+    cache.get("customer", 42)
+
+See docs/quickstart.md. Everything the application touches is exported here.
+"""
+
+from appclient.cache import Cache, Explanation
+from appclient.database import Database, LoaderConnection, QueryExtras, QueryResult
+from freshness.errors import (
+    ConfigError,
+    FormatError,
+    FreshnessError,
+    NodeUnavailable,
+    NodeUnsuitable,
+    SourceUnavailable,
+    SourceUnsuitable,
+)
+from freshness.rule import ReadOutcome
+from freshness.token import EventToken
+
+__all__ = [
+    "Cache",
+    "ConfigError",
+    "Database",
+    "EventToken",
+    "Explanation",
+    "FormatError",
+    "FreshnessError",
+    "LoaderConnection",
+    "NodeUnavailable",
+    "NodeUnsuitable",
+    "QueryExtras",
+    "QueryResult",
+    "ReadOutcome",
+    "SourceUnavailable",
+    "SourceUnsuitable",
+]

@@ -1,0 +1,265 @@
+"""`Cache`: what the application calls. It gathers what the read procedure needs and drives it.
+
+Safe for several threads: each has its own connections to the nodes and servers. Hits, fills and refusals are
+decided by ``freshness.read`` alone; nothing here stores anything in the cache.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+from appclient.database import Database
+from appclient.loader import LoaderFunction, ObjectLoader
+from freshness.backend import CacheNode
+from freshness.backends import open_node as open_configured_node
+from freshness.backends.codec import decode_value, encode_value
+from freshness.backends.schema import find_column, key_columns
+from freshness.config import Config, load_config
+from freshness.driver import BlockingDriver
+from freshness.errors import ConfigError, FormatError
+from freshness.keycolumn import KeyColumn
+from freshness.placement import Placement
+from freshness.read import Loaded, Lookup, Read, ReadContext, read_through
+from freshness.registry import ObjectDefinition, build_registry
+from freshness.rule import ReadOutcome
+from freshness.token import EventToken
+
+Function = TypeVar("Function", bound=LoaderFunction)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What happened to one read. ``event_tokens``: by lineage, of a read from the database."""
+
+    value: Any
+    outcome: ReadOutcome
+    object_name: str
+    key: Any
+    node: str
+    item: bytes
+    event_tokens: dict[str, EventToken]
+
+    @property
+    def is_hit(self) -> bool:
+        return self.outcome in (ReadOutcome.HIT, ReadOutcome.STALE_SERVED)
+
+
+class Cache:
+    """Cached reads of the objects in ``freshness.toml``.
+
+    ``on_read`` is called with an `Explanation` for every key that was read, in the reading thread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        on_read: Callable[[Explanation], None] | None = None,
+        open_node: Callable[[str, str], CacheNode] = open_configured_node,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.config = config
+        self.on_read = on_read
+        self._open_node = open_node
+        self._clock, self._sleep, self._jitter = clock, sleep, jitter
+        self._databases = {name: Database(keyspace) for name, keyspace in config.keyspaces.items()}
+        self._definitions = build_registry(config, self._find_columns)
+        self._loaders = {
+            name: ObjectLoader(definition, self._databases[definition.config.keyspace], None)
+            for name, definition in self._definitions.items()
+        }
+        self._placement = Placement(config.cache.nodes, config.cache.namespace)
+        self._local = threading.local()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | PathLike[str] = "freshness.toml",
+        *,
+        on_read: Callable[[Explanation], None] | None = None,
+    ) -> Cache:
+        """Read the configuration and the key columns of its objects.
+
+        Raises `ConfigError` for mistakes in the file, all in one message, and `SourceUnavailable` or
+        `SourceUnsuitable` when the schema cannot be read. The cache nodes need not be up.
+        """
+        return cls(load_config(Path(path)), on_read=on_read)
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        object_name: str,
+        key: Any,
+        *,
+        max_staleness_seconds: float | None = None,
+        explain: bool = False,
+    ) -> Any:
+        """The object, or None if it does not exist. A key of several columns is a tuple, in key order.
+
+        ``max_staleness_seconds``: a hit that may be older is read from the database instead. With ``explain`` an
+        `Explanation` with the value. Trouble with the cache never raises; trouble with the database, and what a
+        loader raises, does.
+        """
+        lookup = self._lookup(self._definition(object_name), key)
+        (explanation,) = self._read([lookup], [key], max_staleness_seconds)
+        return explanation if explain else explanation.value
+
+    def get_many(
+        self,
+        object_name: str,
+        keys: Iterable[Hashable],
+        *,
+        max_staleness_seconds: float | None = None,
+        explain: bool = False,
+    ) -> dict[Any, Any]:
+        """``{key: object or None}`` for all keys, with one request per node for the hits."""
+        definition = self._definition(object_name)
+        wanted = list(dict.fromkeys(keys))
+        lookups = [self._lookup(definition, key) for key in wanted]
+        if not lookups:
+            return {}
+        explanations = self._read(lookups, wanted, max_staleness_seconds)
+        return {each.key: each if explain else each.value for each in explanations}
+
+    def loader(self, object_name: str) -> Callable[[Function], Function]:
+        """Decorator: this function builds the composite object from its key.
+
+        It is called as ``function(db, key)`` with a `LoaderConnection` and must read only through it, and only
+        the member tables of the configuration: a change elsewhere invalidates nothing.
+        """
+        definition = self._definition(object_name)
+        if not definition.config.is_composite:
+            raise ConfigError(
+                f"object {object_name} is one row of {definition.config.table} and needs no loader",
+                hint="give it key and members in freshness.toml to build it from several tables",
+            )
+
+        def register(function: Function) -> Function:
+            database = self._databases[definition.config.keyspace]
+            self._loaders[object_name] = ObjectLoader(definition, database, function)
+            return function
+
+        return register
+
+    def database(self, keyspace: str | None = None) -> Database:
+        """Uncached reads of a keyspace, with event tokens. The only keyspace where none is named."""
+        if keyspace is None and len(self._databases) == 1:
+            return next(iter(self._databases.values()))
+        if keyspace not in self._databases:
+            raise ConfigError(
+                f"unknown keyspace {keyspace!r}", hint=f"expected one of {', '.join(self._databases)}"
+            )
+        return self._databases[keyspace]
+
+    def close(self) -> None:
+        """Close this thread's connections. The cache can still be used: they are opened again."""
+        for node in self._local.__dict__.pop("nodes", {}).values():
+            node.close()
+        self._local.__dict__.pop("context", None)
+        for database in self._databases.values():
+            database.close()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _find_columns(self, keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
+        database = self._databases[keyspace]
+
+        def read(connection: Any, address: Any) -> tuple[KeyColumn, ...]:
+            if column is None:
+                return key_columns(connection, address.database, table)
+            return (find_column(connection, address.database, table, column),)
+
+        return database.run(read)
+
+    def _definition(self, object_name: str) -> ObjectDefinition:
+        try:
+            return self._definitions[object_name]
+        except KeyError:
+            known = ", ".join(sorted(self._definitions)) or "none"
+            raise ConfigError(
+                f"unknown object {object_name!r}", hint=f"freshness.toml defines {known}"
+            ) from None
+
+    def _lookup(self, definition: ObjectDefinition, key: Any) -> Lookup:
+        values = key if type(key) is tuple else (key,)
+        cache_key = definition.builder.build(values)
+        return Lookup(
+            definition.policy,
+            self._placement.node_for(cache_key.item),
+            cache_key.item,
+            definition.identity(cache_key),
+            values,
+            cache_key.is_exact,
+        )
+
+    def _read(
+        self, lookups: Sequence[Lookup], keys: Sequence[Any], max_staleness_seconds: float | None
+    ) -> list[Explanation]:
+        driver, context = self._client()
+        reads = driver.run(read_through(context, lookups, max_staleness_seconds))
+        explanations = [
+            self._explain(lookup, key, read) for lookup, key, read in zip(lookups, keys, reads, strict=True)
+        ]
+        if self.on_read is not None:
+            for explanation in explanations:
+                self.on_read(explanation)
+        return explanations
+
+    def _explain(self, lookup: Lookup, key: Any, read: Read) -> Explanation:
+        value, outcome, tokens = read.value, read.outcome, read.tokens
+        if read.is_hit and read.payload is not None:
+            try:
+                value = decode_value(read.payload)
+            except FormatError:
+                (loaded,) = self._load([lookup])
+                value, outcome, tokens = loaded.value, ReadOutcome.FOREIGN, loaded.tokens
+        return Explanation(
+            value, outcome, lookup.policy.name, key, lookup.node, lookup.item, dict(tokens) if tokens else {}
+        )
+
+    def _load(self, lookups: Sequence[Lookup]) -> list[Loaded]:
+        """Answer a `Load` step: each object by its own loader, in the order of the lookups."""
+        by_object: dict[str, list[int]] = {}
+        for place, lookup in enumerate(lookups):
+            by_object.setdefault(lookup.policy.name, []).append(place)
+        loaded: dict[int, Loaded] = {}
+        for name, places in by_object.items():
+            values = self._loaders[name].load([lookups[place] for place in places])
+            loaded.update(zip(places, values, strict=True))
+        return [loaded[place] for place in range(len(lookups))]
+
+    def _client(self) -> tuple[BlockingDriver, ReadContext]:
+        """This thread's connections and copies of the node records."""
+        local = self._local.__dict__
+        if "context" not in local:
+            settings = self.config.cache
+            local["nodes"] = {name: self._open_node(settings.backend, name) for name in settings.nodes}
+            local["driver"] = BlockingDriver(local["nodes"], self._sleep, load=self._load)
+            local["context"] = ReadContext(
+                namespace=settings.namespace,
+                ring=self._placement.ring_version,
+                lineages=_lineages(self.config),
+                clock=self._clock,
+                jitter=self._jitter,
+                encode=encode_value,
+                lease_seconds=settings.lease_seconds,
+                node_refresh_seconds=settings.node_refresh_seconds,
+                fill_lease_ttl_seconds=settings.fill_lease_ttl_seconds,
+                fill_wait_seconds=settings.fill_wait_ms / 1000,
+                on_stale=settings.on_stale,
+            )
+        return local["driver"], local["context"]
+
+
+def _lineages(config: Config) -> tuple[str, ...]:
+    return tuple(shard.lineage for keyspace in config.keyspaces.values() for shard in keyspace.shards)

@@ -1,0 +1,224 @@
+"""Reads from the database that know how fresh they are.
+
+Every read takes its token first and its rows afterwards, on one connection to one server, outside any older
+snapshot (F2, F17, F18). The connections are this library's own, so none is ever dirty with uncommitted writes of
+the application (F19). A server that fails is left for the next one; when all fail, the caller is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from pymysql.cursors import DictCursor
+
+from freshness.backends.database import Connection, connect, translated
+from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.errors import ConfigError, FlavorMismatch, SourceUnavailable, SourceUnsuitable
+from freshness.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
+from freshness.token import EventToken, covers
+
+Result = TypeVar("Result")
+Row = dict[str, Any]
+
+_NO_SUCH_TABLE: Final = 1146
+_SESSION: Final = "SET SESSION transaction_isolation = 'REPEATABLE-READ'"
+_SESSION_MARIADB: Final = "SET SESSION tx_isolation = 'REPEATABLE-READ'"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryExtras:
+    """``event_token``: read before the rows; None where the server gives no engine-visible position, or where it
+    was not asked for. ``fresher``: True where the rows contain all of the token sent; None where that is not
+    known. ``server``: who answered."""
+
+    event_token: EventToken | None
+    fresher: bool | None
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """Rows as dictionaries, and what is known of their freshness."""
+
+    rows: list[Row]
+    extras: QueryExtras
+
+
+class LoaderConnection:
+    """What a composite's loader reads with: one connection, one snapshot, read-only."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
+        """All rows of one SELECT."""
+        with self._connection.cursor(DictCursor) as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall())
+
+    def query_one(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Row | None:
+        """The only row, None where there is none. More than one raises `ValueError`."""
+        rows = self.query(sql, params)
+        if len(rows) > 1:
+            raise ValueError(f"{len(rows)} rows where at most one was expected: {sql}")
+        return rows[0] if rows else None
+
+
+class Database:
+    """One keyspace, read from the replicas of its shard, or from the primary where there are none.
+
+    Safe for several threads: each has connections of its own.
+    """
+
+    def __init__(self, keyspace: Keyspace, *, timeout_seconds: float = 5.0) -> None:
+        self.keyspace = keyspace
+        self._timeout_seconds = timeout_seconds
+        self._local = threading.local()
+
+    @property
+    def _shard(self) -> Shard:
+        return self.keyspace.shards[0]
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        shard: str | None = None,
+        include_event_token: bool = False,
+        compare_event_token: EventToken | str | None = None,
+    ) -> QueryResult:
+        """Run one SELECT on a replica. Never cached; the options say how fresh the rows are.
+
+        Raises `SourceUnavailable` when no server answers, `SourceUnsuitable` for an error in the statement or a
+        missing privilege, and `FormatError` for a token that does not parse or is of another flavor.
+        """
+        if shard is not None and shard != self._shard.name:
+            raise ConfigError(
+                f"keyspace {self.keyspace.name} has no shard {shard!r}", hint=f"it has {self._shard.name!r}"
+            )
+        sent = self._parse(compare_event_token)
+        wants_token = include_event_token or sent is not None
+
+        def read(connection: Connection, address: ServerAddress) -> QueryResult:
+            token = self.read_token(connection) if wants_token else None
+            rows = LoaderConnection(connection).query(sql, params)
+            fresher = True if sent is not None and token is not None and covers(token, sent) else None
+            shown = token if include_event_token else None
+            return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
+
+        return self.run(read)
+
+    def snapshot(self, load: Callable[[LoaderConnection], Result]) -> tuple[Result, EventToken | None]:
+        """Run ``load`` in one consistent snapshot, with the token that was read before it (F18, F33)."""
+
+        def read(connection: Connection, _: ServerAddress) -> tuple[Result, EventToken | None]:
+            token = self.read_token(connection)
+            with connection.cursor() as cursor:
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                try:
+                    return load(LoaderConnection(connection)), token
+                finally:
+                    cursor.execute("ROLLBACK")
+
+        return self.run(read)
+
+    def rows_with_token(self, sql: str, params: Sequence[Any]) -> tuple[list[Row], EventToken | None]:
+        """One SELECT and the token that was read before it, on the same server."""
+        return self.run(
+            lambda connection, _: _after(
+                self.read_token(connection), lambda: LoaderConnection(connection).query(sql, params)
+            )
+        )
+
+    def read_token(self, connection: Connection) -> EventToken | None:
+        """What this server shows for sure from now on. None where no invalidator has prepared it yet."""
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(token_sql(self.keyspace.flavor))
+                rows = cursor.fetchall()
+        except Exception as error:
+            if error.args and error.args[0] == _NO_SUCH_TABLE and HEARTBEAT_TABLE in str(error):
+                return None
+            raise
+        return parse_token(self.keyspace.flavor, self._shard.lineage, self._shard.name, rows)
+
+    def run(self, read: Callable[[Connection, ServerAddress], Result]) -> Result:
+        """Run ``read`` on the server this thread uses, or on the next one that answers."""
+        servers = self._shard.replicas or (self._shard.primary,)
+        failures: list[SourceUnavailable] = []
+        for _ in range(len(servers)):
+            place = getattr(self._local, "place", 0) % len(servers)
+            address = servers[place]
+            try:
+                return self._run_on(address, place, read)
+            except SourceUnavailable as error:
+                failures.append(error)
+                self._local.place = place + 1
+        raise SourceUnavailable(
+            f"no server of {self.keyspace.name} answers: " + "; ".join(error.message for error in failures),
+            hint=failures[-1].hint,
+        ) from failures[-1]
+
+    def _run_on(
+        self, address: ServerAddress, place: int, read: Callable[[Connection, ServerAddress], Result]
+    ) -> Result:
+        connections: dict[int, Connection] = self._local.__dict__.setdefault("connections", {})
+        is_reused = place in connections
+        try:
+            connection = connections.get(place) or self._connect(address)
+            connections[place] = connection
+            return read(connection, address)
+        except Exception as error:
+            failed = self._close_unless_usable(connections, place, error)
+            if not failed:
+                raise  # the loader's own error, on a connection that is in order
+            problem = translated(error, address, "reading")
+            if is_reused and isinstance(problem, SourceUnavailable):
+                return self._run_on(
+                    address, place, read
+                )  # it was closed while idle: once more, connected anew
+            raise problem from error
+
+    def _connect(self, address: ServerAddress) -> Connection:
+        connection = connect(address, timeout_seconds=self._timeout_seconds)
+        with connection.cursor() as cursor:
+            cursor.execute(_SESSION_MARIADB if self.keyspace.flavor == "mariadb" else _SESSION)
+        return connection
+
+    @staticmethod
+    def _close_unless_usable(connections: dict[int, Connection], place: int, error: Exception) -> bool:
+        """Whether ``error`` is the database's. After any of those the connection is not used again (F46)."""
+        import pymysql
+
+        if not isinstance(error, (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)):
+            return False
+        connection = connections.pop(place, None)
+        if connection is not None:
+            connection.close()
+        return True
+
+    def _parse(self, token: EventToken | str | None) -> EventToken | None:
+        parsed = EventToken.parse(token) if isinstance(token, str) else token
+        if parsed is not None and parsed.position.flavor != self.keyspace.flavor:
+            raise FlavorMismatch(
+                f"a token of {parsed.position.flavor} was sent to keyspace {self.keyspace.name}, "
+                f"which is {self.keyspace.flavor}",
+                hint="tokens are good only in the keyspace they come from",
+            )
+        return parsed
+
+    def close(self) -> None:
+        """Close this thread's connections."""
+        connections: dict[int, Connection] = self._local.__dict__.pop("connections", {})
+        for connection in connections.values():
+            connection.close()
+
+
+def _after(token: EventToken | None, read: Callable[[], list[Row]]) -> tuple[list[Row], EventToken | None]:
+    return read(), token

@@ -1,0 +1,103 @@
+"""Building values from the database for the read procedure: rows by primary key, composites by their loaders.
+
+Every value comes with the token that was read before it on the same server, and with the loader's own reason not
+to store it: the row found is not spelled as the key asked for (F24, F46).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from appclient.database import Database, LoaderConnection, Row
+from freshness.backends.codec import decode_value, encode_value
+from freshness.errors import ConfigError
+from freshness.read import Loaded, Lookup
+from freshness.registry import ObjectDefinition
+from freshness.rule import ReadOutcome
+from freshness.token import EventToken
+
+LoaderFunction = Callable[..., Any]
+
+KEYS_PER_STATEMENT_MAX: Final = 500
+
+
+class ObjectLoader:
+    """Loads the values of one object. ``function`` builds a composite; a single row needs none."""
+
+    def __init__(
+        self, definition: ObjectDefinition, database: Database, function: LoaderFunction | None
+    ) -> None:
+        self._definition = definition
+        self._database = database
+        self._function = function
+
+    def load(self, lookups: Sequence[Lookup]) -> list[Loaded]:
+        """One `Loaded` for each lookup, in order. Raises what the database or the composite's loader raises."""
+        if self._definition.config.is_composite:
+            return [self._load_composite(lookup) for lookup in lookups]
+        if not self._definition.builder.is_exact:
+            # Only the database knows which row answers to which spelling: one statement a key.
+            return [self._load_rows([lookup])[0] for lookup in lookups]
+        loaded: list[Loaded] = []
+        for start in range(0, len(lookups), KEYS_PER_STATEMENT_MAX):
+            loaded += self._load_rows(lookups[start : start + KEYS_PER_STATEMENT_MAX])
+        return loaded
+
+    # -- single rows ---------------------------------------------------------------------------------------
+
+    def _load_rows(self, lookups: Sequence[Lookup]) -> list[Loaded]:
+        rows, token = self._database.rows_with_token(*self._statement(lookups))
+        tokens = self._tokens(token)
+        if len(lookups) == 1 and len(rows) == 1:
+            return [self._loaded(lookups[0], rows[0], tokens)]
+        by_identity = {self._identity(row): row for row in rows}
+        return [self._loaded(lookup, by_identity.get(lookup.identity), tokens) for lookup in lookups]
+
+    def _loaded(self, lookup: Lookup, row: Row | None, tokens: Mapping[str, EventToken]) -> Loaded:
+        if row is None or self._identity(row) == lookup.identity:
+            return Loaded(row, tokens, None if tokens else ReadOutcome.NO_TOKEN)
+        return Loaded(row, tokens, ReadOutcome.KEY)
+
+    def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, list[Any]]:
+        table = str(self._definition.config.table)
+        columns = [_quote(column.name) for column in self._definition.columns_by_table[table]]
+        select = f"SELECT * FROM {_quote(table)} WHERE "
+        values = [value for lookup in lookups for value in lookup.values]
+        if len(lookups) == 1:
+            return select + " AND ".join(f"{column} = %s" for column in columns), values
+        one = "%s" if len(columns) == 1 else f"({', '.join(['%s'] * len(columns))})"
+        names = columns[0] if len(columns) == 1 else f"({', '.join(columns)})"
+        return f"{select}{names} IN ({', '.join([one] * len(lookups))})", values
+
+    def _identity(self, row: Row) -> bytes:
+        """The identity of the row's own stored key. `Lookup.item` follows: equal identities have equal items."""
+        names = [column.name for column in self._definition.builder.columns]
+        return self._definition.identity(self._definition.builder.build([row[name] for name in names]))
+
+    # -- composites ----------------------------------------------------------------------------------------
+
+    def _load_composite(self, lookup: Lookup) -> Loaded:
+        function = self._function
+        if function is None:
+            name = self._definition.config.name
+            raise ConfigError(
+                f"composite object {name} has no loader",
+                hint=f'decorate the function that builds it with @cache.loader("{name}")',
+            )
+
+        def build(connection: LoaderConnection) -> Any:
+            return function(connection, *lookup.values)
+
+        value, token = self._database.snapshot(build)
+        tokens = self._tokens(token)
+        # As it would come out of the cache (a tuple becomes a list), so that a hit and a miss look alike.
+        plain = None if value is None else decode_value(encode_value(value))
+        return Loaded(plain, tokens, None if tokens else ReadOutcome.NO_TOKEN)
+
+    def _tokens(self, token: EventToken | None) -> dict[str, EventToken]:
+        return {} if token is None else {token.lineage: token}
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

@@ -1,0 +1,145 @@
+"""Connections to a database server, and its errors in our words.
+
+The one place where errors of pymysql are translated; shared by the invalidator and the application library.
+Never logs or repeats a password.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeAlias
+
+import pymysql
+from pymysql.cursors import Cursor
+
+from freshness.config import ServerAddress
+from freshness.errors import (
+    FreshnessError,
+    HistoryLost,
+    HistoryPurged,
+    SourceUnavailable,
+    SourceUnsuitable,
+    StreamStopped,
+)
+
+Connection: TypeAlias = "pymysql.Connection[Cursor]"
+
+CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+_FATAL_DUMP_ERROR: Final = 1236
+
+_LOGIN_HINT = "check user, password and the host that the account is for"
+_UNSUITABLE: Final[dict[int, str]] = {
+    1044: "grant the account access to the database",
+    1045: _LOGIN_HINT,
+    1049: "create the database, or correct its name in the address",
+    1130: _LOGIN_HINT,
+    1142: "grant the account the privilege on this table",
+    1146: "create the table, or correct its name",
+    1227: "grant the privilege; `invalidator check` lists the ones that are needed",
+    1290: "the server is read-only or runs without what is needed; the heartbeat must go to the primary",
+    1698: _LOGIN_HINT,
+    1836: "the server is read-only; the heartbeat must go to the primary",
+    2026: "the TLS handshake failed: check the certificates, or turn TLS off on a private link",
+    2054: "the server wants a login method that this program does not know",
+}
+_PURGED = re.compile(
+    r"purged required binary logs|purged binary logs|too old and required binlog files have been purged"
+    r"|could not find GTID state requested|could not find first log file|could not find next log",
+    re.IGNORECASE,
+)
+_FUTURE = re.compile(
+    r"has more GTIDs than the (?:source|master)|which is not in the master's binlog|slave has diverged"
+    r"|position > file size",
+    re.IGNORECASE,
+)
+_KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"max_allowed_packet", re.IGNORECASE)
+
+
+def connect(
+    address: ServerAddress,
+    *,
+    timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+    read_timeout_seconds: float = 0,
+) -> Connection:
+    """A connection with autocommit, to the address's database if it names one.
+
+    ``timeout_seconds`` bounds connecting, and each answer unless ``read_timeout_seconds`` is above 0. Raises
+    `SourceUnavailable` where trying again may help, else `SourceUnsuitable`.
+    """
+    try:
+        return pymysql.connect(
+            host=address.host,
+            port=address.port,
+            user=address.user,
+            password=address.password,
+            database=address.database or None,
+            charset="utf8mb4",
+            autocommit=True,
+            connect_timeout=timeout_seconds,
+            read_timeout=read_timeout_seconds or timeout_seconds,
+            write_timeout=timeout_seconds,
+            # On loopback TLS only costs; elsewhere it is negotiated where the server offers it.
+            ssl_disabled=True if address.host in _LOOPBACK else None,
+        )
+    except Exception as error:
+        raise translated(error, address, "connecting") from error
+
+
+def translated(error: Exception, address: ServerAddress, doing: str) -> FreshnessError:
+    """The project's error for one of pymysql's. Raise it ``from`` the original. Our own come back unchanged."""
+    if isinstance(error, FreshnessError):
+        return error
+    where = f"{address.host}:{address.port}"
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    text = str(error.args[1]) if len(error.args) > 1 else str(error)
+    if code == _FATAL_DUMP_ERROR:
+        return _translated_dump_error(where, text)
+    if code in _UNSUITABLE:
+        return SourceUnsuitable(f"{where}: {doing}: {text} [{code}]", hint=_UNSUITABLE[code])
+    if isinstance(error, RuntimeError):  # pymysql's word for a missing package
+        return SourceUnsuitable(
+            f"{where}: {doing}: {text}", hint="install the package, or change the login method"
+        )
+    if isinstance(
+        error, (pymysql.err.ProgrammingError, pymysql.err.NotSupportedError, pymysql.err.DataError)
+    ):
+        return SourceUnsuitable(
+            f"{where}: {doing}: {text} [{code}]", hint="is the server too old, or of another kind?"
+        )
+    return SourceUnavailable(
+        f"{where}: {doing}: {text or type(error).__name__} [{code}]",
+        hint="is the server up and reachable from here?",
+    )
+
+
+def _translated_dump_error(where: str, text: str) -> FreshnessError:
+    if _PURGED.search(text):
+        return HistoryPurged(
+            f"{where} no longer has the log from the start position: {text}",
+            hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
+        )
+    if _FUTURE.search(text):
+        return HistoryLost(
+            f"{where} does not know the start position: {text}",
+            hint="a future position or another history (F28, F29): raise the epoch and end the lives of all nodes",
+        )
+    if _KICKED_OUT.search(text):
+        return SourceUnavailable(
+            f"{where}: another reader came with our server id: {text}",
+            hint="a new id is drawn at the next try",
+        )
+    if _TOO_LARGE.search(text):
+        return StreamStopped(f"{where}: {text}", hint="raise max_allowed_packet on the server")
+    return StreamStopped(
+        f"{where} ended the stream: {text}",
+        hint="look into the server's error log; its binary log may be damaged",
+    )
+
+
+def read_rows(connection: Connection, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    """Run one query. Errors of pymysql come out as they are."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return list(cursor.fetchall())

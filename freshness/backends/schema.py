@@ -1,0 +1,139 @@
+"""What the schema says of keys and foreign keys, read from information_schema of the primary.
+
+Refuses what cannot become a cache key that is the same everywhere, with a `ConfigError` that names table, column
+and reason. Never looks at rows. Called by both sides when they start, and by the preflight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from freshness.backends.database import Connection, read_rows
+from freshness.cachekey import ColumnKind, KeyColumn
+from freshness.errors import ConfigError
+
+_KINDS: Final[dict[str, ColumnKind]] = {
+    **dict.fromkeys(
+        ("tinyint", "smallint", "mediumint", "int", "integer", "bigint", "year"), ColumnKind.INTEGER
+    ),
+    **dict.fromkeys(
+        ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"), ColumnKind.STRING
+    ),
+    **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), ColumnKind.BINARY),
+    "decimal": ColumnKind.DECIMAL,
+    "date": ColumnKind.DATE,
+    "datetime": ColumnKind.DATETIME,
+}
+_REFUSED: Final[dict[str, str]] = {
+    "float": "its value has no exact spelling",
+    "double": "its value has no exact spelling",
+    "timestamp": "its value depends on the session's time zone; use DATETIME in UTC, or a number",
+    "time": "it has several spellings",
+    "json": "equal documents have several spellings",
+    "bit": "drivers and the binary log spell it differently",
+    "set": "drivers and the binary log spell it differently",
+    "uuid": "drivers and the binary log spell it differently; use BINARY(16)",
+    "inet4": "drivers and the binary log spell it differently; use VARBINARY(16)",
+    "inet6": "drivers and the binary log spell it differently; use VARBINARY(16)",
+    "vector": "the binary log decoder does not know it",
+    "geometry": "it has no exact spelling",
+}
+_REFUSED_CHARSETS: Final = frozenset(("ucs2", "utf16", "utf16le", "utf32"))
+_COLUMNS = """SELECT column_name, data_type, character_set_name, collation_name, character_octet_length,
+  column_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s"""
+_PRIMARY_KEY = """SELECT column_name, sub_part FROM information_schema.statistics
+  WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index"""
+_TABLES = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s"
+_CASCADES = """SELECT constraint_schema, table_name, unique_constraint_schema, referenced_table_name
+  FROM information_schema.referential_constraints
+  WHERE delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
+     OR update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"""
+
+
+def key_columns(connection: Connection, database: str, table: str) -> tuple[KeyColumn, ...]:
+    """The columns of the primary key, in the key's order. Raises `ConfigError`: no such table, a view, no primary
+    key, a key over part of a column, a column type that cannot be a key."""
+    columns = _read_columns(connection, database, table)
+    parts = read_rows(connection, _PRIMARY_KEY, (database, table))
+    if not parts:
+        raise ConfigError(
+            f"table {database}.{table} has no primary key",
+            hint="add one, or leave the table out: its rows cannot be told apart",
+        )
+    for name, prefix in parts:
+        if prefix is not None:
+            raise ConfigError(
+                f"the primary key of {database}.{table} holds only {prefix} characters of {name}",
+                hint="make the key from whole columns",
+            )
+    return tuple(_get_column(columns, database, table, str(name)) for name, _ in parts)
+
+
+def find_column(connection: Connection, database: str, table: str, name: str) -> KeyColumn:
+    """One column as part of a key. Raises `ConfigError`: no such table or column, a type that cannot be a key."""
+    return _get_column(_read_columns(connection, database, table), database, table, name)
+
+
+def find_cascades(connection: Connection, database: str, tables: Iterable[str]) -> dict[str, frozenset[str]]:
+    """For each of the tables that foreign keys with CASCADE or SET NULL reach: the tables whose deletes and updates
+    reach it, over any number of steps. Tables of other databases are named ``database.table`` (F23)."""
+    parents: dict[str, set[str]] = {}
+    for schema, child, parent_schema, parent in read_rows(connection, _CASCADES):
+        name = _qualified(str(schema), str(child), database)
+        parents.setdefault(name, set()).add(_qualified(str(parent_schema), str(parent), database))
+    return {table: _ancestors(table, parents) for table in tables if table in parents}
+
+
+def _ancestors(table: str, parents: dict[str, set[str]]) -> frozenset[str]:
+    found: set[str] = set()
+    open_ends = [table]
+    while open_ends:
+        fresh = parents.get(open_ends.pop(), set()) - found
+        found |= fresh
+        open_ends += fresh
+    return frozenset(found)
+
+
+def _qualified(schema: str, table: str, database: str) -> str:
+    return table if schema == database else f"{schema}.{table}"
+
+
+def _read_columns(connection: Connection, database: str, table: str) -> dict[str, tuple[Any, ...]]:
+    tables = {str(name): str(kind) for name, kind in read_rows(connection, _TABLES, (database,))}
+    if table not in tables:
+        close = [name for name in tables if name.casefold() == table.casefold()]
+        hint = (
+            f"the name is spelled {close[0]}"
+            if close
+            else "create it, or correct the name in the configuration"
+        )
+        raise ConfigError(f"there is no table {database}.{table}", hint=hint)
+    if "VIEW" in tables[table]:
+        raise ConfigError(
+            f"{database}.{table} is a view", hint="the binary log names base tables only; cache those"
+        )
+    return {str(row[0]): row for row in read_rows(connection, _COLUMNS, (database, table))}
+
+
+def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, name: str) -> KeyColumn:
+    row = columns.get(name)
+    if row is None:
+        raise ConfigError(
+            f"table {database}.{table} has no column {name}", hint=f"it has {', '.join(sorted(columns))}"
+        )
+    _, data_type, charset, collation, octets, _ = row
+    data_type = str(data_type).lower()
+    kind = _KINDS.get(data_type)
+    if kind is None:
+        reason = _REFUSED.get(data_type, "this type is not known to be safe")
+        raise ConfigError(
+            f"column {database}.{table}.{name} of type {data_type} cannot be a key", hint=reason
+        )
+    if charset in _REFUSED_CHARSETS:
+        raise ConfigError(
+            f"column {database}.{table}.{name} is in {charset} and cannot be a key",
+            hint="the binary log decoder does not read it reliably; convert it to utf8mb4",
+        )
+    length = int(octets) if data_type == "binary" else 0
+    return KeyColumn(name, kind, str(collation) if kind is ColumnKind.STRING else "", length)

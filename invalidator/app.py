@@ -1,0 +1,299 @@
+"""The invalidator as a process: the composition root, and the loop that ties stream, nodes and heartbeat together.
+
+This module alone knows the concrete classes. The loop's rule is simple: open the stream at what every joined node
+has acknowledged, apply what it brings, and begin again when a node or the source demands it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from freshness.backend import CacheNode
+from freshness.backends import open_node
+from freshness.backends.database import Connection, connect, translated
+from freshness.backends.schema import find_cascades, find_column, key_columns
+from freshness.config import Config, Keyspace, Shard
+from freshness.driver import BlockingDriver
+from freshness.envelope import LIFE_SIZE
+from freshness.errors import ConfigError, FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable
+from freshness.keycolumn import KeyColumn
+from freshness.membership import NodePolicy
+from freshness.placement import Placement
+from freshness.position import Position, empty_position
+from freshness.registry import ObjectDefinition, build_registry
+from freshness.request import Head
+from invalidator.binlog import BinlogSource
+from invalidator.heartbeat import HeartbeatWriter
+from invalidator.metrics import Metrics
+from invalidator.preflight import check_database, require
+from invalidator.pulse import Pulse
+from invalidator.server import executed_position
+from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.source import Source, Transaction
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 0.25
+"""How long one look into an idle stream waits; also how fast a stop is seen."""
+
+RETRY_SECONDS: Final = 1.0
+"""Pause before the stream is opened again after a failure."""
+
+HISTORY_CONFIRM_SECONDS: Final = 15.0
+"""How long a primary may lack what was streamed from it before its history counts as lost. A transaction is
+streamed before the primary shows it, with semi-synchronous replication by up to its time-out (F57)."""
+
+
+def running_clock() -> float:
+    """Seconds, monotonic, and counting while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Primary:
+    """Questions to the primary of a shard. One connection, opened when needed."""
+
+    def __init__(self, shard: Shard, flavor: str, read_epoch: Callable[[], int]) -> None:
+        self._address = shard.primary
+        self._flavor = flavor
+        self._read_epoch = read_epoch
+        self._connection: Connection | None = None
+
+    def ask(self, question: Callable[[Connection], object], doing: str) -> object:
+        if self._connection is None:
+            self._connection = connect(self._address)
+        try:
+            return question(self._connection)
+        except FreshnessError:
+            raise
+        except Exception as error:
+            self.close()
+            raise translated(error, self._address, doing) from error
+
+    def head(self) -> Head:
+        """The epoch first: labelled with an older one, the position is doubted rather than trusted."""
+        epoch = self._read_epoch()
+        position = self.ask(lambda c: executed_position(c, self._flavor), "reading the head")
+        assert isinstance(position, Position)
+        return Head(position, epoch)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def load_registry(config: Config) -> dict[str, ObjectDefinition]:
+    """The objects of the configuration with the key columns of the primaries' schema."""
+    connections: dict[str, Connection] = {}
+
+    def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
+        address = config.keyspaces[keyspace].shards[0].primary
+        if keyspace not in connections:
+            connections[keyspace] = connect(address)
+        connection = connections[keyspace]
+        if column is None:
+            return key_columns(connection, address.database, table)
+        return (find_column(connection, address.database, table, column),)
+
+    try:
+        return build_registry(config, find_columns)
+    finally:
+        for connection in connections.values():
+            connection.close()
+
+
+@dataclass(slots=True)
+class Invalidator:
+    """One keyspace's invalidator. `run` returns when `stop` was called; anything it cannot handle it raises."""
+
+    config: Config
+    metrics: Metrics = field(default_factory=Metrics)
+    last_error: str = ""
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    shard: ShardInvalidator | None = None
+
+    def stop(self) -> None:
+        """Finish the batch in hand and end. Safe in a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        keyspace = self._keyspace()
+        shard = keyspace.shards[0]
+        registry = load_registry(self.config)
+        tables = frozenset(table for definition in registry.values() for table in definition.columns_by_table)
+        cascades = self._check(keyspace, shard, tables)
+        instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
+        writer = HeartbeatWriter(
+            shard.primary, keyspace.flavor, instance, self.config.stream.clock_error_seconds
+        )
+        writer.prepare()
+        epochs = HeartbeatWriter(shard.primary, keyspace.flavor, f"{instance}.e", 0)
+        primary = Primary(shard, keyspace.flavor, epochs.epoch)
+        pulse = Pulse(
+            writer, self.config.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
+        )
+        nodes = {name: open_node(self.config.cache.backend, name) for name in self.config.cache.nodes}
+        driver = BlockingDriver(nodes, self._sleep, read_head=primary.head)
+        source = BinlogSource(shard.primary, keyspace.flavor, tables, cascades=cascades)
+        invalidator = self._create_shard(keyspace, shard, registry, instance, pulse)
+        self.metrics.nodes_configured.set(len(nodes))
+        pulse.start()
+        try:
+            self._loop(invalidator, source, driver, epochs)
+        finally:
+            source.close()
+            pulse.stop()
+            epochs.close()
+            primary.close()
+            _close_all(nodes)
+
+    # -- set-up --------------------------------------------------------------------------------------------
+
+    def _keyspace(self) -> Keyspace:
+        if len(self.config.keyspaces) != 1:
+            raise ConfigError(
+                f"{self.config.path} has {len(self.config.keyspaces)} keyspaces",
+                hint="this version invalidates one keyspace per process: give each a file of its own",
+            )
+        return next(iter(self.config.keyspaces.values()))
+
+    def _check(
+        self, keyspace: Keyspace, shard: Shard, tables: frozenset[str]
+    ) -> Mapping[str, frozenset[str]]:
+        connection = connect(shard.primary)
+        try:
+            findings = check_database(connection, shard.primary, keyspace.flavor, tables)
+            for finding in findings:
+                log.log(logging.ERROR if finding.severity == "error" else logging.WARNING, "%s", finding)
+            require(findings)
+            return find_cascades(connection, shard.primary.database, tables)
+        finally:
+            connection.close()
+
+    def _create_shard(
+        self,
+        keyspace: Keyspace,
+        shard: Shard,
+        registry: Mapping[str, ObjectDefinition],
+        instance: str,
+        pulse: Pulse,
+    ) -> ShardInvalidator:
+        cache = self.config.cache
+        placement = Placement(cache.nodes, cache.namespace)
+        policy = NodePolicy(
+            namespace=cache.namespace,
+            lineage=shard.lineage,
+            ring=placement.ring_version,
+            objects={name: definition.policy.fingerprint for name, definition in registry.items()},
+            tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
+            lease_seconds=cache.lease_seconds,
+            trail_seconds=cache.trail_seconds,
+            heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
+            node_refresh_seconds=cache.node_refresh_seconds,
+        )
+        self.shard = ShardInvalidator.create(
+            cache.nodes,
+            policy,
+            placement,
+            KeyFinder(registry),
+            instance=instance,
+            clock=running_clock,
+            nonce=lambda: secrets.token_bytes(LIFE_SIZE),
+            find_heartbeat=pulse.find_begun,
+            nothing=empty_position(keyspace.flavor),
+        )
+        return self.shard
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def _loop(
+        self, shard: ShardInvalidator, source: Source, driver: BlockingDriver, epochs: HeartbeatWriter
+    ) -> None:
+        if self.config.stream.start == "now":
+            shard.end_lives()
+        lost_since: float | None = None
+        while not self._stopping.is_set():
+            try:
+                driver.run(shard.join_missing())
+                start = shard.start_position()
+                if start is None:
+                    self._sleep(POLL_SECONDS)
+                    continue
+                source.open(start)
+                shard.opened(start)
+                lost_since = None
+                self._opened(start)
+                self._follow(shard, source, driver)
+            except HistoryPurged as error:
+                log.error("%s", error)
+                shard.end_lives_behind()
+            except HistoryLost as error:
+                lost_since = running_clock() if lost_since is None else lost_since
+                if running_clock() - lost_since >= HISTORY_CONFIRM_SECONDS:
+                    log.error(
+                        "%s: the epoch is now %d, all nodes begin new lives", error, epochs.raise_epoch()
+                    )
+                    shard.end_lives()
+                    lost_since = None
+                else:
+                    self._pause(error)
+            except SourceUnavailable as error:
+                self._pause(error)
+                driver.run(shard.renew())
+            finally:
+                self.metrics.stream_open.set(0)
+        driver.run(shard.finish())
+
+    def _follow(self, shard: ShardInvalidator, source: Source, driver: BlockingDriver) -> None:
+        """Apply what the stream brings, until a stop, or until it must be opened elsewhere."""
+        while not self._stopping.is_set():
+            transactions = source.poll(POLL_SECONDS, self.config.stream.batch_transactions_max)
+            if transactions:
+                begun = running_clock()
+                keys_before = shard.keys_total
+                driver.run(shard.apply(transactions))
+                now = running_clock()
+                self.metrics.batch_seconds.observe(now - begun)
+                self.metrics.transactions.inc(len(transactions))
+                self.metrics.invalidations.inc(shard.keys_total - keys_before)
+                self._note_lag(shard, transactions, now)
+            driver.run(shard.renew())
+            driver.run(shard.join_missing())
+            self.metrics.nodes_joined.set(len(shard.joined))
+            if not shard.joined or shard.needs_rewind:
+                log.info("the stream is opened again from what all joined nodes have acknowledged")
+                return
+
+    def _note_lag(self, shard: ShardInvalidator, transactions: Sequence[Transaction], now: float) -> None:
+        for transaction in transactions:
+            for beat in transaction.heartbeats:
+                begun = shard.find_heartbeat(beat.sequence) if beat.instance == shard.instance else None
+                if begun is not None:
+                    self.metrics.lag_seconds.observe(now - begun)
+
+    def _opened(self, start: Position) -> None:
+        self.last_error = ""
+        self.metrics.stream_open.set(1)
+        self.metrics.reopened.inc()
+        log.info("streaming from %s", start)
+
+    def _pause(self, error: FreshnessError) -> None:
+        self.last_error = str(error)
+        log.warning("%s; next try in %.0f s", error, RETRY_SECONDS)
+        self._sleep(RETRY_SECONDS)
+
+    def _sleep(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+
+
+def _close_all(nodes: Mapping[str, CacheNode]) -> None:
+    for node in nodes.values():
+        node.close()

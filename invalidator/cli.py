@@ -1,0 +1,170 @@
+"""The command line of the invalidator. One function per verb; the work is done elsewhere.
+
+A mistake of the user's ends with one line and the exit code of its error, never with a traceback (exit codes:
+0 ok, 1 bug, 2 usage or configuration, 3 upstream unavailable, 4 an operator is needed). What is asked for goes
+to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from freshness import __version__
+from freshness.backends.database import connect
+from freshness.config import load_config
+from freshness.errors import FreshnessError
+from invalidator.app import Invalidator, load_registry
+from invalidator.http import HttpService, create_api
+from invalidator.preflight import check_database
+from invalidator.status import find_subject, inspect, read_status
+
+app = typer.Typer(
+    help="Keeps a cache of MySQL data fresh: follows the binlog and invalidates.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DEFAULT_CONFIG = Path("freshness.toml")
+
+
+@app.command()
+def run(
+    config: ConfigPath = DEFAULT_CONFIG,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Follow the binlog and invalidate, until SIGTERM or SIGINT."""
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise typer.BadParameter(f"unknown log level {log_level!r}")
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    settings = load_config(config)
+    invalidator = Invalidator(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: invalidator.stop())
+    service = None
+    if settings.http.listen is not None:
+        service = HttpService(create_api(invalidator, lambda: read_status(settings)), settings.http.listen)
+        service.start()
+    try:
+        invalidator.run()
+    finally:
+        if service is not None:
+            service.stop()
+
+
+@app.command()
+def check(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Look for everything that would lose invalidations, and say how to put it right."""
+    settings = load_config(config)
+    registry = load_registry(settings)
+    findings = []
+    for keyspace in settings.keyspaces.values():
+        tables = {
+            table
+            for definition in registry.values()
+            if definition.config.keyspace == keyspace.name
+            for table in definition.columns_by_table
+        }
+        address = keyspace.shards[0].primary
+        connection = connect(address)
+        try:
+            findings += check_database(connection, address, keyspace.flavor, tables)
+        finally:
+            connection.close()
+    if as_json:
+        _print_json(
+            [{"severity": f.severity, "code": f.code, "message": f.message, "hint": f.hint} for f in findings]
+        )
+    else:
+        for finding in findings:
+            typer.echo(str(finding))
+        typer.echo(f"{len(findings)} findings")
+    if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(4)
+
+
+@app.command()
+def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """What every cache node says of itself. Needs no running invalidator."""
+    answer = read_status(load_config(config))
+    if as_json:
+        _print_json(answer)
+        return
+    table = Table("node", "lineage", "state", "lease s", "heartbeat age s", "progress", "floor")
+    for node in answer["nodes"]:
+        table.add_row(
+            node["node"],
+            node["lineage"],
+            node["state"],
+            str(node.get("lease_seconds_left", "")),
+            str(node.get("heartbeat_age_seconds", "")),
+            _shorten(node.get("progress", "")),
+            _shorten(node.get("floor", "")),
+        )
+    Console().print(table)
+
+
+@app.command("inspect")
+def inspect_object(
+    name: Annotated[str, typer.Argument(metavar="OBJECT")],
+    key: Annotated[list[str], typer.Argument(metavar="KEY...")],
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """What the cache holds of one object, and whether it is what the primary has."""
+    settings = load_config(config)
+    answer = inspect(settings, find_subject(settings, load_registry(settings), name, key))
+    if as_json:
+        _print_json(answer)
+        return
+    for title, value in answer.items():
+        shown = _plain(value) if isinstance(value, Mapping | list) else value
+        typer.echo(f"{title + ':':16}{shown}")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"freshness {__version__}")
+
+
+def _shorten(text: str, width: int = 60) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def main() -> None:
+    """The console script. Errors of ours become one line and their exit code."""
+    try:
+        app()
+    except FreshnessError as error:
+        typer.echo(f"invalidator: {error.message}", err=True)
+        if error.hint:
+            typer.echo(f"  → {error.hint}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The HTTP service of a running invalidator: liveness, readiness, metrics, status. FastAPI and uvicorn.
+
+Runs in a thread of its own and only ever reads; a slow client cannot slow the invalidator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from freshness import __version__
+from freshness.config import parse_host_port
+from invalidator.app import Invalidator
+
+
+def create_api(invalidator: Invalidator, read_status: Callable[[], dict[str, Any]]) -> FastAPI:
+    """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.status``."""
+    api = FastAPI(title="freshness invalidator", version=__version__)
+
+    @api.get("/healthz")
+    def healthz() -> dict[str, str]:
+        """The process runs."""
+        return {"status": "ok"}
+
+    @api.get("/readyz")
+    def readyz(response: Response) -> dict[str, Any]:
+        """200 while every configured node is joined, else 503 and what is missing."""
+        shard = invalidator.shard
+        missing = (
+            [node for node, member in shard.members.items() if not member.is_joined]
+            if shard is not None
+            else list(invalidator.config.cache.nodes)
+        )
+        response.status_code = 503 if missing else 200
+        return {"ready": not missing, "nodes_not_joined": missing, "last_error": invalidator.last_error}
+
+    @api.get("/metrics")
+    def metrics() -> Response:
+        """Prometheus metrics, see docs/metrics.md."""
+        return Response(generate_latest(invalidator.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @api.get("/v1/status")
+    def status() -> dict[str, Any]:
+        """What every node's record says, as `invalidator status --json` prints it."""
+        return read_status()
+
+    return api
+
+
+class HttpService:
+    """Serves the API on ``listen`` ("host:port") until stopped."""
+
+    def __init__(self, api: FastAPI, listen: str) -> None:
+        host, port = parse_host_port(listen)
+        settings = uvicorn.Config(api, host=host, port=port, log_level="warning", lifespan="off")
+        self._server = uvicorn.Server(settings)
+        self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=5)

@@ -1,0 +1,275 @@
+"""Invalidation of one shard: from transactions to acknowledged batches on all cache nodes.
+
+Holds the memberships of the shard's nodes and the place in the stream. Every method that speaks to a node is a
+procedure, so the application drives it with real nodes and the simulator with its own. It never waits for a node
+that is down: that node leaves, and is joined again later; then the stream is opened again from what it has
+acknowledged (`start_position`). What the other nodes have acknowledged by then is not sent to them twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from freshness.admission import join
+from freshness.apply import Batch, apply_batch, renew
+from freshness.errors import FormatError, FreshnessError
+from freshness.gather import gather
+from freshness.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.placement import Placement
+from freshness.position import Position
+from freshness.registry import ObjectDefinition
+from freshness.request import Procedure
+from invalidator.source import UNREADABLE, Transaction
+
+log = logging.getLogger(__name__)
+
+REJOIN_MIN_SECONDS: Final = 0.2
+REJOIN_MAX_SECONDS: Final = 5.0
+"""A node that cannot be joined is tried again after a pause that doubles between these two."""
+
+FindHeartbeat = Callable[[int], float | None]
+"""Sequence number of an own heartbeat → when this process began to write it, by its clock."""
+
+
+@dataclass(slots=True)
+class _Rejoin:
+    """When a node may be tried again."""
+
+    at: float = float("-inf")
+    pause_seconds: float = REJOIN_MIN_SECONDS
+
+
+@dataclass(slots=True)
+class KeyFinder:
+    """Which cache items a row change concerns. ``definitions``: the objects of this keyspace."""
+
+    definitions: Mapping[str, ObjectDefinition]
+    _by_table: dict[str, list[ObjectDefinition]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for definition in self.definitions.values():
+            for table in definition.columns_by_table:
+                self._by_table.setdefault(table, []).append(definition)
+
+    @property
+    def tables(self) -> frozenset[str]:
+        return frozenset(self._by_table)
+
+    def find(self, transaction: Transaction) -> tuple[set[bytes], dict[str, str]]:
+        """(items, tables whose floor must be raised with the reason): both images of every change (F35)."""
+        items: set[bytes] = set()
+        raised = {
+            table: "; ".join(transaction.reasons) or "rows changed in a way that gives no keys"
+            for table in transaction.raised_tables & self.tables
+        }
+        for change in transaction.changes:
+            for definition in self._by_table.get(change.table, ()):
+                try:
+                    items.update(_items_of(definition, change.table, change.before, change.after))
+                except FormatError as error:
+                    raised[change.table] = f"a row gives no key for object {definition.config.name}: {error}"
+        return items, raised
+
+
+def _items_of(
+    definition: ObjectDefinition,
+    table: str,
+    before: Mapping[str, object] | None,
+    after: Mapping[str, object] | None,
+) -> Iterable[bytes]:
+    columns = definition.columns_by_table[table]
+    known = before or {}
+    for image in (before, after):
+        if image is None:
+            continue
+        values = []
+        for column in columns:
+            # A MINIMAL after-image leaves out what did not change.
+            value = image[column.name] if column.name in image else known.get(column.name, UNREADABLE)
+            if value is UNREADABLE:
+                raise FormatError(f"column {table}.{column.name} is not in the binary log")
+            values.append(column.pad(value) if isinstance(value, bytes) else value)
+        if None not in values:  # NULL is no key: the row belongs to no object
+            yield definition.builder.build(values).item
+
+
+@dataclass(slots=True)
+class ShardInvalidator:
+    """See the module. ``streamed``: everything the open stream started from or has delivered."""
+
+    members: Mapping[str, Membership]
+    placement: Placement
+    finder: KeyFinder
+    instance: str
+    clock: Callable[[], float]
+    find_heartbeat: FindHeartbeat
+    streamed: Position
+    epoch: int = 0
+    keys_total: int = 0
+    _rejoins: dict[str, _Rejoin] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+
+    @classmethod
+    def create(
+        cls,
+        nodes: Iterable[str],
+        policy: NodePolicy,
+        placement: Placement,
+        finder: KeyFinder,
+        *,
+        instance: str,
+        clock: Callable[[], float],
+        nonce: Callable[[], bytes],
+        find_heartbeat: FindHeartbeat,
+        nothing: Position,
+    ) -> ShardInvalidator:
+        members = {node: Membership(node, policy, clock, nonce, nothing) for node in nodes}
+        return cls(members, placement, finder, instance, clock, find_heartbeat, nothing)
+
+    # -- membership ----------------------------------------------------------------------------------------
+
+    @property
+    def joined(self) -> list[Membership]:
+        return [member for member in self.members.values() if member.is_joined]
+
+    def join_missing(self) -> Procedure[None]:
+        """Join every node that is not joined and whose pause is over, those of `end_lives` under new lives."""
+        now = self.clock()
+        missing = [
+            member
+            for node, member in self.members.items()
+            if not member.is_joined and self._rejoins.setdefault(node, _Rejoin()).at <= now
+        ]
+        if not missing:
+            return
+        results = yield from gather(
+            [join(member, self.streamed, is_fresh=member.node in self._ended) for member in missing]
+        )
+        for member, result in zip(missing, results, strict=True):
+            if isinstance(result, FreshnessError):
+                self._postpone(member.node, result)
+            else:
+                self._rejoins[member.node] = _Rejoin()
+                self._ended.discard(member.node)
+                record = member.joined_record()
+                self.epoch = max(self.epoch, record.epoch)
+                log.info(
+                    "node %s joined: life %s, progress %s", member.node, record.life.hex(), record.progress
+                )
+
+    def start_position(self) -> Position | None:
+        """From where the stream must be opened so that no joined node misses an event; None: no node is joined."""
+        start: Position | None = None
+        for member in self.joined:
+            start = member.applied if start is None else start.intersection(member.applied)
+        return start
+
+    @property
+    def needs_rewind(self) -> bool:
+        """Whether a joined node has acknowledged less than has been streamed."""
+        return any(not member.applied.contains(self.streamed) for member in self.joined)
+
+    def leave_all(self) -> None:
+        """End all memberships, so that the next join looks at every node anew."""
+        for member in self.members.values():
+            member.leave()
+
+    def end_lives(self) -> None:
+        """All nodes begin new lives when they are joined next: what they hold cannot be vouched for."""
+        self.leave_all()
+        self._ended.update(self.members)
+
+    def end_lives_behind(self) -> None:
+        """The log that the nodes furthest behind would need is gone: those begin new lives, the others go on.
+
+        Where all are equally far, all begin anew (F15).
+        """
+        top = self.streamed
+        for member in self.joined:
+            top = top.union(member.applied)
+        behind = [member for member in self.joined if not member.applied.contains(top)] or self.joined
+        for member in behind:
+            log.error("node %s begins a new life: the log since %s is gone", member.node, member.applied)
+            member.leave()
+            self._ended.add(member.node)
+
+    def finish(self) -> Procedure[None]:
+        """Leave the resume copies up to date, so that the next start repeats nothing."""
+        members = self.joined
+        results = yield from gather([member.write_resume() for member in members])
+        self._note_failures(members, results)
+
+    def _postpone(self, node: str, error: FreshnessError) -> None:
+        rejoin = self._rejoins.setdefault(node, _Rejoin())
+        rejoin.at = self.clock() + rejoin.pause_seconds
+        log.warning(
+            "node %s is out: %s; next try in %.1f s. Its lease runs out, its progress stays.",
+            node,
+            error,
+            rejoin.pause_seconds,
+        )
+        rejoin.pause_seconds = min(rejoin.pause_seconds * 2, REJOIN_MAX_SECONDS)
+
+    # -- the stream ----------------------------------------------------------------------------------------
+
+    def opened(self, start: Position) -> None:
+        """The stream was opened at ``start``."""
+        self.streamed = start
+
+    def apply(self, transactions: Sequence[Transaction]) -> Procedure[None]:
+        """Acknowledge the transactions on every joined node; a node that fails leaves."""
+        before = self.streamed
+        keys: dict[bytes, Position] = {}
+        raised: dict[str, Position] = {}
+        heartbeat: HeartbeatSeen | None = None
+        for transaction in transactions:
+            items, tables = self.finder.find(transaction)
+            for item in items:
+                held = keys.get(item)
+                keys[item] = transaction.position if held is None else held.union(transaction.position)
+            for table, reason in tables.items():
+                at = raised.get(table)
+                raised[table] = transaction.position if at is None else at.union(transaction.position)
+                log.warning(
+                    "table %s is invalidated as a whole at %s: %s", table, transaction.position, reason
+                )
+            heartbeat = self._own_heartbeat(transaction) or heartbeat
+            self.streamed = self.streamed.union(transaction.position)
+        self.keys_total += len(keys)
+        by_node: dict[str, dict[bytes, Position]] = {node: {} for node in self.members}
+        for item, position in keys.items():
+            by_node[self.placement.node_for(item)][item] = position
+        members = self.joined
+        results = yield from gather(
+            [
+                apply_batch(member, Batch(by_node[member.node], raised, before, self.streamed, heartbeat))
+                for member in members
+            ]
+        )
+        self._note_failures(members, results)
+        if any(beat.epoch > self.epoch for transaction in transactions for beat in transaction.heartbeats):
+            log.warning("the epoch was raised: history was lost; all nodes begin new lives")
+            self.leave_all()
+
+    def renew(self) -> Procedure[None]:
+        """Keep the leases of joined nodes while the stream is silent."""
+        members = self.joined
+        results = yield from gather([renew(member) for member in members])
+        self._note_failures(members, results)
+
+    def _note_failures(self, members: Sequence[Membership], results: Sequence[object]) -> None:
+        for member, result in zip(members, results, strict=True):
+            if isinstance(result, FreshnessError):
+                self._postpone(member.node, result)
+
+    def _own_heartbeat(self, transaction: Transaction) -> HeartbeatSeen | None:
+        """This process's own heartbeat in a transaction; those of others say nothing about this stream (F71)."""
+        for beat in transaction.heartbeats:
+            if beat.instance == self.instance:
+                written_at = self.find_heartbeat(beat.sequence)
+                if written_at is not None:
+                    return HeartbeatSeen(written_at, beat.min_us)
+        return None
