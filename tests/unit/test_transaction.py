@@ -1,0 +1,389 @@
+"""Assembling transactions from their parts, without a server; and events as bytes."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+
+import pytest
+
+from freshness.errors import StreamStopped
+from freshness.position import MariadbPosition, MysqlGtidSet
+from invalidator import transaction as transaction_module
+from invalidator.decoder import EventDecoder
+from invalidator.event import (
+    HARMLESS,
+    GroupStart,
+    Xid,
+    parse_event,
+    parse_mysql_gtid,
+    parse_query,
+    parse_xa_prepare,
+)
+from invalidator.rows import ChangedRows, MappedTable
+from invalidator.source import RowChange, Transaction
+from invalidator.transaction import Cascades, Subject, TransactionAssembler
+
+SID = "00000000-0000-0000-0000-000000000001"
+TABLES = frozenset(("goods", "child"))
+XID = Xid(b"x", b"", 1)
+XA_TEXT = "X'78',X'',1"
+HEARTBEAT = {"id": "me", "sequence": 3, "min_us": 1, "max_us": 2, "epoch": 4}
+
+
+def assembler(
+    flavor: str = "mysql", rows_max: int = 1000, cascades: Cascades | None = None
+) -> TransactionAssembler:
+    subject = Subject(flavor, "shop", TABLES, "freshness_heartbeat")
+    made = TransactionAssembler(subject, rows_max=rows_max, find_cascades=lambda: cascades or {})
+    made.restart()
+    return made
+
+
+def start(number: int = 1, *, in_transaction: bool = False) -> GroupStart:
+    return GroupStart(MysqlGtidSet.of(SID, number), number * 1000, in_transaction)
+
+
+def table(name: str, database: str = "shop", *, wanted: bool = True) -> MappedTable:
+    return MappedTable(database, name, wanted, b"")
+
+
+def change(identity: int, name: str = "goods") -> RowChange:
+    return RowChange(name, "insert", None, {"id": identity})
+
+
+def inserted(*changes: RowChange, name: str = "goods", ends_statement: bool = True) -> ChangedRows:
+    return ChangedRows(table(name), "insert", ends_statement, changes)
+
+
+def deleted(name: str, *, ends_statement: bool = True, wanted: bool = True) -> ChangedRows:
+    changes = (RowChange(name, "delete", {"id": 1}, None),) if wanted else ()
+    return ChangedRows(table(name, wanted=wanted), "delete", ends_statement, changes)
+
+
+def transact(made: TransactionAssembler, *rows: ChangedRows, number: int = 1) -> Transaction:
+    made.start_group(start(number))
+    assert made.add_query("BEGIN", "shop") is None
+    for each in rows:
+        if each.table is not None:
+            made.announce_table(each.table)
+    for each in rows:
+        made.add_rows(each)
+    return made.commit()
+
+
+def test_a_transaction_is_its_gtid_its_time_and_its_rows() -> None:
+    assert transact(assembler(), inserted(change(1), change(2))) == Transaction(
+        MysqlGtidSet.of(SID, 1), 1000, (change(1), change(2))
+    )
+
+
+def test_one_without_interesting_rows_still_has_its_position() -> None:
+    assert transact(assembler(), deleted("boring", wanted=False)) == Transaction(
+        MysqlGtidSet.of(SID, 1), 1000
+    )
+
+
+def test_a_commit_statement_ends_what_began_and_a_rollback_reports_its_rows() -> None:
+    for end in ("COMMIT", "ROLLBACK"):
+        made = assembler()
+        made.start_group(start())
+        assert made.add_query("BEGIN", "shop") is None
+        made.announce_table(table("goods"))
+        made.add_rows(inserted(change(1)))
+        assert made.add_query("SAVEPOINT `a`", "shop") is None
+        assert made.add_query("ROLLBACK TO `a`", "shop") is None
+        ended = made.add_query(end, "shop")
+        assert ended is not None
+        assert ended.changes == (change(1),)
+
+
+def test_a_definition_is_a_transaction_of_its_own() -> None:
+    made = assembler()
+    made.start_group(start())
+    ended = made.add_query("TRUNCATE goods", "shop")
+    assert ended is not None
+    assert ended.raised_tables == {"goods"}
+    assert "TRUNCATE goods" in ended.reasons[0]
+
+
+def test_a_statement_inside_a_transaction_does_not_end_it() -> None:
+    made = assembler("mariadb")
+    made.start_group(start(in_transaction=True))
+    assert made.add_query("DELETE FROM x", "shop") is None
+    assert made.commit().raised_tables == TABLES
+
+
+@pytest.mark.parametrize("part", ["table", "rows", "query", "commit"])
+def test_a_part_without_a_gtid_stops_the_stream(part: str) -> None:
+    """F61: the stream was joined inside a transaction."""
+    made = assembler()
+    parts = {
+        "table": lambda: made.announce_table(table("goods")),
+        "rows": lambda: made.add_rows(inserted(change(1))),
+        "query": lambda: made.add_query("COMMIT", "shop"),
+        "commit": made.commit,
+    }
+    with pytest.raises(StreamStopped, match="without a GTID"):
+        parts[part]()
+
+
+def test_a_gtid_inside_a_transaction_stops_the_stream() -> None:
+    made = assembler()
+    made.start_group(start(1))
+    with pytest.raises(StreamStopped, match=f"{SID}:2 starts inside {SID}:1"):
+        made.start_group(start(2))
+
+
+def test_a_transaction_that_its_file_cuts_off_is_not_reported() -> None:
+    """F29: it was never committed, and its number may come again."""
+    made = assembler()
+    made.start_group(start(1))
+    made.add_query("BEGIN", "shop")
+    made.announce_table(table("goods"))
+    made.add_rows(inserted(change(1)))
+    made.start_file()
+    assert transact(made, inserted(change(2)), number=1).changes == (change(2),)
+
+
+def test_a_row_event_that_cannot_be_decoded_raises_its_table() -> None:
+    problem = ChangedRows(table("goods"), "update", True, problem="unknown type")
+    ended = transact(assembler(), problem)
+    assert ended.raised_tables == {"goods"}
+    assert ended.reasons == ("unknown type",)
+
+
+def test_a_row_event_without_rows_raises_its_table() -> None:
+    assert transact(assembler(), inserted()).raised_tables == {"goods"}
+
+
+def test_too_many_rows_raise_their_tables_and_are_not_kept() -> None:
+    many = inserted(*(change(number) for number in range(6)))
+    ended = transact(assembler(rows_max=10), inserted(change(1, "child"), name="child"), many, many, many)
+    assert ended.raised_tables == TABLES
+    assert len(ended.changes) <= 10
+
+
+# -- foreign keys (F23) ---------------------------------------------------------------------------------
+
+
+def test_an_announced_table_without_rows_may_be_a_cascades_child_on_mariadb() -> None:
+    for flavor, expected in (("mariadb", {"child"}), ("mysql", set[str]())):
+        made = assembler(flavor)
+        made.start_group(start(in_transaction=True))
+        made.announce_table(table("goods"))
+        made.announce_table(table("child"))
+        made.add_rows(deleted("goods"))
+        assert made.commit().raised_tables == expected
+
+
+def test_each_statement_counts_for_itself() -> None:
+    made = assembler("mariadb")
+    made.start_group(start(in_transaction=True))
+    made.announce_table(table("child"))
+    made.add_rows(inserted(change(5, "child"), name="child"))
+    made.announce_table(table("parent", wanted=False))
+    made.announce_table(table("child"))
+    made.add_rows(deleted("parent", wanted=False))
+    assert made.commit().raised_tables == {"child"}
+
+
+def test_an_insert_cascades_to_nothing() -> None:
+    made = assembler("mariadb")
+    made.start_group(start(in_transaction=True))
+    made.announce_table(table("goods"))
+    made.announce_table(table("child"))
+    made.add_rows(inserted(change(1)))
+    assert made.commit().raised_tables == frozenset()
+
+
+def test_the_schema_tells_of_a_child_that_has_rows_too_and_of_one_that_refers_to_itself() -> None:
+    made = assembler("mariadb", cascades={"child": frozenset(("goods", "child"))})
+    assert transact(made, deleted("goods", ends_statement=False), deleted("child")).raised_tables == {"child"}
+    assert transact(made, deleted("child")).raised_tables == {"child"}
+    assert transact(made, deleted("goods")).raised_tables == frozenset()
+
+
+def test_a_new_foreign_key_is_read_when_it_comes() -> None:
+    known: dict[str, frozenset[str]] = {}
+    made = assembler("mariadb", cascades=known)
+    assert transact(made, deleted("child")).raised_tables == frozenset()
+    known["child"] = frozenset(("child",))
+    made.start_group(start())
+    made.add_query("ALTER TABLE child ADD FOREIGN KEY (a) REFERENCES child (id) ON DELETE CASCADE", "shop")
+    assert transact(made, deleted("child")).raised_tables == {"child"}
+
+
+# -- XA (F54) -------------------------------------------------------------------------------------------
+
+
+def prepare(made: TransactionAssembler, *rows: ChangedRows, xid: Xid = XID, number: int = 1) -> Transaction:
+    made.start_group(start(number))
+    assert made.add_query(f"XA START {XA_TEXT}", "shop") is None
+    for each in rows:
+        made.add_rows(each)
+    assert made.add_query(f"XA END {XA_TEXT}", "shop") is None
+    return made.prepare(xid)
+
+
+def finish(made: TransactionAssembler, sql: str, number: int = 2) -> Transaction:
+    made.start_group(start(number))
+    ended = made.add_query(sql, "shop")
+    assert ended is not None
+    return ended
+
+
+def test_xa_rows_come_at_prepare_and_again_at_commit_under_its_gtid() -> None:
+    made = assembler()
+    assert prepare(made, inserted(change(1))).changes == (change(1),)
+    made.restart()  # a new connection in between forgets nothing
+    committed = finish(made, f"XA COMMIT {XA_TEXT}")
+    assert (committed.changes, committed.raised_tables) == ((change(1),), frozenset())
+    assert committed.position == MysqlGtidSet.of(SID, 2)
+    # The name is free again.
+    assert finish(made, f"XA COMMIT {XA_TEXT}", 3).raised_tables == TABLES
+
+
+def test_xa_rollback_forgets() -> None:
+    made = assembler()
+    prepare(made, inserted(change(1)))
+    assert finish(made, f"XA ROLLBACK {XA_TEXT}") == Transaction(MysqlGtidSet.of(SID, 2), 2000)
+    assert finish(made, f"XA COMMIT {XA_TEXT}", 3).raised_tables == TABLES
+
+
+def test_xa_commit_of_what_changed_nothing_of_ours_raises_nothing() -> None:
+    made = assembler()
+    prepare(made)
+    assert finish(made, f"XA COMMIT {XA_TEXT}").raised_tables == frozenset()
+
+
+def test_xa_commit_that_cannot_be_read_raises_all() -> None:
+    made = assembler()
+    prepare(made, inserted(change(1)))
+    assert finish(made, "XA COMMIT 'x'").raised_tables == TABLES
+
+
+def test_xa_memory_is_bounded_and_forgets_towards_safety(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_module, "XA_ROWS_MAX", 2)
+    monkeypatch.setattr(transaction_module, "XA_TRANSACTIONS_MAX", 2)
+    made = assembler()
+    prepare(made, inserted(change(1), change(2), change(3)))
+    committed = finish(made, f"XA COMMIT {XA_TEXT}")
+    assert committed.changes == ()
+    assert committed.raised_tables == {"goods"}
+    for number in range(3):
+        prepare(made, inserted(change(1)), xid=Xid(b"%d" % number, b"", 1))
+    assert finish(made, "XA COMMIT X'30',X'',1").raised_tables == TABLES
+    assert finish(made, "XA COMMIT X'31',X'',1").changes == (change(1),)
+
+
+# -- heartbeats -----------------------------------------------------------------------------------------
+
+
+def test_heartbeats_are_no_changes_and_the_epoch_row_is_no_heartbeat() -> None:
+    rows = ChangedRows(
+        table("freshness_heartbeat"),
+        "update",
+        True,
+        (
+            RowChange("freshness_heartbeat", "update", {"id": "me"}, HEARTBEAT),
+            RowChange("freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": "epoch"}),
+            RowChange("freshness_heartbeat", "delete", HEARTBEAT, None),
+        ),
+    )
+    ended = transact(assembler(), rows)
+    assert [(beat.instance, beat.sequence, beat.epoch) for beat in ended.heartbeats] == [("me", 3, 4)]
+    assert (ended.changes, ended.raised_tables, ended.reasons) == ((), frozenset(), ())
+
+
+def test_a_heartbeat_that_cannot_be_read_is_told() -> None:
+    row = RowChange("freshness_heartbeat", "insert", None, {**HEARTBEAT, "epoch": None})
+    ended = transact(assembler(), inserted(row, name="freshness_heartbeat"))
+    assert ended.heartbeats == ()
+    assert "epoch" in ended.reasons[0]
+
+
+# -- events as bytes ------------------------------------------------------------------------------------
+
+
+def packet(kind: int, body: bytes, *, flags: int = 0, server_id: int = 7) -> bytes:
+    return b"\0" + struct.pack("<IBIIIH", 1000, kind, server_id, 19 + len(body), 4711, flags) + body
+
+
+def decoder(flavor: str = "mysql") -> EventDecoder:
+    made = EventDecoder(Subject(flavor, "shop", TABLES, "freshness_heartbeat"), find_cascades=dict)
+    made.restart(has_checksum=False)
+    return made
+
+
+def gtid_body(number: int) -> bytes:
+    return b"\0" + uuid.UUID(SID).bytes + struct.pack("<QBQQ", number, 2, 1, 2)
+
+
+def test_the_commit_time_of_a_mysql_gtid() -> None:
+    plain = parse_event(packet(33, gtid_body(5)), has_checksum=False)
+    assert parse_mysql_gtid(plain) == GroupStart(MysqlGtidSet.of(SID, 5), 1_000_000_000, False)
+    only = gtid_body(5) + (77).to_bytes(7, "little")
+    assert parse_mysql_gtid(parse_event(packet(33, only), has_checksum=False)).timestamp_us == 77
+    both = gtid_body(5) + (77 | 1 << 55).to_bytes(7, "little") + (66).to_bytes(7, "little")
+    assert parse_mysql_gtid(parse_event(packet(33, both), has_checksum=False)).timestamp_us == 66
+
+
+def test_unknown_status_variables_do_not_hide_the_statement() -> None:
+    body = struct.pack("<IIBHH", 1, 0, 4, 0, 3) + b"\xfa\xfb\xfc" + b"shop\0DELETE FROM x"
+    query = parse_query(parse_event(packet(2, body), has_checksum=False))
+    assert (query.sql, query.default_database) == ("DELETE FROM x", "shop")
+
+
+def test_xa_prepare_as_bytes() -> None:
+    body = struct.pack("<?III", True, 7, 1, 2) + b"abc"
+    assert parse_xa_prepare(parse_event(packet(38, body), has_checksum=False)) == (Xid(b"a", b"bc", 7), True)
+
+
+@pytest.mark.parametrize(
+    "kind", [26, 34, 40, 42, 165, 166, 167, 168, 169, 170, 171, 1, 8, 20, 43, 99, 172, 255]
+)
+def test_an_event_that_must_not_be_skipped_stops_the_stream(kind: int) -> None:
+    made = decoder()
+    made.decode(packet(33, gtid_body(5)))
+    with pytest.raises(StreamStopped, match=rf"event {kind} .*4711.*{SID}:5") as caught:
+        made.decode(packet(kind, b"x" * 30))
+    assert caught.value.hint
+
+
+def test_harmless_events_pass_and_so_does_what_the_server_calls_ignorable() -> None:
+    made = decoder()
+    for kind in HARMLESS:
+        assert made.decode(packet(kind, b"x" * 30)) is None
+    assert made.decode(packet(99, b"x" * 30, flags=0x80)) is None
+
+
+def test_rows_of_a_table_that_was_not_announced_stop_the_stream() -> None:
+    made = decoder()
+    made.decode(packet(33, gtid_body(5)))
+    with pytest.raises(StreamStopped, match="not announced"):
+        made.decode(packet(30, (99).to_bytes(6, "little") + b"\1\0" + b"x" * 30))
+
+
+@pytest.mark.parametrize("kind", [2, 19, 33, 38])
+def test_events_that_are_cut_off_stop_the_stream(kind: int) -> None:
+    made = decoder()
+    with pytest.raises(StreamStopped):
+        made.decode(packet(kind, b"xx"))
+    with pytest.raises(StreamStopped):
+        made.decode(packet(kind, b"x" * 40)[:-1])
+
+
+def test_numbers_of_a_mariadb_domain_only_rise() -> None:
+    """F59: two servers write one history, or the former one was reset."""
+    made = decoder("mariadb")
+    group = packet(162, struct.pack("<QIB", 100, 0, 1) + b"\0" * 6)
+    commit = packet(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0GRANT x")
+    made.decode(group)
+    ended = made.decode(commit)
+    assert ended is not None
+    assert ended.position == MariadbPosition.of(0, 7, 100)
+    with pytest.raises(StreamStopped, match="0-7-100 comes after"):
+        made.decode(group)
+    made.restart(has_checksum=False)  # resumed from an earlier position, it comes again
+    assert made.decode(group) is None
