@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,20 +267,67 @@ def test_credentials(started: Callable[..., Memcached], tmp_path: Path) -> None:
     server.launch()
     try:
         good = MemcachedNode(server.address, credentials=("app", "secret"))
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                assert good.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
-                break
-            except NodeUnavailable:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        wait_until_up(good)
+        assert good.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
         with pytest.raises(NodeUnsuitable, match="refuses the credentials"):
             MemcachedNode(server.address, credentials=("app", "wrong")).perform([Get(b"k")])
         with pytest.raises(NodeUnsuitable, match="wants credentials"):
             MemcachedNode(server.address).perform([Get(b"k")])
     finally:
         server.stop()
+
+
+def test_tls(tmp_path: Path) -> None:
+    """A flow of many records: memcached 1.6.18 hangs over one whose records end within a command."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    server = Memcached(options=("-Z", "-o", f"ssl_chain_cert={certificate},ssl_key={key}"))
+    server.launch()
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+        node = MemcachedNode(server.address, tls_context=context, timeout_seconds=5)
+        wait_until_up(node)
+        requests: list[Request] = [Add(b"k%d" % n, b"v" * (n % 3000), TTL_SECONDS) for n in range(5000)]
+        assert set(node.perform(requests)) == {Stored(0)}
+        assert set(node.perform(requests)) == {CONFLICT}
+        replies = node.perform([Get(b"k%d" % n) for n in range(5000)])
+        assert [len(reply.value) for reply in replies if isinstance(reply, Item)] == [
+            n % 3000 for n in range(5000)
+        ]
+        large: list[Request] = []
+        for n in range(20):
+            large += [Add(b"large%d" % n, b"v" * 900_000, TTL_SECONDS), Get(b"large%d" % n)]
+        assert all(isinstance(reply, Item) for reply in node.perform(large)[1::2])
+        with pytest.raises(NodeUnavailable):
+            MemcachedNode(server.address, tls_context=ssl.create_default_context()).perform([Get(b"k")])
+    finally:
+        server.stop()
+
+
+def wait_until_up(node: CacheNode) -> None:
+    """For servers whose readiness only those can see who have the secrets."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            node.perform([Get(b"absent")])
+        except NodeUnavailable:
+            assert time.monotonic() < deadline, "the server did not come up"
+            time.sleep(0.05)
+        else:
+            return
 
 
 def pause(server: ServerProcess) -> None:
@@ -442,14 +491,8 @@ def test_a_redis_with_a_password() -> None:
     server.launch()
     try:
         node = RedisNode(server.address, password="secret")
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                assert node.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
-                break
-            except NodeUnavailable:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        wait_until_up(node)
+        assert node.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
         for wrong in (None, "wrong"):
             with pytest.raises(NodeUnavailable, match=r"(?i)auth|pass"):
                 RedisNode(server.address, password=wrong).perform([Get(b"k")])

@@ -94,8 +94,8 @@ class Plan:
 # -- requests to bytes ---------------------------------------------------------------------------------
 
 
-def encode_flow(requests: Sequence[Request]) -> tuple[bytes, Plan]:
-    """The bytes of a flow and the plan for its answer. Raises `FormatError` for a key or TTL nobody could
+def encode_flow(requests: Sequence[Request]) -> tuple[list[bytes], Plan]:
+    """The commands of a flow and the plan for its answer. Raises `FormatError` for a key or TTL nobody could
     take."""
     parts: list[bytes] = []
     replies: list[Reply] = []
@@ -135,7 +135,7 @@ def encode_flow(requests: Sequence[Request]) -> tuple[bytes, Plan]:
     if is_quiet:
         parts.append(FENCE)
         awaited.append((ReplyKind.FENCE, len(replies)))
-    return b"".join(parts), Plan(requests, replies, awaited)
+    return parts, Plan(requests, replies, awaited)
 
 
 def _encode_spoken(request: Request) -> tuple[ReplyKind, bytes]:
