@@ -335,6 +335,16 @@ def test_unknown_status_variables_do_not_hide_the_statement() -> None:
     assert (query.sql, query.default_database) == ("DELETE FROM x", "shop")
 
 
+def test_load_data_as_a_statement_raises_all() -> None:
+    made = decoder()
+    made.decode(packet(33, gtid_body(5)))
+    made.decode(packet(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0BEGIN"))
+    assert made.decode(packet(18, b"x" * 40)) is None
+    ended = made.decode(packet(16, b"x" * 8))
+    assert ended is not None
+    assert ended.raised_tables == TABLES
+
+
 def test_xa_prepare_as_bytes() -> None:
     body = struct.pack("<?III", True, 7, 1, 2) + b"abc"
     assert parse_xa_prepare(parse_event(packet(38, body), has_checksum=False)) == (Xid(b"a", b"bc", 7), True)
