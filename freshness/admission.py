@@ -17,7 +17,19 @@ from freshness.envelope import Coverage, NodeRecord, record_key, resume_key
 from freshness.errors import FreshnessError, MembershipLost
 from freshness.membership import Membership, find_record, is_of_another_configuration
 from freshness.position import Position
-from freshness.request import Add, Flow, Get, Head, InspectStorage, Item, Procedure, ReadHead, StorageReport
+from freshness.request import (
+    MISSING,
+    Add,
+    Delete,
+    Flow,
+    Get,
+    Head,
+    InspectStorage,
+    Item,
+    Procedure,
+    ReadHead,
+    StorageReport,
+)
 
 
 def join(member: Membership, streamed: Position, *, is_fresh: bool = False) -> Procedure[None]:
@@ -49,6 +61,9 @@ def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
     member.is_trailing, member.inspected_at = report.keeps_tombstones, read_at
     record, resume = find_record(item), find_record(resume_item)
     member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
+    if isinstance(item, Item) and record is None:
+        yield Flow(member.node, (Delete(keys[0]),))  # foreign bytes under our key
+        item = MISSING
     member.version = item.version if isinstance(item, Item) else 0
     if is_fresh:
         yield from member.begin_life(report.losses)
@@ -107,7 +122,7 @@ def _revive(member: Membership, resume: NodeRecord, report: StorageReport) -> Pr
     policy = member.policy
     key = record_key(policy.namespace, policy.lineage)
     closed = replace(resume, is_open=False, losses=report.losses)
-    yield Flow(member.node, (Add(key, closed.encode(), policy.lease_seconds),))
+    yield Flow(member.node, (Add(key, closed.encode(), policy.lease_seconds - 1),))
     read_at = member.clock()
     (item,) = yield Flow(member.node, (Get(key),))
     record = find_record(item)

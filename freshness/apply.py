@@ -182,7 +182,12 @@ def _inspect(member: Membership) -> Procedure[None]:
     (report,) = yield Flow(member.node, (InspectStorage(member.policy.tombstone_ttl_seconds),))
     member.inspected_at = member.clock()
     if not member.is_trailing:
-        return
-    if report.losses != member.joined_record().losses or not report.keeps_tombstones:
+        if report.keeps_tombstones:
+            # From now on the floor may trail; what was stored until now may be evicted and stays in the floor.
+            member.old = member.applied
+            member.recent.clear()
+            yield from member.store(lambda record: replace(record, losses=report.losses))
+            member.is_trailing = True
+    elif report.losses != member.joined_record().losses or not report.keeps_tombstones:
         member.is_trailing = report.keeps_tombstones
         yield from member.begin_life(report.losses)

@@ -195,7 +195,7 @@ class CacheConfig:
     lease_seconds: int = setting(
         "L: TTL of the node record, which the invalidator renews; without it nobody fills.",
         5,
-        minimum=1,
+        minimum=2,
         maximum=3600,
     )
     max_staleness_seconds: float = setting(

@@ -23,6 +23,7 @@ from freshness.request import (
     MISSING,
     Add,
     Cas,
+    Delete,
     Flow,
     Get,
     Item,
@@ -55,6 +56,7 @@ class NodePolicy:
     node_refresh_seconds: float
 
     def __post_init__(self) -> None:
+        assert self.lease_seconds >= 2, "L < 2: nodes count whole seconds"
         assert self.trail_seconds + 2 * self.lease_seconds + 2 <= self.tombstone_ttl_seconds, "W + 2L + 2 > D"
 
 
@@ -154,7 +156,8 @@ class Membership:
         Without a young heartbeat an open record, which another invalidator may have opened, keeps what is left of
         its lease and not a second more; then it is closed.
         """
-        lease = self.policy.lease_seconds
+        # Nodes keep an item up to a second longer than asked (F50); a lease must not outlive L, so one less is asked.
+        lease = self.policy.lease_seconds - 1
         age = float("inf") if self.heartbeat is None else now - self.heartbeat.written_at
         if (
             self.target is None
@@ -165,7 +168,7 @@ class Membership:
                 record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=int(age * 1000)
             )
             return fresh, lease, now + lease
-        left = int(self.lease_until - now)
+        left = int(self.lease_until - now) - 1
         if record.is_open and left >= 1:
             return record, left, self.lease_until
         return replace(record, is_open=False), lease, now + lease
@@ -207,6 +210,9 @@ class Membership:
             (held,) = yield Flow(self.node, (Get(key),))
             self.resume_version = held.version if isinstance(held, Item) else None
             other = find_record(held)
+            if self.resume_version is not None and other is None:
+                yield Flow(self.node, (Delete(key),))  # foreign bytes
+                self.resume_version = None
             if other is not None and other.life == record.life and other.progress.contains(record.progress):
                 self.resume_written_at = self.clock()
                 return
@@ -232,10 +238,10 @@ class Membership:
         yield from self.write_resume()
         key = record_key(self.policy.namespace, self.policy.lineage)
         if former is None and version == 0:
-            (reply,) = yield Flow(self.node, (Add(key, newborn.encode(), self.policy.lease_seconds),))
+            (reply,) = yield Flow(self.node, (Add(key, newborn.encode(), self.policy.lease_seconds - 1),))
         else:
             (reply,) = yield Flow(
-                self.node, (Cas(key, newborn.encode(), version, self.policy.lease_seconds),)
+                self.node, (Cas(key, newborn.encode(), version, self.policy.lease_seconds - 1),)
             )
         if not isinstance(reply, Stored):
             raise MembershipLost(

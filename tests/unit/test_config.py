@@ -166,11 +166,11 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (
         CACHE,
         '[cache]\nlease_seconds = "5s"',
-        ["cache.lease_seconds: found '5s'; expected whole number from 1 to"],
+        ["cache.lease_seconds: found '5s'; expected whole number from 2 to"],
     ),
     (CACHE, "[cache]\nlease_seconds = 5.5", ["cache.lease_seconds: found 5.5; expected whole number"]),
     (CACHE, "[cache]\nlease_seconds = true", ["cache.lease_seconds: found true; expected whole number"]),
-    (CACHE, "[cache]\nlease_seconds = 0", ["cache.lease_seconds: found 0; expected whole number from 1"]),
+    (CACHE, "[cache]\nlease_seconds = 0", ["cache.lease_seconds: found 0; expected whole number from 2"]),
     (CACHE, "[cache]\nfill_wait_ms = -1", ["cache.fill_wait_ms: found -1; expected whole number from 0"]),
     (
         CACHE,
