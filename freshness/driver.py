@@ -8,7 +8,7 @@ with one write and one read per node and round, answered here. The simulator has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,9 +17,10 @@ from freshness.errors import FreshnessError
 from freshness.request import Flow, Flows, Head, Load, Procedure, ReadHead, Replies, Reply, Step, Wait
 
 Result = TypeVar("Result")
+AnyStep = TypeVar("AnyStep")
 
 
-def drive(procedure: Procedure[Result], answer: Callable[[Step], Any]) -> Result:
+def drive(procedure: Generator[AnyStep, Any, Result], answer: Callable[[AnyStep], Any]) -> Result:
     """Run ``procedure`` to its end. What ``answer`` raises is raised inside the procedure, at its ``yield``."""
     try:
         step = next(procedure)

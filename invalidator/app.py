@@ -1,7 +1,6 @@
-"""The invalidator as a process: the composition root, and the loop that ties stream, nodes and heartbeat together.
+"""The invalidator as a process: the composition root. It alone knows the concrete classes.
 
-This module alone knows the concrete classes. The loop's rule is simple: open the stream at what every joined node
-has acknowledged, apply what it brings, and begin again when a node or the source demands it.
+What the process does is ``invalidator.loop``; here it gets its configuration, connections, clock and randomness.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any
 
 from freshness.backend import CacheNode
 from freshness.backends import open_node
 from freshness.backends.database import Connection, connect, translated
 from freshness.backends.schema import find_cascades, find_column, key_columns
 from freshness.config import Config, Keyspace, Shard
-from freshness.driver import BlockingDriver
+from freshness.driver import BlockingDriver, drive
 from freshness.envelope import LIFE_SIZE
-from freshness.errors import ConfigError, FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable
+from freshness.errors import ConfigError, FreshnessError
 from freshness.keycolumn import KeyColumn
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
@@ -32,6 +31,7 @@ from freshness.registry import ObjectDefinition, build_registry
 from freshness.request import Head
 from invalidator.binlog import BinlogSource
 from invalidator.heartbeat import HeartbeatWriter
+from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.metrics import Metrics
 from invalidator.preflight import check_database, require
 from invalidator.pulse import Pulse
@@ -40,16 +40,6 @@ from invalidator.shard import KeyFinder, ShardInvalidator
 from invalidator.source import Source, Transaction
 
 log = logging.getLogger(__name__)
-
-POLL_SECONDS: Final = 0.25
-"""How long one look into an idle stream waits; also how fast a stop is seen."""
-
-RETRY_SECONDS: Final = 1.0
-"""Pause before the stream is opened again after a failure."""
-
-HISTORY_CONFIRM_SECONDS: Final = 15.0
-"""How long a primary may lack what was streamed from it before its history counts as lost. A transaction is
-streamed before the primary shows it, with semi-synchronous replication by up to its time-out (F57)."""
 
 
 def running_clock() -> float:
@@ -147,7 +137,15 @@ class Invalidator:
         self.metrics.nodes_configured.set(len(nodes))
         pulse.start()
         try:
-            self._loop(invalidator, source, driver, epochs)
+            if self.config.stream.start == "now":
+                invalidator.end_lives()
+            loop = run_loop(
+                invalidator,
+                transactions_max=self.config.stream.batch_transactions_max,
+                is_stopping=self._stopping.is_set,
+                observer=_Counting(self, invalidator),
+            )
+            drive(loop, _answerer(driver, source, epochs))
         finally:
             source.close()
             pulse.stop()
@@ -212,86 +210,61 @@ class Invalidator:
         )
         return self.shard
 
-    # -- the loop ------------------------------------------------------------------------------------------
-
-    def _loop(
-        self, shard: ShardInvalidator, source: Source, driver: BlockingDriver, epochs: HeartbeatWriter
-    ) -> None:
-        if self.config.stream.start == "now":
-            shard.end_lives()
-        lost_since: float | None = None
-        while not self._stopping.is_set():
-            try:
-                driver.run(shard.join_missing())
-                start = shard.start_position()
-                if start is None:
-                    self._sleep(POLL_SECONDS)
-                    continue
-                source.open(start)
-                shard.opened(start)
-                lost_since = None
-                self._opened(start)
-                self._follow(shard, source, driver)
-            except HistoryPurged as error:
-                log.error("%s", error)
-                shard.end_lives_behind()
-            except HistoryLost as error:
-                lost_since = running_clock() if lost_since is None else lost_since
-                if running_clock() - lost_since >= HISTORY_CONFIRM_SECONDS:
-                    log.error(
-                        "%s: the epoch is now %d, all nodes begin new lives", error, epochs.raise_epoch()
-                    )
-                    shard.end_lives()
-                    lost_since = None
-                else:
-                    self._pause(error)
-            except SourceUnavailable as error:
-                self._pause(error)
-                driver.run(shard.renew())
-            finally:
-                self.metrics.stream_open.set(0)
-        driver.run(shard.finish())
-
-    def _follow(self, shard: ShardInvalidator, source: Source, driver: BlockingDriver) -> None:
-        """Apply what the stream brings, until a stop, or until it must be opened elsewhere."""
-        while not self._stopping.is_set():
-            transactions = source.poll(POLL_SECONDS, self.config.stream.batch_transactions_max)
-            if transactions:
-                begun = running_clock()
-                keys_before = shard.keys_total
-                driver.run(shard.apply(transactions))
-                now = running_clock()
-                self.metrics.batch_seconds.observe(now - begun)
-                self.metrics.transactions.inc(len(transactions))
-                self.metrics.invalidations.inc(shard.keys_total - keys_before)
-                self._note_lag(shard, transactions, now)
-            driver.run(shard.renew())
-            driver.run(shard.join_missing())
-            self.metrics.nodes_joined.set(len(shard.joined))
-            if not shard.joined or shard.needs_rewind:
-                log.info("the stream is opened again from what all joined nodes have acknowledged")
-                return
-
-    def _note_lag(self, shard: ShardInvalidator, transactions: Sequence[Transaction], now: float) -> None:
-        for transaction in transactions:
-            for beat in transaction.heartbeats:
-                begun = shard.find_heartbeat(beat.sequence) if beat.instance == shard.instance else None
-                if begun is not None:
-                    self.metrics.lag_seconds.observe(now - begun)
-
-    def _opened(self, start: Position) -> None:
-        self.last_error = ""
-        self.metrics.stream_open.set(1)
-        self.metrics.reopened.inc()
-        log.info("streaming from %s", start)
-
-    def _pause(self, error: FreshnessError) -> None:
-        self.last_error = str(error)
-        log.warning("%s; next try in %.0f s", error, RETRY_SECONDS)
-        self._sleep(RETRY_SECONDS)
-
     def _sleep(self, seconds: float) -> None:
         self._stopping.wait(seconds)
+
+
+class _Counting(LoopObserver):
+    """Turns what the loop tells into metrics."""
+
+    def __init__(self, invalidator: Invalidator, shard: ShardInvalidator) -> None:
+        self._invalidator = invalidator
+        self._shard = shard
+        self._metrics = invalidator.metrics
+
+    def stream_opened(self, start: Position) -> None:
+        self._invalidator.last_error = ""
+        self._metrics.stream_open.set(1)
+        self._metrics.reopened.inc()
+        log.info("streaming from %s", start)
+
+    def stream_closed(self) -> None:
+        self._metrics.stream_open.set(0)
+
+    def applied(self, transactions: Sequence[Transaction], keys: int, begun: float) -> None:
+        now = running_clock()
+        self._metrics.batch_seconds.observe(now - begun)
+        self._metrics.transactions.inc(len(transactions))
+        self._metrics.invalidations.inc(keys)
+        for transaction in transactions:
+            for beat in transaction.heartbeats:
+                if beat.instance == self._shard.instance:
+                    written_at = self._shard.find_heartbeat(beat.sequence)
+                    if written_at is not None:
+                        self._metrics.lag_seconds.observe(now - written_at)
+
+    def nodes_joined(self, count: int) -> None:
+        self._metrics.nodes_joined.set(count)
+
+    def failed(self, error: FreshnessError) -> None:
+        self._invalidator.last_error = str(error)
+
+
+def _answerer(driver: BlockingDriver, source: Source, epochs: HeartbeatWriter) -> Callable[[LoopStep], Any]:
+    """Answers the loop's own steps with the real source, and all others with the driver."""
+
+    def answer(step: LoopStep) -> Any:
+        match step:
+            case Poll():
+                return source.poll(step.timeout_seconds, step.transactions_max)
+            case OpenStream():
+                return source.open(step.start)
+            case RaiseEpoch():
+                return epochs.raise_epoch()
+            case _:
+                return driver.answer(step)
+
+    return answer
 
 
 def _close_all(nodes: Mapping[str, CacheNode]) -> None:
