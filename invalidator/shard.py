@@ -58,17 +58,22 @@ class KeyFinder:
     def tables(self) -> frozenset[str]:
         return frozenset(self._by_table)
 
-    def find(self, transaction: Transaction) -> tuple[set[bytes], dict[str, str]]:
-        """(items, tables whose floor must be raised with the reason): both images of every change (F35)."""
-        items: set[bytes] = set()
+    def find(self, transaction: Transaction) -> tuple[dict[bytes, None], dict[str, str]]:
+        """(items, tables whose floor must be raised with the reason): both images of every change (F35).
+
+        In the order of the changes, so that a run can be repeated exactly.
+        """
+        items: dict[bytes, None] = {}
         raised = {
             table: "; ".join(transaction.reasons) or "rows changed in a way that gives no keys"
-            for table in transaction.raised_tables & self.tables
+            for table in sorted(transaction.raised_tables & self.tables)
         }
         for change in transaction.changes:
             for definition in self._by_table.get(change.table, ()):
                 try:
-                    items.update(_items_of(definition, change.table, change.before, change.after))
+                    items.update(
+                        dict.fromkeys(_items_of(definition, change.table, change.before, change.after))
+                    )
                 except FormatError as error:
                     raised[change.table] = f"a row gives no key for object {definition.config.name}: {error}"
         return items, raised
