@@ -1,0 +1,102 @@
+"""``make bench``: measure, print, and keep the numbers.
+
+``--json`` prints them alone on standard output and writes nothing. Otherwise a table is printed, and after a run
+of all benchmarks ``benchmarks/results.json`` and docs/performance.md are brought up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.codec import measure_codec
+from benchmarks.hit import measure_get_many, measure_hit
+from benchmarks.invalidation import measure_invalidation
+from benchmarks.measure import ROUNDS, Result
+from benchmarks.report import COLUMNS, as_json, describe_machine, table_rows, write_document
+from freshness.errors import ConfigError, FreshnessError
+
+Benchmark = Callable[[int], list[Result]]
+
+BENCHMARKS: Final[Mapping[str, Benchmark]] = {
+    "invalidation": measure_invalidation,
+    "hit": measure_hit,
+    "get_many": measure_get_many,
+    "codec": measure_codec,
+}
+HERE: Final = Path(__file__).resolve().parent
+RESULTS_PATH: Final = HERE / "results.json"
+DOCUMENT_PATH: Final = HERE.parent / "docs" / "performance.md"
+MISSED_EXIT_CODE: Final = 1
+TABLE_COLUMNS: Final = 150
+"""Where the output is no terminal, as in a log."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0, 1 for a missed criterion under ``--check``, else that of the error."""
+    options = _parser().parse_args(arguments)
+    try:
+        chosen = choose(options.only)
+        machine = describe_machine()
+        results: list[Result] = []
+        for name, benchmark in chosen.items():
+            print(f"{name}: {options.rounds} rounds", file=sys.stderr)
+            results += benchmark(options.rounds)
+    except FreshnessError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return error.exit_code
+    if options.json:
+        print(json.dumps(as_json(machine, results), indent=2))
+    else:
+        _print_table(results)
+        if len(chosen) == len(BENCHMARKS):
+            RESULTS_PATH.write_text(json.dumps(as_json(machine, results), indent=2) + "\n")
+            write_document(DOCUMENT_PATH, machine, results)
+    missed = [result for result in results if not result.is_met]
+    for result in missed:
+        print(
+            f"missed: {result.name} has ratio {result.ratio:.2f}, expected {result.criterion}",
+            file=sys.stderr,
+        )
+    return MISSED_EXIT_CODE if missed and options.check else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make bench", description="Measure, against named baselines.")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", help=f"one of {', '.join(BENCHMARKS)}; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON and write no file")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a criterion is missed")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each side, by default {ROUNDS}")
+    return parser
+
+
+def choose(names: Sequence[str] | None) -> dict[str, Benchmark]:
+    """The benchmarks of these names, all where None is named. Raises `ConfigError` for an unknown one."""
+    for name in names or ():
+        if name not in BENCHMARKS:
+            near = difflib.get_close_matches(name, BENCHMARKS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(BENCHMARKS)}"
+            raise ConfigError(f"there is no benchmark {name!r}", hint=hint)
+    return {name: benchmark for name, benchmark in BENCHMARKS.items() if not names or name in names}
+
+
+def _print_table(results: Sequence[Result]) -> None:
+    table = Table(*COLUMNS)
+    for row in table_rows(results):
+        table.add_row(*row)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else TABLE_COLUMNS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Invalidations per second on one real memcached, against a client that makes them one after the other.
+
+The baseline is what an application does with a client of its own: read the tombstone with its version, then add
+it or replace it by CAS, each with its answer. It leaves out the delete of the entry, which ours includes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pymemcache.client.base import Client
+
+from benchmarks.measure import Criterion, Result, interleave, stopwatch
+from freshness.admission import join
+from freshness.apply import Batch, apply_batch
+from freshness.backends.memcached import MemcachedNode
+from freshness.cachekey import tombstone_key
+from freshness.driver import BlockingDriver
+from freshness.envelope import Tombstone
+from freshness.gather import gather
+from freshness.invalidate import Event, invalidate
+from freshness.membership import Membership, NodePolicy
+from freshness.position import MariadbPosition
+from freshness.request import Head
+from integration.servers import Memcached
+
+KEYS_IN_BATCH: Final = 500
+BATCHES: Final = 10
+"""In one round."""
+
+TOMBSTONE_TTL_SECONDS: Final = 120
+LINEAGE: Final = "shop/-"
+CRITERION: Final = Criterion(at_least=8)
+SERIAL: Final = "serial pymemcache gets + add"
+SERIAL_CAS: Final = "serial pymemcache gets + cas"
+
+Send = Callable[[list[bytes], int], None]
+"""Invalidates these keys by the event with this sequence number."""
+
+
+def measure_invalidation(rounds: int) -> list[Result]:
+    """Tombstone absent, tombstone present, and the whole path of a batch with the record's progress."""
+    with Memcached(memory_mb=256) as server:
+        address = server.address
+        node = MemcachedNode(address)
+        client = Client(address, no_delay=True)
+        try:
+            gathered, serial = _gathered(address, node), _serial(client)
+            return [
+                *_compare("invalidation", CRITERION, gathered, serial, rounds),
+                *_compare("invalidation_batch", None, _applied(address, node), serial, rounds),
+            ]
+        finally:
+            node.close()
+            client.close()
+
+
+def _compare(name: str, criterion: Criterion | None, ours: Send, serial: Send, rounds: int) -> list[Result]:
+    count = KEYS_IN_BATCH * BATCHES
+
+    def work(send: Send, who: str, sequence: int, number: int) -> float:
+        # The tombstones of sequence 1 are new in every round; those of sequence 2 find them there.
+        keys = [b"%b:%b:%d:%d" % (name.encode(), who.encode(), number, place) for place in range(count)]
+        return stopwatch(lambda: send(keys, sequence + 2 * number))
+
+    absent = interleave(
+        lambda number: work(ours, "ours", 1, number), lambda number: work(serial, "serial", 1, number), rounds
+    )
+    present = interleave(
+        lambda number: work(ours, "ours", 2, number), lambda number: work(serial, "serial", 2, number), rounds
+    )
+    return [
+        absent.per_second(name, count, "keys/s", SERIAL, criterion),
+        present.per_second(f"{name}_again", count, "keys/s", SERIAL_CAS),
+    ]
+
+
+def _batches(keys: list[bytes]) -> list[list[bytes]]:
+    return [keys[at : at + KEYS_IN_BATCH] for at in range(0, len(keys), KEYS_IN_BATCH)]
+
+
+def _gathered(address: str, node: MemcachedNode) -> Send:
+    """What the invalidator does with the keys of a batch."""
+    driver = BlockingDriver({address: node}, time.sleep)
+
+    def send(keys: list[bytes], sequence: int) -> None:
+        position = MariadbPosition.of(0, 1, sequence)
+        event = Event(LINEAGE, 1, position, position)
+        for batch in _batches(keys):
+            results = driver.run(
+                gather([invalidate(address, key, event, TOMBSTONE_TTL_SECONDS) for key in batch])
+            )
+            failures = [result for result in results if result is not None]
+            if failures:
+                raise failures[0]
+
+    return send
+
+
+def _applied(address: str, node: MemcachedNode) -> Send:
+    """What it does with a batch in all: tombstones, then progress, floor and lease in the node record."""
+    head = Head(MariadbPosition.of(0, 1, 1), 1)
+    policy = NodePolicy("bench", LINEAGE, 1, {}, TOMBSTONE_TTL_SECONDS, 5, 60.0, 10.0, 1.0)
+    member = Membership(address, policy, time.monotonic, lambda: b"benchmrk", head.position)
+    driver = BlockingDriver({address: node}, time.sleep, read_head=lambda: head)
+    driver.run(join(member, head.position))
+    done = [1]
+
+    def send(keys: list[bytes], _: int) -> None:
+        for batch in _batches(keys):
+            before = MariadbPosition.of(0, 1, done[0])
+            done[0] += 1
+            position = MariadbPosition.of(0, 1, done[0])
+            driver.run(apply_batch(member, Batch(dict.fromkeys(batch, position), {}, before, position)))
+
+    return send
+
+
+def _serial(client: Client) -> Send:
+    def send(keys: list[bytes], sequence: int) -> None:
+        tombstone = Tombstone.of(LINEAGE, 1, MariadbPosition.of(0, 1, sequence)).encode()
+        for key in keys:
+            marker = tombstone_key(key)
+            held, version = client.gets(marker)
+            if held is None:
+                stored = client.add(marker, tombstone, expire=TOMBSTONE_TTL_SECONDS, noreply=False)
+            else:
+                stored = client.cas(marker, tombstone, version, expire=TOMBSTONE_TTL_SECONDS, noreply=False)
+            assert stored, "nobody else writes these keys"
+
+    return send

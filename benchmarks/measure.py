@@ -1,0 +1,137 @@
+"""How a number is taken: rounds of the baseline and of the candidate in turn, and the median of each.
+
+A B A B in one process, so that whatever else the machine does hits both. Nothing here knows what is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from freshness.errors import ConfigError
+
+ROUNDS: Final = 9
+ROUNDS_MIN: Final = 5
+
+Work = Callable[[int], float]
+"""Does the work of one round, given its number, and returns its seconds (see `stopwatch`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """The bound that a ratio must keep. Exactly one of the two is given."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.at_least is None) != (self.at_most is None), "a criterion has one bound"
+
+    def holds(self, ratio: float) -> bool:
+        if self.at_least is not None:
+            return ratio >= self.at_least
+        return self.at_most is None or ratio <= self.at_most
+
+    def __str__(self) -> str:
+        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One comparison. ``ratio`` is value / baseline_value. ``spread``: the lowest and the highest ratio of a round
+    of the candidate to the baseline's round just before it."""
+
+    name: str
+    value: float
+    unit: str
+    baseline: str
+    baseline_value: float
+    spread: tuple[float, float]
+    criterion: Criterion | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.value / self.baseline_value
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the criterion is kept; True where there is none."""
+        return self.criterion is None or self.criterion.holds(self.ratio)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "value": _rounded(self.value),
+            "unit": self.unit,
+            "baseline": self.baseline,
+            "baseline_value": _rounded(self.baseline_value),
+            "ratio": round(self.ratio, 3),
+            "spread": [round(ratio, 3) for ratio in self.spread],
+            "criterion": None if self.criterion is None else str(self.criterion),
+            "is_met": self.is_met,
+        }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of every round, the candidate's right after the baseline's of the same place."""
+
+    candidate: tuple[float, ...]
+    baseline: tuple[float, ...]
+
+    def per_second(
+        self, name: str, count: int, unit: str, baseline: str, criterion: Criterion | None = None
+    ) -> Result:
+        """As a rate, of ``count`` pieces of work in a round."""
+        return self._result(name, lambda seconds: count / seconds, unit, baseline, criterion)
+
+    def microseconds(
+        self, name: str, count: int, baseline: str, criterion: Criterion | None = None
+    ) -> Result:
+        """As the time of one of ``count`` pieces of work in a round."""
+        return self._result(name, lambda seconds: seconds / count * 1e6, "µs", baseline, criterion)
+
+    def _result(
+        self,
+        name: str,
+        convert: Callable[[float], float],
+        unit: str,
+        baseline: str,
+        criterion: Criterion | None,
+    ) -> Result:
+        values, baseline_values = [*map(convert, self.candidate)], [*map(convert, self.baseline)]
+        ratios = [value / other for value, other in zip(values, baseline_values, strict=True)]
+        spread = min(ratios), max(ratios)
+        return Result(name, median(values), unit, baseline, median(baseline_values), spread, criterion)
+
+
+def interleave(candidate: Work, baseline: Work, rounds: int) -> Timings:
+    """Run both ``rounds`` times in turn, the baseline first, after one unmeasured round (number 0) of each.
+
+    Raises `ConfigError` for fewer rounds than make a median.
+    """
+    if rounds < ROUNDS_MIN:
+        raise ConfigError(
+            f"{rounds} rounds of a benchmark", hint=f"at least {ROUNDS_MIN}: the result is their median"
+        )
+    baseline(0)
+    candidate(0)
+    candidate_seconds, baseline_seconds = [], []
+    for number in range(1, rounds + 1):
+        baseline_seconds.append(baseline(number))
+        candidate_seconds.append(candidate(number))
+    return Timings(tuple(candidate_seconds), tuple(baseline_seconds))
+
+
+def stopwatch(work: Callable[[], object]) -> float:
+    """Seconds that ``work`` took. What it needs is prepared before, what it did is checked after."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

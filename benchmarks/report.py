@@ -1,0 +1,110 @@
+"""What was measured, on which machine: as JSON, as a table for people, and in docs/performance.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.measure import Result
+from freshness.errors import ConfigError
+from integration.servers.process import get_program
+
+START: Final = "<!-- benchmarks -->"
+END: Final = "<!-- /benchmarks -->"
+COLUMNS: Final = ("benchmark", "result", "baseline", "", "ratio", "rounds from – to", "criterion")
+NEW_DOCUMENT: Final = f"""\
+# Performance
+
+Measured by `make bench`, which writes the table below. Every number stands beside a baseline that ran in the same
+process on the same server, their rounds in turn; both are medians.
+
+{START}
+{END}
+"""
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the numbers depend on. ``load``: of the last minute, before the first benchmark."""
+    return {
+        "cpu": _find_cpu() or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "memcached": _memcached_version(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _find_cpu() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except FileNotFoundError:  # not Linux
+        return None
+    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return named[1].strip() if named else None
+
+
+def _memcached_version() -> str:
+    answer = subprocess.run(
+        [get_program("memcached"), "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
+    return answer.stdout.removeprefix("memcached").strip()
+
+
+def as_json(machine: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+    return {"machine": dict(machine), "results": [result.as_json() for result in results]}
+
+
+def table_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """One row of text for each result, as in `COLUMNS`."""
+    return [
+        (
+            result.name,
+            f"{format_number(result.value)} {result.unit}",
+            result.baseline,
+            f"{format_number(result.baseline_value)} {result.unit}",
+            f"{result.ratio:.2f}",
+            f"{result.spread[0]:.2f} – {result.spread[1]:.2f}",
+            "" if result.criterion is None else f"{result.criterion} {'✓' if result.is_met else '✗ missed'}",
+        )
+        for result in results
+    ]
+
+
+def format_number(number: float) -> str:
+    """At least three digits that mean something, and no more behind the point."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def as_markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *table_rows(results)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return (
+        f"{table}\n\n{machine['cpu']}, {machine['cores']} cores, load {machine['load']}, "
+        f"Python {machine['python']}, memcached {machine['memcached']}, {machine['date']}."
+    )
+
+
+def replace_section(document: str, section: str) -> str:
+    """The document with the section between the two markers. Raises `ConfigError` where they are not there."""
+    head, start, rest = document.partition(START)
+    _, end, tail = rest.partition(END)
+    if not start or not end:
+        raise ConfigError(
+            f"the document has no section between {START} and {END}", hint="put both markers back into it"
+        )
+    return f"{head}{START}\n{section}\n{END}{tail}"
+
+
+def write_document(path: Path, machine: Mapping[str, Any], results: Sequence[Result]) -> None:
+    """Bring the table in this document up to date; make the document where there is none."""
+    document = path.read_text() if path.exists() else NEW_DOCUMENT
+    path.write_text(replace_section(document, as_markdown(machine, results)))

@@ -1,0 +1,119 @@
+"""A whole small system to read from: a MariaDB pair, memcached nodes, a running invalidator, and a filled cache.
+
+Used by the benchmarks of reads, so that what is measured is what an application calls.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from pymemcache.client.base import Client
+
+from appclient import Cache
+from appclient.cache import Explanation
+from freshness.rule import ReadOutcome
+from integration.servers import Memcached, ServerFailed, database_pair
+
+CUSTOMERS: Final = 1000
+FILL_SECONDS: Final = 60.0
+"""Within this time every customer must have become a hit."""
+
+_CONFIG: Final = """\
+[cache]
+nodes = [{nodes}]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mariadb"
+[[keyspaces.shop.shards]]
+name = "-"
+primary = "{primary}"
+replicas = ["{replica}"]
+[objects.customer]
+table = "customers"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """``cache`` answers every one of ``keys`` with a hit. ``nodes``: the addresses of the memcached servers."""
+
+    cache: Cache
+    keys: tuple[int, ...]
+    nodes: tuple[str, ...]
+
+    def outcomes(self) -> set[ReadOutcome]:
+        """How reading all keys ends."""
+        return {each.outcome for each in self.cache.get_many("customer", self.keys, explain=True).values()}
+
+    def entry(self) -> bytes:
+        """The first customer as it is stored."""
+        read: Explanation = self.cache.get("customer", self.keys[0], explain=True)
+        with closing(Client(read.node)) as client:
+            stored = client.get(read.item)
+        assert isinstance(stored, bytes), "the first customer is in the cache"
+        return stored
+
+
+@contextmanager
+def open_shop(node_count: int) -> Iterator[Shop]:
+    """Raises `ServerFailed` where a server does not start, or the cache is not filled within 60 s."""
+    with ExitStack() as stack:
+        pair = stack.enter_context(database_pair("mariadb"))
+        nodes = tuple(stack.enter_context(Memcached()).address for _ in range(node_count))
+        keys = tuple(range(1, CUSTOMERS + 1))
+        rows = ",".join(
+            f"({key},'Customer {key}','customer{key}@example.org',{key % 90},'London')" for key in keys
+        )
+        pair.primary.execute(
+            "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50), email VARCHAR(80), visits INT,"
+            " city VARCHAR(40))",
+            database="shop",
+        )
+        pair.primary.execute(f"INSERT INTO customers VALUES {rows}", database="shop")
+        pair.wait_caught_up()
+        path = Path(stack.enter_context(TemporaryDirectory())) / "freshness.toml"
+        named = ", ".join(f'"{node}"' for node in nodes)
+        path.write_text(_CONFIG.format(nodes=named, primary=pair.primary.url, replica=pair.replica.url))
+        stack.enter_context(_invalidator(path))
+        cache = Cache.open(path)
+        stack.callback(cache.close)
+        shop = Shop(cache, keys, nodes)
+        _fill(shop)
+        yield shop
+
+
+@contextmanager
+def _invalidator(path: Path) -> Iterator[None]:
+    log_path = path.with_name("invalidator.log")
+    with log_path.open("wb") as log:
+        command = [sys.executable, "-m", "invalidator.cli", "run", "--config", str(path)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield
+        if process.poll() is not None:
+            raise ServerFailed(
+                f"the invalidator ended with {process.returncode}:\n{log_path.read_text()[-4000:]}"
+            )
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _fill(shop: Shop) -> None:
+    deadline = time.monotonic() + FILL_SECONDS
+    while (outcomes := shop.outcomes()) != {ReadOutcome.HIT}:
+        if time.monotonic() > deadline:
+            raise ServerFailed(
+                f"after {FILL_SECONDS:.0f} s reads still end as: "
+                f"{', '.join(sorted(each.value for each in outcomes))}",
+                hint="run: make integration",
+            )
+        time.sleep(0.1)
