@@ -1,0 +1,430 @@
+"""A whole system on private servers: database pair, cache nodes, the invalidator as a process, `freshness.toml`.
+
+For the tests of the release criteria, which kill, pause and restart its parts. Waits are polls with a bound, and a
+wait that fails shows the nodes' state and the invalidator's log. Never touches a process that it did not start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pymysql
+
+from appclient import Cache, Explanation, ReadOutcome
+from freshness.backends.codec import decode_value
+from freshness.backends.memcached import MemcachedNode
+from freshness.cachekey import tombstone_key
+from freshness.config import Config, load_config
+from freshness.envelope import STUB, Filled, record_key, resume_key
+from freshness.membership import find_record
+from freshness.position import parse_position
+from freshness.registry import ObjectDefinition
+from freshness.request import Get, Item
+from freshness.rule import find_hit_refusal
+from integration.servers import Memcached, Pair, ServerFailed
+from invalidator.app import load_registry
+from invalidator.server import executed_position
+from invalidator.status import Subject, find_subject, read_status
+
+WAIT_SECONDS: Final = 40.0
+"""The bound of every wait. Far above what is usual: only a failure takes as long."""
+
+POLL_SECONDS: Final = 0.03
+LOG_TAIL_CHARACTERS: Final = 6_000
+
+LEASE_SECONDS: Final = 2
+TOMBSTONE_TTL_SECONDS: Final = 30
+MAX_STALENESS_SECONDS: Final = 6
+NODE_REFRESH_SECONDS: Final = 0.2
+CACHE: Final[Mapping[str, Any]] = {
+    "lease_seconds": LEASE_SECONDS,
+    "tombstone_ttl_seconds": TOMBSTONE_TTL_SECONDS,
+    "max_staleness_seconds": MAX_STALENESS_SECONDS,
+    "node_refresh_seconds": NODE_REFRESH_SECONDS,
+}
+"""Short times, so that leases run out while a test looks on."""
+
+CUSTOMER: Final = '[objects.customer]\ntable = "customers"\n'
+PROFILE: Final = (
+    '[objects.profile]\nkey = "customer_id"\nmembers = { customers = "id", orders = "customer_id" }\n'
+)
+CUSTOMERS_TABLE: Final = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50), v INT)"
+ORDERS_TABLE: Final = "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer_id BIGINT, total INT)"
+
+Answer = TypeVar("Answer")
+
+
+def wait_until(
+    ask: Callable[[], Answer | None], what: str, describe: Callable[[], str] = str, *, seconds: float = 0
+) -> Answer:
+    """Poll until the answer is true, and return it. Raises `ServerFailed` with ``describe()`` after the bound."""
+    deadline = time.monotonic() + (seconds or WAIT_SECONDS)
+    while True:
+        answer = ask()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"waited {seconds or WAIT_SECONDS:.0f} s in vain until {what}\n{describe()}")
+        time.sleep(POLL_SECONDS)
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return str(value)
+
+
+def write_config(
+    folder: Path,
+    flavor: str,
+    primary: str,
+    nodes: Sequence[str],
+    *,
+    replicas: Sequence[str] = (),
+    objects: str = CUSTOMER,
+    cache: Mapping[str, Any] = {},
+    extra: str = "",
+) -> Path:
+    """Write ``freshness.toml`` with short times. ``cache`` overrides keys of that section, ``extra`` is appended."""
+    settings = {"nodes": list(nodes), "namespace": "shop", **CACHE, **cache}
+    path = folder / "freshness.toml"
+    path.write_text(
+        "[cache]\n"
+        + "".join(f"{key} = {toml_value(value)}\n" for key, value in settings.items())
+        + f'[keyspaces.shop]\nflavor = "{flavor}"\n[[keyspaces.shop.shards]]\nprimary = "{primary}"\n'
+        + f"replicas = {toml_value(list(replicas))}\n"
+        + f"[stream]\nheartbeat_seconds = 0.2\n{objects}{extra}"
+    )
+    return path
+
+
+def run_cli(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb of the invalidator to its end, as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "invalidator.cli", *map(str, arguments)],
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+
+
+@dataclass(slots=True)
+class InvalidatorProcess:
+    """``python -m invalidator.cli run``; its log goes to a file that survives restarts."""
+
+    config_path: Path
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = None
+    started_at: int = 0
+
+    def start(self) -> None:
+        assert self.process is None or self.process.poll() is not None, "it runs already"
+        self.started_at = len(self.log())
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "invalidator.cli", "run", "-c", str(self.config_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL, as in a crash."""
+        process = self._running()
+        process.kill()
+        process.wait()
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code. Raises `subprocess.TimeoutExpired` after the bound."""
+        process = self._running()
+        process.terminate()
+        return process.wait(WAIT_SECONDS)
+
+    def pause(self) -> None:
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._running().send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it for good, in whatever state it is."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def wait_streaming(self) -> None:
+        """Return when this start of the process has opened its stream."""
+        wait_until(
+            lambda: "streaming from" in self.log()[self.started_at :],
+            "the invalidator streams",
+            lambda: self.log()[-LOG_TAIL_CHARACTERS:],
+        )
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self.process is not None, "it was never started"
+        return self.process
+
+
+@dataclass(slots=True)
+class System:
+    """The parts, and questions that need several of them."""
+
+    pair: Pair
+    nodes: list[Memcached]
+    config_path: Path
+    invalidator: InvalidatorProcess
+    registry: dict[str, ObjectDefinition] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.registry = load_registry(self.config)
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.config_path)
+
+    def execute(self, sql: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        """One statement on the primary."""
+        return self.pair.primary.execute(sql, *arguments, database="shop")
+
+    def open_cache(self) -> Cache:
+        return Cache.open(self.config_path)
+
+    # -- the nodes' state --------------------------------------------------------------------------------
+
+    def status(self) -> list[dict[str, Any]]:
+        nodes: list[dict[str, Any]] = read_status(self.config)["nodes"]
+        return nodes
+
+    def describe(self) -> str:
+        states = "\n".join(map(str, self.status()))
+        return f"{states}\n{self.invalidator.log()[-LOG_TAIL_CHARACTERS:]}"
+
+    def lives(self) -> dict[str, str]:
+        return {node["node"]: node["life"] for node in self.status() if "life" in node}
+
+    def wait_open(self, count: int | None = None) -> None:
+        """Return when all nodes, or ``count`` of them, are open."""
+        wanted = len(self.nodes) if count is None else count
+
+        def is_open() -> bool:
+            return [node["state"] for node in self.status()].count("open") >= wanted
+
+        wait_until(is_open, f"{wanted} nodes are open", self.describe)
+
+    def wait_new_life(self, node: Memcached, former: str) -> None:
+        """Return when the node is open in another life than ``former``."""
+
+        def is_reborn() -> bool:
+            states = {each["node"]: (each["state"], each.get("life")) for each in self.status()}
+            state, life = states[node.address]
+            return state == "open" and life != former
+
+        wait_until(is_reborn, f"{node.address} lives anew", self.describe)
+
+    def wait_covered(self) -> None:
+        """Return when every node is open and has acknowledged what the primary has executed by now."""
+        primary = self.pair.primary
+        with primary.connect() as connection:
+            head = executed_position(connection, primary.flavor)
+
+        def is_covered() -> bool:
+            return all(
+                node["state"] == "open" and parse_position(primary.flavor, node["progress"]).contains(head)
+                for node in self.status()
+            )
+
+        wait_until(is_covered, f"all nodes have acknowledged {head}", self.describe)
+
+    def wait_resumable(self) -> None:
+        """Return when the resume copies, which are written every second, have the primary's head of now."""
+        primary = self.pair.primary
+        with primary.connect() as connection:
+            head = executed_position(connection, primary.flavor)
+        lineage = self.config.keyspaces["shop"].shards[0].lineage
+
+        def is_resumable() -> bool:
+            copies = [self.find_raw(node.address, resume_key("shop", lineage)) for node in self.nodes]
+            records = [find_record(copy) if copy is not None else None for copy in copies]
+            return all(record is not None and record.progress.contains(head) for record in records)
+
+        wait_until(is_resumable, f"all resume copies have {head}", self.describe)
+
+    def settle(self) -> None:
+        """Nothing is written any more: replica and nodes catch up with the primary."""
+        self.pair.wait_caught_up()
+        self.wait_covered()
+
+    # -- what the cache holds ----------------------------------------------------------------------------
+
+    def subject(self, name: str, *key: Any) -> Subject:
+        return find_subject(self.config, self.registry, name, [str(part) for part in key])
+
+    def find_item(self, name: str, *key: Any) -> Item | None:
+        """What is under an entry's key, read without any of the reading procedure; None where there is nothing."""
+        subject = self.subject(name, *key)
+        return self.find_raw(subject.node, subject.item)
+
+    def find_tombstone(self, name: str, *key: Any) -> Item | None:
+        """The same for its tombstone."""
+        subject = self.subject(name, *key)
+        return self.find_raw(subject.node, tombstone_key(subject.item))
+
+    def find_raw(self, address: str, key: bytes) -> Item | None:
+        node = MemcachedNode(address)
+        try:
+            [reply] = node.perform([Get(key)])
+        finally:
+            node.close()
+        return reply if isinstance(reply, Item) else None
+
+    def find_stale(self, name: str, keys: Iterable[Any]) -> tuple[int, list[str]]:
+        """Raw inspection: how many live entries there are, and those that differ from the primary.
+
+        For single-row objects with one key column, while nothing is written and progress covers the head.
+        """
+        definition = self.registry[name]
+        table, column = definition.config.table, definition.builder.columns[0].name
+        with (
+            self.pair.primary.connect("shop") as connection,
+            connection.cursor(pymysql.cursors.DictCursor) as cursor,
+        ):
+            cursor.execute(f"SELECT * FROM {table}")
+            rows = {row[column]: row for row in cursor.fetchall()}
+        lineages = definition.policy.lineages
+        connections = {node.address: MemcachedNode(node.address) for node in self.nodes}
+        live, stale = 0, []
+        try:
+            for key in keys:
+                subject = self.subject(name, key)
+                requests = [Get(record_key("shop", lineage)) for lineage in lineages]
+                reply, *records = connections[subject.node].perform([Get(subject.item), *requests])
+                if not isinstance(reply, Item) or reply.value == STUB:
+                    continue
+                entry = Filled.decode(reply.value)
+                found = {lineage: find_record(r) for lineage, r in zip(lineages, records, strict=True)}
+                if find_hit_refusal(definition.policy, subject.identity, entry, found) is not None:
+                    continue
+                live += 1
+                value = None if entry.value is None else decode_value(entry.value)
+                if value != rows.get(key):
+                    stale.append(
+                        f"{name} {key}: cached {value}, the primary has {rows.get(key)}, {entry.stamps}"
+                    )
+        finally:
+            for node in connections.values():
+                node.close()
+        return live, stale
+
+    def assert_none_stale(self, cache: Cache, name: str, keys: Sequence[Any]) -> None:
+        """Settle; then every key, in raw and through the cache, is what the primary has, and cacheable."""
+        self.settle()
+        _, stale = self.find_stale(name, keys)
+        assert not stale, "\n".join(stale)
+        wait_for_hits(cache, name, keys, self.describe)
+        live, stale = self.find_stale(name, keys)
+        assert not stale, "\n".join(stale)
+        assert live == len(keys)
+        column = self.registry[name].builder.columns[0].name
+        table = self.registry[name].config.table
+        rows = {row[column]: row for row in self._rows(f"SELECT * FROM {table}")}
+        assert cache.get_many(name, keys) == {key: rows.get(key) for key in keys}
+
+    def _rows(self, sql: str) -> list[dict[str, Any]]:
+        with (
+            self.pair.primary.connect("shop") as connection,
+            connection.cursor(pymysql.cursors.DictCursor) as cursor,
+        ):
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+
+def wait_for_hits(
+    cache: Cache, name: str, keys: Sequence[Any], describe: Callable[[], str] = str
+) -> dict[Any, Explanation]:
+    """Read until every key is a hit (I5)."""
+    last: dict[Any, Explanation] = {}
+
+    def all_hit() -> dict[Any, Explanation] | None:
+        last.update(cache.get_many(name, keys, explain=True))
+        return last if all(each.is_hit for each in last.values()) else None
+
+    return wait_until(
+        all_hit,
+        f"all of {name} are hits",
+        lambda: f"{[(k, e.outcome.name) for k, e in last.items() if not e.is_hit][:20]}\n{describe()}",
+    )
+
+
+def wait_for_outcome(
+    cache: Cache, name: str, key: Any, outcomes: Iterable[ReadOutcome], describe: Callable[[], str] = str
+) -> Explanation:
+    """Read until the outcome is one of those."""
+    wanted = frozenset(outcomes)
+    last: list[Explanation] = []
+
+    def read() -> Explanation | None:
+        explanation: Explanation = cache.get(name, key, explain=True)
+        last[:] = [explanation]
+        return explanation if explanation.outcome in wanted else None
+
+    return wait_until(read, f"{name} {key} is {wanted}", lambda: f"{last}\n{describe()}")
+
+
+@contextmanager
+def running_system(
+    pair: Pair,
+    folder: Path,
+    *,
+    nodes: Sequence[Memcached] | None = None,
+    tables: Sequence[str] = (CUSTOMERS_TABLE,),
+    has_replica: bool = True,
+    objects: str = CUSTOMER,
+    cache: Mapping[str, Any] = {},
+    extra: str = "",
+) -> Iterator[System]:
+    """A system whose nodes are all open. ``nodes``: not started ones; two ordinary ones by default."""
+    for table in tables:
+        pair.primary.execute(table, database="shop")
+    pair.wait_caught_up()
+    with ExitStack() as stack:
+        started = [stack.enter_context(node) for node in (nodes or (Memcached(), Memcached()))]
+        path = write_config(
+            folder,
+            pair.primary.flavor,
+            pair.primary.url,
+            [node.address for node in started],
+            replicas=[pair.replica.url] if has_replica else [],
+            objects=objects,
+            cache=cache,
+            extra=extra,
+        )
+        invalidator = InvalidatorProcess(path, folder / "invalidator.log")
+        stack.callback(invalidator.stop)
+        invalidator.start()
+        system = System(pair, started, path, invalidator)
+        system.wait_open()
+        yield system

@@ -1,0 +1,378 @@
+"""The invalidator as a process, on real servers: crashes, pauses, restarts of everything. Nothing is poisoned.
+
+Each disturbance works on keys of its own, which nobody changes afterwards: a poisoned entry would stay and be
+found at the end, both in the raw bytes and through the cache. Readers fill all the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from appclient import Cache, Explanation, ReadOutcome
+from integration.harness import (
+    LEASE_SECONDS,
+    MAX_STALENESS_SECONDS,
+    InvalidatorProcess,
+    System,
+    running_system,
+    wait_for_hits,
+    wait_for_outcome,
+    wait_until,
+)
+from integration.servers import Pair
+
+KILLS = 20
+KEYS_PER_ROUND = 8
+REPLICA_STOP_SECONDS = 5
+
+
+class Load:
+    """A writer that changes the keys of the current round, and readers that fill keys of all rounds so far."""
+
+    def __init__(self, system: System, seed: int, *, readers: int = 2) -> None:
+        self._system = system
+        self._random = random.Random(seed)
+        self._round = 0
+        self._stopping = threading.Event()
+        self.writes = 0
+        self.reads = 0
+        self._failures: list[BaseException] = []
+        threads = [threading.Thread(target=self._guard, args=(self._write,))]
+        threads += [
+            threading.Thread(target=self._guard, args=(lambda s=s: self._read(random.Random(seed + s)),))
+            for s in range(1, readers + 1)
+        ]
+        self._threads = threads
+
+    @property
+    def keys(self) -> list[int]:
+        """All that were written so far."""
+        return list(range((self._round + 1) * KEYS_PER_ROUND))
+
+    def next_round(self) -> None:
+        self._round += 1
+
+    def wait_writes(self, count: int) -> None:
+        """Return after that many more writes: in the middle of the burst."""
+        target = self.writes + count
+        wait_until(lambda: self._failures or self.writes >= target, f"{count} rows are written")
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        if self._failures:
+            raise self._failures[0]
+
+    def _guard(self, work: object) -> None:
+        assert callable(work)
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that joins
+            self._failures.append(error)
+
+    def _write(self) -> None:
+        with self._system.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
+            for number in itertools.count(1):
+                if self._stopping.is_set():
+                    return
+                key = self._round * KEYS_PER_ROUND + self._random.randrange(KEYS_PER_ROUND)
+                if self._random.random() < 0.1:
+                    cursor.execute("DELETE FROM customers WHERE id = %s", (key,))
+                else:
+                    cursor.execute(
+                        "INSERT INTO customers VALUES (%s, 'n', %s) ON DUPLICATE KEY UPDATE v = %s",
+                        (key, number, number),
+                    )
+                self.writes += 1
+                time.sleep(0.004)
+
+    def _read(self, choose: random.Random) -> None:
+        cache = self._system.open_cache()
+        while not self._stopping.is_set():
+            first = max(0, self._round - choose.randrange(4)) * KEYS_PER_ROUND
+            cache.get_many("customer", range(first, first + KEYS_PER_ROUND))
+            cache.get("customer", first + choose.randrange(KEYS_PER_ROUND))
+            self.reads += KEYS_PER_ROUND + 1
+            time.sleep(0.003)  # the other processes need the machine, too
+        cache.close()
+
+
+@contextmanager
+def system_with_cache(pair: Pair, folder: Path) -> Iterator[tuple[System, Cache]]:
+    with running_system(pair, folder) as system:
+        cache = system.open_cache()
+        yield system, cache
+        cache.close()
+
+
+def insert_customers(system: System, count: int) -> list[int]:
+    rows = ", ".join(f"({key}, 'n{key}', 0)" for key in range(count))
+    system.execute(f"INSERT INTO customers VALUES {rows}")
+    system.settle()
+    return list(range(count))
+
+
+def purge_logs(system: System) -> bool:
+    """Whether only the last log is left. The server keeps one as long as a reader, even a dead one, is at it."""
+    [*_, last] = system.execute("SHOW BINARY LOGS")
+    system.execute(f"PURGE BINARY LOGS TO '{last[0]}'")
+    return len(system.execute("SHOW BINARY LOGS")) == 1
+
+
+def read_anew(system: System, keys: Sequence[int]) -> dict[int, Explanation]:
+    """Read as another process would, which has no copy of the nodes' records."""
+    cache = system.open_cache()
+    explanations: dict[int, Explanation] = cache.get_many("customer", keys, explain=True)
+    cache.close()
+    return explanations
+
+
+# -- kill -9 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(240)
+def test_kill_9_twenty_times(pair: Pair, tmp_path: Path) -> None:
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        chance = random.Random(20)
+        with Load(system, seed=1) as load:
+            for _ in range(KILLS):
+                system.invalidator.wait_streaming()
+                load.wait_writes(chance.randrange(5, 40))
+                system.invalidator.restart()
+                load.next_round()
+        assert load.reads
+        system.assert_none_stale(cache, "customer", load.keys)
+
+
+def test_a_kill_longer_than_the_lease_costs_no_cache(pair: Pair, tmp_path: Path) -> None:
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        keys = insert_customers(system, 20)
+        wait_for_hits(cache, "customer", keys, system.describe)
+        system.wait_resumable()
+        lives = system.lives()
+        system.invalidator.kill()
+        wait_until(
+            lambda: all(node["state"] == "lapsed" for node in system.status()), "the leases have run out"
+        )
+        # Nobody vouches for what is cached, so it is not served, and nobody fills.
+        refused = cache.get_many("customer", keys, explain=True)
+        assert {each.outcome for each in refused.values()} == {ReadOutcome.NO_RECORD}
+        system.execute("UPDATE customers SET v = 1 WHERE id < 5")
+        system.invalidator.start()
+        system.settle()
+        assert system.lives() == lives
+        after = read_anew(system, keys)
+        assert {key for key, each in after.items() if not each.is_hit} == set(range(5))
+        assert all(each.value["v"] == (1 if key < 5 else 0) for key, each in after.items())
+
+
+def test_sigterm_ends_with_0_and_the_next_start_goes_on_with_the_same_lives(
+    pair: Pair, tmp_path: Path
+) -> None:
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        keys = insert_customers(system, 20)
+        wait_for_hits(cache, "customer", keys, system.describe)
+        lives = system.lives()
+        assert system.invalidator.terminate() == 0
+        assert "Traceback" not in system.invalidator.log()
+        system.execute("UPDATE customers SET v = 1 WHERE id = 3")
+        system.invalidator.start()
+        system.settle()
+        assert system.lives() == lives
+        after = read_anew(system, keys)
+        assert {key for key, each in after.items() if not each.is_hit} == {3}
+        assert after[3].value["v"] == 1
+
+
+# -- cache nodes ---------------------------------------------------------------------------------------
+
+
+def test_memcached_restarted_in_the_middle(pair: Pair, tmp_path: Path) -> None:
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        with Load(system, seed=2) as load:
+            for node in (system.nodes[0], system.nodes[1], system.nodes[0]):
+                load.wait_writes(60)
+                former = system.lives()[node.address]
+                node.restart()
+                load.wait_writes(60)
+                system.wait_new_life(node, former)
+                load.next_round()
+        assert load.reads
+        system.assert_none_stale(cache, "customer", load.keys)
+
+
+def test_memcached_paused_in_the_middle(pair: Pair, tmp_path: Path) -> None:
+    """Its connections stay open and nothing answers, for longer than the lease and the time-outs."""
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        with Load(system, seed=3) as load:
+            load.wait_writes(60)
+            system.nodes[0].pause()
+            started_at = time.monotonic()
+            while time.monotonic() - started_at < LEASE_SECONDS + 1.5:
+                load.wait_writes(10)
+            system.nodes[0].resume()
+            load.next_round()
+            load.wait_writes(60)
+        system.assert_none_stale(cache, "customer", load.keys)
+
+
+def test_memcached_flushed_by_a_stranger(pair: Pair, tmp_path: Path) -> None:
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        with Load(system, seed=4) as load:
+            for _ in range(3):
+                load.wait_writes(60)
+                former = system.lives()[system.nodes[0].address]
+                assert system.nodes[0].ask("flush_all") == "OK\r\n"
+                system.wait_new_life(system.nodes[0], former)
+                load.next_round()
+        system.assert_none_stale(cache, "customer", load.keys)
+
+
+# -- the databases -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop_seconds", [REPLICA_STOP_SECONDS])
+def test_replica_stopped_for_ten_seconds(pair: Pair, tmp_path: Path, stop_seconds: float) -> None:
+    stop, start = (
+        ("STOP SLAVE SQL_THREAD", "START SLAVE SQL_THREAD")
+        if pair.primary.flavor == "mariadb"
+        else ("STOP REPLICA SQL_THREAD", "START REPLICA SQL_THREAD")
+    )
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        keys = insert_customers(system, 20)
+        changed = keys[:10]
+        wait_for_hits(cache, "customer", keys, system.describe)
+        system.pair.replica.execute(stop)
+        try:
+            stopped_at = time.monotonic()
+            number = 0
+            while time.monotonic() - stopped_at < stop_seconds:
+                number += 1
+                system.execute("UPDATE customers SET v = %s WHERE id < 10", number)
+                system.execute("INSERT INTO customers VALUES (%s, 'new', 0)", 100 + number)
+                system.wait_covered()
+                reads = cache.get_many("customer", changed, explain=True)
+                assert {each.outcome for each in reads.values()} == {ReadOutcome.TOMBSTONE}
+                inserted = cache.get("customer", 100 + number, explain=True)
+                assert inserted.outcome is ReadOutcome.TOMBSTONE
+                assert system.find_stale("customer", [*changed, 100 + number]) == (0, [])
+                # What did not change is served and stays.
+                unchanged = cache.get_many("customer", keys[10:], explain=True)
+                assert {each.outcome for each in unchanged.values()} == {ReadOutcome.HIT}
+        finally:
+            system.pair.replica.execute(start)
+        system.assert_none_stale(cache, "customer", [*keys, *range(101, 101 + number)])
+
+
+def test_a_replica_further_behind_than_tombstones_live_is_refused_by_the_floor(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """W = 7 - 2 * 2 - 2 = 1 s: what is older is held by the floor, and the tombstones may go."""
+    with running_system(pair, tmp_path, cache={"tombstone_ttl_seconds": 7}) as system:
+        cache = system.open_cache()
+        keys = insert_customers(system, 10)
+        wait_for_hits(cache, "customer", keys, system.describe)
+        system.pair.replica.stop_replication()
+        try:
+            system.execute("UPDATE customers SET v = 1 WHERE id < 5")
+            system.wait_covered()
+            wait_for_outcome(cache, "customer", 1, [ReadOutcome.FLOOR], system.describe)
+            wait_until(
+                lambda: all(system.find_tombstone("customer", key) is None for key in range(5)),
+                "the tombstones have expired",
+            )
+            reads = cache.get_many("customer", range(5), explain=True)
+            assert {each.outcome for each in reads.values()} == {ReadOutcome.FLOOR}
+            assert system.find_stale("customer", range(5)) == (0, [])
+        finally:
+            system.pair.replica.start_replication()
+        system.assert_none_stale(cache, "customer", keys)
+
+
+def test_the_log_that_is_needed_is_purged(pair: Pair, tmp_path: Path) -> None:
+    """F15: the lives end, since invalidations are missing; nothing old is served and all is cacheable again."""
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        keys = insert_customers(system, 10)
+        wait_for_hits(cache, "customer", keys, system.describe)
+        lives = system.lives()
+        system.invalidator.kill()
+        system.execute("UPDATE customers SET v = 1")
+        system.execute("FLUSH BINARY LOGS")
+        system.pair.wait_caught_up()
+        wait_until(lambda: purge_logs(system), "all but the last log are purged")
+        system.invalidator.start()
+        for node in system.nodes:
+            system.wait_new_life(node, lives[node.address])
+        system.assert_none_stale(cache, "customer", keys)
+        assert {row["v"] for row in cache.get_many("customer", keys).values()} == {1}
+
+
+# -- paused invalidators -------------------------------------------------------------------------------
+
+
+def test_two_invalidators_one_paused_longer_than_the_lease(pair: Pair, tmp_path: Path) -> None:
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        second = InvalidatorProcess(system.config_path, tmp_path / "second.log")
+        second.start()
+        try:
+            second.wait_streaming()
+            with Load(system, seed=5) as load:
+                load.wait_writes(60)
+                for paused in (system.invalidator, second):
+                    paused.pause()
+                    paused_at = time.monotonic()
+                    while time.monotonic() - paused_at < LEASE_SECONDS + 1.5:
+                        load.wait_writes(10)
+                    # The other one keeps the cache going.
+                    system.wait_open()
+                    load.next_round()
+                    load.wait_writes(20)
+                    paused.resume()
+                    load.wait_writes(60)
+                    load.next_round()
+            assert system.invalidator.is_running()
+            assert second.is_running()
+            system.assert_none_stale(cache, "customer", load.keys)
+        finally:
+            second.stop()
+
+
+def test_the_only_invalidator_paused_hits_end_within_max_staleness(pair: Pair, tmp_path: Path) -> None:
+    with system_with_cache(pair, tmp_path) as (system, cache):
+        keys = insert_customers(system, 10)
+        wait_for_hits(cache, "customer", keys, system.describe)
+        system.invalidator.pause()
+        try:
+            system.execute("UPDATE customers SET v = 1")
+            changed_at = time.monotonic()
+            hits = 0
+            while True:
+                asked_at = time.monotonic()
+                explanation = cache.get("customer", 1, explain=True)
+                if not explanation.is_hit:
+                    break
+                hits += 1
+                assert explanation.value["v"] == 0
+                assert asked_at - changed_at <= MAX_STALENESS_SECONDS, (
+                    "I7: a hit beyond max_staleness_seconds"
+                )
+            assert hits
+            wait_for_outcome(cache, "customer", 1, [ReadOutcome.NO_RECORD], system.describe)
+            assert {each["v"] for each in cache.get_many("customer", keys).values()} == {1}
+        finally:
+            system.invalidator.resume()
+        system.assert_none_stale(cache, "customer", keys)
