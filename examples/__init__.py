@@ -1,0 +1,1 @@
+"""Programs that show the system at work, on private servers."""

@@ -1,0 +1,72 @@
+"""`python -m examples.demo`: the command line. Exit codes: 0 event tokens kept their promise, 5 they did not,
+2 wrong arguments, 3 a server failed, 130 interrupted, 143 terminated."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from enum import StrEnum
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from examples.demo.live import open_view
+from examples.demo.report import accuse, as_json, as_table, explain
+from examples.demo.run import run_demo
+from examples.demo.workload import Plan
+from freshness.errors import FreshnessError
+
+INTERRUPTED_EXIT_CODE = 130
+TERMINATED_EXIT_CODE = 143
+
+
+class FlavorName(StrEnum):
+    mariadb = "mariadb"
+    mysql = "mysql"
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(min=2, max=3600, help="How long writers write.")] = 30,
+    flavor: Annotated[FlavorName, typer.Option(help="Which database.")] = FlavorName.mariadb,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the workload.")] = 42,
+    as_json_only: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Three ways to keep a cache fresh, side by side on one workload and one lagging replica."""
+    signal.signal(signal.SIGTERM, _terminate)
+    notes = Console(stderr=True)
+    is_live = notes.is_terminal and not as_json_only
+    try:
+        with open_view(notes, is_live=is_live) as view:
+            result = run_demo(flavor.value, Plan(seconds=seconds, seed=seed), view)
+    except KeyboardInterrupt:
+        notes.print("demo: interrupted; everything it started is stopped", highlight=False)
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+    except FreshnessError as error:
+        notes.print(f"demo: {error.message}", highlight=False, markup=False, soft_wrap=True)
+        if error.hint:
+            notes.print(f"  → {error.hint}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(error.exit_code) from None
+    if as_json_only:
+        print(json.dumps(as_json(result), indent=2))
+    else:
+        out = Console()
+        out.print(as_table(result))
+        for line in explain(result):
+            out.print(line, highlight=False)
+    for line in accuse(result):
+        notes.print(f"demo: event_tokens: {line}", highlight=False, style="red")
+    raise typer.Exit(result.exit_code)
+
+
+def _terminate(*_: object) -> NoReturn:
+    sys.exit(TERMINATED_EXIT_CODE)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(demo)
+    app()

@@ -1,0 +1,158 @@
+"""When an invalidation is acknowledged, for the two strategies whose invalidations happen in other processes.
+
+`StreamLedger` joins what the writers committed with what the stream deleter reports. `ProgressWatch` reads the
+node records every few milliseconds, as any client may: an event is acknowledged on a node as soon as the record's
+progress contains its GTID. Both only watch; neither makes anything happen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from examples.demo.measurement import Meter, Row, Write
+from freshness.backends import open_node
+from freshness.envelope import record_key
+from freshness.membership import find_record
+from freshness.position import Position, parse_position
+from freshness.request import Get, Item
+
+WATCH_SECONDS: Final = 0.003
+"""How often the node records are read: the resolution of the lag of event_tokens."""
+
+_STATE_CHANGED: Final = 0x4000
+_TRACK_GTIDS: Final = 3
+
+
+class StreamLedger:
+    """A write is acknowledged when all its rows are reported. The report may come before the commit returns."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._lock = threading.Lock()
+        self._reported: dict[tuple[Row, int], float] = {}
+        self._waiting: dict[tuple[Row, int], Write] = {}
+
+    def committed(self, write: Write) -> None:
+        with self._lock:
+            self._waiting.update(dict.fromkeys(write.versions.items(), write))
+            self._settle(write)
+
+    def reported(self, row: Row, version: int, at: float) -> None:
+        with self._lock:
+            self._reported[row, version] = at
+            write = self._waiting.get((row, version))
+            if write is not None:
+                self._settle(write)
+
+    def _settle(self, write: Write) -> None:
+        changes = list(write.versions.items())
+        if all(change in self._reported for change in changes):
+            for change in changes:
+                del self._waiting[change]
+            self._meter.acknowledge(write, max(self._reported.pop(change) for change in changes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    write: Write
+    position: Position
+    nodes: frozenset[str]
+
+
+class ProgressWatch:
+    """Watches the records of all nodes. `committed` is for the writers, `run` for a thread of its own."""
+
+    def __init__(self, nodes: Sequence[str], namespace: str, lineage: str, meter: Meter) -> None:
+        self._nodes = {name: open_node("memcached", name) for name in nodes}
+        self._request = (Get(record_key(namespace, lineage)),)
+        self._meter = meter
+        self._arrived: deque[_Waiting] = deque()
+        self._seen: dict[str, bytes] = {}
+        self._progress: dict[str, Position] = {}
+        self.lives: dict[str, set[str]] = {name: set() for name in nodes}
+
+    def committed(self, write: Write, position: Position, nodes: frozenset[str]) -> None:
+        """``nodes``: where the objects of the write are kept. All of them must acknowledge it."""
+        self._arrived.append(_Waiting(write, position, nodes))
+
+    def run(self, stopping: threading.Event) -> None:
+        waiting: list[_Waiting] = []
+        try:
+            while not stopping.wait(WATCH_SECONDS):
+                for name in self._nodes:
+                    self._look(name)
+                at = time.monotonic()
+                while self._arrived:
+                    waiting.append(self._arrived.popleft())
+                unacknowledged = []
+                for each in waiting:
+                    if self._contains(each):
+                        self._meter.acknowledge(each.write, at)
+                    else:
+                        unacknowledged.append(each)
+                waiting = unacknowledged
+        finally:
+            for node in self._nodes.values():
+                node.close()
+
+    def _look(self, name: str) -> None:
+        (reply,) = self._nodes[name].perform(self._request)
+        if not isinstance(reply, Item) or reply.value == self._seen.get(name):
+            return
+        record = find_record(reply)
+        if record is not None:
+            self._seen[name] = reply.value
+            self._progress[name] = record.progress
+            self.lives[name].add(record.life.hex())
+
+    def _contains(self, each: _Waiting) -> bool:
+        return all(
+            name in self._progress and self._progress[name].contains(each.position) for name in each.nodes
+        )
+
+
+# -- the GTID of a commit ------------------------------------------------------------------------------
+
+
+def track_gtids(connection: Any, flavor: str) -> None:
+    """MySQL tells the GTID of a commit in the commit's own answer, if it is asked to."""
+    if flavor == "mysql":
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION session_track_gtids = OWN_GTID")
+
+
+def commit_position(connection: Any, cursor: Any, flavor: str) -> Position:
+    """The position of the transaction that ``cursor`` has just committed, and of that alone."""
+    if flavor == "mysql":
+        return parse_position(flavor, _find_tracked_gtid(cursor._result))
+    with connection.cursor() as asking:
+        asking.execute("SELECT @@last_gtid")
+        return parse_position(flavor, asking.fetchone()[0])
+
+
+def _find_tracked_gtid(result: Any) -> str:
+    """The GTID in an OK packet (session state, protocol manual). pymysql keeps the bytes and does not read them."""
+    assert result.server_status & _STATE_CHANGED, "the server reported no GTID for a commit"
+    data: bytes = result.message
+    _, rest = _split(data)  # the statement's own message
+    changes, _ = _split(rest)
+    while changes:
+        kind = changes[0]
+        change, changes = _split(changes[1:])
+        if kind == _TRACK_GTIDS:
+            gtid, _ = _split(change[1:])  # after one byte that names the encoding
+            return gtid.decode("ascii")
+    raise AssertionError("the server reported no GTID for a commit")
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """A length-encoded string at the start of ``data``, and what follows it."""
+    first = data[0]
+    size, start = {0xFC: (2, 3), 0xFD: (3, 4), 0xFE: (8, 9)}.get(first, (0, 1))
+    length = int.from_bytes(data[1 : 1 + size], "little") if size else first
+    return data[start : start + length], data[start + length :]

@@ -1,0 +1,257 @@
+"""What the demo says at the end: the result as values, as JSON, as a table, and in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from examples.demo.measurement import Meter, ObjectKey, Row, StaleHit, percentile
+from examples.demo.strategy import EVENT_TOKENS, STRATEGIES
+from examples.demo.verdict import Poisoned, Verdict
+
+STALE_EXIT_CODE: Final = 5
+EVIDENCE_KEYS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyResult:
+    """All that was measured of one strategy."""
+
+    name: str
+    reads: int
+    hits: int
+    stale_reads: int
+    stale_replica_reads: int
+    invalidations: int
+    lag_p50_ms: float
+    lag_p99_ms: float
+    outcomes: Mapping[str, int]
+    stale_examples: tuple[StaleHit, ...]
+    verdict: Verdict
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.reads if self.reads else 0.0
+
+    @property
+    def database_reads(self) -> int:
+        return self.reads - self.hits
+
+    @property
+    def poisoned(self) -> int:
+        return len(self.verdict.poisoned)
+
+    @classmethod
+    def of(cls, meter: Meter, verdict: Verdict) -> StrategyResult:
+        return cls(
+            meter.name,
+            meter.reads,
+            meter.hits,
+            meter.stale_hits,
+            meter.stale_replica_reads,
+            len(meter.lags_ms),
+            meter.lag_ms(50),
+            meter.lag_ms(99),
+            dict(meter.outcomes.most_common()),
+            tuple(meter.examples),
+            verdict,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """One run. ``replica_lags_seconds``: as seen four times a second while writers wrote. ``lives``: how many lives
+    each node had; more than one means that a node was emptied."""
+
+    flavor: str
+    seconds: float
+    seed: int
+    writes: int
+    replica_delay_seconds: int
+    pause_seconds: float
+    replica_lags_seconds: Sequence[float]
+    lives: Mapping[str, int]
+    strategies: Mapping[str, StrategyResult]
+
+    @property
+    def exit_code(self) -> int:
+        """0 only if event tokens kept every promise: no stale read after an acknowledgement, nothing poisoned."""
+        ours = self.strategies[EVENT_TOKENS]
+        return 0 if ours.poisoned == 0 and ours.stale_reads == 0 else STALE_EXIT_CODE
+
+
+# -- JSON ----------------------------------------------------------------------------------------------
+
+
+def as_json(result: DemoResult) -> dict[str, Any]:
+    """The names are a promise to outside checks (INTERFACES): they may grow and do not change."""
+    return {
+        "flavor": result.flavor,
+        "seconds": result.seconds,
+        "seed": result.seed,
+        "writes": result.writes,
+        "replica_delay_seconds": result.replica_delay_seconds,
+        "applier_pause_seconds": result.pause_seconds,
+        "replica_lag_p50_seconds": round(percentile(result.replica_lags_seconds, 50), 3),
+        "replica_lag_max_seconds": round(max(result.replica_lags_seconds, default=0.0), 3),
+        "node_lives": dict(result.lives),
+        "strategies": {name: _strategy_json(result.strategies[name]) for name in STRATEGIES},
+    }
+
+
+def _strategy_json(one: StrategyResult) -> dict[str, Any]:
+    return {
+        "reads": one.reads,
+        "hit_rate": round(one.hit_rate, 4),
+        "stale_reads": one.stale_reads,
+        "poisoned": one.poisoned,
+        "checked": one.verdict.checked,
+        "held": one.verdict.held,
+        "database_reads": one.database_reads,
+        "database_reads_saved": one.hits,
+        "stale_replica_reads": one.stale_replica_reads,
+        "invalidations": one.invalidations,
+        "lag_p50_ms": round(one.lag_p50_ms, 3),
+        "lag_p99_ms": round(one.lag_p99_ms, 3),
+        "outcomes": dict(one.outcomes),
+        "poisoned_examples": [
+            _example(each.key, each.row, each.cached_version, "primary_version", each.primary_version)
+            for each in one.verdict.poisoned[:EVIDENCE_KEYS_MAX]
+        ],
+        "stale_examples": [
+            _example(
+                each.key, each.row, each.returned_version, "acknowledged_version", each.acknowledged_version
+            )
+            for each in one.stale_examples
+        ],
+    }
+
+
+def _example(key: ObjectKey, row: Row, cached: int, other_name: str, other: int) -> dict[str, Any]:
+    return {
+        "object": key[0],
+        "key": key[1],
+        "table": row[0],
+        "row": row[1],
+        "cached_version": cached,
+        other_name: other,
+    }
+
+
+# -- for people ----------------------------------------------------------------------------------------
+
+
+def as_table(result: DemoResult) -> Table:
+    lag_p50, lag_max = (
+        percentile(result.replica_lags_seconds, 50),
+        max(result.replica_lags_seconds, default=0.0),
+    )
+    table = Table(
+        title=f"{result.writes:,} writes in {result.seconds:.0f} s on {result.flavor}, seed {result.seed}; "
+        f"the replica was {lag_p50:.1f} s late, at most {lag_max:.1f} s",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("strategy", no_wrap=True)
+    for heading in (
+        "reads",
+        "hit\nrate",
+        "stale\nhits*",
+        "poisoned\nat end",
+        "reads\nsaved",
+        "lag p50\nms",
+        "lag p99\nms",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in STRATEGIES:
+        one = result.strategies[name]
+        table.add_row(
+            name,
+            f"{one.reads:,}",
+            f"{one.hit_rate:.1%}",
+            _judged(one.stale_reads, f"{one.stale_reads:,}"),
+            _judged(one.poisoned, f"{one.poisoned:,}/{one.verdict.checked:,}"),
+            f"{one.hits:,}",
+            f"{one.lag_p50_ms:.1f}",
+            f"{one.lag_p99_ms:.1f}",
+        )
+    return table
+
+
+def _judged(count: int, text: str) -> str:
+    return f"[red]{text}[/red]" if count else f"[green]{text}[/green]"
+
+
+def explain(result: DemoResult) -> list[str]:
+    """The sentences under the table: why, with evidence, and what event tokens cost."""
+    lines = [
+        "* hits older than an invalidation that was acknowledged before the read began. Reads saved: database reads "
+        "that the cache made unnecessary. Lag: from the commit to the acknowledged invalidation."
+    ]
+    evidence = _choose_evidence(result)
+    if evidence:
+        shown = "; ".join(f"{name} still serves {describe(each)}" for name, each in evidence)
+        lines.append(
+            "Why: a reader that missed right after the delete read the old row from the late replica and put it "
+            f"back, and no delete comes again: {shown}."
+        )
+    else:
+        lines.append("This time no key of the others stayed poisoned; run longer.")
+    lines.append(
+        "event_tokens stores a value only if the replica's position contains every invalidation of its key. "
+        f"What became of its reads: {_outcomes(result.strategies[EVENT_TOKENS].outcomes)}."
+    )
+    lines.append(
+        "Misses go to the same late replica under each strategy. Rows from it, not from the cache, that were "
+        "older than an acknowledged invalidation: "
+        + ", ".join(f"{name} {result.strategies[name].stale_replica_reads:,}" for name in STRATEGIES)
+        + "."
+    )
+    return lines
+
+
+def _choose_evidence(result: DemoResult) -> list[tuple[str, Poisoned]]:
+    """For each of the others the key that is furthest behind, another key for each where there is one."""
+    chosen: list[tuple[str, Poisoned]] = []
+    for name in STRATEGIES:
+        if name == EVENT_TOKENS:
+            continue
+        worst_first = sorted(
+            result.strategies[name].verdict.poisoned,
+            key=lambda each: (
+                each.key in [taken.key for _, taken in chosen],
+                each.cached_version - each.primary_version,
+            ),
+        )
+        chosen += [(name, each) for each in worst_first[:1]]
+    return chosen
+
+
+def accuse(result: DemoResult) -> list[str]:
+    """The evidence against event tokens; empty where there is none."""
+    ours = result.strategies[EVENT_TOKENS]
+    lines = [f"poisoned: {describe(each)}" for each in ours.verdict.poisoned[:EVIDENCE_KEYS_MAX]]
+    lines += [
+        f"stale hit: {each.key[0]} {each.key[1]} with {each.row[0]} {each.row[1]} at version "
+        f"{each.returned_version}, when version {each.acknowledged_version} had been acknowledged"
+        for each in ours.stale_examples
+    ]
+    return lines
+
+
+def describe(one: Poisoned) -> str:
+    """For example: profile 7 with orders 700 at version 2 (primary: 5)."""
+    inside = "" if one.key[0] == "customer" else f" with {one.row[0]} {one.row[1]}"
+    cached = f"at version {one.cached_version}" if one.cached_version else "missing"
+    return f"{one.key[0]} {one.key[1]}{inside} {cached} (primary: version {one.primary_version})"
+
+
+def _outcomes(outcomes: Mapping[str, int]) -> str:
+    total = sum(outcomes.values()) or 1
+    return ", ".join(f"{name} {count:,} ({count / total:.1%})" for name, count in outcomes.items())

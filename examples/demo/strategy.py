@@ -1,0 +1,145 @@
+"""The three ways to cache, as a reader and a writer of the application see them.
+
+All read what they miss from the same replica, with the same statements, and keep it on the same nodes under a
+namespace of their own. `DeletingCache` is how most applications do it; who deletes (the writer, or a consumer of
+the binlog) is all that its two uses differ in. `TokenCache` is this project's library and nothing else.
+Objects here belong to one thread each.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import pymysql
+from pymemcache.client.hash import HashClient
+from pymysql.cursors import DictCursor
+
+from appclient import Cache, LoaderConnection
+from examples.demo.measurement import CUSTOMER, PROFILE, Answer, Meter, ObjectKey, Request, Write
+from examples.demo.workload import load_profile
+
+DELETE_AFTER_WRITE: Final = "delete_after_write"
+DELETE_FROM_STREAM: Final = "delete_from_stream"
+EVENT_TOKENS: Final = "event_tokens"
+STRATEGIES: Final = (DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS)
+
+TTL_SECONDS: Final = 3600
+TIMEOUT_SECONDS: Final = 5.0
+
+
+class Strategy(Protocol):
+    """How one reader reads."""
+
+    def read(self, request: Request) -> list[Answer]:
+        """One answer for each object, in order."""
+
+    def close(self) -> None: ...
+
+
+def plain_key(namespace: str, key: ObjectKey) -> str:
+    return f"{namespace}:{key[0]}:{key[1]}"
+
+
+def open_client(nodes: Sequence[str]) -> HashClient:
+    """pymemcache over the nodes. A node that does not answer is an error: the demo has no dead nodes."""
+    addresses = [(host, int(port)) for host, _, port in (node.rpartition(":") for node in nodes)]
+    return HashClient(
+        addresses,
+        connect_timeout=TIMEOUT_SECONDS,
+        timeout=TIMEOUT_SECONDS,
+        no_delay=True,
+        retry_attempts=0,
+        dead_timeout=0,
+    )
+
+
+def encode_plain(value: Any) -> bytes:
+    return json.dumps(value, default=str).encode()
+
+
+class DeletingCache:
+    """Look-aside: get; on a miss read the replica and set with a TTL. Somebody deletes the keys that change."""
+
+    def __init__(self, namespace: str, nodes: Sequence[str], replica: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._client = open_client(nodes)
+        self._connection = pymysql.connect(**replica)
+
+    def read(self, request: Request) -> list[Answer]:
+        keys = {key: plain_key(self._namespace, key) for key in request.objects}
+        if len(keys) == 1:
+            found = {plain: self._client.get(plain) for plain in keys.values()}
+        else:
+            found = self._client.get_many(list(keys.values()))
+        missing = [key for key, plain in keys.items() if found.get(plain) is None]
+        loaded = self._load(missing) if missing else {}
+        for key, value in loaded.items():
+            if value is not None:
+                self._client.set(keys[key], encode_plain(value), expire=TTL_SECONDS, noreply=False)
+        return [
+            Answer(key, loaded[key], False, "filled")
+            if key in loaded
+            else Answer(key, json.loads(found[plain]), True, "hit")
+            for key, plain in keys.items()
+        ]
+
+    def _load(self, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Any]:
+        values: dict[ObjectKey, Any] = dict.fromkeys(keys)
+        numbers = [number for name, number in keys if name == CUSTOMER]
+        with self._connection.cursor(DictCursor) as cursor:
+            if numbers:
+                places = ", ".join(["%s"] * len(numbers))
+                cursor.execute(f"SELECT * FROM customers WHERE id IN ({places})", numbers)
+                values.update({(CUSTOMER, row["id"]): row for row in cursor.fetchall()})
+            for name, number in keys:
+                if name == PROFILE:
+                    cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                    values[PROFILE, number] = load_profile(LoaderConnection(self._connection), number)
+                    cursor.execute("ROLLBACK")
+        return values
+
+    def close(self) -> None:
+        self._client.close()
+        self._connection.close()
+
+
+class DeletingWriter:
+    """The writer's half of delete_after_write: after the commit, delete what the transaction changed."""
+
+    def __init__(self, namespace: str, nodes: Sequence[str], meter: Meter) -> None:
+        self._namespace = namespace
+        self._client = open_client(nodes)
+        self._meter = meter
+
+    def after_commit(self, write: Write) -> None:
+        for key in write.objects:
+            self._client.delete(plain_key(self._namespace, key), noreply=False)
+        self._meter.acknowledge(write, time.monotonic())
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class TokenCache:
+    """The application with ``appclient``: `Cache.get`, `Cache.get_many`, and the composite's loader."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def read(self, request: Request) -> list[Answer]:
+        if len(request.objects) == 1:
+            ((name, number),) = request.objects
+            explained = {number: self._cache.get(name, number, explain=True)}
+        else:
+            name = request.objects[0][0]
+            explained = self._cache.get_many(name, [number for _, number in request.objects], explain=True)
+        return [
+            Answer((name, number), each.value, each.is_hit, each.outcome.name.lower())
+            for number, each in explained.items()
+        ]
+
+    def close(self) -> None:
+        self._cache.close()

@@ -1,0 +1,158 @@
+"""The verdict at the end: every object that was ever touched, as the caches hold it and as the primary has it.
+
+The writers have stopped, the replica has caught up and every invalidation is acknowledged, so a cached value that
+differs from the primary's will be served until its TTL ends: it is **poisoned**. Values are read raw: nothing here
+fills, deletes or touches anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+from pymysql.cursors import DictCursor
+
+from examples.demo.measurement import CUSTOMER, ObjectKey, Row, find_versions
+from examples.demo.strategy import (
+    DELETE_AFTER_WRITE,
+    DELETE_FROM_STREAM,
+    EVENT_TOKENS,
+    encode_plain,
+    open_client,
+    plain_key,
+)
+from examples.demo.world import World
+from freshness.backends import open_node
+from freshness.backends.codec import decode_value
+from freshness.envelope import STUB, Filled, record_key
+from freshness.membership import find_record
+from freshness.request import Get, Item
+from freshness.rule import find_hit_refusal
+from invalidator.app import load_registry
+from invalidator.status import find_subject
+
+NOTHING = object()
+"""The cache would not serve anything for this key. (None is a value: "no such row".)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """A cached value that differs from the primary's, with a row that shows it. Version 0: it is not there."""
+
+    key: ObjectKey
+    row: Row
+    cached_version: int
+    primary_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one strategy. ``held``: how many of the checked keys it would serve from the cache."""
+
+    checked: int
+    held: int
+    poisoned: tuple[Poisoned, ...]
+
+
+def read_verdicts(world: World, touched: Iterable[ObjectKey]) -> dict[str, Verdict]:
+    """The verdict on each strategy, over the same keys."""
+    keys = sorted(touched)
+    truth = _read_primary(world)
+    return {
+        DELETE_AFTER_WRITE: _judge(keys, truth, _plain_reader(world, DELETE_AFTER_WRITE)),
+        DELETE_FROM_STREAM: _judge(keys, truth, _plain_reader(world, DELETE_FROM_STREAM)),
+        EVENT_TOKENS: _judge(keys, truth, _token_reader(world)),
+    }
+
+
+def _judge(
+    keys: list[ObjectKey], truth: Callable[[ObjectKey], Any], read: Callable[[ObjectKey], Any]
+) -> Verdict:
+    held, poisoned = 0, []
+    for key in keys:
+        cached = read(key)
+        if cached is NOTHING:
+            continue
+        held += 1
+        found = compare(key, cached, truth(key))
+        if found is not None:
+            poisoned.append(found)
+    return Verdict(len(keys), held, tuple(poisoned))
+
+
+def compare(key: ObjectKey, cached: Any, primary: Any) -> Poisoned | None:
+    """None where the two are the same, whatever the caches' encodings made of decimals."""
+    if plain(cached) == plain(primary):
+        return None
+    old, new = find_versions(key, cached), find_versions(key, primary)
+    # The row that is furthest behind; where only columns differ, the object's own row.
+    row = max(
+        [*new, *old], key=lambda each: abs(new.get(each, 0) - old.get(each, 0)), default=("customers", key[1])
+    )
+    return Poisoned(key, row, old.get(row, 0), new.get(row, 0))
+
+
+def plain(value: Any) -> Any:
+    return json.loads(encode_plain(value))
+
+
+def _read_primary(world: World) -> Callable[[ObjectKey], Any]:
+    with (
+        pymysql.connect(**world.settings(world.pair.primary)) as connection,
+        connection.cursor(DictCursor) as cursor,
+    ):
+        cursor.execute("SELECT * FROM customers")
+        customers = {row["id"]: row for row in cursor.fetchall()}
+        cursor.execute("SELECT * FROM orders ORDER BY id")
+        orders: dict[int, list[Mapping[str, Any]]] = {}
+        for row in cursor.fetchall():
+            orders.setdefault(row["customer_id"], []).append(row)
+
+    def find(key: ObjectKey) -> Any:
+        name, number = key
+        if name == CUSTOMER:
+            return customers.get(number)
+        return {"customer": customers.get(number), "orders": orders.get(number, [])}
+
+    return find
+
+
+def _plain_reader(world: World, namespace: str) -> Callable[[ObjectKey], Any]:
+    client = open_client(world.addresses)
+
+    def read(key: ObjectKey) -> Any:
+        found = client.get(plain_key(namespace, key))
+        return NOTHING if found is None else json.loads(found)
+
+    return read
+
+
+def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
+    """What a `Cache.get` would return as a hit. An entry that it would refuse (its node has begun a new life, say)
+    is served to nobody and counts as not held."""
+    config, registry = world.config, load_registry(world.config)
+    nodes = {name: open_node(config.cache.backend, name) for name in config.cache.nodes}
+
+    def read(key: ObjectKey) -> Any:
+        subject = find_subject(config, registry, key[0], [str(key[1])])
+        policy = subject.definition.policy
+        entry, *replies = nodes[subject.node].perform(
+            (
+                Get(subject.item),
+                *(Get(record_key(config.cache.namespace, lineage)) for lineage in policy.lineages),
+            )
+        )
+        if not isinstance(entry, Item) or entry.value == STUB:
+            return NOTHING
+        filled = Filled.decode(entry.value)
+        records = {
+            lineage: find_record(reply) for lineage, reply in zip(policy.lineages, replies, strict=True)
+        }
+        if find_hit_refusal(policy, subject.identity, filled, records) is not None:
+            return NOTHING
+        return None if filled.value is None else decode_value(filled.value)
+
+    return read

@@ -1,0 +1,201 @@
+"""Who reads and writes what: a small shop whose popular customers are read far more than the others.
+
+Reads follow a Zipf-like law; writes follow a flatter one over the same ranking, so that popular customers change
+more often, too. Everything is drawn from the seed, though threads make the interleaving differ from run to run.
+Every row carries a version that its writer raises by one under the row's lock: versions rise in commit order.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Final
+
+from appclient import LoaderConnection
+from examples.demo.measurement import CUSTOMER, PROFILE, ObjectKey, Request, Row, Write
+
+TABLES: Final = (
+    "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(60) NOT NULL, balance DECIMAL(12,2) NOT NULL,"
+    " version BIGINT NOT NULL, changed_us BIGINT NOT NULL)",
+    "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer_id BIGINT NOT NULL, total DECIMAL(10,2) NOT NULL,"
+    " version BIGINT NOT NULL, changed_us BIGINT NOT NULL, KEY (customer_id))",
+)
+ORDERS_PER_CUSTOMER_MAX: Final = 6
+ORDER_IDS_PER_CUSTOMER: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The size of the workload. Rates are of the whole run, over all threads."""
+
+    seconds: float
+    seed: int
+    customers: int = 1000
+    writers: int = 2
+    writes_per_second: float = 60.0
+    readers: int = 4
+    requests_per_second: float = 250.0
+    keys_per_batch: int = 8
+    read_skew: float = 0.9
+    write_skew: float = 0.3
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long the replica's applier stands still in the middle of the run."""
+        return min(3.0, self.seconds / 8)
+
+
+class Popularity:
+    """Customers drawn by rank: the weight of rank n is ``n ** -skew``."""
+
+    def __init__(self, plan: Plan, skew: float) -> None:
+        self._customers = list(range(1, plan.customers + 1))
+        random.Random(plan.seed).shuffle(self._customers)  # the same ranking for reads and writes
+        self._weights = list(accumulate(rank**-skew for rank in range(1, plan.customers + 1)))
+
+    def draw(self, generator: random.Random, count: int = 1) -> list[int]:
+        drawn = generator.choices(self._customers, cum_weights=self._weights, k=count)
+        return list(dict.fromkeys(drawn))
+
+
+def draw_requests(plan: Plan, generator: random.Random) -> Iterator[Request]:
+    """Endless: mostly single customers, some batches, some composite profiles."""
+    popularity = Popularity(plan, plan.read_skew)
+    while True:
+        kind = generator.random()
+        if kind < 0.70:
+            yield Request(((CUSTOMER, popularity.draw(generator)[0]),))
+        elif kind < 0.85:
+            yield Request(
+                tuple((CUSTOMER, number) for number in popularity.draw(generator, plan.keys_per_batch))
+            )
+        else:
+            yield Request(((PROFILE, popularity.draw(generator)[0]),))
+
+
+def load_profile(db: LoaderConnection, customer_id: int) -> dict[str, Any]:
+    """The composite object, built alike by all strategies."""
+    return {
+        "customer": db.query_one("SELECT * FROM customers WHERE id = %s", (customer_id,)),
+        "orders": db.query("SELECT * FROM orders WHERE customer_id = %s ORDER BY id", (customer_id,)),
+    }
+
+
+def create_tables(connection: Any, plan: Plan) -> None:
+    with connection.cursor() as cursor:
+        for table in TABLES:
+            cursor.execute(table)
+        rows = [(number, f"customer {number}", 100, 1, 0) for number in range(1, plan.customers + 1)]
+        cursor.executemany("INSERT INTO customers VALUES (%s, %s, %s, %s, %s)", rows)
+
+
+# -- writing -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class OrderBook:
+    """Which orders exist, shared by the writers. Never two writers get the same new order."""
+
+    _counts: dict[int, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def place(self, customer_id: int) -> int | None:
+        """The id of a new order, None where the customer has enough."""
+        with self._lock:
+            count = self._counts.get(customer_id, 0)
+            if count >= ORDERS_PER_CUSTOMER_MAX:
+                return None
+            self._counts[customer_id] = count + 1
+            return customer_id * ORDER_IDS_PER_CUSTOMER + count
+
+
+@dataclass(slots=True)
+class Writer:
+    """One connection that changes rows. ``known``: the orders that this writer has committed itself."""
+
+    connection: Any
+    book: OrderBook
+    popularity: Popularity
+    generator: random.Random
+    known: dict[int, list[int]] = field(default_factory=dict)
+
+    def write(self) -> tuple[Write, Any]:
+        """One transaction: a customer changes, places an order, or an order changes.
+
+        The write, its time taken as soon as the commit has returned, and the cursor that committed.
+        """
+        (customer_id,) = self.popularity.draw(self.generator)
+        kind = self.generator.random()
+        mine = self.known.get(customer_id)
+        if kind < 0.15 and mine:
+            return self._change_order(customer_id, self.generator.choice(mine))
+        if kind < 0.30:
+            order_id = self.book.place(customer_id)
+            if order_id is not None:
+                return self._place_order(customer_id, order_id)
+        return self._change_customer(customer_id)
+
+    def _change_customer(self, customer_id: int) -> tuple[Write, Any]:
+        cursor = self.connection.cursor()
+        version = self._raise_version(cursor, "customers", "balance", customer_id)
+        at = time.monotonic()
+        return _write_of(customer_id, {("customers", customer_id): version}, at), cursor
+
+    def _change_order(self, customer_id: int, order_id: int) -> tuple[Write, Any]:
+        cursor = self.connection.cursor()
+        version = self._raise_version(cursor, "orders", "total", order_id)
+        at = time.monotonic()
+        return _write_of(customer_id, {("orders", order_id): version}, at), cursor
+
+    def _place_order(self, customer_id: int, order_id: int) -> tuple[Write, Any]:
+        cursor = self.connection.cursor()
+        cursor.execute("START TRANSACTION")
+        version = self._raise_version(cursor, "customers", "balance", customer_id)
+        total = self.generator.randrange(1, 500)
+        cursor.execute(
+            "INSERT INTO orders VALUES (%s, %s, %s, 1, %s)", (order_id, customer_id, total, _now_us())
+        )
+        cursor.execute("COMMIT")
+        at = time.monotonic()
+        self.known.setdefault(customer_id, []).append(order_id)
+        return _write_of(
+            customer_id, {("customers", customer_id): version, ("orders", order_id): 1}, at
+        ), cursor
+
+    def _raise_version(self, cursor: Any, table: str, column: str, number: int) -> int:
+        """LAST_INSERT_ID(…) brings the new version back in the UPDATE's own answer."""
+        cursor.execute(
+            f"UPDATE {table} SET {column} = {column} + %s, version = LAST_INSERT_ID(version + 1),"
+            " changed_us = %s WHERE id = %s",
+            (self.generator.randrange(1, 100), _now_us(), number),
+        )
+        assert cursor.rowcount == 1, f"{table} {number} is gone"
+        version: int = cursor.lastrowid
+        return version
+
+
+def _write_of(customer_id: int, versions: dict[Row, int], at: float) -> Write:
+    objects: list[ObjectKey] = [(PROFILE, customer_id)]
+    if ("customers", customer_id) in versions:
+        objects.append((CUSTOMER, customer_id))
+    return Write(customer_id, versions, tuple(objects), at)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+# -- pace ----------------------------------------------------------------------------------------------
+
+
+def repeat(per_second: float, stopping: threading.Event, work: Callable[[], None]) -> None:
+    """Do ``work`` at this rate until ``stopping``. Time lost to slow work is not made up for."""
+    interval = 1 / per_second
+    due = time.monotonic()
+    while not stopping.wait(max(0.0, due - time.monotonic())):
+        work()
+        due = max(due + interval, time.monotonic() - interval)

@@ -1,0 +1,239 @@
+"""What the demo runs on: a primary, a replica that lags on purpose, two memcached nodes, the invalidator.
+
+Everything is private, on loopback, under a temporary directory, and stopped when `open_world` is left; should
+this process be killed, the watchdog of ``integration.servers`` stops it. A server that dies during the run is
+named, with the end of its log, by `World.check`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from examples.demo.stream_deleter import READY, parse_report
+from examples.demo.workload import Plan, create_tables
+from freshness.config import Config, load_config
+from integration.servers import (
+    DatabaseServer,
+    Flavor,
+    Memcached,
+    Pair,
+    ServerFailed,
+    ServerProcess,
+    database_pair,
+)
+from integration.servers.database import SCHEMA
+from invalidator.status import read_status
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+KEYSPACE = "shop"
+LINEAGE = f"{KEYSPACE}/-"
+REPORT_POLL_SECONDS = 0.2
+DELAY_SECONDS: Final[dict[Flavor, int]] = {"mariadb": 2, "mysql": 1}
+"""What is set as the replica's delay: either makes it 1 to 2 s late, since whole seconds are counted, by MariaDB
+from the start of the commit's second, by MySQL to its end."""
+
+CONFIGURATION = """\
+[cache]
+nodes = {nodes}
+namespace = "event_tokens"
+
+[keyspaces.shop]
+flavor = "{flavor}"
+
+[[keyspaces.shop.shards]]
+name = "-"
+primary = "{primary}"
+replicas = ["{replica}"]
+
+[objects.customer]
+table = "customers"
+
+[objects.profile]
+key = "customer_id"
+members = {{ customers = "id", orders = "customer_id" }}
+"""
+
+
+class _Program(ServerProcess):
+    """A program of this checkout, run by this Python."""
+
+    def __init__(self, arguments: Sequence[str], is_ready: Callable[[], bool]) -> None:
+        super().__init__()
+        self._arguments = arguments
+        self._is_ready = is_ready
+
+    def command(self) -> list[str]:
+        return ["/usr/bin/env", f"PYTHONPATH={CHECKOUT}", sys.executable, *self._arguments]
+
+    def is_ready(self) -> bool:
+        return self._is_ready()
+
+
+class InvalidatorProcess(_Program):
+    """``invalidator run``, ready when all nodes are open."""
+
+    technology = "invalidator"
+
+    def __init__(self, config_path: Path) -> None:
+        super().__init__(
+            ["-m", "invalidator.cli", "run", "--config", str(config_path)],
+            lambda: all(node["state"] == "open" for node in read_status(load_config(config_path))["nodes"]),
+        )
+
+
+class StreamDeleterProcess(_Program):
+    """The consumer of delete_from_stream, ready when it follows the binlog. ``receive`` brings its report."""
+
+    technology = "stream deleter"
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(REPORT_POLL_SECONDS)
+        self._connection: socket.socket | None = None
+        self._pending = b""
+        whole = settings | {"report_port": self._listener.getsockname()[1]}
+        super().__init__(["-m", "examples.demo.stream_deleter", json.dumps(whole)], self._is_connected)
+
+    def _is_connected(self) -> bool:
+        if self._connection is None:
+            self._connection, _ = self._listener.accept()
+            self._connection.settimeout(REPORT_POLL_SECONDS)
+        return READY in self._receive()
+
+    def _receive(self) -> list[str]:
+        """The lines that have arrived; none after a while without any."""
+        assert self._connection is not None
+        try:
+            received = self._connection.recv(65536)
+        except TimeoutError:
+            return []
+        if not received:
+            time.sleep(REPORT_POLL_SECONDS)  # it has ended: `World.check` will say so
+        *lines, self._pending = (self._pending + received).split(b"\n")
+        return [line.decode() for line in lines]
+
+    def receive(
+        self, report: Callable[[tuple[str, int], int, float], None], stopping: threading.Event
+    ) -> None:
+        """Pass on every report until ``stopping``."""
+        while not stopping.is_set():
+            for line in self._receive():
+                report(*parse_report(line))
+
+    def stop(self) -> None:
+        super().stop()
+        self._listener.close()
+        if self._connection is not None:
+            self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything that runs, ready for the workload."""
+
+    flavor: Flavor
+    pair: Pair
+    nodes: tuple[Memcached, ...]
+    invalidator: InvalidatorProcess
+    stream_deleter: StreamDeleterProcess
+    config_path: Path
+    config: Config
+
+    @property
+    def addresses(self) -> list[str]:
+        return [node.address for node in self.nodes]
+
+    def settings(self, server: DatabaseServer) -> dict[str, Any]:
+        """What pymysql needs to connect to ``server``."""
+        return connection_settings(server)
+
+    def check(self) -> None:
+        """Raise `ServerFailed`, with the end of its log, if something has died."""
+        named: list[tuple[str, ServerProcess]] = [
+            ("the primary", self.pair.primary),
+            ("the replica", self.pair.replica),
+            *((f"memcached {node.address}", node) for node in self.nodes),
+            ("the invalidator", self.invalidator),
+            ("the stream deleter", self.stream_deleter),
+        ]
+        for name, server in named:
+            if not server.is_running():
+                raise ServerFailed(
+                    f"{name} died during the run; the end of its log:\n{server.log_tail()}",
+                    hint="the log says why; nothing was measured",
+                )
+
+    def pause_applier(self) -> None:
+        """The replica goes on receiving and stops applying."""
+        self.pair.replica.execute(
+            "STOP SLAVE SQL_THREAD" if self.flavor == "mariadb" else "STOP REPLICA SQL_THREAD"
+        )
+
+    def resume_applier(self) -> None:
+        self.pair.replica.start_replication()
+
+    def replica_lag_seconds(self) -> float:
+        """How much older the replica's newest change is than the primary's, by their own time stamps."""
+        newest = [
+            server.execute("SELECT MAX(changed_us) FROM customers", database=SCHEMA)[0][0]
+            for server in (self.pair.replica, self.pair.primary)
+        ]
+        return max(0.0, (int(newest[1]) - int(newest[0])) / 1e6) if newest[0] else 0.0
+
+
+def connection_settings(server: DatabaseServer) -> dict[str, Any]:
+    return {
+        "host": "127.0.0.1",
+        "port": server.port,
+        "user": "app",
+        "password": "app",
+        "database": SCHEMA,
+        "autocommit": True,
+        "connect_timeout": 5,
+        "read_timeout": 10,
+        "write_timeout": 10,
+        "ssl_disabled": True,
+    }
+
+
+@contextmanager
+def open_world(flavor: Flavor, plan: Plan, say: Callable[[str], None]) -> Iterator[World]:
+    """Start everything, and stop everything at the end, however it comes."""
+    with ExitStack() as stack:
+        say(f"starting a {flavor} primary and its replica, two memcached nodes")
+        nodes = (stack.enter_context(Memcached()), stack.enter_context(Memcached()))
+        pair = stack.enter_context(database_pair(flavor, primary_options=("--sync-binlog=1",)))
+        with pair.primary.connect(SCHEMA) as connection:
+            create_tables(connection, plan)
+        pair.wait_caught_up()
+        pair.replica.replicate_from(pair.primary, delay_seconds=DELAY_SECONDS[flavor])
+        say("the replica now lags 1 to 2 s; starting the invalidator")
+        addresses = [node.address for node in nodes]
+        invalidator_folder = nodes[0].directory
+        config_path = invalidator_folder / "freshness.toml"
+        config_path.write_text(
+            CONFIGURATION.format(
+                nodes=json.dumps(addresses), flavor=flavor, primary=pair.primary.url, replica=pair.replica.url
+            )
+        )
+        invalidator = stack.enter_context(InvalidatorProcess(config_path))
+        deleter = StreamDeleterProcess(
+            {
+                "namespace": "delete_from_stream",
+                "nodes": addresses,
+                "flavor": flavor,
+                "server": connection_settings(pair.primary),
+            }
+        )
+        stack.enter_context(deleter)
+        pair.wait_caught_up()
+        yield World(flavor, pair, nodes, invalidator, deleter, config_path, load_config(config_path))
