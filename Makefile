@@ -10,7 +10,7 @@ ARGS ?=
 PROVISION = $(PYTHON) integration/provision.py
 BIN = .venv/bin
 # A folder counts from the day that there is Python in it.
-TYPED = $(foreach root,freshness invalidator appclient spark tests integration benchmarks examples,\
+TYPED = $(foreach root,freshness invalidator appclient spark tests integration benchmarks examples docs,\
 	$(if $(shell find $(root) -name '*.py' -print -quit 2>/dev/null),$(root)))
 
 .PHONY: help
@@ -62,6 +62,10 @@ integration: servers ## the tests on real servers
 .PHONY: bench
 bench: servers ## measure, against named baselines
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: docs
+docs: venv ## write the tables of docs/ that are made from the code
+	@$(BIN)/python -m docs.generate
 
 .PHONY: pins
 pins: venv ## make requirements.txt anew from requirements.in

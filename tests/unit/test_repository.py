@@ -28,7 +28,7 @@ REGISTRY_HOSTS = re.compile(
         )
     )
 )
-# Home directories and working folders of one machine. Not preceded by a path: /srv/home/ is not /home/.
+# Home directories and working folders of one machine. Not below another folder: /srv/home/x is none.
 MACHINE_PATH = re.compile(r"(?<![\w.~}$-])/(?:root|home|work|Users)/[\w.]")
 
 
@@ -150,3 +150,19 @@ def test_the_continuous_check_is_make_test() -> None:
     script = CHECKOUT / ".ci/run"
     assert os.access(script, os.X_OK)
     assert script.read_text().rstrip().endswith("exec make test")
+
+
+def test_every_verb_of_the_readme_exists() -> None:
+    named = set(re.findall(r"`?\bmake ([a-z]+)", (CHECKOUT / "README.md").read_text()))
+    assert {"demo", "test"} <= named
+    assert named <= _verbs()
+
+
+def test_every_verb_runs_something_that_is_there() -> None:
+    """A verb is left out until there is something to run: ``python -m`` of the Makefile names our modules."""
+    named = re.findall(
+        r"-m (tests|examples|benchmarks|spark|docs)\b([.\w]*)", (CHECKOUT / "Makefile").read_text()
+    )
+    for root, rest in named:
+        place = CHECKOUT / (root + rest).replace(".", "/")
+        assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), f"{root}{rest}"

@@ -1,0 +1,185 @@
+"""The README and the quickstart, carried out: settings, accounts, configuration and Python as they stand there.
+
+The servers' addresses and nothing else are replaced by those of private servers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.servers import Memcached, Pair, database_pair
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+README, QUICKSTART = CHECKOUT / "README.md", CHECKOUT / "docs/quickstart.md"
+WAIT_SECONDS = 40.0
+"""Only a failure takes as long."""
+
+
+def _snippets(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def _wait_until(is_true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """A MariaDB pair with the settings of the quickstart, its accounts and its tables."""
+    (settings,) = _snippets(QUICKSTART, "ini")
+    options = [
+        "--" + re.sub(r"\s*=\s*", "=", line)
+        for line in settings.splitlines()
+        if line and not line.startswith(("#", "["))
+    ]
+    assert "--sync_binlog=1" in options
+    with database_pair("mariadb", primary_options=options, replica_options=options) as servers:
+        for statements in _snippets(QUICKSTART, "sql"):
+            for statement in filter(str.strip, statements.split(";")):
+                servers.primary.execute(statement, database="shop")
+        servers.wait_caught_up()
+        yield servers
+
+
+@pytest.fixture
+def memcached() -> Iterator[Memcached]:
+    """A node with the options of the quickstart."""
+    command = next(text for text in _snippets(QUICKSTART, "sh") if text.startswith("memcached"))
+    options = command.split(" -o ")[1].strip()
+    with Memcached(keeps_tombstones=False, options=("-o", options)) as node:
+        yield node
+
+
+def _environment(page: Path) -> dict[str, str]:
+    if page == README:
+        return {"SHOP_PASSWORD": "app"}
+    exports = next(text for text in _snippets(page, "sh") if "export" in text)
+    return dict(re.findall(r"(\w+_PASSWORD)=(\S+)", exports))
+
+
+def _cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "invalidator.cli", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@contextmanager
+def _running(log: Path) -> Iterator[None]:
+    """An invalidator in the working directory, from when it has opened its nodes until it has ended."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "invalidator.cli", "run"],
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        )
+
+    def is_open() -> bool:
+        assert process.poll() is None, log.read_text()
+        nodes = json.loads(_cli("status", "--json").stdout)["nodes"]
+        return all(node["state"] == "open" for node in nodes)
+
+    try:
+        _wait_until(is_open, f"the nodes are open: {log.read_text()}")
+        yield
+        process.terminate()
+        assert process.wait(WAIT_SECONDS) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _carried_out(
+    page: Path, pair: Pair, node: Memcached, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Mapping[str, Any]]:
+    """The page's configuration and an invalidator; then its Python, of which the names are returned."""
+    (configuration,) = _snippets(page, "toml")
+    for documented, address in (
+        ("127.0.0.1:11211", node.address),
+        ("127.0.0.1:3306", f"127.0.0.1:{pair.primary.port}"),
+        ("127.0.0.1:3307", f"127.0.0.1:{pair.replica.port}"),
+    ):
+        assert documented in configuration
+        configuration = configuration.replace(documented, address)
+    (folder / "freshness.toml").write_text(configuration)
+    monkeypatch.chdir(folder)
+    for name, password in _environment(page).items():
+        monkeypatch.setenv(name, password)
+    with _running(folder / "log.txt"):
+        pair.wait_caught_up()
+        names: dict[str, Any] = {}
+        for snippet in _snippets(page, "python"):
+            exec(compile(snippet, str(page), "exec"), names)
+        yield names
+        names["cache"].close()
+
+
+def test_the_quickstart(
+    pair: Pair, memcached: Memcached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _carried_out(QUICKSTART, pair, memcached, tmp_path, monkeypatch) as names:
+        checked = _cli("check", "--json")
+        assert (json.loads(checked.stdout), checked.returncode) == ([], 0), checked.stdout + checked.stderr
+        assert [names["first"].outcome.name, names["second"].outcome.name] == ["FILLED", "HIT"]
+        assert names["second"].value == {"id": 42, "name": "Ada"}
+        assert names["later"].extras.fresher is True
+        cache = names["cache"]
+        assert cache.get_many("customer", [42, 43]) == {42: {"id": 42, "name": "Ada"}, 43: None}
+        assert [str(order["total"]) for order in cache.get("profile", 42)["orders"]] == ["9.50"]
+
+        pair.primary.execute("UPDATE customers SET name = 'Grace' WHERE id = 42", database="shop")
+        _wait_until(lambda: cache.get("customer", 42)["name"] == "Grace", "the change is seen")
+        _wait_until(lambda: cache.get("customer", 42, explain=True).is_hit, "the key is cached again")
+        assert cache.get("profile", 42)["customer"]["name"] == "Grace"
+        shown = json.loads(_cli("inspect", "customer", "42", "--json").stdout)
+        assert shown["tombstone"] is not None
+        assert (shown["entry"], shown["equals_primary"]) == ("live", True)
+        pair.primary.execute("UPDATE customers SET name = 'Ada' WHERE id = 42", database="shop")
+
+
+def test_the_readme(
+    pair: Pair, memcached: Memcached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _carried_out(README, pair, memcached, tmp_path, monkeypatch) as names:
+        assert names["customer"] == {"id": 42, "name": "Ada"}
+        assert names["customers"] == {42: names["customer"], 43: None}
+        assert names["profile"]["customer"] == names["customer"]
+        read = names["cache"].get("profile", 42, explain=True)
+        assert (read.is_hit, read.value) == (True, names["profile"])
+
+
+def test_the_quickstart_says_what_check_demands(pair: Pair) -> None:
+    """Each setting of the quickstart that is put back to another value is found by ``check``."""
+    from freshness.config import ServerAddress
+    from invalidator.preflight import check_database
+
+    address = ServerAddress("127.0.0.1", pair.primary.port, "invalidator", "change-me-1", "shop")
+    changes = {
+        "binlog_format": ("STATEMENT", "ROW"),
+        "binlog_row_image": ("MINIMAL", "FULL"),
+        "binlog_row_metadata": ("NO_LOG", "FULL"),
+        "sync_binlog": (0, 1),
+        "gtid_strict_mode": (0, 1),
+    }
+    for name, (wrong, right) in changes.items():
+        pair.primary.execute(f"SET GLOBAL {name} = {wrong}")
+        try:
+            with pair.primary.connect("shop", user="invalidator", password="change-me-1") as connection:
+                found = check_database(connection, address, "mariadb")
+        finally:
+            pair.primary.execute(f"SET GLOBAL {name} = {right}")
+        assert [name in finding.message for finding in found] == [True], name

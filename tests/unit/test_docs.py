@@ -1,0 +1,293 @@
+"""The documentation says what the code does: verbs, settings, metrics, bytes, snippets, links.
+
+Snippets are carried out on real servers by ``integration/test_quickstart.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from fastapi.routing import APIRoute
+
+from docs.generate import TABLES, render
+from freshness import errors
+from freshness.backends.codec import decode_value, encode_value
+from freshness.config import load_config
+from freshness.envelope import Filled, NodeRecord, Tombstone
+from freshness.errors import FormatError, FreshnessError
+from freshness.position import decode_position, parse_position
+from freshness.token import EventToken
+from freshness.varint import ByteReader, append_varint
+from invalidator.app import Invalidator
+from invalidator.cli import app
+from invalidator.http import create_api
+from invalidator.metrics import Metrics
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+DOCS = CHECKOUT / "docs"
+PAGES = sorted([CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+ENVIRONMENT = dict.fromkeys(("SHOP_PASSWORD", "INVALIDATOR_PASSWORD", "WEBAPP_PASSWORD"), "x")
+_SNIPPET = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(CHECKOUT))
+
+
+def _snippets(page: Path, language: str) -> list[tuple[str, str]]:
+    """(rest of the info string, text) of every fenced block in a language."""
+    found = _SNIPPET.findall(page.read_text())
+    return [(rest.strip(), text) for _, kind, rest, text in found if kind == language]
+
+
+def _prose(page: Path) -> str:
+    return _SNIPPET.sub("", page.read_text())
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+class TestEveryPage:
+    def test_links_resolve(self, page: Path) -> None:
+        for target in re.findall(r"\]\(([^)]+)\)", _prose(page)):
+            if target.startswith(("https://", "http://")):
+                continue
+            path, _, anchor = target.partition("#")
+            linked = (page.parent / path).resolve() if path else page
+            assert linked.exists(), target
+            assert not anchor or anchor in _anchors(linked), target
+
+    def test_fences_are_closed(self, page: Path) -> None:
+        assert len(re.findall(r"^ *```", page.read_text(), re.MULTILINE)) % 2 == 0
+        assert not re.findall(r"^ *```", _prose(page), re.MULTILINE)[1:], "a fence without a language"
+
+    def test_configurations_load(self, page: Path, tmp_path: Path) -> None:
+        for _, text in _snippets(page, "toml"):
+            if "[cache]" in text:
+                path = tmp_path / "freshness.toml"
+                path.write_text(text)
+                assert load_config(path, ENVIRONMENT).objects
+
+    def test_python_compiles(self, page: Path) -> None:
+        for _, text in _snippets(page, "python"):
+            ast.parse(text)
+
+    def test_generated_tables_are_what_the_code_says(self, page: Path) -> None:
+        text = page.read_text()
+        assert render(text) == text, "run: make docs"
+
+    def test_its_lines_are_no_longer_than_the_code_allows(self, page: Path) -> None:
+        prose = re.sub(r"<!-- generated.*?<!-- end -->", "", _prose(page), flags=re.DOTALL)
+        long = [line for line in prose.splitlines() if len(line) > 130 and not line.startswith("|")]
+        assert long == []
+
+
+def test_every_table_is_in_one_page() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert sorted(re.findall(r"<!-- generated: ([a-z]+) -->", text)) == sorted(TABLES)
+
+
+def test_every_page_is_reachable_from_the_index() -> None:
+    linked = {
+        (DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text())
+    }
+    assert {page for page in DOCS.rglob("*.md") if page.name != "index.md"} <= linked
+
+
+def test_decision_records_are_numbered_and_complete() -> None:
+    records = sorted((DOCS / "adr").glob("*.md"))
+    assert [record.name[:4] for record in records] == [f"{n:04}" for n in range(1, len(records) + 1)]
+    for record in records:
+        text = record.read_text()
+        assert text.startswith(f"# {record.name[:4]} ")
+        for part in ("**Context.**", "**Decision.**", "**Consequences.**"):
+            assert part in text, f"{record.name} lacks {part}"
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+def _sections(page: Path) -> dict[str, str]:
+    parts = re.split(r"^## (.*)$", _prose(page), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _verbs() -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    commands: dict[str, Any] = group.commands
+    return commands
+
+
+def test_the_command_line_is_documented_with_every_verb_and_option() -> None:
+    sections = _sections(DOCS / "cli.md")
+    documented = {title.split()[1]: title for title in sections if title.startswith("invalidator ")}
+    verbs = _verbs()
+    assert set(documented) == set(verbs)
+    for name, command in verbs.items():
+        title = documented[name]
+        options = {option for one in command.params for option in one.opts if option.startswith("--")}
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        named = set(re.findall(r"^\* `(--[a-z-]+)", sections[title], re.MULTILINE))
+        assert named == options - {"--config"}, name
+        assert ("--config" in options) == (name != "version"), name
+        assert len(title.split()) - 2 == len(arguments), f"arguments of {name}"
+
+
+def test_every_exit_code_is_documented() -> None:
+    table = set(re.findall(r"^\| (\d) \|", _sections(DOCS / "cli.md")["Exit codes"], re.MULTILINE))
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    used = {kind.exit_code for kind in kinds if issubclass(kind, FreshnessError)}
+    assert {str(code) for code in used | {0}} == table
+
+
+def test_every_address_of_the_http_service_is_documented(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(_snippets(CHECKOUT / "README.md", "toml")[0][1])
+    api = create_api(Invalidator(load_config(path, ENVIRONMENT)), dict)
+    served = {route.path for route in api.routes if isinstance(route, APIRoute)}
+    documented = set(re.findall(r"^\| `(/[^`]*)`", (DOCS / "metrics.md").read_text(), re.MULTILINE))
+    assert documented == served | {str(api.docs_url)}
+
+
+def test_the_metrics_of_the_advice_exist() -> None:
+    names = {sample.name for one in Metrics().registry.collect() for sample in one.samples}
+    names |= {one.name for one in Metrics().registry.collect()}
+    assert set(re.findall(r"\bfreshness_[a-z_]+", (DOCS / "metrics.md").read_text())) <= names
+
+
+def test_verbs_of_the_command_line_named_anywhere_exist() -> None:
+    for page in PAGES:
+        named = set(re.findall(r"`invalidator ([a-z]+)", page.read_text()))
+        assert named <= set(_verbs()), _name(page)
+
+
+def test_the_glossary_has_the_words_of_the_vocabulary() -> None:
+    words = set(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE))
+    assert words >= {
+        *(
+            "event token",
+            "position",
+            "shard",
+            "key range",
+            "stub",
+            "tombstone",
+            "fill",
+            "invalidate",
+            "floor",
+        ),
+        *("lease", "progress", "life", "table floor", "epoch", "source", "backend", "procedure", "driver"),
+    }
+    assert sorted(words, key=str.casefold) == list(
+        dict.fromkeys(re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE))
+    )
+
+
+# -- the wire format ---------------------------------------------------------------------------------------
+
+
+def _varint(data: bytes) -> tuple[bytes, str]:
+    reader = ByteReader(data, "number")
+    number = reader.read_varint()
+    reader.finish()
+    out = bytearray()
+    append_varint(out, number)
+    return bytes(out), str(number)
+
+
+def _position(data: bytes) -> tuple[bytes, str]:
+    position = decode_position(data)
+    assert parse_position(position.flavor, str(position)) == position
+    return position.encode(), f"{position.flavor} {position}".strip()
+
+
+def _token(data: bytes) -> tuple[bytes, str]:
+    token = EventToken.decode(data)
+    assert EventToken.parse(str(token)) == token
+    said = (
+        f"{token}: lineage {token.lineage} shard {token.shard} epoch {token.epoch} "
+        f"timestamp_us {token.timestamp_us} position {token.position}"
+    )
+    return token.encode(), said
+
+
+def _entry(data: bytes) -> tuple[bytes, str]:
+    entry = Filled.decode(data)
+    (stamp,) = entry.stamps
+    value = "no such row" if entry.value is None else f"value {entry.value.hex()}"
+    said = f"{stamp.lineage} life {stamp.life.hex()} epoch {stamp.epoch} position {stamp.position}"
+    return entry.encode(), f"{said}; identity {entry.identity.hex()}; {value}"
+
+
+def _tombstone(data: bytes) -> tuple[bytes, str]:
+    tombstone = Tombstone.decode(data)
+    said = (
+        f"{lineage} epoch {epoch}: {position}" for (lineage, epoch), position in tombstone.positions.items()
+    )
+    return tombstone.encode(), "; ".join(said)
+
+
+def _record(data: bytes) -> tuple[bytes, str]:
+    record = NodeRecord.decode(data)
+    floors = ", ".join(f"{table} {position}" for table, position in record.table_floors.items())
+    objects = ", ".join(
+        f"{name} {coverage.fingerprint:08x} {coverage.start}" for name, coverage in record.objects.items()
+    )
+    said = (
+        f"{record.lineage} life {record.life.hex()} tenure {record.tenure.hex()} {'open' if record.is_open else 'closed'} "
+        f"epoch {record.epoch} ring {record.ring:08x} as of {record.as_of_us} age {record.heartbeat_age_ms} "
+        f"losses {record.losses}; progress {record.progress}; floor {record.floor}; table floors {floors}; "
+        f"objects {objects}"
+    )
+    return record.encode(), said
+
+
+def _value(data: bytes) -> tuple[bytes, str]:
+    value = decode_value(data)
+    return encode_value(value), repr(value)
+
+
+DECODERS = {
+    "varint": _varint,
+    "position": _position,
+    "token": _token,
+    "entry": _entry,
+    "tombstone": _tombstone,
+    "record": _record,
+    "value": _value,
+}
+
+
+def _examples() -> list[tuple[str, str, str]]:
+    return [
+        (kind, *line.split(" → ", 1))  # type: ignore[misc]
+        for kind, text in _snippets(DOCS / "wire-format.md", "wire")
+        for line in text.splitlines()
+    ]
+
+
+def test_every_kind_of_bytes_has_examples() -> None:
+    count: dict[str, int] = defaultdict(int)
+    for kind, _, _ in _examples():
+        count[kind] += 1
+    assert set(count) == set(DECODERS)
+    assert count["entry"] >= 2
+
+
+@pytest.mark.parametrize(("kind", "encoded", "said"), _examples())
+def test_the_documented_bytes_are_read_and_written_as_documented(kind: str, encoded: str, said: str) -> None:
+    again, decoded = DECODERS[kind](bytes.fromhex(encoded))
+    assert decoded == said
+    assert again.hex() == encoded
+    if kind in ("position", "token", "tombstone", "record"):  # of known length, so a cut is seen
+        with pytest.raises(FormatError):
+            DECODERS[kind](bytes.fromhex(encoded)[:-1])
