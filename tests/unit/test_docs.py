@@ -243,8 +243,8 @@ def _record(data: bytes) -> tuple[bytes, str]:
         f"{name} {coverage.fingerprint:08x} {coverage.start}" for name, coverage in record.objects.items()
     )
     said = (
-        f"{record.lineage} life {record.life.hex()} tenure {record.tenure.hex()} {'open' if record.is_open else 'closed'} "
-        f"epoch {record.epoch} ring {record.ring:08x} as of {record.as_of_us} age {record.heartbeat_age_ms} "
+        f"{record.lineage} life {record.life.hex()} tenure {record.tenure.hex()} "
+        f"{'open' if record.is_open else 'closed'} epoch {record.epoch} ring {record.ring:08x} as of {record.as_of_us} age {record.heartbeat_age_ms} "
         f"losses {record.losses}; progress {record.progress}; floor {record.floor}; table floors {floors}; "
         f"objects {objects}"
     )
