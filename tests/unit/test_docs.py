@@ -244,7 +244,8 @@ def _record(data: bytes) -> tuple[bytes, str]:
     )
     said = (
         f"{record.lineage} life {record.life.hex()} tenure {record.tenure.hex()} "
-        f"{'open' if record.is_open else 'closed'} epoch {record.epoch} ring {record.ring:08x} as of {record.as_of_us} age {record.heartbeat_age_ms} "
+        f"{'open' if record.is_open else 'closed'} epoch {record.epoch} ring {record.ring:08x} "
+        f"as of {record.as_of_us} age {record.heartbeat_age_ms} "
         f"losses {record.losses}; progress {record.progress}; floor {record.floor}; table floors {floors}; "
         f"objects {objects}"
     )
