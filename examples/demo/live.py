@@ -24,7 +24,7 @@ class LineView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._shown_at = float("-inf")
+        self._shown_at = time.monotonic()
 
     def say(self, text: str) -> None:
         self._console.print(f"demo: {text}", highlight=False, markup=False, soft_wrap=True)

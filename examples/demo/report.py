@@ -38,6 +38,11 @@ class StrategyResult:
         return self.hits / self.reads if self.reads else 0.0
 
     @property
+    def fresh_hits(self) -> int:
+        """Hits that were not stale: what the cache was good for."""
+        return self.hits - self.stale_reads
+
+    @property
     def database_reads(self) -> int:
         return self.reads - self.hits
 
@@ -113,6 +118,7 @@ def _strategy_json(one: StrategyResult) -> dict[str, Any]:
         "held": one.verdict.held,
         "database_reads": one.database_reads,
         "database_reads_saved": one.hits,
+        "fresh_hits": one.fresh_hits,
         "stale_replica_reads": one.stale_replica_reads,
         "invalidations": one.invalidations,
         "lag_p50_ms": round(one.lag_p50_ms, 3),
@@ -203,6 +209,8 @@ def explain(result: DemoResult) -> list[str]:
         )
     else:
         lines.append("This time no key of the others stayed poisoned; run longer.")
+    fresh = ", ".join(f"{name} {result.strategies[name].fresh_hits:,}" for name in STRATEGIES)
+    lines.append(f"Hits that were not stale: {fresh}.")
     lines.append(
         "event_tokens stores a value only if the replica's position contains every invalidation of its key. "
         f"What became of its reads: {_outcomes(result.strategies[EVENT_TOKENS].outcomes)}."

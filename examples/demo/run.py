@@ -178,14 +178,20 @@ class _Run:
                 self._world.resume_applier()
                 self._is_paused, is_resumed = False, True
             self._tick(ends_at - now, "working")
+        if self._is_paused:
+            self._world.resume_applier()
+            self._is_paused = False
 
     def _settle(self, writers: list[Future[Any]]) -> None:
         self._workers.stop_writing.set()
         for writer in writers:
             writer.result()
         self._view.say("the writers have stopped; waiting for the replica and for all acknowledgements")
+        caught_up = self._workers.start(self._world.pair.wait_caught_up)  # it has a bound of its own
+        while not caught_up.done():
+            self._tick(0.0, "settling")
+        caught_up.result()
         deadline = time.monotonic() + ACKNOWLEDGE_SECONDS_MAX
-        self._world.pair.wait_caught_up()
         while any(meter.unacknowledged for meter in self._meters.values()):
             if time.monotonic() > deadline:
                 left = ", ".join(f"{name}: {meter.unacknowledged}" for name, meter in self._meters.items())

@@ -1,0 +1,37 @@
+"""`make demo` as a release check: the JSON, the exit code, and that event tokens alone stay clean."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PROMISED = {"reads", "hit_rate", "stale_reads", "poisoned", "database_reads", "lag_p50_ms", "lag_p99_ms"}
+
+
+def test_the_demo_poisons_the_others_and_not_event_tokens() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--seconds", "6", "--json"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout)
+    assert (result["flavor"], result["seconds"]) == ("mariadb", 6)
+    strategies = result["strategies"]
+    assert set(strategies) == {"delete_after_write", "delete_from_stream", "event_tokens"}
+    for strategy in strategies.values():
+        assert set(strategy) >= PROMISED
+        assert strategy["reads"] > 0
+        assert strategy["checked"] > 0
+        assert strategy["invalidations"] == result["writes"] > 0
+    ours = strategies["event_tokens"]
+    assert (ours["poisoned"], ours["stale_reads"]) == (0, 0)
+    assert ours["hit_rate"] > 0
+    assert strategies["delete_after_write"]["poisoned"] > 0
+    assert strategies["delete_from_stream"]["poisoned"] > 0
