@@ -1,0 +1,763 @@
+"""A small world in which schedules are played: databases, memory nodes, invalidators and readers, one clock.
+
+Everything is deterministic. Each procedure is a `Run` that is carried out request by request, so that a schedule
+can stop it between any two of them, lose a request or a reply, and let others act meanwhile. After every request
+the world holds the node records against the invariants (I2, I3), and every hit against what was acknowledged
+before the read began (I1) and against the clock (I7); what does not hold is collected in ``World.broken``.
+
+``World.answer_instead`` and ``World.order`` are where tests plant defects. It never sleeps and never uses chance.
+Used by the tests of the algorithm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+from freshness.admission import join
+from freshness.apply import Batch, apply_batch, renew
+from freshness.backends.memory import MemoryStore
+from freshness.cachekey import tombstone_key
+from freshness.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.errors import NodeUnavailable
+from freshness.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
+from freshness.read import Loaded, Lookup, Read, ReadContext, read_through
+from freshness.request import (
+    Add,
+    Delete,
+    Flow,
+    Flows,
+    Get,
+    Head,
+    Item,
+    Load,
+    Procedure,
+    ReadHead,
+    Refused,
+    Reply,
+    Request,
+    Step,
+    Wait,
+)
+from freshness.rule import ObjectPolicy, ReadOutcome
+from freshness.token import EventToken
+
+Result = TypeVar("Result")
+
+NAMESPACE: Final = "shop"
+LINEAGE: Final = "shop/-"
+NODE: Final = "n1"
+RING: Final = 7
+SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+FIRST_NUMBER: Final = 11
+"""Transactions before it were made, and cached nowhere, before the world begins."""
+
+START_SECONDS: Final = 1000.0
+D_SECONDS: Final = 120
+L_SECONDS: Final = 5
+W_SECONDS: Final = 108.0
+HEARTBEAT_AGE_MAX_SECONDS: Final = 4.0
+NODE_REFRESH_SECONDS: Final = 1.0
+MAX_STALENESS_SECONDS: Final = HEARTBEAT_AGE_MAX_SECONDS + L_SECONDS + NODE_REFRESH_SECONDS
+STEPS_MAX: Final = 10_000
+
+CUSTOMER: Final = ObjectPolicy("customer", 5, ("customers",), (LINEAGE,), 3600)
+ORDER: Final = ObjectPolicy("order", 6, ("orders",), (LINEAGE,), 3600)
+
+
+# -- databases -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One commit. ``keys``: the items it changes; ``raised``: tables it changes without giving keys."""
+
+    number: int
+    position: Position
+    keys: frozenset[bytes]
+    raised: frozenset[str]
+    committed_at: float
+    timestamp_us: int
+
+    def affects(self, item: bytes, tables: Sequence[str]) -> bool:
+        return item in self.keys or not self.raised.isdisjoint(tables)
+
+
+class Database:
+    """The primary of one lineage, and everything it has committed since the world began."""
+
+    def __init__(self, world: World, lineage: str, flavor: str, server: int) -> None:
+        self.world, self.lineage, self.flavor, self._server = world, lineage, flavor, server
+        self.epoch = 1
+        self.transactions: list[Transaction] = []
+
+    def position_of(self, number: int) -> Position:
+        """One GTID; in MariaDB also all before it."""
+        if self.flavor == "mariadb":
+            return MariadbPosition.of(0, self._server, number)
+        return MysqlGtidSet.of(SOURCE[:-1] + str(self._server), number)
+
+    @property
+    def base(self) -> Position:
+        if self.flavor == "mariadb":
+            return self.position_of(FIRST_NUMBER - 1)
+        return MysqlGtidSet.parse(f"{SOURCE[:-1]}{self._server}:1-{FIRST_NUMBER - 1}")
+
+    @property
+    def head(self) -> Position:
+        return self.position_with(transaction.number for transaction in self.transactions)
+
+    def position_with(self, numbers: Iterable[int]) -> Position:
+        position = self.base
+        for number in numbers:
+            position = position.union(self.position_of(number))
+        return position
+
+    def commit(
+        self, *items: bytes, raised: Sequence[str] = (), timestamp_us: int | None = None
+    ) -> Transaction:
+        number = FIRST_NUMBER + len(self.transactions)
+        now = self.world.now
+        stamp = int(now * 1e6) if timestamp_us is None else timestamp_us
+        made = Transaction(number, self.position_of(number), frozenset(items), frozenset(raised), now, stamp)
+        self.transactions.append(made)
+        return made
+
+
+class Replica:
+    """A server that readers read. It applies transactions when told, in any order (F56)."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.numbers: set[int] = set()
+        self.timestamp_us = 0
+        self.gives_token = True
+
+    def apply(self, *transactions: Transaction) -> Replica:
+        self.numbers |= {transaction.number for transaction in transactions}
+        return self
+
+    def catch_up(self) -> Replica:
+        return self.apply(*self.database.transactions)
+
+    def token(self) -> EventToken:
+        position = self.database.position_with(sorted(self.numbers))
+        lineage, epoch = self.database.lineage, self.database.epoch
+        return EventToken(lineage, "-", epoch, self.timestamp_us, position)
+
+    def value(self, lookup: Lookup) -> list[int]:
+        """A row is told by the transactions that made it: a hit then shows what it reflects."""
+        return [
+            made.number
+            for made in self.database.transactions
+            if made.number in self.numbers and made.affects(lookup.item, lookup.policy.tables)
+        ]
+
+
+# -- procedures, step by step --------------------------------------------------------------------------
+
+
+class ReadToken:
+    """The first half of a `Load`."""
+
+
+class ReadRows:
+    """The second half of a `Load`."""
+
+
+Action: TypeAlias = Request | Load | ReadHead | Wait | ReadToken | ReadRows
+Answerer: TypeAlias = Callable[[str, Request], Reply | None]
+
+
+class Client:
+    """The connections of one process. A restart of a node breaks the one to it: its next flow fails."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._connected: dict[str, int] = {}
+
+    def perform(self, node: str, request: Request) -> Reply:
+        world = self.world
+        if world.stores[node].down:
+            raise NodeUnavailable(f"{node} is down")
+        incarnation = world.incarnations[node]
+        if self._connected.setdefault(node, incarnation) != incarnation:
+            del self._connected[node]
+            raise NodeUnavailable(f"{node} has closed the connection")
+        return world.perform(node, request)
+
+
+class Run(Generic[Result]):
+    """A procedure under way. ``pending`` is what it does next; `advance` does it, and nothing more."""
+
+    def __init__(
+        self,
+        world: World,
+        procedure: Procedure[Result],
+        client: Client,
+        replicas: Mapping[str, Replica] | None = None,
+        on_start: Callable[[], None] = lambda: None,
+        on_result: Callable[[Result], None] = lambda _: None,
+    ) -> None:
+        self.world, self.client, self.replicas = world, client, replicas or {}
+        self.steps: list[Step] = []
+        self.is_done = False
+        self.error: Exception | None = None
+        self.load_error: Exception | None = None
+        self._procedure, self._on_start, self._on_result = procedure, on_start, on_result
+        self._result: list[Result] = []
+        self._todo: list[tuple[int, int, Action]] = []
+        self._replies: list[dict[int, Reply]] = []
+        self._failures: dict[int, NodeUnavailable] = {}
+        self._tokens: dict[str, EventToken] = {}
+        self._go_on(lambda: next(procedure))
+
+    @property
+    def pending(self) -> Action | None:
+        return self._todo[0][2] if self._todo else None
+
+    @property
+    def result(self) -> Result:
+        assert self._result, f"the procedure has no result: {self.error!r}"
+        return self._result[0]
+
+    def finish(self) -> Result:
+        """Run to the end. Raises what the procedure raises."""
+        self.until(lambda _: False, may_end=True)
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def until(self, is_there: Callable[[Action], bool], *, may_end: bool = False) -> Run[Result]:
+        """Stop before the first action that ``is_there``; that it never comes is a fault of the schedule."""
+        for _ in range(STEPS_MAX):
+            if self.pending is None:
+                assert may_end, f"the procedure ended first: {self._result or self.error!r}"
+                return self
+            if is_there(self.pending):
+                return self
+            self.advance()
+        raise AssertionError(f"no end after {STEPS_MAX} actions")
+
+    def until_kind(self, *kinds: type, key: bytes | None = None) -> Run[Result]:
+        """Stop before an action of these kinds (on this key)."""
+        return self.until(
+            lambda action: isinstance(action, kinds) and (key is None or getattr(action, "key", None) == key)
+        )
+
+    def advance(self) -> None:
+        self._on_start()
+        self._on_start = lambda: None
+        place, index, action = self._todo.pop(0)
+        match action:
+            case Wait():
+                self.world.sleep(action.seconds)
+                self._send(None)
+            case ReadHead():
+                if self.world.is_primary_down:
+                    self._throw(self.world.primary_error)
+                else:
+                    self._send(self.world.read_head(self._lineage()))
+            case Load():
+                self._todo = [(0, 0, ReadToken()), (0, 0, ReadRows())]
+            case ReadToken():
+                self._tokens = {
+                    lineage: replica.token()
+                    for lineage, replica in self.replicas.items()
+                    if replica.gives_token
+                }
+            case ReadRows():
+                self._load()
+            case _:
+                self._request(place, index, action)
+
+    def lose_request(self) -> None:
+        """The rest of the pending flow never reaches its node."""
+        self._fail(self._todo[0][0], "lost on the way there")
+        self._answer_if_complete()
+
+    def lose_reply(self) -> None:
+        """The rest of the pending flow is carried out, and its answers are lost."""
+        place = self._todo[0][0]
+        for at, _, request in [entry for entry in self._todo if entry[0] == place]:
+            self._perform(at, request)
+        self._fail(place, "lost on the way back")
+        self._answer_if_complete()
+
+    # -- one action ------------------------------------------------------------------------------------
+
+    def _lineage(self) -> str:
+        return self.world.lineage_of_client.get(id(self.client), LINEAGE)
+
+    def _flows(self) -> Sequence[Flow]:
+        step = self.steps[-1]
+        if isinstance(step, Flow):
+            return (step,)
+        assert isinstance(step, Flows)
+        return step.flows
+
+    def _perform(self, place: int, request: Action) -> Reply:
+        assert isinstance(request, Request)
+        return self.client.perform(self._flows()[place].node, request)
+
+    def _request(self, place: int, index: int, request: Action) -> None:
+        try:
+            reply = self._perform(place, request)
+        except NodeUnavailable as error:
+            self._fail(place, error.message)
+        else:
+            self._replies[place][index] = reply
+            if isinstance(reply, Refused) and isinstance(request, Add):
+                self._failures[place] = NodeUnavailable(f"refused a quiet request: {reply.reason}")
+        self._answer_if_complete()
+
+    def _fail(self, place: int, why: str) -> None:
+        self._failures[place] = NodeUnavailable(why)
+        self._todo = [entry for entry in self._todo if entry[0] != place]
+
+    def _answer_if_complete(self) -> None:
+        if self._todo:
+            return
+        answers: list[Any] = [
+            self._failures.get(place) or [reply for _, reply in sorted(replies.items(), key=lambda at: at[0])]
+            for place, replies in enumerate(self._replies)
+        ]
+        if isinstance(self.steps[-1], Flows):
+            self._send(answers)
+        elif isinstance(answers[0], NodeUnavailable):
+            self._throw(answers[0])
+        else:
+            self._send(answers[0])
+
+    def _load(self) -> None:
+        if self.load_error is not None:
+            self._throw(self.load_error)
+            return
+        step = self.steps[-1]
+        assert isinstance(step, Load)
+        self._send([self._loaded(lookup) for lookup in step.lookups])
+
+    def _loaded(self, lookup: Lookup) -> Loaded:
+        numbers = [number for lineage in lookup.policy.lineages for number in self._value(lineage, lookup)]
+        value = None if lookup.item in self.world.absent else numbers
+        tokens = {name: token for name, token in self._tokens.items() if name in lookup.policy.lineages}
+        return Loaded(value, tokens, self.world.loader_refusal)
+
+    def _value(self, lineage: str, lookup: Lookup) -> list[int]:
+        return self.replicas[lineage].value(lookup)
+
+    # -- from step to step -----------------------------------------------------------------------------
+
+    def _send(self, answer: Any) -> None:
+        self._go_on(lambda: self._procedure.send(answer))
+
+    def _throw(self, error: Exception) -> None:
+        self._go_on(lambda: self._procedure.throw(error))
+
+    def _go_on(self, resume: Callable[[], Step]) -> None:
+        self._todo, self._replies, self._failures = [], [], {}
+        while True:
+            try:
+                step = resume()
+            except StopIteration as stop:
+                self.is_done = True
+                self._result.append(stop.value)
+                self._on_result(stop.value)
+                return
+            except Exception as error:  # noqa: BLE001 - kept for the schedule, `finish` raises it
+                self.is_done, self.error = True, error
+                return
+            self.steps.append(step)
+            if isinstance(step, Flow | Flows):
+                self._replies = [{} for _ in self._flows()]
+                for place, flow in enumerate(self._flows()):
+                    order = self.world.order(flow.requests)
+                    self._todo += [(place, index, flow.requests[index]) for index in order]
+                if not self._todo:
+                    resume = self._answer_nothing
+                    continue
+            else:
+                self._todo = [(0, 0, step)]
+            return
+
+    def _answer_nothing(self) -> Step:
+        return self._procedure.send([[] for _ in self._replies])
+
+
+# -- the world -----------------------------------------------------------------------------------------
+
+
+class World:
+    """Stores, databases, the clock, and what was seen to break.
+
+    ``acknowledged``: for each node and lineage, everything that a record has ever claimed as progress.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: Sequence[str] = (NODE,),
+        lineages: Sequence[str] = (LINEAGE,),
+        flavor: str = "mysql",
+        is_head_mode: bool = False,
+        capacity_items: int | None = None,
+    ) -> None:
+        self.now = START_SECONDS
+        temp_seconds = None if is_head_mode else 10 * D_SECONDS
+        self.stores = {
+            node: MemoryStore(
+                node, clock=self.clock, capacity_items=capacity_items, temp_lru_ttl_seconds=temp_seconds
+            )
+            for node in nodes
+        }
+        self.incarnations = dict.fromkeys(nodes, 0)
+        self.databases = {
+            lineage: Database(self, lineage, flavor, server) for server, lineage in enumerate(lineages, 1)
+        }
+        self.absent: set[bytes] = set()
+        self.places: dict[bytes, str] = {}
+        self.loader_refusal: ReadOutcome | None = None
+        self.is_primary_down = False
+        self.primary_error: Exception = NodeUnavailable("replaced by tests")
+        self.max_staleness_seconds: float = MAX_STALENESS_SECONDS
+        self.answer_instead: Answerer = lambda _node, _request: None
+        self.order: Callable[[Sequence[Request]], Sequence[int]] = lambda requests: range(len(requests))
+        self.lineage_of_client: dict[int, str] = {}
+        self.acknowledged: dict[tuple[str, str], Position] = {}
+        self.broken: list[str] = []
+        self._seen_open: dict[tuple[str, str, bytes], NodeRecord] = {}
+        self._nonces = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.check()
+
+    def sleep_until(self, seconds: float) -> None:
+        """``seconds`` after the world began."""
+        assert START_SECONDS + seconds >= self.now, "time does not run backwards"
+        self.now = START_SECONDS + seconds
+        self.check()
+
+    def nonce(self) -> bytes:
+        self._nonces += 1
+        return self._nonces.to_bytes(8, "big")
+
+    @property
+    def database(self) -> Database:
+        return self.databases[LINEAGE]
+
+    def commit(self, *items: bytes, raised: Sequence[str] = ()) -> Transaction:
+        return self.database.commit(*items, raised=raised)
+
+    def read_head(self, lineage: str) -> Head:
+        database = self.databases[lineage]
+        return Head(database.head, database.epoch)
+
+    def replica(self, *transactions: Transaction) -> Replica:
+        return Replica(self.database).apply(*transactions)
+
+    # -- nodes -----------------------------------------------------------------------------------------
+
+    def perform(self, node: str, request: Request) -> Reply:
+        reply = self.answer_instead(node, request)
+        if reply is None:
+            reply = self.stores[node].answer(request)
+        self.check()
+        return reply
+
+    def restart(self, node: str = NODE) -> None:
+        self.stores[node].restart()
+        self.incarnations[node] += 1
+
+    def find_record(self, node: str = NODE, lineage: str = LINEAGE) -> NodeRecord | None:
+        item = self.stores[node].peek(record_key(NAMESPACE, lineage))
+        return None if item is None else NodeRecord.decode(item.value)
+
+    def record(self, node: str = NODE, lineage: str = LINEAGE) -> NodeRecord:
+        found = self.find_record(node, lineage)
+        assert found is not None, f"{node} has no record"
+        return found
+
+    def resume_copy(self, node: str = NODE, lineage: str = LINEAGE) -> NodeRecord:
+        item = self.stores[node].peek(resume_key(NAMESPACE, lineage))
+        assert item is not None, f"{node} has no resume copy"
+        return NodeRecord.decode(item.value)
+
+    def find_tombstone(self, item: bytes, node: str = NODE) -> Tombstone | None:
+        held = self.stores[node].peek(tombstone_key(item))
+        return None if held is None else Tombstone.decode(held.value)
+
+    def lose_tombstone(self, item: bytes, node: str = NODE) -> None:
+        """As a moved slab page does: the item is gone, and a counter tells (F67)."""
+        assert self.stores[node].evict(tombstone_key(item)), f"there is no tombstone of {item!r}"
+        self.stores[node].losses += 1
+
+    def repeat_version(self, version: int, node: str = NODE) -> None:
+        """Use up versions, so that the next item that is stored gets ``version`` again (F8)."""
+        store = self.stores[node]
+        for number in range(STEPS_MAX):
+            key = b"junk:%d" % number
+            store.answer(Add(key, b"x", 60))
+            item = store.peek(key)
+            assert item is not None
+            assert item.version < version, f"version {version} is used up already"
+            if item.version == version - 1:
+                return
+
+    # -- invariants ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for node in self.stores:
+            for lineage in self.databases:
+                record = self.find_record(node, lineage)
+                if record is not None:
+                    held = self.acknowledged.get((node, lineage), record.progress)
+                    self.acknowledged[node, lineage] = held.union(record.progress)
+                    if record.is_open:
+                        self._check_growth(node, record)
+                        self._check_protection(node, record)
+
+    def _break(self, invariant: str, text: str) -> None:
+        self.broken.append(f"{invariant}: {text} at {self.now - START_SECONDS:g} s")
+
+    def breaks(self, invariant: str) -> bool:
+        return any(text.startswith(invariant) for text in self.broken)
+
+    def _check_growth(self, node: str, record: NodeRecord) -> None:
+        before = self._seen_open.get((node, record.lineage, record.life))
+        self._seen_open[node, record.lineage, record.life] = record
+        if before is None:
+            return
+        for name, old, new in (
+            ("progress", before.progress, record.progress),
+            ("floor", before.floor, record.floor),
+            *(
+                (f"floor of {table}", held, record.table_floors.get(table, empty_position(held.flavor)))
+                for table, held in before.table_floors.items()
+            ),
+        ):
+            if not new.contains(old):
+                self._break("I3", f"{name} of {node} shrank from {old} to {new}")
+
+    def _check_protection(self, node: str, record: NodeRecord) -> None:
+        for made in self.databases[record.lineage].transactions:
+            if not record.progress.contains(made.position) or record.floor.contains(made.position):
+                continue
+            for table in made.raised:
+                held = record.table_floors.get(table)
+                if held is None or not held.contains(made.position):
+                    self._break("I2", f"nothing protects table {table} from lacking {made.number}")
+            for item in made.keys:
+                if self.places.get(item, NODE) != node or _object_of(item) not in record.objects:
+                    continue
+                tombstone = self.find_tombstone(item, node)
+                if tombstone is None or not tombstone.contains(record.lineage, record.epoch, made.position):
+                    self._break("I2", f"nothing protects {item!r} from lacking {made.number}")
+
+    def missing_in_hit(self, lookup: Lookup, payload: bytes, known: Mapping[str, Position]) -> list[int]:
+        """Acknowledged transactions that a hit does not reflect."""
+        numbers = set(json.loads(payload))
+        return [
+            made.number
+            for lineage in lookup.policy.lineages
+            for made in self.databases[lineage].transactions
+            if made.affects(lookup.item, lookup.policy.tables)
+            and made.number not in numbers
+            and lineage in known
+            and known[lineage].contains(made.position)
+        ]
+
+    def check_hit(self, lookup: Lookup, payload: bytes, known: Mapping[str, Position]) -> None:
+        lacking = self.missing_in_hit(lookup, payload, known)
+        if lacking:
+            self._break("I1", f"a hit of {lookup.item!r} lacks the acknowledged {lacking}")
+        late = {
+            lineage: database.position_with(
+                made.number
+                for made in database.transactions
+                if made.committed_at < self.now - self.max_staleness_seconds
+            )
+            for lineage, database in self.databases.items()
+        }
+        lacking = self.missing_in_hit(lookup, payload, late)
+        if lacking:
+            self._break("I7", f"a hit of {lookup.item!r} lacks {lacking}, staler than allowed")
+
+
+def _object_of(item: bytes) -> str:
+    return item.split(b":")[1].decode()
+
+
+def lookup(number: int = 1, policy: ObjectPolicy = CUSTOMER, node: str = NODE, **changes: Any) -> Lookup:
+    """Row ``number`` of an object: its item is ``shop:<object>:<number>``."""
+    item = f"{NAMESPACE}:{policy.name}:{number}".encode()
+    return Lookup(
+        policy, node, item, policy.fingerprint.to_bytes(4, "big") + b"%d" % number, (number,), **changes
+    )
+
+
+KEY: Final = lookup().item
+
+
+# -- the two sides -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Invalidator:
+    """One process's membership in one node, with a stream that delivers what the test says."""
+
+    world: World
+    node: str = NODE
+    lineage: str = LINEAGE
+    objects: Mapping[str, int] = field(default_factory=lambda: {CUSTOMER.name: CUSTOMER.fingerprint})
+    ring: int = RING
+    heartbeat_age_max_seconds: float = HEARTBEAT_AGE_MAX_SECONDS
+    node_refresh_seconds: float = NODE_REFRESH_SECONDS
+    tombstone_ttl_seconds: int = D_SECONDS
+    trail_seconds: float = W_SECONDS
+    lease_seconds: int = L_SECONDS
+    client: Client = field(init=False)
+    member: Membership = field(init=False)
+    cursor: Position = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = Client(self.world)
+        self.world.lineage_of_client[id(self.client)] = self.lineage
+        policy = NodePolicy(
+            NAMESPACE,
+            self.lineage,
+            self.ring,
+            self.objects,
+            self.tombstone_ttl_seconds,
+            self.lease_seconds,
+            self.trail_seconds,
+            self.heartbeat_age_max_seconds,
+            self.node_refresh_seconds,
+        )
+        self.cursor = empty_position(self.database.flavor)
+        self.member = Membership(self.node, policy, self.world.clock, self.world.nonce, self.cursor)
+
+    @property
+    def database(self) -> Database:
+        return self.world.databases[self.lineage]
+
+    def run(self, procedure: Procedure[None]) -> Run[None]:
+        return Run(self.world, procedure, self.client)
+
+    def joining(self) -> Run[None]:
+        def start_stream(_: None) -> None:
+            self.cursor = self.member.applied
+
+        return Run(self.world, join(self.member, self.cursor), self.client, on_result=start_stream)
+
+    def join(self) -> Invalidator:
+        self.joining().finish()
+        return self
+
+    def batch(self, *only: Transaction, heartbeat: bool = True) -> Batch:
+        """Everything committed that this stream has not delivered yet, or only these."""
+        new = only or [made for made in self.database.transactions if not self.cursor.contains(made.position)]
+        before, keys, raised = self.cursor, dict[bytes, Position](), dict[str, Position]()
+        for made in new:
+            self.cursor = self.cursor.union(made.position)
+            for item in made.keys:
+                if self.world.places.get(item, NODE) == self.node and _object_of(item) in self.objects:
+                    keys[item] = keys[item].union(made.position) if item in keys else made.position
+            for table in made.raised:
+                raised[table] = raised[table].union(made.position) if table in raised else made.position
+        now = self.world.now
+        seen = HeartbeatSeen(now, int(now * 1e6)) if heartbeat else None
+        return Batch(keys, raised, before, self.cursor, seen)
+
+    def applying(self, batch: Batch | None = None) -> Run[None]:
+        return self.run(apply_batch(self.member, batch or self.batch()))
+
+    def apply(self, batch: Batch | None = None) -> None:
+        self.applying(batch).finish()
+
+    def renewing(self) -> Run[None]:
+        return self.run(renew(self.member))
+
+    def live(self, seconds: float) -> None:
+        """Until ``seconds`` after the world began: every second, what was committed and a heartbeat."""
+        while START_SECONDS + seconds - self.world.now > 1e-9:
+            self.apply()
+            self.world.sleep(min(1.0, START_SECONDS + seconds - self.world.now))
+
+
+@dataclass(slots=True)
+class Reader:
+    """One client of the cache, which reads one replica of each lineage."""
+
+    world: World
+    replicas: Replica | Sequence[Replica]
+    ring: int = RING
+    on_stale: Literal["bypass", "serve"] = "bypass"
+    jitter: float = 0.0
+    client: Client = field(init=False)
+    context: ReadContext = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = Client(self.world)
+        self.context = ReadContext(
+            NAMESPACE,
+            self.ring,
+            tuple(self.world.databases),
+            self.world.clock,
+            lambda: self.jitter,
+            lambda value: json.dumps(value).encode(),
+            L_SECONDS,
+            NODE_REFRESH_SECONDS,
+            10,
+            0.05,
+            self.on_stale,
+        )
+
+    def reading(self, *lookups: Lookup, max_staleness_seconds: float | None = None) -> Run[list[Read]]:
+        lookups = lookups or (lookup(),)
+        replicas = [self.replicas] if isinstance(self.replicas, Replica) else self.replicas
+        known: dict[tuple[str, str], Position] = {}
+
+        def check(reads: list[Read]) -> None:
+            for one, read in zip(lookups, reads, strict=True):
+                if read.outcome is ReadOutcome.HIT and read.payload is not None:
+                    here = {lineage: at for (node, lineage), at in known.items() if node == one.node}
+                    self.world.check_hit(one, read.payload, here)
+
+        return Run(
+            self.world,
+            read_through(self.context, lookups, max_staleness_seconds),
+            self.client,
+            {replica.database.lineage: replica for replica in replicas},
+            on_start=lambda: known.update(self.world.acknowledged),
+            on_result=check,
+        )
+
+    def read(self, *lookups: Lookup, max_staleness_seconds: float | None = None) -> ReadOutcome:
+        """What became of the first of these reads."""
+        return self.reading(*lookups, max_staleness_seconds=max_staleness_seconds).finish()[0].outcome
+
+
+def is_fill(action: Action) -> bool:
+    """The CAS of a value on an entry, the last step of a read."""
+    return type(action).__name__ == "Cas" and not getattr(action, "key", b"").startswith(b"shop:!")
+
+
+def is_record_write(action: Action) -> bool:
+    return getattr(action, "key", None) == record_key(NAMESPACE, LINEAGE) and not isinstance(action, Get)
+
+
+def is_delete(action: Action) -> bool:
+    return isinstance(action, Delete) and action.version is None
+
+
+def version_of(world: World, key: bytes, node: str = NODE) -> int:
+    item = world.stores[node].peek(key)
+    assert isinstance(item, Item), f"{key!r} is not there"
+    return item.version
