@@ -6,6 +6,7 @@ decided by ``freshness.read`` alone; nothing here stores anything in the cache.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -22,7 +23,7 @@ from freshness.backends import open_node as open_configured_node
 from freshness.backends.codec import decode_value, encode_value
 from freshness.backends.schema import find_column, key_columns
 from freshness.config import Config, load_config
-from freshness.driver import BlockingDriver
+from freshness.driver import BlockingDriver, running_clock
 from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import KeyColumn
 from freshness.placement import Placement
@@ -63,7 +64,7 @@ class Cache:
         *,
         on_read: Callable[[Explanation], None] | None = None,
         open_node: Callable[[str, str], CacheNode] = open_configured_node,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = running_clock,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -241,6 +242,9 @@ class Cache:
     def _client(self) -> tuple[BlockingDriver, ReadContext]:
         """This thread's connections and copies of the node records."""
         local = self._local.__dict__
+        if local.get("process") != os.getpid():
+            local.clear()  # a forked worker must not speak on its parent's connections
+            local["process"] = os.getpid()
         if "context" not in local:
             settings = self.config.cache
             local["nodes"] = {name: self._open_node(settings.backend, name) for name in settings.nodes}

@@ -7,6 +7,7 @@ the application (F19). A server that fails is left for the next one; when all fa
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,10 @@ class Database:
     def _run_on(
         self, address: ServerAddress, place: int, read: Callable[[Connection, ServerAddress], Result]
     ) -> Result:
-        connections: dict[int, Connection] = self._local.__dict__.setdefault("connections", {})
+        local = self._local.__dict__
+        if local.get("process") != os.getpid():
+            local.update(process=os.getpid(), connections={})  # a forked worker leaves its parent's alone
+        connections: dict[int, Connection] = local.setdefault("connections", {})
         is_reused = place in connections
         try:
             connection = connections.get(place) or self._connect(address)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from freshness.envelope import Coverage, NodeRecord, record_key, resume_key
+from freshness.envelope import Coverage, NodeRecord
 from freshness.errors import FreshnessError, MembershipLost
 from freshness.membership import Membership, find_record, is_of_another_configuration
 from freshness.position import Position
@@ -51,26 +51,26 @@ def join(member: Membership, streamed: Position, *, is_fresh: bool = False) -> P
 
 
 def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
-    policy, read_at = member.policy, member.clock()
-    keys = record_key(policy.namespace, policy.lineage), resume_key(policy.namespace, policy.lineage)
+    read_at = member.clock()
+    inspect = InspectStorage(member.policy.tombstone_ttl_seconds)
     report, item, resume_item = yield Flow(
-        member.node,
-        (InspectStorage(policy.tombstone_ttl_seconds), Get(keys[0]), Get(keys[1])),
+        member.node, (inspect, Get(member.record_key), Get(member.resume_key))
     )
     head = yield ReadHead()
-    member.is_trailing, member.inspected_at = report.keeps_tombstones, read_at
+    member.is_trailing, member.why_not_trailing = report.keeps_tombstones, report.reason
+    member.inspected_at = read_at
     record, resume = find_record(item), find_record(resume_item)
     member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
     if isinstance(item, Item) and record is None:
-        yield Flow(member.node, (Delete(keys[0]),))  # foreign bytes under our key
+        yield Flow(member.node, (Delete(member.record_key),))  # foreign bytes under our key
         item = MISSING
     member.version = item.version if isinstance(item, Item) else 0
     if is_fresh:
         yield from member.begin_life(report.losses)
     elif record is not None:
         yield from _join_alive(member, record, item, report, head, read_at)
-    elif not isinstance(item, Item) and resume is not None and _is_revivable(member, resume, head):
-        yield from _revive(member, resume, report)
+    elif resume is not None and _is_revivable(member, resume, head, report):
+        yield from _revive(member, resume)
     else:
         yield from member.begin_life(report.losses)
 
@@ -92,46 +92,49 @@ def _join_alive(
     if record.epoch < head.epoch or record.progress.flavor != member.streamed.flavor:
         yield from member.begin_life(report.losses)
         return
-    if record.is_open and _may_have_lost_tombstones(record, report):
+    if _may_have_lost_tombstones(record, report):
         yield from member.begin_life(report.losses)
         return
     _start_from(member, record, item, read_at)
     if not record.is_open:
         member.target = head.position.union(member.streamed)
-    yield from _cover_objects(member, report.losses, head)
+    yield from _cover_objects(member, head)
 
 
 def _may_have_lost_tombstones(record: NodeRecord, report: StorageReport) -> bool:
-    """Whether some acknowledged event may be protected neither by a tombstone nor by the floor."""
+    """Whether some acknowledged event was perhaps protected neither by a tombstone nor by the floor: then there
+    may be poison, and only a new life makes it harmless."""
     if record.floor.contains(record.progress):
         return False
     return not report.keeps_tombstones or report.losses != record.losses
 
 
-def _is_revivable(member: Membership, resume: NodeRecord, head: Head) -> bool:
+def _is_revivable(member: Membership, resume: NodeRecord, head: Head, report: StorageReport) -> bool:
     return (
         not is_of_another_configuration(resume, member.policy)
         and resume.epoch == head.epoch
         and resume.progress.flavor == member.streamed.flavor
         and not resume.progress.is_empty
         and head.position.contains(resume.progress)
+        and not _may_have_lost_tombstones(resume, report)
     )
 
 
-def _revive(member: Membership, resume: NodeRecord, report: StorageReport) -> Procedure[None]:
-    policy = member.policy
-    key = record_key(policy.namespace, policy.lineage)
-    closed = replace(resume, is_open=False, losses=report.losses)
-    yield Flow(member.node, (Add(key, closed.encode(), policy.lease_seconds - 1),))
+def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
+    closed = replace(resume, is_open=False, tenure=member.nonce())
+    request = Add(member.record_key, closed.encode(), member.policy.lease_seconds - 1)
+    yield Flow(member.node, (request,))
     read_at = member.clock()
-    (item,) = yield Flow(member.node, (Get(key),))
+    (item,) = yield Flow(member.node, (Get(member.record_key),))
     record = find_record(item)
-    if record is None or record.life != resume.life or record.is_open:
-        raise MembershipLost(f"{member.node}: another invalidator is reviving it", hint="it is joined anew")
+    if record is None or record.tenure != closed.tenure:
+        raise MembershipLost(f"{member.node}: another invalidator is joining it", hint="it is joined anew")
     head = yield ReadHead()  # after the record was added: a head read before may miss what happened in between
+    if head.epoch != record.epoch:
+        raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined anew")
     _start_from(member, record, item, read_at)
     member.target = head.position.union(member.streamed)
-    yield from _cover_objects(member, report.losses, head)
+    yield from _cover_objects(member, head)
 
 
 def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
@@ -139,8 +142,12 @@ def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: flo
     member.adopt(record, item, read_at)
 
 
-def _cover_objects(member: Membership, losses: int, head: Head) -> Procedure[None]:
-    """Say from where on each object of the configuration is covered (F70)."""
+def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
+    """Say from where on each object of the configuration is covered (F70).
+
+    In the resume copy first: else an invalidator that does not know the object could revive this life, leave the
+    object's rows alone, and a third one could find its entries alive.
+    """
 
     def change(record: NodeRecord) -> NodeRecord:
         start = head.position.union(member.streamed).union(record.progress)
@@ -149,7 +156,9 @@ def _cover_objects(member: Membership, losses: int, head: Head) -> Procedure[Non
             for name, fingerprint in member.policy.objects.items()
             if name not in record.objects
         }
-        kept = record.losses if record.is_open else losses
-        return replace(record, objects={**record.objects, **new}, losses=kept)
+        return replace(record, objects={**record.objects, **new})
 
+    current = member.joined_record()
+    if current.objects.keys() < member.policy.objects.keys():
+        yield from member.write_resume(change(current))
     yield from member.store(change)

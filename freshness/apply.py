@@ -87,6 +87,9 @@ def renew(member: Membership) -> Procedure[None]:
 
 def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
     """Floors, tombstones, deletes. Returns when the node has acknowledged them all."""
+    assert member.applied.contains(batch.before), (
+        "a batch that leaves a gap: progress would name what was not sent"
+    )
     keys, raised = batch.keys, batch.raised
     if not batch.before.contains(member.applied):
         # The stream was opened earlier for another node's sake, or another invalidator is ahead: what this life
@@ -101,8 +104,16 @@ def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
         yield from _invalidate(member, keys, batch.streamed)
         _remember(member, sent_at, batch.streamed)
     if raised:
-        yield Wait(member.policy.node_refresh_seconds)  # hits trust a copy of the record that old
+        yield from _wait_for_readers(member)
     return _Sent(sent_at, batch)
+
+
+def _wait_for_readers(member: Membership) -> Procedure[None]:
+    """Hits trust a copy of the record for ``node_refresh_seconds``. The lease is kept meanwhile."""
+    until = member.clock() + member.policy.node_refresh_seconds
+    while (left := until - member.clock()) > 0:
+        yield Wait(min(left, member.policy.lease_seconds / 3))
+        yield from publish(member, None)
 
 
 def _raise_floors(member: Membership, raised: Mapping[str, Position], batch: Batch) -> Procedure[None]:
@@ -151,7 +162,7 @@ def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
             if now - sent.at >= member.policy.trail_seconds:
                 return False
             member.heartbeat = sent.batch.heartbeat or member.heartbeat
-        record, applied = _next_record(member, sent, now)
+        record, applied = _next_record(member, sent)
         if (yield from member.try_store(record)):
             member.applied, member.published_at = applied, now
             if now - member.resume_written_at >= RESUME_SECONDS:
@@ -164,13 +175,11 @@ def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
     )
 
 
-def _next_record(member: Membership, sent: _Sent | None, now: float) -> tuple[NodeRecord, Position]:
+def _next_record(member: Membership, sent: _Sent | None) -> tuple[NodeRecord, Position]:
     """The record to publish, and what is applied then."""
     record = member.joined_record()
     applied = member.applied if sent is None else member.applied.union(sent.batch.streamed)
-    while member.recent and now - member.recent[0][0] >= member.policy.trail_seconds:
-        member.old = member.old.union(member.recent.popleft()[1])
-    floor = record.floor.union(member.old if member.is_trailing else applied)
+    floor = record.floor
     if member.target is not None and applied.contains(member.target):
         floor = floor.union(member.target)
         member.target = None

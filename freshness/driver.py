@@ -8,6 +8,7 @@ with one write and one read per node and round, answered here. The simulator has
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,6 +16,12 @@ from typing import Any, TypeVar
 from freshness.backend import CacheNode
 from freshness.errors import FreshnessError
 from freshness.request import Flow, Flows, Head, Load, Procedure, ReadHead, Replies, Reply, Step, Wait
+
+
+def running_clock() -> float:
+    """Seconds, monotonic, and counting while the machine is suspended: the clock of both sides."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
 
 Result = TypeVar("Result")
 AnyStep = TypeVar("AnyStep")

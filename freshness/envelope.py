@@ -160,10 +160,11 @@ class Tombstone:
         return held is not None and held.contains(position)
 
     def union(self, lineage: str, epoch: int, position: Position) -> Tombstone:
-        held = self.positions.get((lineage, epoch))
-        return Tombstone(
-            {**self.positions, (lineage, epoch): position if held is None else held.union(position)}
-        )
+        """With ``position`` added. What a former epoch of the lineage left is dropped: reads of that epoch never
+        fill, and no read of this one could ever contain it."""
+        kept = {key: at for key, at in self.positions.items() if key[0] != lineage or key[1] >= epoch}
+        held = kept.get((lineage, epoch))
+        return Tombstone({**kept, (lineage, epoch): position if held is None else held.union(position)})
 
     def encode(self) -> bytes:
         writer = Writer(_HEAD[Kind.TOMBSTONE])
@@ -199,14 +200,16 @@ class Coverage:
 class NodeRecord:
     """What a node may be trusted with, for one lineage (DESIGN §4). Kept in the node it describes.
 
-    ``is_open``: fills and hits are allowed. ``as_of_us``: wall clock of the primary's heartbeat that this state
-    has applied, for display. ``heartbeat_age_ms``: how old that heartbeat was when the record was written, by the
-    invalidator's own clock; with the record's remaining TTL it bounds the staleness of hits. ``losses``: the
+    ``tenure``: a nonce of this unbroken keeping of the record; whoever finds another one knows that it lapsed in
+    between. ``is_open``: fills and hits are allowed. ``as_of_us``: wall clock of the primary's heartbeat that this
+    state has applied, for display. ``heartbeat_age_ms``: how old that heartbeat was when the record was written, by
+    the invalidator's own clock; with the record's remaining TTL it bounds the staleness of hits. ``losses``: the
     node's counters of lost unevictable items at that time (F67).
     """
 
     lineage: str
     life: bytes
+    tenure: bytes
     is_open: bool
     epoch: int
     ring: int
@@ -222,6 +225,7 @@ class NodeRecord:
         writer = Writer(_HEAD[Kind.RECORD])
         writer.short(self.lineage.encode())
         writer.raw(self.life)
+        writer.raw(self.tenure)
         writer.u8(1 if self.is_open else 0)
         writer.u64(self.epoch)
         writer.u32(self.ring)
@@ -247,6 +251,7 @@ class NodeRecord:
         record = cls(
             lineage=_named(reader),
             life=reader.raw(LIFE_SIZE),
+            tenure=reader.raw(LIFE_SIZE),
             is_open=reader.u8() == 1,
             epoch=reader.u64(),
             ring=reader.u32(),

@@ -46,7 +46,8 @@ def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[A
     position = _parse_position(flavor, str(rows[0][0] or ""))
     if flavor == "mariadb":
         for row in rows:
-            if row[3]:
+            # A row of a former epoch, of an invalidator that is gone, speaks of a history that was lost.
+            if row[3] and int(row[2]) == epochs[0]:
                 position = position.union(_parse_position(flavor, str(row[3])))
     return EventToken(lineage, shard, epochs[0], max(int(row[4]) for row in rows), position)
 

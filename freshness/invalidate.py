@@ -19,7 +19,6 @@ from freshness.errors import FormatError, InvalidationFailed
 from freshness.position import Position
 from freshness.request import (
     CONFLICT,
-    DONE,
     MISSING,
     Add,
     Cas,
@@ -29,7 +28,6 @@ from freshness.request import (
     Item,
     Procedure,
     Stored,
-    Touch,
 )
 
 CAS_ATTEMPTS_MAX: Final = 16
@@ -85,14 +83,12 @@ def _accumulate(
     except FormatError:
         # Foreign bytes: readers refuse to fill while they stand (doubt never fills), so keeping them for the full
         # TTL protects at least as well as a tombstone with the event in it.
-        touched, _ = yield Flow(node, (Touch(marker, ttl_seconds), Delete(key)))
-        return touched is DONE
-    if tombstone.contains(event.lineage, event.epoch, event.position):
-        # A duplicate must not inherit the age of the first (F64): the full TTL again.
-        touched, _ = yield Flow(node, (Touch(marker, ttl_seconds), Delete(key)))
-        return touched is DONE
-    grown = compact(tombstone.union(event.lineage, event.epoch, event.position), event)
-    stored, _ = yield Flow(node, (Cas(marker, grown.encode(), held.version, ttl_seconds), Delete(key)))
+        data = held.value
+    else:
+        # A duplicate is stored again as it is: it must not inherit the age of the first (F64). And the entry is
+        # removed again: whoever stored the tombstone may have died before removing it.
+        data = compact(tombstone.union(event.lineage, event.epoch, event.position), event).encode()
+    stored, _ = yield Flow(node, (Cas(marker, data, held.version, ttl_seconds), Delete(key)))
     if isinstance(stored, Stored):
         return True
     if stored is CONFLICT or stored is MISSING:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Final
 
 from freshness.envelope import Coverage, NodeRecord, record_key, resume_key
@@ -94,6 +95,7 @@ class Membership:
     recent: deque[tuple[float, Position]] = field(default_factory=deque)
     target: Position | None = None
     is_trailing: bool = False
+    why_not_trailing: str = ""
     heartbeat: HeartbeatSeen | None = None
     published_at: float = float("-inf")
     inspected_at: float = float("-inf")
@@ -102,6 +104,14 @@ class Membership:
 
     def __post_init__(self) -> None:
         self.applied = self.old = empty_position(self.streamed.flavor)
+
+    @property
+    def record_key(self) -> bytes:
+        return record_key(self.policy.namespace, self.policy.lineage)
+
+    @property
+    def resume_key(self) -> bytes:
+        return resume_key(self.policy.namespace, self.policy.lineage)
 
     @property
     def is_joined(self) -> bool:
@@ -115,6 +125,7 @@ class Membership:
         """Forget everything: the next use must be a join."""
         self.record = self.target = self.heartbeat = self.resume_version = None
         self.resume_written_at = self.published_at = self.inspected_at = float("-inf")
+        self.version = 0
         self.recent.clear()
 
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
@@ -130,12 +141,12 @@ class Membership:
     def try_store(self, record: NodeRecord) -> Procedure[bool]:
         """One CAS on the record. False: another invalidator wrote meanwhile (see `reread`).
 
-        Whether the record is open, and for how long, is decided here and nowhere else. A missing record is never
-        put back from memory: that raises `MembershipLost`.
+        Floor and lease belong together (F64): both are decided here, for every write, and nowhere else. A missing
+        record is never put back from memory: that raises `MembershipLost`.
         """
-        leased, ttl_seconds, until = self._lease(record, self.clock())
-        key = record_key(self.policy.namespace, self.policy.lineage)
-        (reply,) = yield Flow(self.node, (Cas(key, leased.encode(), self.version, ttl_seconds),))
+        now = self.clock()
+        leased, ttl_seconds, until = self._lease(self._with_floor(record, now), now)
+        (reply,) = yield Flow(self.node, (Cas(self.record_key, leased.encode(), self.version, ttl_seconds),))
         if isinstance(reply, Stored):
             self.record, self.version, self.lease_until = leased, reply.version, until
             return True
@@ -149,6 +160,12 @@ class Membership:
         raise NodeUnavailable(
             f"{self.node} refused the node record: {reply}", hint="the node has no memory left"
         )
+
+    def _with_floor(self, record: NodeRecord, now: float) -> NodeRecord:
+        """The record with the floor of this moment: all that may be protected by its tombstone no longer."""
+        while self.recent and now - self.recent[0][0] >= self.policy.trail_seconds:
+            self.old = self.old.union(self.recent.popleft()[1])
+        return replace(record, floor=record.floor.union(self.old if self.is_trailing else record.progress))
 
     def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int, float]:
         """(record, TTL, until when): open only while this invalidator's own heartbeat is young (F71).
@@ -165,7 +182,7 @@ class Membership:
             and age <= self.policy.heartbeat_age_max_seconds
         ):
             fresh = replace(
-                record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=int(age * 1000)
+                record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=ceil(age * 1000)
             )
             return fresh, lease, now + lease
         left = int(self.lease_until - now) - 1
@@ -174,12 +191,17 @@ class Membership:
         return replace(record, is_open=False), lease, now + lease
 
     def reread(self) -> Procedure[None]:
-        """After a lost race: go on only in the same life, and only if the other one covers what we cover."""
+        """After a lost race: go on only in the same tenure, and only if the other one covers what we cover.
+
+        A record that has lapsed and was added again, even in the same life, may lack what this one has published.
+        """
         read_at = self.clock()
-        (reply,) = yield Flow(self.node, (Get(record_key(self.policy.namespace, self.policy.lineage)),))
+        (reply,) = yield Flow(self.node, (Get(self.record_key),))
         mine, current = self.joined_record(), find_record(reply)
-        if current is None or current.life != mine.life:
-            raise MembershipLost(f"{self.node}: the node's life has ended", hint="it is joined anew")
+        if current is None or current.tenure != mine.tenure:
+            raise MembershipLost(
+                f"{self.node}: the node record lapsed or its life has ended", hint="it is joined anew"
+            )
         if is_of_another_configuration(current, self.policy):
             raise MembershipLost(
                 f"{self.node}: an invalidator with other objects or nodes has taken over",
@@ -195,28 +217,48 @@ class Membership:
             yield from self.reread()
         raise MembershipLost(f"{self.node}: lost the race for the node record {CAS_ATTEMPTS_MAX} times")
 
-    def write_resume(self) -> Procedure[None]:
-        """Copy the record to where it does not expire. Written after the record, so it never claims more."""
-        key = resume_key(self.policy.namespace, self.policy.lineage)
-        record = self.joined_record()
+    def write_resume(self, record: NodeRecord | None = None) -> Procedure[None]:
+        """Copy the record to where it does not expire. Written after the record, so it never claims more.
+
+        Only the birth of a life and new objects (``record``) are written before: then the copy makes a revival
+        under what was there before impossible.
+        """
+        wanted = record or self.joined_record()
         for _ in range(CAS_ATTEMPTS_MAX):
             if self.resume_version is None:
-                (reply,) = yield Flow(self.node, (Add(key, record.encode(), 0),))
+                (reply,) = yield Flow(self.node, (Add(self.resume_key, wanted.encode(), 0),))
             else:
-                (reply,) = yield Flow(self.node, (Cas(key, record.encode(), self.resume_version, 0),))
+                (reply,) = yield Flow(
+                    self.node, (Cas(self.resume_key, wanted.encode(), self.resume_version, 0),)
+                )
             if isinstance(reply, Stored) and reply.version:
                 self.resume_version, self.resume_written_at = reply.version, self.clock()
                 return
-            (held,) = yield Flow(self.node, (Get(key),))
-            self.resume_version = held.version if isinstance(held, Item) else None
-            other = find_record(held)
-            if self.resume_version is not None and other is None:
-                yield Flow(self.node, (Delete(key),))  # foreign bytes
-                self.resume_version = None
-            if other is not None and other.life == record.life and other.progress.contains(record.progress):
-                self.resume_written_at = self.clock()
+            if (yield from self._reread_resume(wanted, is_birth=record is not None)):
                 return
         raise MembershipLost(f"{self.node}: lost the race for the resume copy {CAS_ATTEMPTS_MAX} times")
+
+    def _reread_resume(self, wanted: NodeRecord, *, is_birth: bool) -> Procedure[bool]:
+        """See what is in the way. True: what is there serves as well."""
+        (held,) = yield Flow(self.node, (Get(self.resume_key),))
+        self.resume_version = held.version if isinstance(held, Item) else None
+        other = find_record(held)
+        if self.resume_version is None or other is None:
+            if self.resume_version is not None:
+                yield Flow(self.node, (Delete(self.resume_key),))  # foreign bytes
+                self.resume_version = None
+            return False
+        if not is_birth and other.tenure != wanted.tenure:
+            yield from self.reread()  # raises where it is not the copy that is out of place, but we are
+            return False
+        is_enough = (
+            other.tenure == wanted.tenure
+            and other.progress.contains(wanted.progress)
+            and other.objects.keys() >= wanted.objects.keys()
+        )
+        if is_enough:
+            self.resume_written_at = self.clock()
+        return is_enough
 
     # -- lives ---------------------------------------------------------------------------------------------
 
@@ -228,27 +270,24 @@ class Membership:
         node got its invalidations (a stream can be ahead of what the primary shows).
         """
         nothing = empty_position(self.streamed.flavor)
-        life = self.nonce()
+        life, ring = self.nonce(), self.policy.ring
         newborn = NodeRecord(
-            self.policy.lineage, life, False, 0, self.policy.ring, 0, 0, losses, nothing, nothing
+            self.policy.lineage, life, self.nonce(), False, 0, ring, 0, 0, losses, nothing, nothing
         )
-        former, version = self.record, self.version
+        version = self.version
         self.leave()
-        self.record = newborn
-        yield from self.write_resume()
-        key = record_key(self.policy.namespace, self.policy.lineage)
-        if former is None and version == 0:
-            (reply,) = yield Flow(self.node, (Add(key, newborn.encode(), self.policy.lease_seconds - 1),))
+        yield from self.write_resume(newborn)
+        ttl_seconds = self.policy.lease_seconds - 1
+        if version == 0:
+            (reply,) = yield Flow(self.node, (Add(self.record_key, newborn.encode(), ttl_seconds),))
         else:
-            (reply,) = yield Flow(
-                self.node, (Cas(key, newborn.encode(), version, self.policy.lease_seconds - 1),)
-            )
+            (reply,) = yield Flow(self.node, (Cas(self.record_key, newborn.encode(), version, ttl_seconds),))
         if not isinstance(reply, Stored):
             raise MembershipLost(
                 f"{self.node}: another invalidator is admitting it", hint="it is joined anew"
             )
         read_at = self.clock()
-        (item,) = yield Flow(self.node, (Get(key),))
+        (item,) = yield Flow(self.node, (Get(self.record_key),))
         current = find_record(item)
         if current is None or current.life != life:
             raise MembershipLost(f"{self.node}: the node record was replaced during admission")

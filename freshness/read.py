@@ -40,6 +40,9 @@ from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.token import EventToken
 from freshness.view import NodeView
 
+_REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY))
+"""Why an entry that is one of ours is no hit, and never will be for this key: a reader may take its place."""
+
 LEASE_POLLS_MAX: Final = 4
 """How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
 
@@ -158,6 +161,7 @@ def _look_up(
     """Hits get their `Read`; the others the version they observed, or why they must not be stored."""
     sent_at = context.clock()
     nodes = _by_node(entries)
+    views: dict[str, NodeView | None] = {}
     flows = []
     for node, of_node in nodes.items():
         view = context.views.get(node)
@@ -166,7 +170,9 @@ def _look_up(
             ttl = 0  # nothing will be stored there: leave no stub
         requests: list[Request] = [Get(entry.lookup.item, ttl) for entry in of_node]
         if view is None or sent_at - view.fetched_at >= context.node_refresh_seconds:
+            view = None
             requests += _record_gets(context)
+        views[node] = view
         flows.append(Flow(node, tuple(requests)))
     answers = yield Flows(tuple(flows))
     for (node, of_node), replies in zip(nodes.items(), answers, strict=True):
@@ -175,9 +181,27 @@ def _look_up(
             for entry in of_node:
                 entry.refusal = ReadOutcome.NODE_DOWN
             continue
-        if len(replies) > len(of_node):
-            context.views[node] = NodeView(context.lineages, replies[len(of_node) :], sent_at)
-        yield from _judge(context, node, of_node, replies, max_staleness_seconds)
+        view = views[node]
+        if view is None:
+            view = context.views[node] = NodeView(context.lineages, replies[len(of_node) :], sent_at)
+        elif context.clock() - view.fetched_at > context.node_refresh_seconds:
+            # This process stood still meanwhile (F58): what the view said may have ended before the entry was read.
+            view = yield from _fetch_view(context, node, view)
+        yield from _judge(context, node, view, of_node, replies, max_staleness_seconds)
+
+
+def _fetch_view(context: ReadContext, node: str, old: NodeView) -> Procedure[NodeView]:
+    """The records as they are now. The lives stay those of ``old``, which were read before the entries."""
+    sent_at = context.clock()
+    (replies,) = yield Flows((Flow(node, tuple(_record_gets(context))),))
+    if isinstance(replies, FreshnessError):
+        replies = [MISSING] * len(context.lineages)
+    view = context.views[node] = NodeView(context.lineages, replies, sent_at)
+    return (
+        view
+        if view.lives == old.lives
+        else NodeView(context.lineages, [MISSING] * len(context.lineages), sent_at)
+    )
 
 
 def _record_gets(context: ReadContext) -> list[Request]:
@@ -187,11 +211,11 @@ def _record_gets(context: ReadContext) -> list[Request]:
 def _judge(
     context: ReadContext,
     node: str,
+    view: NodeView,
     entries: Sequence[_Pending],
     replies: Replies,
     max_staleness_seconds: float | None,
 ) -> Procedure[None]:
-    view = context.views[node]
     dead = []
     for entry, reply in zip(entries, replies, strict=False):
         policy = entry.lookup.policy
@@ -204,7 +228,8 @@ def _judge(
             if refusal is None and reply.lease:
                 entry.refusal = ReadOutcome.LEASE
         elif refusal is not None:
-            if context.on_stale == "serve" and refusal is not ReadOutcome.RING:
+            is_served = context.on_stale == "serve" and max_staleness_seconds is None
+            if is_served and refusal is not ReadOutcome.RING:
                 yield from _serve_stale(context, node, entry, reply)
         elif max_staleness_seconds is not None and max_staleness_seconds < view.staleness_seconds(
             policy, context.lease_seconds, context.clock()
@@ -214,7 +239,7 @@ def _judge(
             entry.refusal, payload = view.judge(policy, entry.lookup.identity, reply.value)
             if entry.refusal is None:
                 entry.read = Read(ReadOutcome.HIT, payload)
-            elif entry.refusal in (ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR):
+            elif entry.refusal in _REPLACEABLE:
                 entry.version = reply.version
                 dead.append(entry)
     if dead:
@@ -267,13 +292,11 @@ def _wait_for_winners(
 def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedure[None]:
     candidates = [entry for entry in missing if entry.refusal is None and entry.version is not None]
     guards = yield from _fetch_guards(context, candidates)
-    is_loaded = False
     try:
         loaded: Sequence[Loaded] = yield Load(tuple(entry.lookup for entry in missing))
-        is_loaded = True
-    finally:
-        if not is_loaded:
-            yield from _drop_stubs(missing)
+    except Exception:
+        yield from _drop_stubs(missing)
+        raise
     fills = []
     for entry, row in zip(missing, loaded, strict=True):
         entry.read = Read(entry.refusal or ReadOutcome.LOST_RACE, value=row.value, tokens=row.tokens)

@@ -79,10 +79,8 @@ class NodeView:
             prefix = self._prefixes.get(lineage)
             if prefix is not None and data.startswith(prefix):
                 parts = split_live(data, len(prefix))
-                if parts is not None and parts[1] == identity:
-                    if self._is_covered(policy, lineage, parts[0]):
-                        return None, data[parts[2] :]
-                    return ReadOutcome.TABLE_FLOOR, None
+                if parts is not None and parts[1] == identity and self._is_covered(policy, lineage, parts[0]):
+                    return None, data[parts[2] :]
         try:
             entry = Filled.decode(data)
         except FormatError:
@@ -97,7 +95,10 @@ class NodeView:
             return True
         known = self._covered.get((policy.name, encoded_position))
         if known is None:
-            position = decode_position(encoded_position)
+            try:
+                position = decode_position(encoded_position)
+            except FormatError:
+                return False
             floors = (record.table_floors.get(table) for table in policy.tables)
             known = all(floor is None or position.contains(floor) for floor in floors)
             if len(self._covered) >= COVERED_MAX:

@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from freshness.backends import open_node
 from freshness.backends.database import Connection, connect, translated
 from freshness.backends.schema import find_cascades, find_column, key_columns
 from freshness.config import Config, Keyspace, Shard
-from freshness.driver import BlockingDriver, drive
+from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE
 from freshness.errors import ConfigError, FreshnessError
 from freshness.keycolumn import KeyColumn
@@ -40,11 +39,6 @@ from invalidator.shard import KeyFinder, ShardInvalidator
 from invalidator.source import Source, Transaction
 
 log = logging.getLogger(__name__)
-
-
-def running_clock() -> float:
-    """Seconds, monotonic, and counting while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Primary:

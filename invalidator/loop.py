@@ -99,7 +99,11 @@ def run_loop(
             if now - lost_since < HISTORY_CONFIRM_SECONDS:
                 yield from _pause(shard, observer, error)
                 continue
-            epoch = yield RaiseEpoch()
+            try:
+                epoch = yield RaiseEpoch()
+            except SourceUnavailable as failure:
+                yield from _pause(shard, observer, failure)
+                continue
             log.error("%s: the epoch is now %d, all nodes begin new lives", error, epoch)
             shard.end_lives()
             lost_since = None

@@ -19,7 +19,7 @@ from freshness.errors import FormatError, FreshnessError
 from freshness.gather import gather
 from freshness.membership import HeartbeatSeen, Membership, NodePolicy
 from freshness.placement import Placement
-from freshness.position import Position
+from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
 from freshness.request import Procedure
 from invalidator.source import UNREADABLE, Transaction
@@ -164,6 +164,10 @@ class ShardInvalidator:
                 log.info(
                     "node %s joined: life %s, progress %s", member.node, record.life.hex(), record.progress
                 )
+                if not member.is_trailing:
+                    log.warning(
+                        "node %s: its floor stands at the head: %s", member.node, member.why_not_trailing
+                    )
 
     def start_position(self) -> Position | None:
         """From where the stream must be opened so that no joined node misses an event; None: no node is joined."""
@@ -183,8 +187,12 @@ class ShardInvalidator:
             member.leave()
 
     def end_lives(self) -> None:
-        """All nodes begin new lives when they are joined next: what they hold cannot be vouched for."""
+        """All nodes begin new lives when they are joined next: what they hold cannot be vouched for.
+
+        What was streamed belongs to the former history and must not be in the new floors.
+        """
         self.leave_all()
+        self.streamed = empty_position(self.streamed.flavor)
         self._ended.update(self.members)
 
     def end_lives_behind(self) -> None:

@@ -89,6 +89,7 @@ class MemcachedNode:
         except ValueError as error:
             raise ConfigError(f"cache node {name!r} is not an address", hint="write host:port") from error
         self._socket: socket.socket | None = None
+        self._connections = -1  # the first one is number 0
         self._server = ""
         self._plan: Plan | None = None
         self._received = b""
@@ -99,11 +100,12 @@ class MemcachedNode:
     def send(self, requests: Sequence[Request]) -> None:
         if self._plan is not None:
             self.close()  # answers that nobody received must not be taken for the ones to come
-        commands, plan = encode_flow(requests)
+        commands, plan = encode_flow(requests, max(0, self._connections))
         try:
             connected = self._socket
             if connected is None:
                 connected = self._open()
+                commands, plan = encode_flow(requests, self._connections)
             self._plan = plan
             if commands:
                 self._write(connected, commands)
@@ -165,6 +167,7 @@ class MemcachedNode:
                 f"memcached {self.name} cannot be resolved: {error}", hint="correct the name"
             ) from error
         self._socket = connected
+        self._connections += 1
         self._received = b""
         self._receive_bytes = RECEIVE_BYTES
         self._greet(connected)

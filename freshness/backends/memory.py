@@ -73,6 +73,7 @@ class MemoryStore:
         self.item_size_max = item_size_max
         self.down = False
         self.losses = 0
+        self.restarts = 0
         self._last_version = 0
         self._entries: dict[bytes, _Entry] = {}  # least recently used first
         self._lock = threading.Lock()
@@ -92,6 +93,7 @@ class MemoryStore:
             self._entries = {}
             self._last_version = 0
             self.losses = 0
+            self.restarts += 1
 
     def flush(self) -> None:
         """``flush_all`` by a stranger (F7): the items are gone, the process stays. Counted, as memcached
@@ -280,12 +282,14 @@ class MemoryNode:
     """A connection to a `MemoryStore`; see `freshness.backend.CacheNode`. ``down``: this connection is cut.
 
     A flow is carried out when it is sent. So a node that goes down between `send` and `receive` has done the
-    work without saying so, and one that was down before has not.
+    work without saying so, and one that was down before has not. A restart of the store breaks the connection:
+    the next flow fails, so that no version outlives the process that gave it (F8).
     """
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self.down = False
+        self._known_restarts: int | None = None
         self._replies: list[Reply] | None = None
         self._refusal = ""
 
@@ -297,6 +301,12 @@ class MemoryNode:
         self.close()
         self._check(requests)
         self._raise_if_down()
+        known, self._known_restarts = self._known_restarts, self.store.restarts
+        if known is not None and known != self.store.restarts:
+            raise NodeUnavailable(
+                f"cache node {self.name} broke the connection",
+                hint="it was restarted; the next request connects anew",
+            )
         replies: list[Reply] = []
         for request in requests:
             reply = self.store.answer(request)
@@ -339,6 +349,7 @@ class MemoryNode:
 
     def _raise_if_down(self) -> None:
         if self.down or self.store.down:
+            self._known_restarts = None  # the connection is gone; the next one knows nothing
             raise NodeUnavailable(
                 f"cache node {self.name} is down", hint="it is switched off in this process"
             )

@@ -89,14 +89,21 @@ class Plan:
     requests: Sequence[Request]
     replies: list[Reply]
     awaited: list[tuple[ReplyKind, int]]
+    versions_from: int
 
 
 # -- requests to bytes ---------------------------------------------------------------------------------
 
 
-def encode_flow(requests: Sequence[Request]) -> tuple[list[bytes], Plan]:
+def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[bytes], Plan]:
     """The commands of a flow and the plan for its answer. Raises `FormatError` for a key or TTL nobody could
-    take."""
+    take.
+
+    ``connection`` numbers the connection. It is the upper part of every version, so that a version read on a
+    former one, perhaps from a process that has been restarted since and counts from the beginning again, fits
+    no item (F8).
+    """
+    versions_from = connection * VERSION_LIMIT
     parts: list[bytes] = []
     replies: list[Reply] = []
     awaited: list[tuple[ReplyKind, int]] = []
@@ -128,17 +135,17 @@ def encode_flow(requests: Sequence[Request]) -> tuple[list[bytes], Plan]:
             awaited.append((ReplyKind.FENCE, index))
             has_open_add = False
         is_quiet = False
-        kind, command = _encode_spoken(request)
+        kind, command = _encode_spoken(request, versions_from)
         parts.append(command)
         replies.append(MISSING)
         awaited.append((kind, index))
     if is_quiet:
         parts.append(FENCE)
         awaited.append((ReplyKind.FENCE, len(replies)))
-    return parts, Plan(requests, replies, awaited)
+    return parts, Plan(requests, replies, awaited, versions_from)
 
 
-def _encode_spoken(request: Request) -> tuple[ReplyKind, bytes]:
+def _encode_spoken(request: Request, versions_from: int) -> tuple[ReplyKind, bytes]:
     """A request that always gets an answer."""
     if isinstance(request, InspectStorage):
         lifetime_seconds(request.tombstone_ttl_seconds)
@@ -155,9 +162,11 @@ def _encode_spoken(request: Request) -> tuple[ReplyKind, bytes]:
         return ReplyKind.TOUCHED, b"mg %b T%d\r\n" % (key, lifetime_seconds(request.ttl_seconds))
     assert isinstance(request, Cas | Delete), request
     lifetime = lifetime_seconds(request.ttl_seconds) if isinstance(request, Cas) else 0
-    version = request.version
-    if version is None or not 0 < version < VERSION_LIMIT:
-        # No item has such a version, and C0 must never come to mean "any": only ask whether the key is there
+    assert request.version is not None
+    version = request.version - versions_from
+    if not 0 < version < VERSION_LIMIT:
+        # No item has such a version on this connection, and C0 must never come to mean "any": only ask whether the
+        # key is there
         return ReplyKind.PRESENCE, b"mg %b\r\n" % key
     if isinstance(request, Delete):
         return ReplyKind.DELETED, b"md %b C%d\r\n" % (key, version)
@@ -238,12 +247,12 @@ def decode_flow(
     run_start = 0
     for kind, index in plan.awaited:
         if kind is ReplyKind.ITEM:
-            replies[index] = _read_item(reader)
+            replies[index] = _read_item(reader, plan.versions_from)
         elif kind is ReplyKind.FENCE:
             _read_run(reader, replies, run_start, index)
             run_start = index
         elif kind is ReplyKind.CAS:
-            replies[index] = _read_cas(reader)
+            replies[index] = _read_cas(reader, plan.versions_from)
         elif kind is ReplyKind.STATS:
             request = plan.requests[index]
             assert isinstance(request, InspectStorage)
@@ -270,7 +279,7 @@ def _read_word(reader: ReplyReader, words: dict[bytes, Reply]) -> Reply:
     return reply
 
 
-def _read_item(reader: ReplyReader) -> Reply:
+def _read_item(reader: ReplyReader, versions_from: int) -> Reply:
     line = reader.line()
     if line == b"EN":
         return MISSING
@@ -280,7 +289,7 @@ def _read_item(reader: ReplyReader) -> Reply:
         size = int(size_text)
         if code != b"VA" or version[:1] != b"c" or ttl[:1] != b"t" or not 0 <= size <= VALUE_BYTES_MAX:
             raise ProtocolError(f"expected VA with c and t, or EN, got {line[:200]!r}")
-        version_number, ttl_seconds = int(version[1:]), int(ttl[1:])
+        version_number, ttl_seconds = int(version[1:]) + versions_from, int(ttl[1:])
     except ValueError as error:
         raise ProtocolError(f"expected VA with c and t, or EN, got {line[:200]!r}") from error
     value = reader.block(size)
@@ -289,11 +298,11 @@ def _read_item(reader: ReplyReader) -> Reply:
     return Item(value, version_number, ttl_seconds, b"W" in words[4:], b"Z" in words[4:])
 
 
-def _read_cas(reader: ReplyReader) -> Reply:
+def _read_cas(reader: ReplyReader, versions_from: int) -> Reply:
     line = reader.line()
     if line[:4] == b"HD c":
         try:
-            return Stored(int(line[4:]))
+            return Stored(int(line[4:]) + versions_from)
         except ValueError as error:
             raise ProtocolError(f"expected HD with c, got {line[:200]!r}") from error
     code = line[:2]

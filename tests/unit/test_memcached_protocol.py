@@ -14,7 +14,14 @@ import pytest
 
 from freshness.backend import TTL_SECONDS_MAX
 from freshness.backends.memcached import MemcachedNode
-from freshness.backends.meta import ProtocolError, ReplyReader, Stats, decode_flow, encode_flow
+from freshness.backends.meta import (
+    VERSION_LIMIT,
+    ProtocolError,
+    ReplyReader,
+    Stats,
+    decode_flow,
+    encode_flow,
+)
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
 from freshness.request import (
     CONFLICT,
@@ -329,7 +336,7 @@ def test_after_a_reply_that_does_not_fit_the_connection_is_closed(
     node = connect(script, [GREETING, answer], [GREETING, b"VA 1 c1 t-1\r\nx\r\n"])
     with pytest.raises(NodeUnavailable):
         node.perform([GET])
-    assert node.perform([GET]) == [Item(b"x", 1)]
+    assert node.perform([GET]) == [Item(b"x", VERSION_LIMIT + 1)]
     node.close()
     script[0].finish()
     assert script[0].closed_by_client == [True, True]
@@ -360,7 +367,7 @@ def test_a_server_that_hangs(script: list[ScriptedServer]) -> None:
 def test_a_late_answer_is_not_taken_for_the_next_one(script: list[ScriptedServer]) -> None:
     node = connect(script, [GREETING, b"VA 1 c1 t-1\r\na\r\n"], [GREETING, b"VA 1 c2 t-1\r\nb\r\n"])
     node.send([Get(b"a")])
-    assert node.perform([Get(b"b")]) == [Item(b"b", 2)]
+    assert node.perform([Get(b"b")]) == [Item(b"b", VERSION_LIMIT + 2)]
     node.close()
 
 
@@ -377,7 +384,7 @@ def test_an_interrupted_read_closes_the_connection(
         patched.setattr(node, "_receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
             node.receive()
-    assert node.perform([Get(b"b")]) == [Item(b"b", 2)]
+    assert node.perform([Get(b"b")]) == [Item(b"b", VERSION_LIMIT + 2)]
     node.close()
 
 

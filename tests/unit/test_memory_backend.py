@@ -61,6 +61,8 @@ def test_versions_start_at_1_and_repeat_after_a_restart() -> None:
     node.perform([Add(b"a", b"1", 60), Add(b"b", b"2", 60)])
     assert (version_of(node, b"a"), version_of(node, b"b")) == (1, 2)
     store.restart()
+    with pytest.raises(NodeUnavailable, match="broke the connection"):
+        node.perform([Get(b"a")])
     assert node.perform([Get(b"a")]) == [MISSING]
     node.perform([Add(b"a", b"3", 60)])
     assert version_of(node, b"a") == 1

@@ -1,0 +1,156 @@
+"""An actor: one procedure, answered one request at a time, so that anything can happen between two of them.
+
+A flow is taken apart into its requests. Between two of them any other actor may run; a connection that breaks
+fails the rest of its node's flow, and the world decides whether the node carries the rest out all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from freshness.errors import FreshnessError, NodeUnavailable
+from freshness.request import Flow, Flows, Reply, Request, Wait
+
+
+class Transport(Protocol):
+    """The world, as actors see it."""
+
+    now: float
+
+    def carry_out(self, actor: Actor, node: str, request: Request) -> Reply:
+        """One request to a node. Raises `NodeUnavailable`; whether it took effect, the actor cannot know."""
+
+    def abandon(self, actor: Actor, node: str, requests: list[Request]) -> None:
+        """The rest of a flow whose connection broke: it may be on its way."""
+
+    def answer(self, actor: Actor, step: Any) -> list[Callable[[], Any]]:
+        """Any other step, as atomic actions of which the last one gives the answer."""
+
+
+@dataclass(slots=True)
+class _FlowState:
+    flow: Flow
+    replies: list[Reply] = field(default_factory=list)
+    error: NodeUnavailable | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.error is not None or len(self.replies) == len(self.flow.requests)
+
+
+@dataclass(slots=True)
+class Actor:
+    """``restart`` gives a new procedure when the former one ended; None: the actor is done then."""
+
+    name: str
+    transport: Transport
+    restart: Callable[[], Generator[Any, Any, Any] | None]
+    procedure: Generator[Any, Any, Any] | None = None
+    wake_at: float = 0.0
+    connections: dict[str, int] = field(default_factory=dict)
+    results: list[Any] = field(default_factory=list)
+    failure: BaseException | None = None
+    _step: Any = None
+    _flows: list[_FlowState] = field(default_factory=list)
+    _actions: list[Callable[[], Any]] = field(default_factory=list)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.procedure is None and self._step is None
+
+    def crash(self) -> None:
+        """The process dies where it stands; its connections break."""
+        if self.procedure is not None:
+            self.procedure.close()
+        self._drop_flows()
+        self.procedure = self._step = None
+        self._flows, self._actions = [], []
+        self.connections.clear()
+
+    def run_step(self) -> None:
+        """Do one atomic thing."""
+        if self.procedure is None:
+            self.procedure = self.restart()
+            if self.procedure is not None:
+                self._advance(None)
+            return
+        for state in self._flows:
+            if not state.is_done:
+                self._request(state)
+                break
+        else:
+            if self._actions:
+                self._act()
+                return
+        self._finish_if_answered()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _request(self, state: _FlowState) -> None:
+        node = state.flow.node
+        try:
+            state.replies.append(
+                self.transport.carry_out(self, node, state.flow.requests[len(state.replies)])
+            )
+        except NodeUnavailable as error:
+            state.error = error
+            rest = list(state.flow.requests[len(state.replies) + 1 :])
+            self.transport.abandon(self, node, rest)
+
+    def _act(self) -> None:
+        action = self._actions.pop(0)
+        try:
+            answer = action()
+        except FreshnessError as error:
+            self._actions = []
+            self._advance(error)
+            return
+        if not self._actions:
+            self._advance(answer)
+
+    def _finish_if_answered(self) -> None:
+        if any(not state.is_done for state in self._flows):
+            return
+        step = self._step
+        if isinstance(step, Flow):
+            (state,) = self._flows
+            self._advance(state.error or state.replies)
+        elif isinstance(step, Flows):
+            self._advance([state.error or state.replies for state in self._flows])
+        else:
+            assert isinstance(step, Wait)
+            self._advance(None)
+
+    def _advance(self, answer: Any) -> None:
+        """Hand the answer to the procedure and take its next step."""
+        assert self.procedure is not None
+        self._flows, self._actions, self._step = [], [], None
+        try:
+            if isinstance(answer, FreshnessError):
+                step = self.procedure.throw(answer)
+            else:
+                step = self.procedure.send(answer)
+        except StopIteration as stop:
+            self.procedure = None
+            self.results.append(stop.value)
+            return
+        except FreshnessError as error:
+            self.procedure = None
+            self.failure = error
+            return
+        self._step = step
+        if isinstance(step, Flow):
+            self._flows = [_FlowState(step)]
+        elif isinstance(step, Flows):
+            self._flows = [_FlowState(flow) for flow in step.flows]
+        elif isinstance(step, Wait):
+            self.wake_at = self.transport.now + step.seconds
+        else:
+            self._actions = self.transport.answer(self, step)
+
+    def _drop_flows(self) -> None:
+        for state in self._flows:
+            if not state.is_done:
+                self.transport.abandon(self, state.flow.node, list(state.flow.requests[len(state.replies) :]))

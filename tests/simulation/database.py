@@ -1,0 +1,170 @@
+"""A shard as the simulator has it: a primary's log, what the primary shows, and replicas that lag.
+
+Rows have versions: the number of the last commit that changed them. Numbers grow for ever, also after a failover
+that loses commits, so that "older" needs no clock and no GTID to be judged: the checkers compare numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from freshness.position import MysqlGtidSet, Position
+from invalidator.source import Heartbeat, RowChange, Transaction
+
+Row = tuple[str, int]
+"""(table, key)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One transaction of the log. ``rows``: what it changed, also by replacing a whole table."""
+
+    number: int
+    position: Position
+    prefix: Position
+    rows: tuple[Row, ...]
+    transaction: Transaction
+    at: float
+
+
+@dataclass(slots=True)
+class Server:
+    """What a server shows: its executed set, and the version of each row in it."""
+
+    name: str
+    executed: Position
+    epoch: int
+    applied: list[Commit] = field(default_factory=list)
+    versions: dict[Row, int] = field(default_factory=dict)
+    is_out_of_order: bool = False
+    is_stopped: bool = False
+
+    def apply(self, commit: Commit) -> None:
+        self.executed = self.executed.union(commit.position)
+        self.applied.append(commit)
+        for row in commit.rows:
+            self.versions[row] = max(self.versions.get(row, 0), commit.number)
+        for beat in commit.transaction.heartbeats:
+            self.epoch = max(self.epoch, beat.epoch)
+
+    def version(self, row: Row) -> int:
+        return self.versions.get(row, 0)
+
+
+@dataclass(slots=True)
+class Shard:
+    """One lineage. ``log`` is what the invalidator streams; the primary shows ``primary.applied`` of it (F2)."""
+
+    lineage: str
+    tables: tuple[str, ...]
+    keys: int
+    replicas: list[Server]
+    primary: Server
+    sid_number: int = 1
+    epoch: int = 1
+    number: int = 0
+    log: list[Commit] = field(default_factory=list)
+    by_row: dict[Row, list[Commit]] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, lineage: str, tables: tuple[str, ...], keys: int, replicas: int) -> Shard:
+        nothing = MysqlGtidSet()
+        servers = [Server(f"{lineage} replica {i}", nothing, 1) for i in range(replicas)]
+        return cls(lineage, tables, keys, servers, Server(f"{lineage} primary", nothing, 1))
+
+    @property
+    def sid(self) -> str:
+        return f"00000000-0000-0000-0000-{self.sid_number:012d}"
+
+    @property
+    def logged(self) -> Position:
+        return self.log[-1].prefix if self.log else MysqlGtidSet()
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        at: float,
+        changes: tuple[RowChange, ...] = (),
+        raised: frozenset[str] = frozenset(),
+        heartbeats: tuple[Heartbeat, ...] = (),
+    ) -> Commit:
+        """Append to the log. Nobody sees it in a SELECT before `show`."""
+        self.number += 1
+        position = MysqlGtidSet.of(self.sid, self.number)
+        rows: dict[Row, None] = {}
+        for change in changes:
+            for image in (change.before, change.after):
+                if image is not None:
+                    rows[change.table, int(str(image["id"]))] = None
+        for table in sorted(raised):
+            rows.update(dict.fromkeys((table, key) for key in range(self.keys)))
+        transaction = Transaction(position, int(at * 1e6), changes, raised, heartbeats)
+        commit = Commit(self.number, position, self.logged.union(position), tuple(rows), transaction, at)
+        self.log.append(commit)
+        for row in commit.rows:
+            self.by_row.setdefault(row, []).append(commit)
+        return commit
+
+    def show(self) -> bool:
+        """The primary's engine commit of the next logged transaction."""
+        shown = len(self.primary.applied)
+        if shown == len(self.log):
+            return False
+        self.primary.apply(self.log[shown])
+        return True
+
+    # -- replicas ------------------------------------------------------------------------------------------
+
+    def replicate(self, replica: Server, ahead: int = 0) -> bool:
+        """Apply one commit: the next one, or with parallel appliers one of the following on other rows (F56)."""
+        if replica.is_stopped:
+            return False
+        waiting = [commit for commit in self.log if not replica.executed.contains(commit.position)]
+        if not waiting:
+            return False
+        chosen = waiting[0]
+        if replica.is_out_of_order:
+            for candidate in waiting[1 : 1 + ahead]:
+                if (
+                    not {row for row in candidate.rows}
+                    & {row for other in waiting[: waiting.index(candidate)] for row in other.rows}
+                    and not candidate.transaction.heartbeats
+                ):
+                    chosen = candidate
+        replica.apply(chosen)
+        return True
+
+    # -- failover ------------------------------------------------------------------------------------------
+
+    def fail_over(self, kept: int) -> None:
+        """A new primary that has only the first ``kept`` commits of the log; it writes under a new UUID."""
+        lost = self.log[kept:]
+        self.log = self.log[:kept]
+        for commit in lost:
+            for row in commit.rows:
+                self.by_row[row].remove(commit)
+        self.sid_number += 1
+        self.primary = self._rebuilt(self.primary.name, len(self.log))
+        for replica in self.replicas:
+            if any(replica.executed.contains(commit.position) for commit in lost):
+                replica.is_stopped = True  # it has what nobody else has, until it is rebuilt
+
+    def rebuild(self, place: int) -> None:
+        """A replica is set up anew from the primary."""
+        old = self.replicas[place]
+        self.replicas[place] = self._rebuilt(old.name, len(self.primary.applied))
+        self.replicas[place].is_out_of_order = old.is_out_of_order
+
+    def _rebuilt(self, name: str, count: int) -> Server:
+        server = Server(name, MysqlGtidSet(), 1)
+        for commit in self.log[:count]:
+            server.apply(commit)
+        return server
+
+    def raise_epoch(self, at: float) -> int:
+        self.epoch += 1
+        self.write(at, heartbeats=(Heartbeat("epoch", 0, 0, 0, self.epoch),))
+        while self.show():
+            pass
+        return self.epoch

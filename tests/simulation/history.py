@@ -1,0 +1,68 @@
+"""Requests, replies and items as a person reads them in a history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from freshness.envelope import STUB, Filled, NodeRecord, Tombstone
+from freshness.errors import FormatError
+from freshness.request import Add, Cas, Delete, Get, InspectStorage, Item, Outcome, Stored, Touch
+
+
+def show(thing: Any) -> str:
+    """One line for a request or a reply."""
+    match thing:
+        case Get():
+            return f"get {thing.key.decode()}" + (" or stub" if thing.vivify_ttl_seconds else "")
+        case Add():
+            return f"add {thing.key.decode()} = {show_value(thing.value)} for {thing.ttl_seconds} s"
+        case Cas():
+            return f"cas#{thing.version} {thing.key.decode()} = {show_value(thing.value)} for {thing.ttl_seconds} s"
+        case Delete():
+            return f"delete {thing.key.decode()}" + (f"#{thing.version}" if thing.version is not None else "")
+        case Touch():
+            return f"touch {thing.key.decode()} for {thing.ttl_seconds} s"
+        case InspectStorage():
+            return "inspect"
+        case Item():
+            flags = " won" if thing.won else " leased" if thing.lease else ""
+            return f"#{thing.version} {show_value(thing.value)}{flags} (ttl {thing.ttl_seconds})"
+        case Stored():
+            return f"stored #{thing.version}"
+        case Outcome():
+            return thing.value
+    return str(thing)
+
+
+def show_value(data: bytes) -> str:
+    """What an item holds."""
+    if data == STUB:
+        return "stub"
+    for kind in (Filled, Tombstone, NodeRecord):
+        try:
+            value = kind.decode(data)
+        except FormatError:
+            continue
+        return _show_envelope(value)
+    return repr(data)
+
+
+def _show_envelope(value: Filled | Tombstone | NodeRecord) -> str:
+    match value:
+        case Filled():
+            stamps = ", ".join(f"{s.life.hex()[:4]} {_numbers(s.position)}" for s in value.stamps)
+            return f"entry {(value.value or b'absent').decode()} at {stamps}"
+        case Tombstone():
+            return "tombstone " + ", ".join(_numbers(position) for position in value.positions.values())
+        case NodeRecord():
+            tables = "".join(f" {t}≥{_numbers(p)}" for t, p in value.table_floors.items())
+            state = "open" if value.is_open else "closed"
+            return (
+                f"record {value.life.hex()[:4]} {state} epoch {value.epoch} progress {_numbers(value.progress)} "
+                f"floor {_numbers(value.floor)}{tables}"
+            )
+
+
+def _numbers(position: Any) -> str:
+    """GTIDs without what is the same in all of them."""
+    return str(position).replace("00000000-0000-0000-0000-00000000000", "") or "∅"
