@@ -9,6 +9,7 @@ from typing import Any, Final
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from examples.demo.acknowledgement import WATCH_SECONDS
 from examples.demo.measurement import Meter, ObjectKey, Row, StaleHit, percentile
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES
 from examples.demo.verdict import Poisoned, Verdict
@@ -198,7 +199,8 @@ def explain(result: DemoResult) -> list[str]:
     """The sentences under the table: why, with evidence, and what event tokens cost."""
     lines = [
         "* hits older than an invalidation that was acknowledged before the read began. Reads saved: database reads "
-        "that the cache made unnecessary. Lag: from the commit to the acknowledged invalidation."
+        "that the cache made unnecessary. Lag: from the commit to the acknowledged invalidation, which for "
+        f"event_tokens is looked for every {WATCH_SECONDS * 1000:.0f} ms."
     ]
     evidence = _choose_evidence(result)
     if evidence:

@@ -169,7 +169,7 @@ class World:
             if not server.is_running():
                 raise ServerFailed(
                     f"{name} died during the run; the end of its log:\n{server.log_tail()}",
-                    hint="the log says why; nothing was measured",
+                    hint="nothing was measured; a log that ends in the middle means that it was killed",
                 )
 
     def pause_applier(self) -> None:
