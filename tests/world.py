@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from freshness.admission import join
@@ -27,6 +27,7 @@ from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_po
 from freshness.read import Loaded, Lookup, Read, ReadContext, read_through
 from freshness.request import (
     Add,
+    Cas,
     Delete,
     Flow,
     Flows,
@@ -40,6 +41,7 @@ from freshness.request import (
     Reply,
     Request,
     Step,
+    Stored,
     Wait,
 )
 from freshness.rule import ObjectPolicy, ReadOutcome
@@ -63,6 +65,7 @@ HEARTBEAT_AGE_MAX_SECONDS: Final = 4.0
 NODE_REFRESH_SECONDS: Final = 1.0
 MAX_STALENESS_SECONDS: Final = HEARTBEAT_AGE_MAX_SECONDS + L_SECONDS + NODE_REFRESH_SECONDS
 STEPS_MAX: Final = 10_000
+VERSIONS_PER_CONNECTION: Final = 1 << 40
 
 CUSTOMER: Final = ObjectPolicy("customer", 5, ("customers",), (LINEAGE,), 3600)
 ORDER: Final = ObjectPolicy("order", 6, ("orders",), (LINEAGE,), 3600)
@@ -173,11 +176,16 @@ Answerer: TypeAlias = Callable[[str, Request], Reply | None]
 
 
 class Client:
-    """The connections of one process. A restart of a node breaks the one to it: its next flow fails."""
+    """The connections of one process. A restart of a node breaks the one to it: its next flow fails.
+
+    As with memcached, a version is of use only on the connection on which it was read. A new `Client` counts its
+    connections from the start again: two of them may well know one version (F8).
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._connected: dict[str, int] = {}
+        self._connections: dict[str, int] = {}
 
     def perform(self, node: str, request: Request) -> Reply:
         world = self.world
@@ -186,8 +194,15 @@ class Client:
         incarnation = world.incarnations[node]
         if self._connected.setdefault(node, incarnation) != incarnation:
             del self._connected[node]
+            self._connections[node] = self._connections.get(node, 0) + 1
             raise NodeUnavailable(f"{node} has closed the connection")
-        return world.perform(node, request)
+        versions_from = self._connections.get(node, 0) * VERSIONS_PER_CONNECTION
+        if isinstance(request, Cas | Delete) and request.version is not None:
+            request = replace(request, version=max(0, request.version - versions_from))
+        reply = world.perform(node, request)
+        if versions_from and isinstance(reply, Item | Stored) and reply.version:
+            reply = replace(reply, version=reply.version + versions_from)
+        return reply
 
 
 class Run(Generic[Result]):
@@ -746,7 +761,7 @@ class Reader:
 
 def is_fill(action: Action) -> bool:
     """The CAS of a value on an entry, the last step of a read."""
-    return type(action).__name__ == "Cas" and not getattr(action, "key", b"").startswith(b"shop:!")
+    return isinstance(action, Cas) and not action.key.startswith(b"shop:!")
 
 
 def is_record_write(action: Action) -> bool:

@@ -1,0 +1,187 @@
+"""The blocking driver: answers in order, errors at the right place, all nodes at work at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from freshness.backends.memory import MemoryNode, MemoryStore
+from freshness.driver import BlockingDriver, drive
+from freshness.errors import NodeUnavailable
+from freshness.position import empty_position
+from freshness.request import (
+    DONE,
+    MISSING,
+    STORED,
+    Add,
+    Delete,
+    Flow,
+    Flows,
+    Get,
+    Head,
+    Load,
+    Procedure,
+    ReadHead,
+    Reply,
+    Request,
+    Step,
+    Wait,
+)
+
+
+class Spy:
+    """A node that logs in a shared diary when it is written to and read from."""
+
+    def __init__(self, name: str, diary: list[str]) -> None:
+        self.node = MemoryNode(MemoryStore(name, clock=lambda: 0.0))
+        self.diary = diary
+        self.fails_on_receive = False
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    def send(self, requests: Sequence[Request]) -> None:
+        self.diary.append(f"send {self.name}")
+        self.node.send(requests)
+
+    def receive(self) -> list[Reply]:
+        self.diary.append(f"receive {self.name}")
+        if self.fails_on_receive:
+            raise NodeUnavailable(f"{self.name} said nothing")
+        return self.node.receive()
+
+    def perform(self, requests: Sequence[Request]) -> list[Reply]:
+        self.send(requests)
+        return self.receive()
+
+    def close(self) -> None:
+        self.node.close()
+
+
+def build(*names: str) -> tuple[BlockingDriver, dict[str, Spy], list[str]]:
+    diary: list[str] = []
+    nodes = {name: Spy(name, diary) for name in names}
+    return BlockingDriver(nodes, lambda _: None), nodes, diary
+
+
+def ask(step: Step) -> Procedure[Any]:
+    return (yield step)
+
+
+def test_a_flow_is_answered_in_order() -> None:
+    driver, _, _ = build("a")
+    replies = driver.run(ask(Flow("a", (Get(b"k"), Add(b"k", b"v", 0), Delete(b"k"), Get(b"k")))))
+    assert replies == [MISSING, STORED, DONE, MISSING]
+
+
+def test_several_nodes_are_written_to_before_the_first_is_read_from() -> None:
+    driver, _, diary = build("a", "b", "c")
+    step = Flows(tuple(Flow(name, (Get(b"k"),)) for name in "abc"))
+    assert driver.run(ask(step)) == [[MISSING]] * 3
+    assert diary == ["send a", "send b", "send c", "receive a", "receive b", "receive c"]
+
+
+def test_no_flows_no_answers() -> None:
+    driver, _, diary = build("a")
+    assert driver.run(ask(Flows(()))) == []
+    assert diary == []
+
+
+@pytest.mark.parametrize("names", ["b", "ab", "ba", "abc"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_one_dead_node_is_a_value_among_the_others_answers(names: str, is_late: bool) -> None:
+    driver, nodes, _ = build("a", "b", "c")
+    nodes["b"].fails_on_receive = is_late
+    nodes["b"].node.down = not is_late
+    answers = driver.run(ask(Flows(tuple(Flow(name, (Get(b"k"),)) for name in names))))
+    for name, answer in zip(names, answers, strict=True):
+        assert isinstance(answer, NodeUnavailable) if name == "b" else answer == [MISSING]
+
+
+def test_a_dead_node_in_a_single_flow_is_raised_at_the_yield() -> None:
+    driver, nodes, _ = build("a")
+    nodes["a"].node.down = True
+
+    def careful() -> Procedure[str]:
+        try:
+            yield Flow("a", (Get(b"k"),))
+        except NodeUnavailable as error:
+            return error.message
+        return "answered"
+
+    assert "a is down" in driver.run(careful())
+    with pytest.raises(NodeUnavailable):
+        driver.run(ask(Flow("a", (Get(b"k"),))))
+
+
+def test_any_exception_is_raised_inside_the_procedure_which_may_clean_up() -> None:
+    cleaned: list[object] = []
+
+    def broken_load(_: Sequence[Any]) -> Any:
+        raise ZeroDivisionError("in the loader")
+
+    nodes = {"a": MemoryNode(MemoryStore("a", clock=lambda: 0.0))}
+    driver = BlockingDriver(nodes, lambda _: None, load=broken_load)
+
+    def tidy() -> Procedure[None]:
+        yield Flow("a", (Add(b"k", b"v", 0),))
+        try:
+            yield Load(("x",))
+        except ZeroDivisionError:
+            cleaned.append((yield Flow("a", (Delete(b"k"),))))
+            raise
+
+    with pytest.raises(ZeroDivisionError, match="in the loader"):
+        driver.run(tidy())
+    assert cleaned == [[DONE]]
+
+
+def test_loads_heads_and_waits_are_passed_on() -> None:
+    slept: list[float] = []
+    head = Head(empty_position("mysql"), 3)
+    driver = BlockingDriver({}, slept.append, load=lambda lookups: list(lookups), read_head=lambda: head)
+    assert driver.run(ask(Load((1, 2)))) == [1, 2]
+    assert driver.run(ask(ReadHead())) is head
+    assert driver.run(ask(Wait(0.25))) is None
+    assert slept == [0.25]
+
+
+def test_a_driver_without_a_database_says_so() -> None:
+    driver, _, _ = build("a")
+    with pytest.raises(AssertionError, match="no database"):
+        driver.run(ask(Load(())))
+    with pytest.raises(AssertionError, match="no database"):
+        driver.run(ask(ReadHead()))
+
+
+def test_a_procedure_that_asks_for_nothing_returns() -> None:
+    def idle() -> Procedure[str]:
+        return "done"
+        yield
+
+    def never(_: Step) -> Any:
+        raise AssertionError("nothing was asked")
+
+    assert drive(idle(), never) == "done"
+
+
+def test_an_exception_that_the_procedure_answers_with_another_step() -> None:
+    def stubborn() -> Procedure[list[object]]:
+        answers: list[object] = []
+        for number in range(3):
+            try:
+                answers.append((yield Wait(number)))
+            except ValueError as error:
+                answers.append(str(error))
+        return answers
+
+    def odd_fails(step: Step) -> Any:
+        assert isinstance(step, Wait)
+        if step.seconds == 1:
+            raise ValueError("odd")
+        return step.seconds
+
+    assert drive(stubborn(), odd_fails) == [0, "odd", 2]

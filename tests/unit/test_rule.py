@@ -1,0 +1,196 @@
+"""The one rule, case by case: when a value may be stored, and when an entry may be served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from freshness.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone
+from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
+from freshness.rule import (
+    ObjectPolicy,
+    ReadOutcome,
+    find_fill_refusal,
+    find_hit_refusal,
+    find_record_refusal,
+)
+from freshness.token import EventToken
+
+SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+ONE: Final = ObjectPolicy("customer", 5, ("customers", "addresses"), ("a",), 60)
+TWO: Final = replace(ONE, lineages=("a", "b"))
+
+
+def at(numbers: str) -> Position:
+    return MysqlGtidSet.parse(f"{SOURCE}:{numbers}") if numbers else empty_position("mysql")
+
+
+def record(lineage: str = "a", **changes: Any) -> NodeRecord:
+    fields: dict[str, Any] = {
+        "lineage": lineage,
+        "life": b"LIFELIFE",
+        "tenure": b"TENURE..",
+        "is_open": True,
+        "epoch": 1,
+        "ring": 7,
+        "as_of_us": 0,
+        "heartbeat_age_ms": 0,
+        "losses": 0,
+        "progress": at("1-10"),
+        "floor": at("1-5"),
+        "table_floors": {},
+        "objects": {"customer": Coverage(5, at("1-3"))},
+    }
+    return NodeRecord(**{**fields, **changes})
+
+
+def token(numbers: str, lineage: str = "a", epoch: int = 1, timestamp_us: int = 0) -> EventToken:
+    return EventToken(lineage, "-", epoch, timestamp_us, at(numbers))
+
+
+def judge_fill(
+    policy: ObjectPolicy = ONE,
+    *,
+    ring: int = 7,
+    records: Mapping[str, NodeRecord | None] | None = None,
+    tombstone: Tombstone | None = None,
+    tokens: Mapping[str, EventToken] | None = None,
+) -> ReadOutcome | None:
+    return find_fill_refusal(
+        policy,
+        ring,
+        {"a": record()} if records is None else records,
+        tombstone,
+        {"a": token("1-10")} if tokens is None else tokens,
+    )
+
+
+def judge_one(**changes: Any) -> ReadOutcome | None:
+    return judge_fill(records={"a": record(**changes)})
+
+
+def test_a_read_that_contains_everything_is_stored() -> None:
+    assert judge_fill() is None
+    assert judge_fill(tombstone=Tombstone.of("a", 1, at("7:9"))) is None
+    assert judge_one(floor=at("1-10")) is None, "equal is fresh (F38)"
+
+
+def test_doubt_about_the_node() -> None:
+    assert judge_fill(records={}) is ReadOutcome.NO_RECORD
+    assert judge_fill(records={"a": None}) is ReadOutcome.NO_RECORD
+    assert judge_fill(ring=8) is ReadOutcome.RING
+    assert judge_one(is_open=False) is ReadOutcome.CLOSED
+    assert find_record_refusal(record(), 7) is None
+    assert find_record_refusal(record(is_open=False), 8) is ReadOutcome.RING, "another ring is never trusted"
+
+
+def test_doubt_about_the_object() -> None:
+    assert judge_one(objects={}) is ReadOutcome.OBJECT
+    assert judge_one(objects={"customer": Coverage(6, at("1-3"))}) is ReadOutcome.OBJECT
+    assert judge_one(objects={"customer": Coverage(5, at("1-11"))}) is ReadOutcome.FLOOR
+
+
+def test_doubt_about_the_read() -> None:
+    assert judge_fill(tokens={}) is ReadOutcome.NO_TOKEN
+    assert judge_fill(tokens={"a": token("1-10", epoch=2)}) is ReadOutcome.EPOCH
+    assert judge_fill(tokens={"a": token("1-10", epoch=0)}) is ReadOutcome.EPOCH
+    maria = EventToken("a", "-", 1, 0, parse_position("mariadb", "0-1-100"))
+    assert judge_fill(tokens={"a": maria}) is ReadOutcome.FLOOR, "another flavor is UNKNOWN"
+
+
+@pytest.mark.parametrize("numbers", ["1-4", "2-10", "1-3:5-10", ""])
+def test_the_floor_must_be_contained(numbers: str) -> None:
+    assert judge_fill(tokens={"a": token(numbers)}) is ReadOutcome.FLOOR
+
+
+@pytest.mark.parametrize("numbers", ["11", "10-11", "3:12"])
+def test_the_tombstone_must_be_contained(numbers: str) -> None:
+    assert judge_fill(tombstone=Tombstone.of("a", 1, at(numbers))) is ReadOutcome.TOMBSTONE
+
+
+def test_a_later_timestamp_proves_nothing() -> None:
+    """F3, F4."""
+    tombstone = Tombstone.of("a", 1, at("11"))
+    tokens = {"a": token("1-10", timestamp_us=2**60)}
+    assert judge_fill(tombstone=tombstone, tokens=tokens) is ReadOutcome.TOMBSTONE
+
+
+def test_a_tombstone_of_another_history_or_lineage_is_doubt() -> None:
+    assert judge_fill(tombstone=Tombstone.of("a", 2, at("7"))) is ReadOutcome.TOMBSTONE
+    assert judge_fill(tombstone=Tombstone.of("a", 0, at("7"))) is ReadOutcome.TOMBSTONE
+    assert judge_fill(tombstone=Tombstone.of("elsewhere", 1, at("7"))) is ReadOutcome.TOMBSTONE
+
+
+def test_every_table_floor_of_the_object_must_be_contained() -> None:
+    assert judge_one(table_floors={"addresses": at("11")}) is ReadOutcome.TABLE_FLOOR
+    assert judge_one(table_floors={"customers": at("9"), "addresses": at("8")}) is None
+    assert judge_one(table_floors={"orders": at("11")}) is None, "not a table of this object"
+
+
+@pytest.mark.parametrize("lagging", ["a", "b"])
+def test_two_lineages_are_both_held_to_the_rule(lagging: str) -> None:
+    """F31."""
+    records = {"a": record(), "b": record("b")}
+    tokens = {name: token("1-4" if name == lagging else "1-10", name) for name in "ab"}
+    fresh = {name: token("1-10", name) for name in "ab"}
+    assert judge_fill(TWO, records=records, tokens=fresh) is None
+    assert judge_fill(TWO, records=records, tokens=tokens) is ReadOutcome.FLOOR
+    tombstone = Tombstone.of("a", 1, at("7")).union("b", 1, at("8"))
+    assert judge_fill(TWO, records=records, tokens=fresh, tombstone=tombstone) is None
+    late = tombstone.union(lagging, 1, at("11"))
+    assert judge_fill(TWO, records=records, tokens=fresh, tombstone=late) is ReadOutcome.TOMBSTONE
+    del records[lagging]
+    assert judge_fill(TWO, records=records, tokens=fresh) is ReadOutcome.NO_RECORD
+
+
+# -- hits ----------------------------------------------------------------------------------------------
+
+
+def entry(*lineages: str, numbers: str = "1-10", life: bytes = b"LIFELIFE", epoch: int = 1) -> Filled:
+    stamps = tuple(Stamp(lineage, life, epoch, at(numbers)) for lineage in lineages)
+    return Filled(stamps, b"1", b"value")
+
+
+def judge_hit(
+    found: Filled,
+    policy: ObjectPolicy = ONE,
+    records: Mapping[str, NodeRecord | None] | None = None,
+    identity: bytes = b"1",
+) -> ReadOutcome | None:
+    return find_hit_refusal(policy, identity, found, {"a": record()} if records is None else records)
+
+
+def test_an_entry_of_this_life_is_a_hit_however_old_its_position() -> None:
+    """What has changed since was invalidated by key; the floor is for fills."""
+    assert judge_hit(entry("a")) is None
+    assert judge_hit(entry("a", numbers="1-4")) is None
+
+
+def test_an_entry_of_another_key_life_or_history_is_not() -> None:
+    assert judge_hit(entry("a"), identity=b"2") is ReadOutcome.IDENTITY
+    assert judge_hit(entry("a", life=b"FORMERLY")) is ReadOutcome.DEAD
+    assert judge_hit(entry("a", epoch=2)) is ReadOutcome.DEAD
+    assert judge_hit(entry("b")) is ReadOutcome.DEAD
+    assert judge_hit(entry("a"), records={"a": None}) is ReadOutcome.DEAD
+    assert judge_hit(entry("a"), records={}) is ReadOutcome.DEAD
+
+
+def test_an_entry_is_held_to_the_table_floors() -> None:
+    """F21, F68."""
+    floors = {"addresses": at("11")}
+    assert judge_hit(entry("a"), records={"a": record(table_floors=floors)}) is ReadOutcome.TABLE_FLOOR
+    assert judge_hit(entry("a", numbers="11"), records={"a": record(table_floors=floors)}) is None
+
+
+def test_an_entry_of_two_lineages_needs_both() -> None:
+    records: dict[str, NodeRecord | None] = {"a": record(), "b": record("b")}
+    assert judge_hit(entry("a", "b"), TWO, records) is None
+    assert judge_hit(entry("a"), TWO, records) is ReadOutcome.DEAD
+    assert (
+        judge_hit(entry("a", "b"), TWO, {**records, "b": record("b", life=b"ANOTHER!")}) is ReadOutcome.DEAD
+    )
+    condemned = {**records, "b": record("b", table_floors={"customers": at("11")})}
+    assert judge_hit(entry("a", "b"), TWO, condemned) is ReadOutcome.TABLE_FLOOR
