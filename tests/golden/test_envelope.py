@@ -1,0 +1,217 @@
+"""Bytes that stay readable: every item in the cache, as docs/wire-format.md describes it.
+
+A change of these takes a new format version: applications and invalidators of two releases share a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from freshness.envelope import (
+    STUB,
+    Coverage,
+    Filled,
+    Kind,
+    NodeRecord,
+    Stamp,
+    Tombstone,
+    live_prefix,
+    record_key,
+    resume_key,
+    split_live,
+)
+from freshness.errors import FormatError
+from freshness.position import Position, parse_position
+
+POSITIONS = {
+    "mysql": parse_position("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"),
+    "mariadb": parse_position("mariadb", "0-1-100"),
+}
+ENCODED = {
+    "mysql": "1101" + "3e11fa4771ca11e19e33c80aa9429562" + "00" + "01" + "00" + "04",
+    "mariadb": "1201" + "00" + "63" + "00" + "01",
+}
+LIFE = b"\x01\x02\x03\x04\x05\x06\x07\x08"
+TENURE = b"\x11\x12\x13\x14\x15\x16\x17\x18"
+HEAD = "fa01"
+
+
+def long(hex_text: str) -> str:
+    """A field with its length before it."""
+    return f"{len(hex_text) // 2:08x}" + hex_text
+
+
+def short(text: str) -> str:
+    return f"{len(text):02x}" + text.encode().hex()
+
+
+def position_of(flavor: str) -> str:
+    return long(ENCODED[flavor])
+
+
+def stamp_of(flavor: str, lineage: str = "shop/-") -> tuple[Stamp, str]:
+    written = short(lineage) + LIFE.hex() + "0000000000000003" + position_of(flavor)
+    return Stamp(lineage, LIFE, 3, POSITIONS[flavor]), written
+
+
+@pytest.mark.parametrize("flavor", POSITIONS)
+def test_a_filled_entry_of_one_lineage(flavor: str) -> None:
+    stamp, written = stamp_of(flavor)
+    entry = Filled((stamp,), b"\x00\x00\x00\x0542", b'{"id":42}')
+    expected = HEAD + "01" + "01" + written + long(b"\x00\x00\x00\x0542".hex()) + b'{"id":42}'.hex()
+    assert entry.encode().hex() == expected
+    assert Filled.decode(bytes.fromhex(expected)) == entry
+
+
+@pytest.mark.parametrize("flavor", POSITIONS)
+def test_a_filled_entry_of_two_lineages(flavor: str) -> None:
+    (one, first), (two, second) = stamp_of(flavor, "a"), stamp_of(flavor, "bb")
+    entry = Filled((one, two), b"7", b"")
+    expected = HEAD + "01" + "02" + first + second + long("37")
+    assert entry.encode().hex() == expected
+    assert Filled.decode(bytes.fromhex(expected)) == entry
+
+
+@pytest.mark.parametrize("flavor", POSITIONS)
+def test_an_absent_row(flavor: str) -> None:
+    stamp, written = stamp_of(flavor)
+    entry = Filled((stamp,), b"7", None)
+    expected = HEAD + "02" + "01" + written + long("37")
+    assert entry.encode().hex() == expected
+    assert Filled.decode(bytes.fromhex(expected)) == entry
+    with pytest.raises(FormatError):
+        Filled.decode(bytes.fromhex(expected + "00"))
+
+
+@pytest.mark.parametrize("flavor", POSITIONS)
+def test_a_tombstone(flavor: str) -> None:
+    tombstone = Tombstone.of("shop/-", 3, POSITIONS[flavor])
+    expected = HEAD + "03" + "01" + short("shop/-") + "0000000000000003" + position_of(flavor)
+    assert tombstone.encode().hex() == expected
+    assert Tombstone.decode(bytes.fromhex(expected)) == tombstone
+
+
+def test_a_tombstone_of_several_lineages_is_sorted() -> None:
+    position = POSITIONS["mariadb"]
+    tombstone = Tombstone({("b", 1): position, ("a", 2): position})
+    expected = (
+        HEAD
+        + "03"
+        + "02"
+        + short("a")
+        + "0000000000000002"
+        + position_of("mariadb")
+        + short("b")
+        + "0000000000000001"
+        + position_of("mariadb")
+    )
+    assert tombstone.encode().hex() == expected
+    assert Tombstone.decode(bytes.fromhex(expected)) == tombstone
+
+
+def record_of(position: Position) -> NodeRecord:
+    return NodeRecord(
+        lineage="shop/-",
+        life=LIFE,
+        tenure=TENURE,
+        is_open=True,
+        epoch=3,
+        ring=0xA1B2C3D4,
+        as_of_us=1_763_700_000_123_456,
+        heartbeat_age_ms=250,
+        losses=9,
+        progress=position,
+        floor=position,
+        table_floors={"orders": position, "customers": position},
+        objects={"customer": Coverage(0x01020304, position)},
+    )
+
+
+@pytest.mark.parametrize("flavor", POSITIONS)
+def test_a_node_record(flavor: str) -> None:
+    record = record_of(POSITIONS[flavor])
+    position = position_of(flavor)
+    expected = "".join(
+        (
+            HEAD + "04",
+            short("shop/-"),
+            LIFE.hex(),
+            TENURE.hex(),
+            "01",  # open
+            "0000000000000003",  # epoch
+            "a1b2c3d4",  # ring
+            "0006441367ff6a40",  # as of
+            "000000fa",  # age of the heartbeat
+            "0000000000000009",  # losses
+            position,  # progress
+            position,  # floor
+            "0002" + short("customers") + position + short("orders") + position,
+            "0001" + short("customer") + "01020304" + position,
+        )
+    )
+    assert record.encode().hex() == expected
+    assert NodeRecord.decode(bytes.fromhex(expected)) == record
+
+
+def test_a_stub_is_the_empty_item() -> None:
+    """memcached makes it, so it has no envelope; and nothing reads it as one."""
+    assert STUB == b""
+    for decode in (Filled.decode, Tombstone.decode, NodeRecord.decode):
+        with pytest.raises(FormatError):
+            decode(STUB)
+
+
+def test_keys_of_the_nodes_own_items() -> None:
+    assert record_key("shop", "shop/-80") == b"shop:!shop/-80"
+    assert resume_key("shop", "shop/-80") == b"shop:!shop/-80!resume"
+
+
+def test_positions_are_written_as_ever() -> None:
+    """Said in full for one of each flavor; tests/golden/test_token.py has the rest."""
+    assert {flavor: position.encode().hex() for flavor, position in POSITIONS.items()} == ENCODED
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_another_format_version_is_refused_by_name(version: int) -> None:
+    data = bytearray(Tombstone.of("a", 1, POSITIONS["mariadb"]).encode())
+    data[1] = version
+    with pytest.raises(FormatError, match=f"format version {version}") as raised:
+        Tombstone.decode(bytes(data))
+    assert raised.value.hint
+
+
+def test_one_kind_is_never_read_as_another() -> None:
+    stamp, _ = stamp_of("mysql")
+    items = {
+        Kind.FILLED: Filled((stamp,), b"7", b"x").encode(),
+        Kind.ABSENT_ROW: Filled((stamp,), b"7", None).encode(),
+        Kind.TOMBSTONE: Tombstone.of("a", 1, POSITIONS["mysql"]).encode(),
+        Kind.RECORD: record_of(POSITIONS["mysql"]).encode(),
+    }
+    readers: dict[Callable[[bytes], Any], set[Kind]] = {
+        Filled.decode: {Kind.FILLED, Kind.ABSENT_ROW},
+        Tombstone.decode: {Kind.TOMBSTONE},
+        NodeRecord.decode: {Kind.RECORD},
+    }
+    for decode, kinds in readers.items():
+        for kind, data in items.items():
+            if kind in kinds:
+                assert decode(data).encode() == data
+            else:
+                with pytest.raises(FormatError):
+                    decode(data)
+
+
+def test_the_hit_path_reads_the_same_bytes() -> None:
+    stamp, _ = stamp_of("mysql")
+    data = Filled((stamp,), b"identity", b"value").encode()
+    prefix = live_prefix(Kind.FILLED, "shop/-", LIFE)
+    assert data.startswith(prefix)
+    parts = split_live(data, len(prefix))
+    assert parts is not None
+    position, identity, at = parts
+    assert position == POSITIONS["mysql"].encode()
+    assert (identity, data[at:]) == (b"identity", b"value")

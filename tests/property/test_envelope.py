@@ -1,0 +1,179 @@
+"""Whatever is written is read back; whatever is damaged is a FormatError and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshness.envelope import (
+    LIFE_SIZE,
+    Coverage,
+    Filled,
+    Kind,
+    NodeRecord,
+    Stamp,
+    Tombstone,
+    live_prefix,
+    split_live,
+)
+from freshness.errors import FormatError
+from freshness.position import MariadbPosition, MysqlGtidSet, Position
+from freshness.request import Item
+from freshness.rule import ObjectPolicy, ReadOutcome
+from freshness.view import NodeView
+
+SOURCES = ("3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562")
+DECODERS: tuple[Callable[[bytes], Any], ...] = (Filled.decode, Tombstone.decode, NodeRecord.decode)
+
+numbers = st.integers(1, 2**63 - 1)
+u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+names = st.text(min_size=1, max_size=20).filter(lambda text: 0 < len(text.encode("utf-8", "replace")) <= 60)
+names = names.filter(lambda text: text.isprintable())
+nonces = st.binary(min_size=LIFE_SIZE, max_size=LIFE_SIZE)
+
+
+def union(positions: list[Position], empty: Position) -> Position:
+    for position in positions:
+        empty = empty.union(position)
+    return empty
+
+
+mysql = st.lists(st.builds(MysqlGtidSet.of, st.sampled_from(SOURCES), numbers), max_size=6).map(
+    lambda parts: union(list(parts), MysqlGtidSet())
+)
+mariadb = st.lists(
+    st.builds(MariadbPosition.of, st.integers(0, 3), st.integers(1, 3), numbers), max_size=4
+).map(lambda parts: union(list(parts), MariadbPosition()))
+positions = st.one_of(mysql, mariadb)
+stamps = st.builds(Stamp, names, nonces, u64, positions)
+filled = st.builds(
+    Filled,
+    st.lists(stamps, min_size=1, max_size=3).map(tuple),
+    st.binary(max_size=30),
+    st.none() | st.binary(max_size=60),
+)
+tombstones = st.builds(Tombstone, st.dictionaries(st.tuples(names, u64), positions, max_size=4))
+records = st.builds(
+    NodeRecord,
+    lineage=names,
+    life=nonces,
+    tenure=nonces,
+    is_open=st.booleans(),
+    epoch=u64,
+    ring=u32,
+    as_of_us=st.integers(-(2**63), 2**63 - 1),
+    heartbeat_age_ms=u32,
+    losses=u64,
+    progress=positions,
+    floor=positions,
+    table_floors=st.dictionaries(names, positions, max_size=3),
+    objects=st.dictionaries(names, st.builds(Coverage, u32, positions), max_size=3),
+)
+items = st.one_of(filled, tombstones, records)
+
+
+@given(items)
+def test_what_is_written_is_read_back(item: Filled | Tombstone | NodeRecord) -> None:
+    data = item.encode()
+    assert type(item).decode(data) == item
+    assert type(item).decode(data).encode() == data
+
+
+@given(st.one_of(tombstones, records, filled.filter(lambda entry: entry.value is None)), st.data())
+def test_a_cut_item_does_not_parse(item: Tombstone | NodeRecord | Filled, data: st.DataObject) -> None:
+    encoded = item.encode()
+    size = data.draw(st.integers(0, len(encoded) - 1))
+    with pytest.raises(FormatError):
+        type(item).decode(encoded[:size])
+
+
+@given(filled.filter(lambda entry: entry.value is not None))
+def test_every_cut_of_an_entry_before_its_value_does_not_parse(entry: Filled) -> None:
+    """The value goes to the end of the item: that it is whole is memcached's to know."""
+    encoded = entry.encode()
+    for size in range(len(encoded) - len(entry.value or b"")):
+        with pytest.raises(FormatError):
+            Filled.decode(encoded[:size])
+
+
+@given(st.one_of(tombstones, records), st.binary(min_size=1, max_size=5))
+def test_bytes_that_follow_do_not_parse(item: Tombstone | NodeRecord, more: bytes) -> None:
+    with pytest.raises(FormatError):
+        type(item).decode(item.encode() + more)
+
+
+def decode_or_refuse(decode: Callable[[bytes], Any], data: bytes) -> None:
+    """Nothing but a FormatError, and what parses is written as it was read."""
+    try:
+        item = decode(data)
+    except FormatError:
+        return
+    assert decode(item.encode()) == item
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    for decode in DECODERS:
+        decode_or_refuse(decode, data)
+
+
+@given(st.sampled_from(Kind), st.binary(max_size=120))
+def test_random_bytes_behind_our_head_are_refused(kind: Kind, data: bytes) -> None:
+    for decode in DECODERS:
+        decode_or_refuse(decode, bytes((0xFA, 1, kind)) + data)
+
+
+@given(items, st.data())
+def test_damaged_items_are_refused_or_are_other_items(
+    item: Filled | Tombstone | NodeRecord, data: st.DataObject
+) -> None:
+    encoded = bytearray(item.encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    decode_or_refuse(type(item).decode, bytes(encoded))
+
+
+# -- the hit path --------------------------------------------------------------------------------------
+
+LIFE = b"LIFELIFE"
+POLICY = ObjectPolicy("customer", 5, ("customers",), ("a",), 60)
+
+
+def view_of(table_floors: dict[str, Position]) -> NodeView:
+    nothing = MysqlGtidSet()
+    record = NodeRecord("a", LIFE, LIFE, True, 1, 7, 0, 0, 0, nothing, nothing, table_floors)
+    return NodeView(("a",), [Item(record.encode(), 1, 5)], 0.0)
+
+
+@given(filled, st.booleans())
+def test_the_short_way_and_the_long_way_agree(entry: Filled, has_floor: bool) -> None:
+    view = view_of({"customers": MysqlGtidSet.of(SOURCES[0], 7)} if has_floor else {})
+    stamp = entry.stamps[0]
+    for made in (
+        entry,
+        Filled((Stamp("a", LIFE, 1, stamp.position),), entry.identity, entry.value),
+        Filled((Stamp("a", stamp.life, 1, stamp.position),), entry.identity, entry.value),
+    ):
+        refusal, value = view.judge(POLICY, entry.identity, made.encode())
+        mine = {one.lineage: one for one in made.stamps}.get("a")
+        if mine is None or mine.life != LIFE or mine.epoch != 1:
+            assert refusal is ReadOutcome.DEAD
+        elif has_floor and not mine.position.contains(MysqlGtidSet.of(SOURCES[0], 7)):
+            assert refusal is ReadOutcome.TABLE_FLOOR
+        else:
+            assert (refusal, value) == (None, made.value)
+        assert view.judge(POLICY, entry.identity + b"?", made.encode())[0] is ReadOutcome.IDENTITY
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_a_damaged_entry_is_never_an_error(data: bytes, has_floor: bool) -> None:
+    view = view_of({"customers": MysqlGtidSet.of(SOURCES[0], 7)} if has_floor else {})
+    prefix = live_prefix(Kind.FILLED, "a", LIFE)
+    for damaged in (data, prefix + data):
+        refusal, value = view.judge(POLICY, b"1", damaged)
+        assert refusal is not None or value is not None
+        split_live(damaged, len(prefix))

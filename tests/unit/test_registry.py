@@ -1,0 +1,179 @@
+"""Objects as both sides understand them: their keys, and the fingerprint that tells two definitions apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freshness.config import Config, load_config
+from freshness.errors import ConfigError
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.registry import ObjectDefinition, build_registry
+
+HEAD = """
+[cache]
+nodes = ["127.0.0.1:11211"]
+namespace = "shop"
+value_ttl_seconds = 60
+[keyspaces.shop]
+flavor = "mysql"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:3306/shop"
+"""
+CUSTOMER = """
+[objects.customer]
+table = "customers"
+"""
+PROFILE = """
+[objects.profile]
+key = "customer_id"
+members = { customers = "id", orders = "customer_id" }
+"""
+INTEGER = KeyColumn("id", ColumnKind.INTEGER)
+Columns = dict[tuple[str, str | None], tuple[KeyColumn, ...]]
+SCHEMA: Columns = {
+    ("customers", None): (INTEGER,),
+    ("customers", "id"): (INTEGER,),
+    ("orders", "customer_id"): (KeyColumn("customer_id", ColumnKind.INTEGER),),
+}
+Define = Callable[..., dict[str, ObjectDefinition]]
+
+
+@pytest.fixture
+def define(tmp_path: Path) -> Define:
+    """The registry of a file, with a schema that may differ from the usual one."""
+
+    def build(objects: str, **changes: tuple[KeyColumn, ...]) -> dict[str, ObjectDefinition]:
+        path = tmp_path / "freshness.toml"
+        path.write_text(HEAD + objects)
+        config: Config = load_config(path, {})
+        schema = {
+            (table, column): changes.get(f"{table}_{column}", changes.get(table, columns))
+            for (table, column), columns in SCHEMA.items()
+        }
+
+        def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
+            assert keyspace == "shop"
+            return schema[table, column]
+
+        return build_registry(config, find_columns)
+
+    return build
+
+
+def test_a_row_object_is_keyed_by_the_primary_key(define: Define) -> None:
+    customer = define(CUSTOMER)["customer"]
+    assert customer.columns_by_table == {"customers": (INTEGER,)}
+    assert (customer.policy.name, customer.policy.tables) == ("customer", ("customers",))
+    assert customer.policy.lineages == ("shop/-",)
+    assert customer.policy.value_ttl_seconds == 60
+    key = customer.builder.build((42,))
+    assert key.item == b"shop:customer:42"
+    assert customer.identity(key) == customer.policy.fingerprint.to_bytes(4, "big") + b"42"
+
+
+def test_a_primary_key_of_two_columns_keeps_their_order(define: Define) -> None:
+    columns = (KeyColumn("tenant", ColumnKind.INTEGER), KeyColumn("id", ColumnKind.BINARY))
+    customer = define(CUSTOMER, customers=columns)["customer"]
+    assert customer.columns_by_table == {"customers": columns}
+    assert customer.builder.build((7, b"x")).item.startswith(b"shop:customer:7:")
+
+
+def test_a_composite_has_one_key_in_all_its_tables(define: Define) -> None:
+    """Whichever member changes, the key that is built from its row is the key of the object."""
+    profile = define(PROFILE)["profile"]
+    assert profile.policy.tables == ("customers", "orders")
+    assert {table: columns[0].name for table, columns in profile.columns_by_table.items()} == {
+        "customers": "id",
+        "orders": "customer_id",
+    }
+    assert [column.name for column in profile.builder.columns] == ["customer_id"]
+    assert profile.builder.build((42,)).item == b"shop:profile:42"
+
+
+def test_two_objects_never_share_an_item_or_an_identity(define: Define) -> None:
+    both = define(CUSTOMER + PROFILE)
+    keys = {name: definition.builder.build((1,)) for name, definition in both.items()}
+    assert len({key.item for key in keys.values()}) == 2
+    assert len({both[name].identity(key) for name, key in keys.items()}) == 2
+
+
+def test_the_fingerprint_depends_on_the_definition_alone(define: Define) -> None:
+    """The two sides compute it in two processes, from files that may differ in everything else."""
+    first = define(CUSTOMER)["customer"].policy.fingerprint
+    assert define(CUSTOMER + PROFILE)["customer"].policy.fingerprint == first
+    assert 0 <= first < 2**32
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (KeyColumn("number", ColumnKind.INTEGER),),
+        (KeyColumn("id", ColumnKind.BINARY),),
+        (KeyColumn("id", ColumnKind.BINARY, length=8),),
+        (KeyColumn("id", ColumnKind.STRING, "utf8mb4_bin"),),
+        (KeyColumn("id", ColumnKind.STRING, "utf8mb4_general_ci"),),
+        (INTEGER, KeyColumn("part", ColumnKind.INTEGER)),
+    ],
+)
+def test_a_changed_key_changes_the_fingerprint(define: Define, columns: tuple[KeyColumn, ...]) -> None:
+    """F24, F70: entries of the former definition are then another object's."""
+    before = define(CUSTOMER)["customer"].policy.fingerprint
+    assert define(CUSTOMER, customers=columns)["customer"].policy.fingerprint != before
+
+
+def test_a_changed_name_or_member_changes_the_fingerprint(define: Define) -> None:
+    profile = define(PROFILE)["profile"].policy.fingerprint
+    renamed = define(PROFILE.replace("objects.profile", "objects.person"))["person"].policy.fingerprint
+    smaller = define(PROFILE.replace(', orders = "customer_id"', ""))["profile"].policy.fingerprint
+    other_key = define(PROFILE.replace('key = "customer_id"', 'key = "customer"'))[
+        "profile"
+    ].policy.fingerprint
+    assert len({profile, renamed, smaller, other_key}) == 4
+
+
+def test_the_order_of_the_members_does_not_matter_to_the_fingerprint(define: Define) -> None:
+    turned = PROFILE.replace(
+        '{ customers = "id", orders = "customer_id" }', '{ orders = "customer_id", customers = "id" }'
+    )
+    assert define(turned)["profile"].policy.fingerprint == define(PROFILE)["profile"].policy.fingerprint
+
+
+def test_members_with_keys_of_several_types_are_refused(define: Define) -> None:
+    with pytest.raises(ConfigError) as raised:
+        define(PROFILE, orders=(KeyColumn("customer_id", ColumnKind.DECIMAL),))
+    text = str(raised.value)
+    for part in ("profile", "customers.id is integer", "orders.customer_id is decimal", "one type"):
+        assert part in text
+
+
+def test_members_with_keys_of_several_spellings_are_refused(define: Define) -> None:
+    """F24: a composite cannot compare the stored spelling with the one asked for."""
+    text_column = KeyColumn("id", ColumnKind.STRING, "utf8mb4_general_ci")
+    with pytest.raises(ConfigError) as raised:
+        define(PROFILE, customers=(text_column,), orders=(replace(text_column, name="customer_id"),))
+    assert "several spellings" in str(raised.value)
+    assert "_bin" in raised.value.hint
+
+
+def test_members_with_keys_of_several_lengths_are_refused(define: Define) -> None:
+    with pytest.raises(ConfigError) as raised:
+        define(
+            PROFILE,
+            customers=(KeyColumn("id", ColumnKind.BINARY, length=4),),
+            orders=(KeyColumn("customer_id", ColumnKind.BINARY, length=8),),
+        )
+    assert "several lengths" in str(raised.value)
+
+
+def test_a_row_object_may_have_a_key_of_several_spellings(define: Define) -> None:
+    customer = define(CUSTOMER, customers=(KeyColumn("id", ColumnKind.STRING, "utf8mb4_general_ci"),))
+    assert not customer["customer"].builder.is_exact
+
+
+def test_no_objects_no_definitions(define: Define) -> None:
+    registry = define(CUSTOMER)
+    assert list(registry) == ["customer"]
