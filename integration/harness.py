@@ -6,16 +6,18 @@ wait that fails shows the nodes' state and the invalidator's log. Never touches 
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from unittest import mock
 
 import pymysql
 
@@ -31,6 +33,7 @@ from freshness.registry import ObjectDefinition
 from freshness.request import Get, Item
 from freshness.rule import find_hit_refusal
 from integration.servers import Memcached, Pair, ServerFailed
+from invalidator import cli
 from invalidator.app import load_registry
 from invalidator.server import executed_position
 from invalidator.status import Subject, find_subject, read_status
@@ -121,6 +124,24 @@ def run_cli(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
         timeout=WAIT_SECONDS,
         check=False,
     )
+
+
+def call_cli(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same inside this process, which is a second quicker: for verbs that end by themselves."""
+    out, err = io.StringIO(), io.StringIO()
+    code: int | str | None = 0
+    with (
+        mock.patch.object(sys, "argv", ["invalidator", *map(str, arguments)]),
+        mock.patch.dict(os.environ, COLUMNS="200"),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int), f"exit code {code!r}"
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
 
 
 @dataclass(slots=True)
