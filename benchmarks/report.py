@@ -22,7 +22,7 @@ NEW_DOCUMENT: Final = f"""\
 # Performance
 
 Measured by `make bench`, which writes the table below. Every number stands beside a baseline that ran in the same
-process on the same server, their rounds in turn; both are medians.
+process on the same server, their rounds in turn; both are of the round whose ratio is the median.
 
 {START}
 {END}
