@@ -1,0 +1,150 @@
+"""The command line without servers: error lines, exit codes, what goes where."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from freshness import __version__, errors
+from invalidator import cli
+
+USAGE = 2
+SECRET = "s3cr3t"
+CONFIG = f"""[cache]
+nodes = ["127.0.0.1:1"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mariadb"
+[[keyspaces.shop.shards]]
+primary = "mysql://app:{SECRET}@127.0.0.1:1/shop"
+[objects.customer]
+table = "customers"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["invalidator", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    code = end.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(monkeypatch, "version") == 0
+    assert capsys.readouterr().out == f"freshness {__version__}\n"
+
+
+def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:
+    result = CliRunner().invoke(cli.app, ["--help"])
+    assert result.exit_code == 0
+    for verb in ("run", "check", "status", "inspect", "version"):
+        assert verb in result.stdout
+        assert CliRunner().invoke(cli.app, [verb, "--help"]).exit_code == 0
+    assert CliRunner().invoke(cli.app, []).exit_code == USAGE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["rum"], ["run", "--log-level", "loud"], ["inspect"], ["inspect", "customer"], ["status", "--jsn"]],
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == USAGE
+    assert result.stdout == ""
+    assert "Usage" in result.stderr
+
+
+@pytest.mark.parametrize("verb", [["run"], ["check"], ["status"], ["inspect", "customer", "1"]])
+def test_a_missing_file_is_one_line_and_its_remedy(
+    verb: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "nowhere.toml"
+    assert run_main(monkeypatch, *verb, "--config", str(path)) == USAGE
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        f"invalidator: {path}: there is no such file",
+        "  → create it, or name another with --config PATH",
+    ]
+
+
+def test_all_problems_of_a_file_in_one_report(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(CONFIG.replace("namespace", "namespce") + '[objects.x]\ntabel = "customers"\n')
+    assert run_main(monkeypatch, "run", "-c", str(config)) == USAGE
+    report = capsys.readouterr().err
+    assert 'did you mean "namespace"?' in report
+    assert 'did you mean "table"?' in report
+    assert SECRET not in report
+    assert "Traceback" not in report
+
+
+@pytest.mark.parametrize("verb", [["run"], ["check"], ["inspect", "customer", "1"]])
+def test_an_unreachable_database_without_its_password(
+    verb: list[str], config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, *verb, "-c", str(config)) == errors.SourceUnavailable.exit_code
+    report = capsys.readouterr().err
+    assert report.startswith("invalidator: 127.0.0.1:1: connecting: ")
+    assert "→ is the server up" in report
+    assert SECRET not in report
+
+
+def test_status_needs_neither_database_nor_nodes(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "status", "-c", str(config)) == 0
+    assert "unavailable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        errors.ConfigError,
+        errors.FormatError,
+        errors.NodeUnavailable,
+        errors.NodeUnsuitable,
+        errors.SourceUnavailable,
+        errors.SourceUnsuitable,
+        errors.StreamStopped,
+        errors.HistoryLost,
+    ],
+)
+def test_an_error_is_its_message_its_hint_and_its_exit_code(
+    kind: type[errors.FreshnessError],
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(_: Path) -> None:
+        raise kind("what happened", hint="what to do")
+
+    monkeypatch.setattr(cli, "load_config", fail)
+    code = run_main(monkeypatch, "status", "-c", str(config))
+    assert code == kind.exit_code
+    assert code in (2, 3, 4)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "invalidator: what happened\n  → what to do\n")
+
+
+def test_a_bug_is_not_hidden(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "load_config", fail)
+    monkeypatch.setattr(sys, "argv", ["invalidator", "status", "-c", str(config)])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()

@@ -1,0 +1,144 @@
+"""The HTTP service without servers: what it says before, while and after nodes are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from freshness import __version__
+from freshness.backends.memory import MemoryNode, MemoryStore
+from freshness.config import Config, load_config
+from freshness.driver import BlockingDriver
+from freshness.membership import NodePolicy
+from freshness.placement import Placement
+from freshness.position import empty_position
+from freshness.request import Head
+from invalidator.app import Invalidator
+from invalidator.http import create_api
+from invalidator.shard import KeyFinder, ShardInvalidator
+
+NODES = ("127.0.0.1:21", "127.0.0.1:22")
+STATUS = {"namespace": "shop", "nodes": [{"node": NODES[0], "state": "open"}]}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    path = tmp_path / "freshness.toml"
+    path.write_text(
+        f"""[cache]
+nodes = ["{NODES[0]}", "{NODES[1]}"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mysql"
+[[keyspaces.shop.shards]]
+primary = "mysql://app:s3cr3t@127.0.0.1:1/shop"
+"""
+    )
+    return load_config(path, {})
+
+
+@pytest.fixture
+def invalidator(config: Config) -> Invalidator:
+    return Invalidator(config)
+
+
+@pytest.fixture
+def client(invalidator: Invalidator) -> TestClient:
+    return TestClient(create_api(invalidator, lambda: STATUS))
+
+
+class Nodes:
+    """The shard of a running invalidator, on nodes in memory."""
+
+    def __init__(self) -> None:
+        self.stores = {node: MemoryStore(node, clock=lambda: 1000.0) for node in NODES}
+        nothing = empty_position("mysql")
+        self.driver = BlockingDriver(
+            {node: MemoryNode(store) for node, store in self.stores.items()},
+            lambda _: None,
+            read_head=lambda: Head(nothing, 1),
+        )
+        placement = Placement(NODES, "shop")
+        policy = NodePolicy("shop", "shop/-", placement.ring_version, {}, 120, 5, 108, 4, 1)
+        self.shard = ShardInvalidator.create(
+            NODES,
+            policy,
+            placement,
+            KeyFinder({}),
+            instance="me",
+            clock=lambda: 1000.0,
+            nonce=lambda: b"12345678",
+            find_heartbeat=lambda _: None,
+            nothing=nothing,
+        )
+
+    def join(self) -> None:
+        self.driver.run(self.shard.join_missing())
+
+
+def test_alive_from_the_start(client: TestClient) -> None:
+    response = client.get("/healthz")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+def test_not_ready_before_the_nodes_are_known(client: TestClient, invalidator: Invalidator) -> None:
+    invalidator.last_error = "127.0.0.1:1: connecting: refused"
+    response = client.get("/readyz")
+    assert response.status_code == 503
+    assert response.json() == {
+        "ready": False,
+        "nodes_not_joined": list(NODES),
+        "last_error": "127.0.0.1:1: connecting: refused",
+    }
+
+
+def test_ready_when_every_node_is_joined(client: TestClient, invalidator: Invalidator) -> None:
+    nodes = Nodes()
+    invalidator.shard = nodes.shard
+    nodes.stores[NODES[1]].down = True
+    nodes.join()
+    response = client.get("/readyz")
+    assert (response.status_code, response.json()["nodes_not_joined"]) == (503, [NODES[1]])
+    nodes = Nodes()
+    invalidator.shard = nodes.shard
+    nodes.join()
+    response = client.get("/readyz")
+    assert response.status_code == 200
+    assert response.json() == {"ready": True, "nodes_not_joined": [], "last_error": ""}
+    nodes.shard.leave_all()
+    assert client.get("/readyz").status_code == 503
+
+
+def test_metrics_are_this_invalidators_own(client: TestClient, invalidator: Invalidator) -> None:
+    invalidator.metrics.transactions.inc(7)
+    invalidator.metrics.nodes_configured.set(2)
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    lines = response.text.splitlines()
+    assert "freshness_transactions_total 7.0" in lines
+    assert "freshness_nodes_configured 2.0" in lines
+    other = TestClient(create_api(Invalidator(invalidator.config), lambda: STATUS))
+    assert "freshness_transactions_total 0.0" in other.get("/metrics").text
+
+
+def test_status_is_what_the_nodes_say(client: TestClient) -> None:
+    response = client.get("/v1/status")
+    assert (response.status_code, response.json()) == (200, STATUS)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/v1/status"])
+def test_it_only_reads(client: TestClient, path: str) -> None:
+    verbs: list[Callable[[str], Any]] = [client.post, client.put, client.delete]
+    assert [verb(path).status_code for verb in verbs] == [405, 405, 405]
+
+
+def test_the_paths_are_described_and_hold_no_secret(client: TestClient) -> None:
+    description = client.get("/openapi.json").json()
+    assert description["info"]["version"] == __version__
+    assert {"/healthz", "/readyz", "/metrics", "/v1/status"} <= set(description["paths"])
+    for path in ("/healthz", "/readyz", "/metrics", "/v1/status", "/openapi.json"):
+        assert "s3cr3t" not in client.get(path).text

@@ -1,0 +1,117 @@
+"""The heartbeat's rhythm: what counts is when a beat was begun, and a beat that fails stops nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from freshness.config import ServerAddress
+from freshness.errors import SourceUnavailable
+from invalidator import pulse as pulse_module
+from invalidator.heartbeat import HeartbeatWriter
+from invalidator.pulse import Pulse
+
+WAIT_SECONDS = 20.0
+
+
+class ScriptedWriter(HeartbeatWriter):
+    """Beats without a database. ``during``: what happens between the begin of a beat and its end."""
+
+    def __init__(self) -> None:
+        super().__init__(ServerAddress("127.0.0.1"), "mysql", "me", 0)
+        self.beats = 0
+        self.failures_left = 0
+        self.beaten = threading.Semaphore(0)
+        self.is_closed = False
+        self.during: Callable[[int], None] = lambda _: None
+
+    def beat(self) -> int:
+        if self.failures_left:
+            self.failures_left -= 1
+            raise SourceUnavailable("the primary is down")
+        self.beats += 1
+        self.during(self.beats)
+        self.beaten.release()
+        return self.beats
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.failures = 0
+        self.writer = ScriptedWriter()
+        self.pulse = Pulse(self.writer, 0.001, self.clock, self.count_failure)
+
+    def clock(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def count_failure(self) -> None:
+        self.failures += 1
+
+    def run_until(self, beats: int) -> None:
+        self.pulse.start()
+        for _ in range(beats):
+            assert self.writer.beaten.acquire(timeout=WAIT_SECONDS)
+        self.pulse.stop()
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_beat_is_dated_from_its_begin(scene: Scene) -> None:
+    def pass_time(_: int) -> None:
+        scene.now += 50.0  # the write takes long
+
+    scene.writer.during = pass_time
+    scene.run_until(2)
+    first, second = scene.pulse.find_begun(1), scene.pulse.find_begun(2)
+    assert first == 101.0
+    assert second == 152.0
+    assert scene.writer.is_closed
+
+
+def test_a_beat_that_the_stream_brings_before_its_commit_returned(scene: Scene) -> None:
+    seen: list[float | None] = []
+    scene.writer.during = lambda number: seen.append(scene.pulse.find_begun(number))
+    scene.run_until(3)
+    assert seen[:3] == [101.0, 102.0, 103.0]
+
+
+def test_a_number_that_was_never_written_is_unknown(scene: Scene) -> None:
+    assert scene.pulse.find_begun(1) is None
+    scene.run_until(1)
+    assert scene.pulse.find_begun(scene.writer.beats + 1) is None
+    assert scene.pulse.find_begun(0) is None
+
+
+def test_an_older_number_is_never_taken_for_the_one_in_flight(scene: Scene) -> None:
+    """A row of a former beat that comes again must not look young."""
+    seen: list[float | None] = []
+    scene.writer.during = lambda number: seen.append(scene.pulse.find_begun(number - 1))
+    scene.run_until(3)
+    assert seen[1:3] == [101.0, 102.0]
+
+
+def test_a_failed_beat_is_counted_and_the_next_one_tried(scene: Scene) -> None:
+    scene.writer.failures_left = 3
+    scene.run_until(1)
+    assert scene.failures == 3
+    # Three clock readings went to the failed ones; they are not remembered as anything.
+    assert scene.pulse.find_begun(1) == 104.0
+
+
+def test_what_is_remembered_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse_module, "REMEMBERED_MAX", 2)
+    scene.run_until(5)
+    last = scene.writer.beats
+    assert scene.pulse.find_begun(last) is not None
+    assert scene.pulse.find_begun(last - 1) is not None
+    assert scene.pulse.find_begun(last - 2) is None

@@ -1,0 +1,467 @@
+"""From row changes to cache keys, and one shard's memberships: who joins, leaves, is rewound, and begins anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from freshness.backends.memory import MemoryNode, MemoryStore
+from freshness.cachekey import tombstone_key
+from freshness.config import CacheConfig, Config, HttpConfig, Keyspace, ObjectConfig, ServerAddress, Shard
+from freshness.config import StreamConfig as Stream
+from freshness.driver import BlockingDriver
+from freshness.envelope import NodeRecord, Tombstone, record_key
+from freshness.errors import SourceUnavailable
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.membership import NodePolicy
+from freshness.placement import Placement
+from freshness.position import MysqlGtidSet, Position, empty_position
+from freshness.registry import build_registry
+from freshness.request import Add, Head
+from invalidator.shard import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS, KeyFinder, ShardInvalidator
+from invalidator.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
+
+SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+NODES = ("n1:1", "n2:1")
+LINEAGE = "shop/-"
+COLUMNS = {
+    ("customers", None): (KeyColumn("id", ColumnKind.INTEGER),),
+    ("customers", "id"): (KeyColumn("id", ColumnKind.INTEGER),),
+    ("orders", "customer_id"): (KeyColumn("customer_id", ColumnKind.INTEGER),),
+    ("seats", None): (
+        KeyColumn("hall", ColumnKind.DECIMAL),
+        KeyColumn("seat", ColumnKind.BINARY, length=4),
+    ),
+}
+
+
+def config() -> Config:
+    address = ServerAddress("127.0.0.1", 1, "app", "", "shop")
+    objects = {
+        "customer": ObjectConfig(name="customer", keyspace="shop", table="customers"),
+        "seat": ObjectConfig(name="seat", keyspace="shop", table="seats"),
+        "profile": ObjectConfig(
+            name="profile",
+            keyspace="shop",
+            key="customer_id",
+            members={"customers": "id", "orders": "customer_id"},
+        ),
+    }
+    return Config(
+        cache=CacheConfig(nodes=NODES, namespace="shop"),
+        keyspaces={
+            "shop": Keyspace(name="shop", flavor="mysql", shards=(Shard(primary=address, lineage=LINEAGE),))
+        },
+        objects=objects,
+        stream=Stream(),
+        http=HttpConfig(),
+        path=None,  # type: ignore[arg-type]  # no file
+    )
+
+
+REGISTRY = build_registry(config(), lambda _, table, column: COLUMNS[table, column])
+
+
+def up_to(number: int) -> Position:
+    return MysqlGtidSet.parse(f"{SOURCE}:1-{number}")
+
+
+def transaction(number: int, *changes: RowChange, **extras: Any) -> Transaction:
+    return Transaction(MysqlGtidSet.of(SOURCE, number), 0, changes, **extras)
+
+
+def change(
+    table: str, op: Operation, before: dict[str, object] | None, after: dict[str, object] | None
+) -> RowChange:
+    return RowChange(table, op, before, after)
+
+
+def customer(number: int, key: int) -> Transaction:
+    return transaction(number, change("customers", "insert", None, {"id": key, "v": 1}))
+
+
+def find(*changes: RowChange, **extras: Any) -> tuple[set[bytes], dict[str, str]]:
+    items, raised = KeyFinder(REGISTRY).find(transaction(1, *changes, **extras))
+    return set(items), raised
+
+
+# -- keys ----------------------------------------------------------------------------------------------
+
+
+def test_an_insert_and_a_delete_have_one_image() -> None:
+    expected = {b"shop:customer:5", b"shop:profile:5"}
+    assert find(change("customers", "insert", None, {"id": 5})) == (expected, {})
+    assert find(change("customers", "delete", {"id": 5}, None)) == (expected, {})
+
+
+def test_both_images_of_an_update_give_keys() -> None:
+    items, raised = find(change("customers", "update", {"id": 5}, {"id": 6}))
+    assert items == {b"shop:customer:5", b"shop:customer:6", b"shop:profile:5", b"shop:profile:6"}
+    assert not raised
+
+
+def test_a_member_that_moves_invalidates_both_owners() -> None:
+    before: dict[str, object] = {"id": 1, "customer_id": 5}
+    items, raised = find(change("orders", "update", before, {"id": 1, "customer_id": 6}))
+    assert (items, raised) == ({b"shop:profile:5", b"shop:profile:6"}, {})
+
+
+def test_null_is_no_key_and_hides_no_other() -> None:
+    before: dict[str, object] = {"id": 1, "customer_id": 5}
+    assert find(change("orders", "update", before, {"id": 1, "customer_id": None})) == (
+        {b"shop:profile:5"},
+        {},
+    )
+    assert find(change("orders", "insert", None, {"id": 1, "customer_id": None})) == (set(), {})
+
+
+def test_a_minimal_after_image_is_completed_from_the_one_before() -> None:
+    items, raised = find(change("customers", "update", {"id": 5}, {"v": 2}))
+    assert (items, raised) == ({b"shop:customer:5", b"shop:profile:5"}, {})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"v": 1}, {"id": UNREADABLE}, {"id": 1.5}, {"id": b"\x01"}],
+    ids=["absent", "unreadable", "float", "bytes"],
+)
+def test_a_row_that_gives_no_key_raises_its_table(row: dict[str, object]) -> None:
+    known = change("customers", "insert", None, {"id": 7})
+    items, raised = find(change("customers", "insert", None, row), known)
+    assert set(raised) == {"customers"}
+    assert "a row gives no key for object" in raised["customers"]
+    # The rows that do give keys are invalidated all the same.
+    assert items == {b"shop:customer:7", b"shop:profile:7"}
+
+
+def test_one_unreadable_image_does_not_hide_the_other() -> None:
+    items, raised = find(change("customers", "update", {"id": 5}, {"id": UNREADABLE}))
+    assert items <= {b"shop:customer:5", b"shop:profile:5"}
+    assert set(raised) == {"customers"}
+
+
+def test_binary_is_padded_as_the_table_holds_it() -> None:
+    stripped, _ = find(change("seats", "insert", None, {"hall": Decimal("3.50"), "seat": b"A1"}))
+    whole = REGISTRY["seat"].builder.build((Decimal("3.5"), b"A1\0\0")).item
+    assert stripped == {whole}
+
+
+def test_raised_tables_keep_their_reason_and_only_ours_count() -> None:
+    assert find(raised_tables=frozenset(("customers", "other")), reasons=("TRUNCATE",)) == (
+        set(),
+        {"customers": "TRUNCATE"},
+    )
+    assert find(change("other", "insert", None, {"id": 1})) == (set(), {})
+    assert find(raised_tables=frozenset(("seats",)))[1]["seats"]
+    assert KeyFinder(REGISTRY).tables == {"customers", "orders", "seats"}
+
+
+# -- memberships ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Shop:
+    """Two nodes in memory, one invalidator, a primary that is a number."""
+
+    now: float = 1000.0
+    head: int = 10
+    epoch: int = 1
+    lives: Iterator[bytes] = field(default_factory=lambda: (bytes([n] * 8) for n in range(1, 100)))
+    written: dict[int, float] = field(default_factory=dict)
+    is_primary_down: bool = False
+
+    def __post_init__(self) -> None:
+        self.stores = {
+            node: MemoryStore(node, clock=lambda: self.now, temp_lru_ttl_seconds=700) for node in NODES
+        }
+        self.placement = Placement(NODES, "shop")
+        nodes = {node: MemoryNode(store) for node, store in self.stores.items()}
+        self.driver = BlockingDriver(nodes, self.sleep, read_head=self.read_head)
+        cache = config().cache
+        policy = NodePolicy(
+            namespace="shop",
+            lineage=LINEAGE,
+            ring=self.placement.ring_version,
+            objects={name: definition.policy.fingerprint for name, definition in REGISTRY.items()},
+            tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
+            lease_seconds=cache.lease_seconds,
+            trail_seconds=cache.trail_seconds,
+            heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
+            node_refresh_seconds=cache.node_refresh_seconds,
+        )
+        self.shard = ShardInvalidator.create(
+            NODES,
+            policy,
+            self.placement,
+            KeyFinder(REGISTRY),
+            instance="me",
+            clock=lambda: self.now,
+            nonce=lambda: next(self.lives),
+            find_heartbeat=self.written.get,
+            nothing=empty_position("mysql"),
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def read_head(self) -> Head:
+        if self.is_primary_down:
+            raise SourceUnavailable("the primary is down")
+        return Head(up_to(self.head), self.epoch)
+
+    def join(self) -> None:
+        self.driver.run(self.shard.join_missing())
+
+    def open(self) -> None:
+        """Join what can be joined, and open the stream as the loop does."""
+        self.join()
+        start = self.shard.start_position()
+        assert start is not None
+        self.shard.opened(start)
+
+    def apply(self, *transactions: Transaction) -> None:
+        self.head = max([self.head, *(self.number_of(each) for each in transactions)])
+        self.driver.run(self.shard.apply(transactions))
+
+    def beat(self, number: int, *, instance: str = "me", epoch: int = 1) -> Transaction:
+        self.written[number] = self.now
+        beat = Heartbeat(instance, number, 5_000_000, 5_000_001, epoch)
+        return transaction(number, heartbeats=(beat,))
+
+    @staticmethod
+    def number_of(each: Transaction) -> int:
+        return int(str(each.position).rsplit(":", 1)[1])
+
+    def record(self, node: str) -> NodeRecord:
+        item = self.stores[node].peek(record_key("shop", LINEAGE))
+        assert item is not None, f"{node} has no record"
+        return NodeRecord.decode(item.value)
+
+    def tombstone(self, key: int) -> Tombstone | None:
+        item = b"shop:customer:%d" % key
+        found = self.stores[self.placement.node_for(item)].peek(tombstone_key(item))
+        return None if found is None else Tombstone.decode(found.value)
+
+    def key_of(self, node: str) -> int:
+        """A customer that lives on the node."""
+        return next(k for k in range(1000) if self.placement.node_for(b"shop:customer:%d" % k) == node)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    made = Shop()
+    made.open()
+    return made
+
+
+def test_new_nodes_start_at_the_head(shop: Shop) -> None:
+    assert [member.node for member in shop.shard.joined] == list(NODES)
+    assert shop.shard.start_position() == up_to(10)
+    assert not shop.shard.needs_rewind
+    for node in NODES:
+        record = shop.record(node)
+        assert (record.progress, record.floor, record.is_open) == (up_to(10), up_to(10), False)
+    assert len({shop.record(node).life for node in NODES}) == 2
+
+
+def test_a_key_is_invalidated_where_it_lives_and_all_nodes_acknowledge(shop: Shop) -> None:
+    keys = [shop.key_of(node) for node in NODES]
+    for node, key in zip(NODES, keys, strict=True):
+        filled = b"shop:customer:%d" % key
+        MemoryNode(shop.stores[node]).perform([Add(filled, b"old", 60)])
+    shop.apply(customer(11, keys[0]), customer(12, keys[1]), customer(13, keys[0]))
+    for node, key in zip(NODES, keys, strict=True):
+        assert shop.stores[node].peek(b"shop:customer:%d" % key) is None
+        assert shop.record(node).progress == up_to(13)
+    first, second = shop.tombstone(keys[0]), shop.tombstone(keys[1])
+    assert first is not None
+    assert second is not None
+    assert first.positions[LINEAGE, 1] == MysqlGtidSet.parse(f"{SOURCE}:11:13")
+    assert second.positions[LINEAGE, 1] == MysqlGtidSet.of(SOURCE, 12)
+    assert shop.shard.keys_total >= 2
+
+
+def test_only_an_own_heartbeat_opens_a_node(shop: Shop) -> None:
+    shop.apply(shop.beat(11, instance="another"))
+    assert not any(shop.record(node).is_open for node in NODES)
+    shop.apply(shop.beat(12))
+    assert all(shop.record(node).is_open for node in NODES)
+    assert {shop.record(node).as_of_us for node in NODES} == {5_000_000}
+
+
+def test_a_heartbeat_that_nobody_remembers_opens_nothing(shop: Shop) -> None:
+    beat = shop.beat(11)
+    shop.written.clear()
+    shop.apply(beat)
+    assert not any(shop.record(node).is_open for node in NODES)
+
+
+def test_a_table_floor_is_the_events_own_position(shop: Shop) -> None:
+    started_at = shop.now
+    shop.apply(customer(11, 1), transaction(12, raised_tables=frozenset(("seats",)), reasons=("TRUNCATE",)))
+    for node in NODES:
+        assert shop.record(node).table_floors == {"seats": MysqlGtidSet.of(SOURCE, 12)}
+    # Acknowledged only when no copy of the record is as old any more that hits trust.
+    assert shop.now - started_at >= config().cache.node_refresh_seconds
+
+
+def test_a_node_that_fails_leaves_and_is_rewound_when_it_is_back(shop: Shop) -> None:
+    up, down = NODES
+    of_up, of_down = shop.key_of(up), shop.key_of(down)
+    shop.stores[down].down = True
+    shop.apply(customer(11, of_up), customer(12, of_down))
+    assert [member.node for member in shop.shard.joined] == [up]
+    assert shop.record(up).progress == up_to(12)
+    assert shop.record(down).progress == up_to(10)
+    assert shop.tombstone(of_down) is None
+    # Not before its pause is over.
+    shop.stores[down].down = False
+    shop.join()
+    assert [member.node for member in shop.shard.joined] == [up]
+    shop.now += REJOIN_MIN_SECONDS
+    shop.join()
+    assert [member.node for member in shop.shard.joined] == list(NODES)
+    # It kept its life: the stream is opened again from what it has acknowledged.
+    assert shop.shard.needs_rewind
+    start = shop.shard.start_position()
+    assert start == up_to(10)
+    shop.shard.opened(start)
+    version = shop.stores[up].peek(tombstone_key(b"shop:customer:%d" % of_up))
+    shop.apply(customer(11, of_up), customer(12, of_down))
+    assert not shop.shard.needs_rewind
+    assert shop.record(down).progress == up_to(12)
+    assert shop.tombstone(of_down) is not None
+    assert shop.stores[up].peek(tombstone_key(b"shop:customer:%d" % of_up)) == version, "not sent twice"
+
+
+def test_a_restarted_node_begins_a_new_life(shop: Shop) -> None:
+    node = NODES[0]
+    former = shop.record(node).life
+    shop.stores[node].restart()
+    shop.apply(customer(11, shop.key_of(node)))
+    assert [member.node for member in shop.shard.joined] == [NODES[1]]
+    shop.now += REJOIN_MIN_SECONDS
+    shop.join()
+    assert shop.record(node).life != former
+    assert shop.record(node).floor == up_to(11)
+    assert not shop.shard.needs_rewind
+
+
+def test_the_pause_before_the_next_try_doubles_up_to_its_bound(shop: Shop) -> None:
+    shop.stores[NODES[0]].down = True
+    shop.apply(customer(11, 1), shop.beat(12))
+    pauses = []
+    for _ in range(8):
+        waited = 0.0
+        tries = shop.shard._rejoins[NODES[0]].at
+        while shop.shard._rejoins[NODES[0]].at == tries:
+            shop.now += 0.1
+            waited += 0.1
+            shop.join()
+        pauses.append(round(waited, 1))
+    assert pauses[0] == pytest.approx(REJOIN_MIN_SECONDS, abs=0.11)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(REJOIN_MAX_SECONDS, abs=0.11)
+    shop.stores[NODES[0]].down = False
+    shop.now += REJOIN_MAX_SECONDS
+    shop.join()
+    assert len(shop.shard.joined) == 2
+    assert shop.shard._rejoins[NODES[0]].pause_seconds == REJOIN_MIN_SECONDS
+
+
+def test_no_node_is_joined_while_the_primary_cannot_be_asked() -> None:
+    shop = Shop(is_primary_down=True)
+    shop.join()
+    assert shop.shard.start_position() is None
+    shop.is_primary_down = False
+    shop.now += REJOIN_MIN_SECONDS
+    shop.join()
+    assert len(shop.shard.joined) == 2
+
+
+def test_end_lives_begins_anew_everywhere_without_the_former_history(shop: Shop) -> None:
+    shop.apply(customer(11, 1), customer(12, 2))
+    lives = {shop.record(node).life for node in NODES}
+    shop.head, shop.epoch = 5, 2  # the primary lost transactions
+    shop.shard.end_lives()
+    assert shop.shard.start_position() is None
+    shop.open()
+    for node in NODES:
+        record = shop.record(node)
+        assert record.life not in lives
+        assert (record.epoch, record.floor, record.progress) == (2, up_to(5), up_to(5))
+    assert shop.shard.epoch == 2
+    # Once is enough: the next join goes on with the new life.
+    lives = {shop.record(node).life for node in NODES}
+    shop.shard.leave_all()
+    shop.join()
+    assert {shop.record(node).life for node in NODES} == lives
+
+
+def test_end_lives_behind_spares_those_that_are_ahead(shop: Shop) -> None:
+    ahead, behind = NODES
+    shop.stores[behind].down = True
+    shop.apply(customer(11, shop.key_of(ahead)))
+    shop.stores[behind].down = False
+    shop.now += REJOIN_MIN_SECONDS
+    shop.join()
+    lives = {node: shop.record(node).life for node in NODES}
+    shop.shard.end_lives_behind()
+    assert [member.node for member in shop.shard.joined] == [ahead]
+    shop.join()
+    assert shop.record(ahead).life == lives[ahead]
+    assert shop.record(behind).life != lives[behind]
+    assert not shop.shard.needs_rewind
+    # Where all are equally far nobody can go on.
+    shop.shard.end_lives_behind()
+    assert not shop.shard.joined
+    shop.join()
+    assert all(shop.record(node).life != life for node, life in lives.items())
+
+
+def test_a_raised_epoch_in_the_stream_makes_all_look_again(shop: Shop) -> None:
+    shop.apply(shop.beat(11))
+    lives = {shop.record(node).life for node in NODES}
+    shop.epoch = 2
+    shop.apply(shop.beat(12, instance="another", epoch=2))
+    assert not shop.shard.joined
+    shop.join()
+    assert len(shop.shard.joined) == 2
+    assert not lives & {shop.record(node).life for node in NODES}
+    assert {shop.record(node).epoch for node in NODES} == {2}
+
+
+def test_finish_leaves_the_resume_copies_up_to_date(shop: Shop) -> None:
+    shop.apply(customer(11, 1))
+    shop.driver.run(shop.shard.finish())
+    shop.now += 60  # the leases run out, the copies stay
+    again = Shop(now=shop.now, head=shop.head)
+    again.stores.update(shop.stores)
+    again.driver = BlockingDriver(
+        {node: MemoryNode(store) for node, store in shop.stores.items()},
+        again.sleep,
+        read_head=again.read_head,
+    )
+    for store in shop.stores.values():
+        store.clock = lambda: again.now
+    again.open()
+    assert again.shard.start_position() == up_to(11)
+    assert {again.record(node).life for node in NODES} == {
+        member.joined_record().life for member in again.shard.joined
+    }
+
+
+def test_leases_are_kept_while_the_stream_is_silent(shop: Shop) -> None:
+    shop.apply(shop.beat(11))
+    lease = config().cache.lease_seconds
+    for number in range(12, 30):
+        shop.now += lease / 2
+        if number % 2:
+            shop.apply(shop.beat(number - 1), shop.beat(number))
+        shop.driver.run(shop.shard.renew())
+        assert [shop.record(node).lineage for node in NODES] == [LINEAGE, LINEAGE], "none has lapsed"
+    assert len(shop.shard.joined) == 2
