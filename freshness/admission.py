@@ -62,7 +62,8 @@ def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
     record, resume = find_record(item), find_record(resume_item)
     member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
     if isinstance(item, Item) and record is None:
-        yield Flow(member.node, (Delete(member.record_key),))  # foreign bytes under our key
+        # Foreign bytes under our key; without a version where the backend gives those none that fits.
+        yield Flow(member.node, (Delete(member.record_key, item.version or None),))
         item = MISSING
     member.version = item.version if isinstance(item, Item) else 0
     if is_fresh:

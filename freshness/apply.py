@@ -111,7 +111,7 @@ def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
 def _wait_for_readers(member: Membership) -> Procedure[None]:
     """Hits trust a copy of the record for ``node_refresh_seconds``. The lease is kept meanwhile."""
     until = member.clock() + member.policy.node_refresh_seconds
-    while (left := until - member.clock()) > 0:
+    while (left := until - member.clock()) > 0.001:
         yield Wait(min(left, member.policy.lease_seconds / 3))
         yield from publish(member, None)
 
@@ -162,12 +162,14 @@ def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
             if now - sent.at >= member.policy.trail_seconds:
                 return False
             member.heartbeat = sent.batch.heartbeat or member.heartbeat
-        record, applied = _next_record(member, sent)
+        record, applied, is_caught_up = _next_record(member, sent)
+        target, member.target = member.target, None if is_caught_up else member.target
         if (yield from member.try_store(record)):
             member.applied, member.published_at = applied, now
             if now - member.resume_written_at >= RESUME_SECONDS:
                 yield from member.write_resume()
             return True
+        member.target = target
         yield from member.reread()
     raise MembershipLost(
         f"{member.node}: lost the race for the node record {CAS_ATTEMPTS_MAX} times",
@@ -175,15 +177,13 @@ def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
     )
 
 
-def _next_record(member: Membership, sent: _Sent | None) -> tuple[NodeRecord, Position]:
-    """The record to publish, and what is applied then."""
+def _next_record(member: Membership, sent: _Sent | None) -> tuple[NodeRecord, Position, bool]:
+    """The record to publish, what is applied then, and whether the node may open: it has caught up."""
     record = member.joined_record()
     applied = member.applied if sent is None else member.applied.union(sent.batch.streamed)
-    floor = record.floor
-    if member.target is not None and applied.contains(member.target):
-        floor = floor.union(member.target)
-        member.target = None
-    return replace(record, progress=record.progress.union(applied), floor=floor), applied
+    is_caught_up = member.target is None or applied.contains(member.target)
+    floor = record.floor if member.target is None or not is_caught_up else record.floor.union(member.target)
+    return replace(record, progress=record.progress.union(applied), floor=floor), applied, is_caught_up
 
 
 def _inspect(member: Membership) -> Procedure[None]:

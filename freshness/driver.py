@@ -78,6 +78,9 @@ class BlockingDriver:
                 return [self.nodes[flows[0].node].perform(flows[0].requests)]
             except FreshnessError as error:
                 return [error]
+        assert len({flow.node for flow in flows}) == len(flows), (
+            "two flows to one node would mix up their replies"
+        )
         failures: dict[int, FreshnessError] = {}
         for place, flow in enumerate(flows):
             try:

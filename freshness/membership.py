@@ -58,6 +58,7 @@ class NodePolicy:
 
     def __post_init__(self) -> None:
         assert self.lease_seconds >= 2, "L < 2: nodes count whole seconds"
+        assert self.node_refresh_seconds < self.trail_seconds, "a raised table would never be acknowledged"
         assert self.trail_seconds + 2 * self.lease_seconds + 2 <= self.tombstone_ttl_seconds, "W + 2L + 2 > D"
 
 
@@ -217,7 +218,7 @@ class Membership:
             yield from self.reread()
         raise MembershipLost(f"{self.node}: lost the race for the node record {CAS_ATTEMPTS_MAX} times")
 
-    def write_resume(self, record: NodeRecord | None = None) -> Procedure[None]:
+    def write_resume(self, record: NodeRecord | None = None, *, is_birth: bool = False) -> Procedure[None]:
         """Copy the record to where it does not expire. Written after the record, so it never claims more.
 
         Only the birth of a life and new objects (``record``) are written before: then the copy makes a revival
@@ -234,7 +235,7 @@ class Membership:
             if isinstance(reply, Stored) and reply.version:
                 self.resume_version, self.resume_written_at = reply.version, self.clock()
                 return
-            if (yield from self._reread_resume(wanted, is_birth=record is not None)):
+            if (yield from self._reread_resume(wanted, is_birth=is_birth)):
                 return
         raise MembershipLost(f"{self.node}: lost the race for the resume copy {CAS_ATTEMPTS_MAX} times")
 
@@ -245,7 +246,8 @@ class Membership:
         other = find_record(held)
         if self.resume_version is None or other is None:
             if self.resume_version is not None:
-                yield Flow(self.node, (Delete(self.resume_key),))  # foreign bytes
+                # Foreign bytes; without a version where the backend gives those none that fits.
+                yield Flow(self.node, (Delete(self.resume_key, self.resume_version or None),))
                 self.resume_version = None
             return False
         if not is_birth and other.tenure != wanted.tenure:
@@ -276,7 +278,7 @@ class Membership:
         )
         version = self.version
         self.leave()
-        yield from self.write_resume(newborn)
+        yield from self.write_resume(newborn, is_birth=True)
         ttl_seconds = self.policy.lease_seconds - 1
         if version == 0:
             (reply,) = yield Flow(self.node, (Add(self.record_key, newborn.encode(), ttl_seconds),))

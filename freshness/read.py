@@ -110,12 +110,14 @@ class ReadContext:
 
 @dataclass(slots=True)
 class _Pending:
-    """A lookup that was no hit. ``version`` is the item observed in step 1, on which alone a fill may be based."""
+    """A lookup that was no hit (yet). ``version`` is the item observed in step 1, on which alone a fill may be based;
+    ``is_waiting``: another reader holds the lease."""
 
     lookup: Lookup
     refusal: ReadOutcome | None = None
     version: Version | None = None
     is_winner: bool = False
+    is_waiting: bool = False
     lives: Mapping[str, bytes | None] = field(default_factory=dict)
     read: Read | None = None
 
@@ -125,14 +127,25 @@ def read_through(
 ) -> Procedure[list[Read]]:
     """Answer every lookup, in order. Raises what the loader raises; cache failures only show in the outcome."""
     entries = [_Pending(lookup) for lookup in lookups]
-    yield from _look_up(context, entries, max_staleness_seconds)
-    waiting = [entry for entry in entries if entry.read is None and entry.refusal is ReadOutcome.LEASE]
+    first: dict[bytes, _Pending] = {}
+    for entry in entries:
+        # One place in the cache, one lookup: a second one would wait for the first one's lease.
+        if first.setdefault(entry.lookup.item, entry) is not entry:
+            entry.refusal = ReadOutcome.IDENTITY
+    yield from _look_up(context, list(first.values()), max_staleness_seconds)
+    waiting = [entry for entry in first.values() if entry.is_waiting]
     if waiting:
         yield from _wait_for_winners(context, waiting, max_staleness_seconds)
-    missing = [entry for entry in entries if entry.read is None]
+    missing = [entry for entry in entries if entry.read is None and not _is_repeat(entry, first)]
     if missing:
         yield from _load_and_fill(context, missing)
-    return [_answered(entry) for entry in entries]
+    return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]
+
+
+def _is_repeat(entry: _Pending, first: Mapping[bytes, _Pending]) -> bool:
+    """Whether the very same key was asked for before in the same call."""
+    other = first[entry.lookup.item]
+    return other is not entry and other.lookup.identity == entry.lookup.identity
 
 
 def _answered(entry: _Pending) -> Read:
@@ -165,10 +178,9 @@ def _look_up(
     flows = []
     for node, of_node in nodes.items():
         view = context.views.get(node)
-        ttl = context.fill_lease_ttl_seconds
-        if view is not None and view.find_refusal(of_node[0].lookup.policy, context.ring) is not None:
-            ttl = 0  # nothing will be stored there: leave no stub
-        requests: list[Request] = [Get(entry.lookup.item, ttl) for entry in of_node]
+        requests: list[Request] = [
+            Get(entry.lookup.item, _stub_ttl_seconds(context, view, entry)) for entry in of_node
+        ]
         if view is None or sent_at - view.fetched_at >= context.node_refresh_seconds:
             view = None
             requests += _record_gets(context)
@@ -179,7 +191,7 @@ def _look_up(
         if isinstance(replies, FreshnessError):
             context.views.pop(node, None)
             for entry in of_node:
-                entry.refusal = ReadOutcome.NODE_DOWN
+                entry.refusal, entry.is_waiting = ReadOutcome.NODE_DOWN, False
             continue
         view = views[node]
         if view is None:
@@ -188,6 +200,13 @@ def _look_up(
             # This process stood still meanwhile (F58): what the view said may have ended before the entry was read.
             view = yield from _fetch_view(context, node, view)
         yield from _judge(context, node, view, of_node, replies, max_staleness_seconds)
+
+
+def _stub_ttl_seconds(context: ReadContext, view: NodeView | None, entry: _Pending) -> int:
+    """0, which leaves no stub, where it is known that nothing will be stored."""
+    if view is not None and view.find_refusal(entry.lookup.policy, context.ring) is not None:
+        return 0
+    return context.fill_lease_ttl_seconds
 
 
 def _fetch_view(context: ReadContext, node: str, old: NodeView) -> Procedure[NodeView]:
@@ -220,13 +239,12 @@ def _judge(
     for entry, reply in zip(entries, replies, strict=False):
         policy = entry.lookup.policy
         refusal = view.find_refusal(policy, context.ring)
-        entry.refusal, entry.lives = refusal, view.lives
+        entry.refusal, entry.lives, entry.is_waiting = refusal, view.lives, False
         if not isinstance(reply, Item):
             entry.refusal = refusal or ReadOutcome.LOST_RACE  # absent although a stub was asked for: no fill
         elif reply.value == STUB:
             entry.version, entry.is_winner = reply.version, reply.won
-            if refusal is None and reply.lease:
-                entry.refusal = ReadOutcome.LEASE
+            entry.is_waiting = refusal is None and reply.lease
         elif refusal is not None:
             is_served = context.on_stale == "serve" and max_staleness_seconds is None
             if is_served and refusal is not ReadOutcome.RING:
@@ -239,7 +257,7 @@ def _judge(
             entry.refusal, payload = view.judge(policy, entry.lookup.identity, reply.value)
             if entry.refusal is None:
                 entry.read = Read(ReadOutcome.HIT, payload)
-            elif entry.refusal in _REPLACEABLE:
+            elif entry.refusal in _REPLACEABLE and view.covers(policy):
                 entry.version = reply.version
                 dead.append(entry)
     if dead:
@@ -279,11 +297,10 @@ def _wait_for_winners(
     for _ in range(LEASE_POLLS_MAX):
         yield Wait(context.fill_wait_seconds / LEASE_POLLS_MAX)
         yield from _look_up(context, waiting, max_staleness_seconds)
-        waiting = [entry for entry in waiting if entry.refusal is ReadOutcome.LEASE]
+        waiting = [entry for entry in waiting if entry.is_waiting]
         if not waiting:
             return
-    for entry in waiting:
-        entry.refusal = None  # may fill by the same rule as the winner
+    # Whoever still waits may fill by the same rule as the winner.
 
 
 # -- steps 2 to 4 --------------------------------------------------------------------------------------

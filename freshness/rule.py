@@ -20,7 +20,6 @@ class ReadOutcome(Enum):
     HIT = "hit"
     STALE_SERVED = "stale_served"
     FILLED = "filled"
-    LEASE = "another reader is filling"
     LOST_RACE = "invalidated while it was read"
     TOMBSTONE = "the replica lacks a recent invalidation of this key"
     FLOOR = "the replica is behind the node's floor"
@@ -39,7 +38,6 @@ class ReadOutcome(Enum):
     NO_TOKEN = "the server read gives no engine-visible position"
     KEY = "the key's collation does not allow to cache this"
     TOO_LARGE = "the node refused the value's size"
-    OTHER_READ = "the loader read more than its token covers"
 
 
 @dataclass(frozen=True, slots=True)

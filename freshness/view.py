@@ -52,6 +52,15 @@ class NodeView:
                 return refusal
         return None
 
+    def covers(self, policy: ObjectPolicy) -> bool:
+        """Whether the invalidators of this node cover the object in the definition that this client has."""
+        for lineage in policy.lineages:
+            record = self.records.get(lineage)
+            coverage = record.objects.get(policy.name) if record is not None else None
+            if coverage is None or coverage.fingerprint != policy.fingerprint:
+                return False
+        return True
+
     def staleness_seconds(self, policy: ObjectPolicy, lease_seconds: int, now: float) -> float:
         """The most that a hit of this node can be out of date, or infinity where nobody vouches for it.
 

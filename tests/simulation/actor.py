@@ -52,6 +52,7 @@ class Actor:
     connections: dict[str, int] = field(default_factory=dict)
     results: list[Any] = field(default_factory=list)
     failure: BaseException | None = None
+    step_began: float = 0.0
     _step: Any = None
     _flows: list[_FlowState] = field(default_factory=list)
     _actions: list[Callable[[], Any]] = field(default_factory=list)
@@ -140,7 +141,7 @@ class Actor:
             self.procedure = None
             self.failure = error
             return
-        self._step = step
+        self._step, self.step_began = step, self.transport.now
         if isinstance(step, Flow):
             self._flows = [_FlowState(step)]
         elif isinstance(step, Flows):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from freshness.apply import INSPECT_SECONDS
 from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
 from freshness.errors import FormatError
@@ -41,11 +42,15 @@ class Life:
     open_progress: Position = NOTHING
     unfloored: list[Commit] = field(default_factory=list)
     is_damaged: bool = False
+    lost_tombstone_at: float | None = None
 
 
 @dataclass(slots=True)
 class Seen:
-    """What a reader's last `Get` of an entry returned, and what had been acknowledged then."""
+    """What a reader's last `Get` of an entry returned, and what had been acknowledged then.
+
+    ``at``: when the reader asked; it may have been paused before the node answered.
+    """
 
     at: float
     data: bytes
@@ -72,7 +77,8 @@ class Checker:
             lookup = self._lookups.get(request.key)
             if lookup is not None and isinstance(reply, Item):
                 known = {(k[1], k[2]): life.acknowledged for k, life in self._lives.items() if k[0] == node}
-                self._seen[who, request.key] = Seen(self._world.now, reply.value, known)
+                began = self._world.step_began(who)
+                self._seen[who, request.key] = Seen(began, reply.value, known)
         elif isinstance(request, Delete):
             if request.key in self._lookups and request.version is None:
                 self._note_removal(node, request.key)
@@ -99,11 +105,14 @@ class Checker:
             del self._removed[key]
         self.node_damaged(node)
 
-    def node_damaged(self, node: str) -> None:
-        """The node lost what it must not; the life must end soon, and until then nobody can know."""
+    def node_damaged(self, node: str, *, is_counted: bool = False) -> None:
+        """The node lost what it must not. Until somebody notices, nobody can know; what is counted must be
+        noticed with the next inspection."""
         for key, life in self._lives.items():
             if key[0] == node:
                 life.is_damaged = True
+                if is_counted and life.lost_tombstone_at is None:
+                    life.lost_tombstone_at = self._world.now
 
     def history_lost(self, lineage: str) -> None:
         """Commits are gone for good: what was cached from them has no truth to be compared with."""
@@ -216,6 +225,7 @@ class Checker:
     def _check_record(self, node: str, shard: Shard, record: NodeRecord) -> None:
         life = self._lives.setdefault((node, shard.lineage, record.life), Life())
         if life.is_damaged or shard.lineage in self._lost_at:
+            self._check_end(node, life, record)
             life.last = record
             return
         new = [
@@ -241,6 +251,17 @@ class Checker:
             if not record.table_floors.get(table, NOTHING).contains(floor) and record.is_open:
                 raise Violation("I3", f"{node}: the floor of table {table} shrank")
         life.last = record
+
+    def _check_end(self, node: str, life: Life, record: NodeRecord) -> None:
+        """F67: a life in which a tombstone was lost may not be published as open after the next inspection."""
+        lost_at = life.lost_tombstone_at
+        is_head_mode = record.floor.contains(record.progress)
+        if lost_at is not None and record.is_open and not is_head_mode:
+            grace = INSPECT_SECONDS + self._world.options.lease_seconds + 1
+            if self._world.now > lost_at + grace:
+                raise Violation(
+                    "I2", f"{node} lost a tombstone {self._world.now - lost_at:.1f} s ago and goes on"
+                )
 
     def _check_acknowledged(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> None:
         """I4: whatever progress names was carried out on this node, or is in the floor."""

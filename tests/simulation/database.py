@@ -38,6 +38,7 @@ class Server:
     versions: dict[Row, int] = field(default_factory=dict)
     is_out_of_order: bool = False
     is_stopped: bool = False
+    complete: int = 0  # how many commits of the log are applied without a gap
 
     def apply(self, commit: Commit) -> None:
         self.executed = self.executed.union(commit.position)
@@ -116,11 +117,16 @@ class Shard:
 
     # -- replicas ------------------------------------------------------------------------------------------
 
-    def replicate(self, replica: Server, ahead: int = 0) -> bool:
-        """Apply one commit: the next one, or with parallel appliers one of the following on other rows (F56)."""
+    def replicate(self, replica: Server, until: float, ahead: int = 0) -> bool:
+        """Apply one commit that is older than ``until``: the next one, or with parallel appliers one of the
+        following on other rows (F56)."""
         if replica.is_stopped:
             return False
-        waiting = [commit for commit in self.log if not replica.executed.contains(commit.position)]
+        waiting = [
+            commit
+            for commit in self.log[replica.complete :]
+            if commit.at <= until and not replica.executed.contains(commit.position)
+        ]
         if not waiting:
             return False
         chosen = waiting[0]
@@ -133,6 +139,10 @@ class Shard:
                 ):
                     chosen = candidate
         replica.apply(chosen)
+        while replica.complete < len(self.log) and replica.executed.contains(
+            self.log[replica.complete].position
+        ):
+            replica.complete += 1
         return True
 
     # -- failover ------------------------------------------------------------------------------------------
@@ -147,6 +157,7 @@ class Shard:
         self.sid_number += 1
         self.primary = self._rebuilt(self.primary.name, len(self.log))
         for replica in self.replicas:
+            replica.complete = min(replica.complete, len(self.log))
             if any(replica.executed.contains(commit.position) for commit in lost):
                 replica.is_stopped = True  # it has what nobody else has, until it is rebuilt
 

@@ -40,6 +40,9 @@ class Options:
     keeps_tombstones: bool = True
     is_out_of_order: bool = False
     on_stale_serve: bool = False
+    think_seconds: float = 0.0  # about how long a reader rests between two reads
+    lag_seconds: float = 0.0  # what the first replica keeps behind on purpose
+    quiet_seconds: float = 0.3  # about how long the writer rests between two commits
     faults: frozenset[str] = frozenset()
     fault_share: float = 0.03
     tombstone_ttl_seconds: int = 20
@@ -60,7 +63,8 @@ class Options:
     def of_seed(cls, seed: int) -> Options:
         """A world of every kind: small ones often, every fault sometimes, often only a few at once."""
         random = Random(f"options {seed}")
-        faults = frozenset(fault for fault in FAULTS if random.random() < random.choice((0.1, 0.3, 0.6)))
+        share = random.choice((0.0, 0.1, 0.2, 0.5))
+        faults = frozenset(fault for fault in FAULTS if random.random() < share)
         return cls(
             seed=seed,
             shards=random.choice((1, 1, 1, 2)),
@@ -71,8 +75,12 @@ class Options:
             replicas=random.choice((1, 2)),
             keeps_tombstones=random.random() < 0.8,
             is_out_of_order=random.random() < 0.3,
+            on_stale_serve=random.random() < 0.1,
+            think_seconds=random.choice((0.0, 0.1, 0.5, 2.0)),
+            lag_seconds=random.choice((0.0, 0.0, 1.0, 5.0, 25.0, 60.0)),
+            quiet_seconds=random.choice((0.1, 0.5, 3.0, 15.0)),
             faults=faults,
-            fault_share=random.choice((0.005, 0.02, 0.05)),
+            fault_share=random.choice((0.003, 0.01, 0.03)),
         )
 
     def without(self, fault: str) -> Options:

@@ -13,8 +13,9 @@ from random import Random
 from typing import Any, Final
 
 from freshness.backends.memory import MemoryStore
-from freshness.cachekey import KeyBuilder
+from freshness.cachekey import KeyBuilder, tombstone_key
 from freshness.config import ObjectConfig
+from freshness.envelope import STUB
 from freshness.errors import HistoryLost, NodeUnavailable, SourceUnavailable
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.membership import NodePolicy
@@ -22,7 +23,7 @@ from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position
 from freshness.read import Loaded, Lookup, ReadContext, read_through
 from freshness.registry import ObjectDefinition
-from freshness.request import Head, InspectStorage, Load, ReadHead, Reply, Request, Wait
+from freshness.request import Add, Cas, Head, InspectStorage, Load, ReadHead, Reply, Request, Stored, Wait
 from freshness.rule import ObjectPolicy
 from freshness.token import EventToken
 from invalidator.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
@@ -37,6 +38,8 @@ NAMESPACE: Final = "sim"
 SINGLE: Final = "single"
 COMPOSITE: Final = "composite"
 TEMP_LRU_SECONDS: Final = 700
+REQUEST_FAULT_SHARE: Final = 0.2
+"""How many of the faults that a request could suffer it does suffer: one ends a whole membership."""
 
 
 class Beat:
@@ -63,6 +66,7 @@ class World:
     """See the module. `run` takes ``options.steps`` steps; violations raise `checker.Violation`."""
 
     options: Options
+    bug: str = ""
     trace: Callable[[str], None] | None = None
     now: float = 1000.0
     random: Random = field(init=False)
@@ -73,6 +77,7 @@ class World:
     actors: list[Actor] = field(default_factory=list)
     processes: dict[str, Process] = field(default_factory=dict)
     paused: dict[str, float] = field(default_factory=dict)
+    back_at: dict[str, float] = field(default_factory=dict)
     definitions: dict[str, ObjectDefinition] = field(init=False)
     placement: Placement = field(init=False)
     checker: Checker = field(init=False)
@@ -218,16 +223,20 @@ class World:
             lookups = [self.lookup(object_name, key) for object_name, key in wanted]
             reads = yield from read_through(context, lookups)
             self.checker.read_done(name, lookups, reads)
+            if self.options.think_seconds:
+                yield Wait(self.options.think_seconds * self.random.choice((0.1, 1.0, 2.0)))
 
     def lookup(self, object_name: str, key: int) -> Lookup:
         definition = self.definitions[object_name]
         cache_key = definition.builder.build((key,))
         node = self.placement.node_for(cache_key.item)
+        if self.bug == "keys move when a node is down" and self.stores[node].down:
+            node = next((name for name, store in self.stores.items() if not store.down), node)
         return Lookup(definition.policy, node, cache_key.item, definition.identity(cache_key), (key,))
 
     def _writer(self) -> Generator[Any, Any, Any]:
         while True:
-            yield Wait(self.random.choice((0.05, 0.3, 1.0, 3.0)))
+            yield Wait(self.options.quiet_seconds * self.random.choice((0.1, 0.5, 1.0, 3.0)))
             shard = self.random.choice(self.shards)
             key = self.random.randrange(self.options.keys)
             table = self.random.choice(shard.tables)
@@ -236,11 +245,12 @@ class World:
 
     def _servers(self, shard: Shard) -> Generator[Any, Any, Any]:
         while True:
-            yield Wait(self.random.choice((0.001, 0.02, 0.2)))
+            yield Wait(self.random.choice((0.01, 0.1, 0.5)))
             if self.random.random() < 0.6 and shard.show():
                 continue
             replica = self.random.choice(shard.replicas)
-            if shard.replicate(replica, ahead=2):
+            lag = self.options.lag_seconds if replica is shard.replicas[0] else 0.0
+            if shard.replicate(replica, self.now - lag, ahead=2):
                 self.note(f"{replica.name} applies {replica.applied[-1].number}")
 
     # -- transport ----------------------------------------------------------------------------------------
@@ -265,7 +275,16 @@ class World:
         raise NodeUnavailable(f"{node}: {fault}")
 
     def execute(self, who: str, node: str, request: Request) -> Reply:
-        reply = self.stores[node].answer(request)
+        store = self.stores[node]
+        is_fill = isinstance(request, Cas) and b":!" not in request.key and request.value != STUB
+        is_fill = is_fill and not request.key.endswith(b"!")
+        if is_fill and self.bug == "blind set":
+            store.evict(request.key)
+            reply = store.answer(Add(request.key, request.value, request.ttl_seconds))
+        else:
+            reply = store.answer(request)
+        if is_fill and self.bug == "fill removes the tombstone" and isinstance(reply, Stored):
+            store.evict(tombstone_key(request.key))
         self.note(f"{who} → {node} {_show(request)}: {_show(reply)}")
         self.checker.executed(who, node, request, reply)
         return reply
@@ -285,6 +304,8 @@ class World:
                 return self._load(step)
             case ReadHead():
                 process = self.processes[actor.name]
+                if self.bug == "floor of a new life is empty":
+                    return [lambda: Head(MysqlGtidSet(), process.shard.epoch)]
                 return [lambda: Head(process.shard.primary.executed, process.shard.epoch)]
             case OpenStream():
                 return [lambda: self._open(self.processes[actor.name], step.start)]
@@ -302,7 +323,10 @@ class World:
         tokens: dict[str, EventToken] = {}
 
         def read_token(lineage: str, server: Server) -> None:
-            tokens[lineage] = EventToken(lineage, "-", server.epoch, 0, server.executed)
+            executed = server.executed
+            if self.bug == "token of the binlog":
+                executed = next(shard for shard in self.shards if shard.lineage == lineage).logged
+            tokens[lineage] = EventToken(lineage, "-", server.epoch, 0, executed)
             self.note(f"  token of {server.name}: {server.executed}")
 
         def read_rows() -> list[Loaded]:
@@ -312,6 +336,17 @@ class World:
             lambda lineage=lineage, server=server: read_token(lineage, server)
             for lineage, server in servers.items()
         ]
+        if self.bug == "snapshot before token":
+            rows: list[Loaded] = []
+            empty = {name: EventToken(name, "-", 1, 0, MysqlGtidSet()) for name in servers}
+
+            def read_rows_early() -> None:
+                rows.extend(self._loaded(lookup, servers, empty) for lookup in step.lookups)
+
+            def label() -> list[Loaded]:
+                return [Loaded(row.value, {name: tokens[name] for name in row.tokens}) for row in rows]
+
+            return [read_rows_early, *actions, label]
         return [*actions, read_rows]
 
     def _readable(self, shard: Shard) -> list[Server]:
@@ -396,6 +431,10 @@ class World:
 
     def _deliver(self) -> None:
         """Requests that were on their way when their sender gave up."""
+        for node in [node for node, at in self.back_at.items() if at <= self.now]:
+            del self.back_at[node]
+            self.stores[node].down = False
+            self.note(f"{node} is back")
         due = [entry for entry in self.delayed if entry[0] <= self.now]
         for entry in due:
             self.delayed.remove(entry)
@@ -404,7 +443,7 @@ class World:
                 self.execute(f"{who} (late)", node, request)
 
     def _draw_fault(self, kinds: tuple[str, ...]) -> str | None:
-        if self.random.random() >= self.options.fault_share:
+        if self.random.random() >= self.options.fault_share * REQUEST_FAULT_SHARE:
             return None
         kind = self.random.choice(kinds)
         return kind if kind in self.options.faults else None
@@ -440,7 +479,7 @@ class World:
     def _fault_evict(self) -> None:
         node = self._any_node()
         store = self.stores[node]
-        keys = [key for key in store.keys() if self._may_evict(key)]
+        keys = [key for key in list(store.keys()) if self._may_evict(key)]
         if keys:
             key = self.random.choice(keys)
             store.evict(key)
@@ -453,12 +492,12 @@ class World:
     def _fault_lose_tombstone(self) -> None:
         node = self._any_node()
         store = self.stores[node]
-        keys = [key for key in store.keys() if key.endswith(b"!")]
+        keys = [key for key in list(store.keys()) if key.endswith(b"!")]
         if keys and self.options.keeps_tombstones:
             key = self.random.choice(keys)
             store.evict(key)
             store.losses += 1
-            self.checker.node_damaged(node)
+            self.checker.node_damaged(node, is_counted=True)
             self.note(f"{node} loses {key.decode()}")
 
     def _fault_restart(self) -> None:
@@ -471,8 +510,10 @@ class World:
     def _fault_cut(self) -> None:
         node = self._any_node()
         store = self.stores[node]
-        store.down = not store.down
-        self.note(f"{node} is {'cut off' if store.down else 'back'}")
+        if not store.down:
+            store.down = True
+            self.back_at[node] = self.now + self.random.choice((0.2, 1.0, 5.0, 30.0))
+            self.note(f"{node} is cut off")
 
     def _fault_flush(self) -> None:
         node = self._any_node()
@@ -531,6 +572,10 @@ class World:
     def note(self, text: str) -> None:
         if self.trace is not None:
             self.trace(f"{self.now - 1000:9.4f}  {text}")
+
+    def step_began(self, who: str) -> float:
+        """When that actor's present step began."""
+        return next((actor.step_began for actor in self.actors if actor.name == who), self.now)
 
     def lookups(self) -> Iterator[Lookup]:
         for name in self.definitions:

@@ -230,6 +230,14 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     ),
     (
         CACHE,
+        "[cache]\nnode_refresh_seconds = 120\nmax_staleness_seconds = 200",
+        [
+            "cache.node_refresh_seconds: found 120",
+            "less than tombstone_ttl_seconds - 2 x lease_seconds - 2 = 108",
+        ],
+    ),
+    (
+        CACHE,
         "[cache]\nmax_staleness_seconds = 7.5",
         [
             "cache.max_staleness_seconds: found 7.5",

@@ -467,9 +467,9 @@ def test_too_large() -> None:
 def test_the_loaders_own_refusal() -> None:
     world = World()
     start(world)
-    world.loader_refusal = ReadOutcome.OTHER_READ
+    world.loader_refusal = ReadOutcome.NO_TOKEN
     (read,) = a_reader(world).reading().finish()
-    assert (read.outcome, read.value) == (ReadOutcome.OTHER_READ, [])
+    assert (read.outcome, read.value) == (ReadOutcome.NO_TOKEN, [])
     assert world.stores[NODE].peek(KEY) is None
 
 
@@ -500,7 +500,6 @@ def test_a_loser_waits_no_longer_than_its_bound_and_fills_itself() -> None:
     a_reader(world).reading().until_kind(ReadRows)
     loser = a_reader(world).reading()
     (read,) = loser.finish()
-    assert read.outcome is not ReadOutcome.LEASE, "a lease only delays: it is never what a read ends with"
     assert read.outcome is ReadOutcome.FILLED
     waits = [step for step in loser.steps if isinstance(step, Wait)]
     assert len(waits) == LEASE_POLLS_MAX

@@ -459,3 +459,63 @@ def test_a_version_does_not_outlive_the_connection_it_was_read_on() -> None:
     assert version_of(world, record_key(NAMESPACE, LINEAGE)) == held
     one.applying().until(lambda _: False, may_end=True)
     assert Reader(world, world.replica()).read() is not ReadOutcome.FILLED
+
+
+def test_one_key_twice_in_a_read_does_not_wait_for_itself() -> None:
+    world = World()
+    one = Invalidator(world).join()
+    one.apply()
+    run = Reader(world, world.replica()).reading(lookup(), lookup())
+    run.finish()
+    assert not any(isinstance(step, Wait) for step in run.steps)
+
+
+def test_a_client_of_an_old_definition_leaves_the_entries_of_the_new_one_alone() -> None:
+    """F44, rolling deploy: it would be refused as OBJECT, and yet it claims, and drops, what others have filled."""
+    world = World()
+    one = Invalidator(world).join()
+    one.apply()
+    assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
+    old = lookup(policy=replace(CUSTOMER, fingerprint=99))
+    assert Reader(world, world.replica()).read(old) in (ReadOutcome.OBJECT, ReadOutcome.IDENTITY)
+    assert Reader(world, world.replica()).read() is ReadOutcome.HIT
+
+
+def test_a_shorter_tombstone_ttl_does_not_shorten_what_others_rely_on() -> None:
+    """D is lowered, and for a while invalidators (or applications that invalidate) of both settings run. The one
+    with the shorter D stores the tombstone again, duplicate or grown, and dies; the other counts on its own D."""
+    world = World()
+    one = Invalidator(world).join()
+    one.apply()
+    made = world.commit(KEY)
+    one.apply()
+    event = Event(LINEAGE, 1, made.position, made.position)
+    Run(world, invalidate(NODE, KEY, event, 30), Client(world)).finish()
+    one.live(50)
+    assert Reader(world, world.replica()).read() is not ReadOutcome.FILLED
+    assert world.broken == []
+
+
+@pytest.mark.parametrize("node_refresh_seconds", [0.7, 2.0, 2.3, 3.1])
+@pytest.mark.parametrize("at", [0.0, 0.1, 0.3, 0.7, 1.9])
+def test_waiting_for_readers_ends(node_refresh_seconds: float, at: float) -> None:
+    """I6: what is left of a wait can be less than a clock can tell."""
+    world = World()
+    one = Invalidator(world, node_refresh_seconds=node_refresh_seconds, heartbeat_age_max_seconds=30).join()
+    one.apply()
+    world.sleep(at)
+    world.commit(raised=["customers"])
+    one.apply()
+    assert world.record().progress == world.database.head
+
+
+def test_a_policy_under_which_a_table_is_never_acknowledged_is_refused() -> None:
+    """node_refresh_seconds >= W: the batch would always be too old to be published."""
+    with pytest.raises(AssertionError, match="never be acknowledged"):
+        Invalidator(
+            World(),
+            node_refresh_seconds=20,
+            heartbeat_age_max_seconds=100,
+            tombstone_ttl_seconds=30,
+            trail_seconds=18,
+        )
