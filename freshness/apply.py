@@ -27,6 +27,9 @@ RESENDS_MAX: Final = 3
 RECENT_STEP_SECONDS: Final = 0.1
 """Batches closer together than this share an age, the older one: bounds what is remembered per node (I6)."""
 
+KEYS_AT_ONCE_MAX: Final = 2000
+"""Keys of a batch that are sent before the lease is looked after again: a batch of any size must not let it lapse."""
+
 INSPECT_SECONDS: Final = 1.0
 """How often a node is asked whether it lost tombstones (F67); a longer pause inspects before it publishes."""
 
@@ -76,13 +79,16 @@ def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
 
 def renew(member: Membership) -> Procedure[None]:
     """Keep the record alive while nothing happens. Any error ends the membership."""
-    if member.clock() - member.published_at < member.policy.lease_seconds / 3:
-        return
     try:
-        yield from publish(member, None)
+        yield from _renew_if_due(member)
     except FreshnessError:
         member.leave()
         raise
+
+
+def _renew_if_due(member: Membership) -> Procedure[None]:
+    if member.clock() - member.published_at >= member.policy.lease_seconds / 3:
+        yield from publish(member, None)
 
 
 def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
@@ -113,7 +119,7 @@ def _wait_for_readers(member: Membership) -> Procedure[None]:
     until = member.clock() + member.policy.node_refresh_seconds
     while (left := until - member.clock()) > 0.001:
         yield Wait(min(left, member.policy.lease_seconds / 3))
-        yield from publish(member, None)
+        yield from _renew_if_due(member)
 
 
 def _raise_floors(member: Membership, raised: Mapping[str, Position], batch: Batch) -> Procedure[None]:
@@ -133,15 +139,21 @@ def _raise_floors(member: Membership, raised: Mapping[str, Position], batch: Bat
 def _invalidate(member: Membership, keys: Mapping[bytes, Position], streamed: Position) -> Procedure[None]:
     record = member.joined_record()
     ttl_seconds = member.policy.tombstone_ttl_seconds
-    results = yield from gather(
-        [
-            invalidate(member.node, key, Event(record.lineage, record.epoch, position, streamed), ttl_seconds)
-            for key, position in keys.items()
-        ]
-    )
-    for result in results:
-        if isinstance(result, FreshnessError):
-            raise result
+    items = list(keys.items())
+    for start in range(0, len(items), KEYS_AT_ONCE_MAX):
+        if start:
+            yield from _renew_if_due(member)
+        results = yield from gather(
+            [
+                invalidate(
+                    member.node, key, Event(record.lineage, record.epoch, position, streamed), ttl_seconds
+                )
+                for key, position in items[start : start + KEYS_AT_ONCE_MAX]
+            ]
+        )
+        for result in results:
+            if isinstance(result, FreshnessError):
+                raise result
 
 
 def _remember(member: Membership, sent_at: float, streamed: Position) -> None:

@@ -9,10 +9,10 @@ import logging
 import os
 import secrets
 import socket
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from freshness.backend import CacheNode
 from freshness.backends import open_node
@@ -39,6 +39,9 @@ from invalidator.shard import KeyFinder, ShardInvalidator
 from invalidator.source import Source, Transaction
 
 log = logging.getLogger(__name__)
+
+STOP_SEEN_SECONDS: Final = 0.1
+"""How long a pause may last before it is seen that the process is to stop."""
 
 
 class Primary:
@@ -101,12 +104,12 @@ class Invalidator:
     config: Config
     metrics: Metrics = field(default_factory=Metrics)
     last_error: str = ""
-    _stopping: threading.Event = field(default_factory=threading.Event)
+    _is_stopping: bool = False
     shard: ShardInvalidator | None = None
 
     def stop(self) -> None:
         """Finish the batch in hand and end. Safe in a signal handler."""
-        self._stopping.set()
+        self._is_stopping = True  # a plain flag: a lock could be the one that the interrupted thread holds
 
     def run(self) -> None:
         keyspace = self._keyspace()
@@ -136,7 +139,7 @@ class Invalidator:
             loop = run_loop(
                 invalidator,
                 transactions_max=self.config.stream.batch_transactions_max,
-                is_stopping=self._stopping.is_set,
+                is_stopping=lambda: self._is_stopping,
                 observer=_Counting(self, invalidator),
             )
             drive(loop, _answerer(driver, source, epochs))
@@ -205,7 +208,9 @@ class Invalidator:
         return self.shard
 
     def _sleep(self, seconds: float) -> None:
-        self._stopping.wait(seconds)
+        until = running_clock() + seconds
+        while not self._is_stopping and (left := until - running_clock()) > 0:
+            time.sleep(min(left, STOP_SEEN_SECONDS))
 
 
 class _Counting(LoopObserver):

@@ -105,7 +105,11 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
     if as_json:
         _print_json(answer)
         return
-    table = Table("node", "lineage", "state", "lease s", "heartbeat age s", "progress", "floor")
+    table = Table()
+    for title in ("node", "lineage", "state", "lease s", "age s"):
+        table.add_column(title, no_wrap=True)
+    for title in ("progress", "floor"):
+        table.add_column(title, overflow="fold")
     for node in answer["nodes"]:
         table.add_row(
             node["node"],
@@ -113,8 +117,8 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             node["state"],
             str(node.get("lease_seconds_left", "")),
             str(node.get("heartbeat_age_seconds", "")),
-            _shorten(node.get("progress", "")),
-            _shorten(node.get("floor", "")),
+            node.get("progress", ""),
+            node.get("floor", ""),
         )
     Console().print(table)
 
@@ -141,10 +145,6 @@ def inspect_object(
 def version() -> None:
     """Print the version."""
     typer.echo(f"freshness {__version__}")
-
-
-def _shorten(text: str, width: int = 60) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _plain(value: Any) -> str:

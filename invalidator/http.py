@@ -5,6 +5,7 @@ Runs in a thread of its own and only ever reads; a slow client cannot slow the i
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from freshness import __version__
 from freshness.config import parse_host_port
+from freshness.errors import ConfigError
 from invalidator.app import Invalidator
 
 
@@ -53,13 +55,20 @@ def create_api(invalidator: Invalidator, read_status: Callable[[], dict[str, Any
 
 
 class HttpService:
-    """Serves the API on ``listen`` ("host:port") until stopped."""
+    """Serves the API on ``listen`` ("host:port") until stopped. Raises `ConfigError` where it cannot listen."""
 
     def __init__(self, api: FastAPI, listen: str) -> None:
         host, port = parse_host_port(listen)
+        try:
+            self._socket = socket.create_server((host, port), family=_family(host))
+        except OSError as error:
+            raise ConfigError(
+                f"http.listen = {listen}: {error.strerror or error}",
+                hint="choose another port, or leave it out",
+            ) from error
         settings = uvicorn.Config(api, host=host, port=port, log_level="warning", lifespan="off")
         self._server = uvicorn.Server(settings)
-        self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -67,3 +76,11 @@ class HttpService:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join(timeout=5)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

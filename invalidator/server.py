@@ -10,7 +10,7 @@ import pymysql
 
 from freshness.backends.database import Connection, read_rows
 from freshness.config import ServerAddress
-from freshness.errors import HistoryLost, SourceUnavailable
+from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import Position, parse_position
 
 
@@ -62,7 +62,7 @@ def check_start(connection: Connection, flavor: str, start: Position, address: S
         [(text,)] = read_rows(connection, "SELECT @@global.gtid_purged")
         purged = parse_position(flavor, str(text).replace("\n", ""))
         if not start.contains(purged):
-            raise HistoryLost(
+            raise HistoryPurged(
                 f"{where} no longer has the log from the start position: purged is {str(purged)[:200]!r}",
                 hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
             )
