@@ -85,7 +85,7 @@ def test_a_wrong_password(primary: DatabaseServer, tmp_path: Path) -> None:
 
 def test_an_unknown_database(primary: DatabaseServer, tmp_path: Path) -> None:
     path = write_config(tmp_path, primary.flavor, primary.url.replace("/shop", "/shpo"), [NO_NODE])
-    assert_refused(path, OPERATOR, "Unknown database 'shpo'", "correct its name")
+    assert_refused(path, OPERATOR, "Unknown database 'shpo'", "correct its name", verb="check")
 
 
 def test_an_account_without_the_privileges(primary: DatabaseServer, tmp_path: Path) -> None:
@@ -176,20 +176,20 @@ def test_a_server_without_gtids(tmp_path: Path) -> None:
 def test_a_table_without_a_primary_key(primary: DatabaseServer, tmp_path: Path) -> None:
     primary.execute("CREATE TABLE events (what INT)", database="shop")
     path = config_for(tmp_path, primary, objects='[objects.event]\ntable = "events"\n')
-    assert_refused(path, USAGE, "shop.events has no primary key", "add one")
+    assert_refused(path, USAGE, "shop.events has no primary key", "add one", verb="check")
     with pytest.raises(ConfigError, match="no primary key"):
         Cache.open(path)
 
 
 def test_an_unknown_table_and_an_unknown_column(primary: DatabaseServer, tmp_path: Path) -> None:
     path = config_for(tmp_path, primary, objects='[objects.customer]\ntable = "Customers"\n')
-    assert_refused(path, USAGE, "no table shop.Customers", "spelled customers")
+    assert_refused(path, USAGE, "no table shop.Customers", "spelled customers", verb="check")
     path = config_for(
         tmp_path,
         primary,
         objects='[objects.profile]\nkey = "id"\nmembers = { customers = "customer_id" }\n',
     )
-    assert_refused(path, USAGE, "no column customer_id", "id, name, v")
+    assert_refused(path, USAGE, "no column customer_id", "id, name, v", verb="check")
 
 
 def test_an_unknown_key_and_a_missing_file(tmp_path: Path) -> None:
@@ -200,10 +200,13 @@ def test_an_unknown_key_and_a_missing_file(tmp_path: Path) -> None:
         [NO_NODE],
         cache={"tombstone_ttl_second": 7},
     )
-    assert_refused(path, USAGE, "cache.tombstone_ttl_second", 'did you mean "tombstone_ttl_seconds"')
-    assert_refused(tmp_path / "nowhere.toml", USAGE, "nowhere.toml", "no such file", "--config")
-    for verb in ("check", "status"):
-        assert_refused(tmp_path / "nowhere.toml", USAGE, "no such file", verb=verb)
+    assert_refused(
+        path, USAGE, "cache.tombstone_ttl_second", 'did you mean "tombstone_ttl_seconds"', verb="check"
+    )
+    for verb in ("run", "check", "status"):
+        assert_refused(
+            tmp_path / "nowhere.toml", USAGE, "nowhere.toml", "no such file", "--config", verb=verb
+        )
 
 
 # -- cache nodes ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from appclient import Cache, Explanation, ReadOutcome
+from appclient import Cache, Explanation, ReadOutcome, SourceUnavailable
 from integration.harness import (
     LEASE_SECONDS,
     MAX_STALENESS_SECONDS,
@@ -27,7 +27,7 @@ from integration.harness import (
     wait_for_outcome,
     wait_until,
 )
-from integration.servers import Pair
+from integration.servers import Flavor, Pair, database_pair
 
 KILLS = 20
 KEYS_PER_ROUND = 8
@@ -319,6 +319,30 @@ def test_the_log_that_is_needed_is_purged(pair: Pair, tmp_path: Path) -> None:
             system.wait_new_life(node, lives[node.address])
         system.assert_none_stale(cache, "customer", keys)
         assert {row["v"] for row in cache.get_many("customer", keys).values()} == {1}
+
+
+def test_primary_and_replica_killed_and_started_again(flavor: Flavor, tmp_path: Path) -> None:
+    with database_pair(flavor) as pair, system_with_cache(pair, tmp_path) as (system, cache):
+        keys = insert_customers(system, 20)
+        wait_for_hits(cache, "customer", keys, system.describe)
+        lives = system.lives()
+        pair.primary.kill()
+        assert cache.get("customer", 1, explain=True).is_hit
+        wait_until(lambda: "heartbeat not written" in system.invalidator.log(), "the invalidator misses it")
+        pair.primary.start()
+        system.execute("UPDATE customers SET v = 1 WHERE id < 10")
+        system.assert_none_stale(cache, "customer", keys)
+        assert system.lives() == lives, "an outage of the database costs no cache"
+
+        pair.replica.kill()
+        assert cache.get("customer", 1, explain=True).is_hit
+        system.execute("UPDATE customers SET v = 2 WHERE id < 10")
+        system.wait_covered()
+        with pytest.raises(SourceUnavailable, match="no server of shop answers"):
+            cache.get("customer", 1)
+        pair.replica.start()
+        pair.replica.start_replication()
+        system.assert_none_stale(cache, "customer", keys)
 
 
 # -- paused invalidators -------------------------------------------------------------------------------
