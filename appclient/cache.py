@@ -10,7 +10,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -112,8 +112,11 @@ class Cache:
         loader raises, does.
         """
         lookup = self._lookup(self._definition(object_name), key)
-        (explanation,) = self._read([lookup], [key], max_staleness_seconds)
-        return explanation if explain else explanation.value
+        (read,) = self._read((lookup,), max_staleness_seconds)
+        if explain or self.on_read is not None:
+            explanation = self._explain(lookup, key, read)
+            return explanation if explain else explanation.value
+        return self._answer(lookup, read)[0]
 
     def get_many(
         self,
@@ -129,8 +132,12 @@ class Cache:
         lookups = [self._lookup(definition, key) for key in wanted]
         if not lookups:
             return {}
-        explanations = self._read(lookups, wanted, max_staleness_seconds)
-        return {each.key: each if explain else each.value for each in explanations}
+        reads = self._read(lookups, max_staleness_seconds)
+        answers = zip(wanted, lookups, reads, strict=True)
+        if explain or self.on_read is not None:
+            explanations = [self._explain(lookup, key, read) for key, lookup, read in answers]
+            return {each.key: each if explain else each.value for each in explanations}
+        return {key: self._answer(lookup, read)[0] for key, lookup, read in answers}
 
     def loader(self, object_name: str) -> Callable[[Function], Function]:
         """Decorator: this function builds the composite object from its key.
@@ -203,30 +210,28 @@ class Cache:
             cache_key.is_exact,
         )
 
-    def _read(
-        self, lookups: Sequence[Lookup], keys: Sequence[Any], max_staleness_seconds: float | None
-    ) -> list[Explanation]:
+    def _read(self, lookups: Sequence[Lookup], max_staleness_seconds: float | None) -> list[Read]:
         driver, context = self._client()
-        reads = driver.run(read_through(context, lookups, max_staleness_seconds))
-        explanations = [
-            self._explain(lookup, key, read) for lookup, key, read in zip(lookups, keys, reads, strict=True)
-        ]
-        if self.on_read is not None:
-            for explanation in explanations:
-                self.on_read(explanation)
-        return explanations
+        return driver.run(read_through(context, lookups, max_staleness_seconds))
+
+    def _answer(self, lookup: Lookup, read: Read) -> tuple[Any, ReadOutcome, Mapping[str, EventToken]]:
+        """(value, outcome, tokens): decoded, or from the database where the cached bytes do not decode."""
+        if read.payload is None:
+            return read.value, read.outcome, read.tokens
+        try:
+            return decode_value(read.payload), read.outcome, read.tokens
+        except FormatError:
+            (loaded,) = self._load([lookup])
+            return loaded.value, ReadOutcome.FOREIGN, loaded.tokens
 
     def _explain(self, lookup: Lookup, key: Any, read: Read) -> Explanation:
-        value, outcome, tokens = read.value, read.outcome, read.tokens
-        if read.is_hit and read.payload is not None:
-            try:
-                value = decode_value(read.payload)
-            except FormatError:
-                (loaded,) = self._load([lookup])
-                value, outcome, tokens = loaded.value, ReadOutcome.FOREIGN, loaded.tokens
-        return Explanation(
+        value, outcome, tokens = self._answer(lookup, read)
+        explanation = Explanation(
             value, outcome, lookup.policy.name, key, lookup.node, lookup.item, dict(tokens) if tokens else {}
         )
+        if self.on_read is not None:
+            self.on_read(explanation)
+        return explanation
 
     def _load(self, lookups: Sequence[Lookup]) -> list[Loaded]:
         """Answer a `Load` step: each object by its own loader, in the order of the lookups."""

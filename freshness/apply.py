@@ -139,15 +139,18 @@ def _raise_floors(member: Membership, raised: Mapping[str, Position], batch: Bat
 def _invalidate(member: Membership, keys: Mapping[bytes, Position], streamed: Position) -> Procedure[None]:
     record = member.joined_record()
     ttl_seconds = member.policy.tombstone_ttl_seconds
+    # Keys of one transaction share its position, and so the encoding of their tombstones.
+    events = {
+        position: Event(record.lineage, record.epoch, position, streamed)
+        for position in dict.fromkeys(keys.values())
+    }
     items = list(keys.items())
     for start in range(0, len(items), KEYS_AT_ONCE_MAX):
         if start:
             yield from _renew_if_due(member)
         results = yield from gather(
             [
-                invalidate(
-                    member.node, key, Event(record.lineage, record.epoch, position, streamed), ttl_seconds
-                )
+                invalidate(member.node, key, events[position], ttl_seconds)
                 for key, position in items[start : start + KEYS_AT_ONCE_MAX]
             ]
         )

@@ -61,10 +61,10 @@ class BlockingDriver:
 
     def answer(self, step: Step) -> Any:
         match step:
-            case Flow():
-                return self.nodes[step.node].perform(step.requests)
             case Flows():
                 return self._perform_all(step.flows)
+            case Flow():
+                return self.nodes[step.node].perform(step.requests)
             case Load():
                 return self.load(step.lookups)
             case ReadHead():

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
 from freshness.errors import FormatError
@@ -142,6 +143,22 @@ def split_live(data: bytes, prefix_size: int) -> tuple[bytes, bytes, int] | None
 # -- tombstones ----------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=256)
+def _tombstone_start(count: int, lineage: str, epoch: int) -> bytes:
+    """How a tombstone of this many positions begins, up to its first position."""
+    writer = Writer(_HEAD[Kind.TOMBSTONE])
+    writer.u8(count)
+    writer.short(lineage.encode())
+    writer.u64(epoch)
+    return writer.getvalue()
+
+
+def encode_single_tombstone(lineage: str, epoch: int, position: Position) -> bytes:
+    """What ``Tombstone.of(lineage, epoch, position).encode()`` gives, for the thousands of a batch."""
+    encoded = position.encode()
+    return b"%b%b%b" % (_tombstone_start(1, lineage, epoch), len(encoded).to_bytes(4, "big"), encoded)
+
+
 @dataclass(frozen=True, slots=True)
 class Tombstone:
     """Which events invalidated a key lately: a position for each lineage and epoch.
@@ -167,6 +184,9 @@ class Tombstone:
         return Tombstone({**kept, (lineage, epoch): position if held is None else held.union(position)})
 
     def encode(self) -> bytes:
+        if len(self.positions) == 1:
+            (((lineage, epoch), position),) = self.positions.items()
+            return encode_single_tombstone(lineage, epoch, position)
         writer = Writer(_HEAD[Kind.TOMBSTONE])
         writer.u8(len(self.positions))
         for (lineage, epoch), position in sorted(self.positions.items(), key=lambda item: item[0]):

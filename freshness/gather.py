@@ -6,7 +6,7 @@ simulator and an outer `gather` answer it like any other. It holds no I/O and no
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from freshness.errors import FreshnessError, NodeUnavailable
@@ -26,30 +26,26 @@ def gather(procedures: Sequence[Procedure[Result]]) -> Procedure[list[Result | F
     """
     results: list[Result | FreshnessError | None] = [None] * len(procedures)
     running: _Running = []
-    for index, procedure in enumerate(procedures):
-        _advance(results, running, index, procedure, None)
-    while running:
+    answered: Iterable[tuple[int, Generator[Step, Any, Any], Any]] = (
+        (index, procedure, None) for index, procedure in enumerate(procedures)
+    )
+    while True:
+        for index, procedure, answer in answered:
+            try:
+                step = (
+                    procedure.throw(answer) if isinstance(answer, FreshnessError) else procedure.send(answer)
+                )
+            except StopIteration as stop:
+                results[index] = stop.value
+            except FreshnessError as error:
+                results[index] = error
+            else:
+                running.append((index, procedure, step))
+        if not running:
+            return results  # type: ignore[return-value]
         answers = yield from _round(running)
-        before, running = running, []
-        for (index, procedure, _), answer in zip(before, answers, strict=True):
-            _advance(results, running, index, procedure, answer)
-    return results  # type: ignore[return-value]
-
-
-def _advance(
-    results: list[Any], running: _Running, index: int, procedure: Generator[Step, Any, Any], answer: Any
-) -> None:
-    try:
-        if isinstance(answer, FreshnessError):
-            step = procedure.throw(answer)
-        else:
-            step = procedure.send(answer)
-    except StopIteration as stop:
-        results[index] = stop.value
-    except FreshnessError as error:
-        results[index] = error
-    else:
-        running.append((index, procedure, step))
+        answered = [(index, procedure, answers[place]) for place, (index, procedure, _) in enumerate(running)]
+        running = []
 
 
 def _round(running: _Running) -> Procedure[list[Any]]:
@@ -58,19 +54,26 @@ def _round(running: _Running) -> Procedure[list[Any]]:
     answers: list[Any] = [None] * len(running)
     wait_seconds = 0.0
     for place, (_, _, step) in enumerate(running):
-        match step:
-            case Flow():
-                merged.setdefault(step.node, []).extend(step.requests)
-            case Flows():
-                for flow in step.flows:
-                    merged.setdefault(flow.node, []).extend(flow.requests)
-            case Wait():
-                wait_seconds = max(wait_seconds, step.seconds)
-            case _:
-                try:
-                    answers[place] = yield step
-                except FreshnessError as error:
-                    answers[place] = error
+        if isinstance(step, Flow):
+            # With the place that its requests get in the flow of their node
+            joined = merged.get(step.node)
+            if joined is None:
+                joined = merged[step.node] = []
+            answers[place] = len(joined)
+            joined += step.requests
+        elif isinstance(step, Flows):
+            answers[place] = starts = []
+            for flow in step.flows:
+                joined = merged.setdefault(flow.node, [])
+                starts.append(len(joined))
+                joined += flow.requests
+        elif isinstance(step, Wait):
+            wait_seconds = max(wait_seconds, step.seconds)
+        else:
+            try:
+                answers[place] = yield step
+            except FreshnessError as error:
+                answers[place] = error
     if merged:
         replies = yield Flows(tuple(Flow(node, tuple(requests)) for node, requests in merged.items()))
         _hand_out(running, answers, dict(zip(merged, replies, strict=True)))
@@ -80,18 +83,21 @@ def _round(running: _Running) -> Procedure[list[Any]]:
 
 
 def _hand_out(running: _Running, answers: list[Any], replies: dict[str, Replies | NodeUnavailable]) -> None:
-    taken = dict.fromkeys(replies, 0)
-
-    def take(flow: Flow) -> Replies | NodeUnavailable:
-        of_node = replies[flow.node]
-        if isinstance(of_node, FreshnessError):
-            return of_node
-        start = taken[flow.node]
-        taken[flow.node] = end = start + len(flow.requests)
-        return of_node[start:end]
-
+    """Put its own replies in the place where each step's start among those of its node was noted."""
     for place, (_, _, step) in enumerate(running):
         if isinstance(step, Flow):
-            answers[place] = take(step)
+            of_node = replies[step.node]
+            if isinstance(of_node, FreshnessError):
+                answers[place] = of_node
+            else:
+                start = answers[place]
+                answers[place] = of_node[start : start + len(step.requests)]
         elif isinstance(step, Flows):
-            answers[place] = [take(flow) for flow in step.flows]
+            answers[place] = [
+                _take(replies[flow.node], start, len(flow.requests))
+                for flow, start in zip(step.flows, answers[place], strict=True)
+            ]
+
+
+def _take(of_node: Replies | NodeUnavailable, start: int, count: int) -> Replies | NodeUnavailable:
+    return of_node if isinstance(of_node, FreshnessError) else of_node[start : start + count]

@@ -10,11 +10,11 @@ simulator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import field
 from typing import Final
 
 from freshness.cachekey import tombstone_key
-from freshness.envelope import Tombstone
+from freshness.envelope import Tombstone, encode_single_tombstone
 from freshness.errors import FormatError, InvalidationFailed
 from freshness.position import Position
 from freshness.request import (
@@ -29,6 +29,7 @@ from freshness.request import (
     Procedure,
     Stored,
 )
+from freshness.value import value
 
 CAS_ATTEMPTS_MAX: Final = 16
 """Lost races for one tombstone before the batch fails loudly (I6)."""
@@ -37,14 +38,22 @@ TOMBSTONE_INTERVALS_MAX: Final = 8
 """Above this many GTID intervals a tombstone's gaps are filled with what was streamed, to keep it short."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Event:
-    """What invalidates: the GTIDs of the change, and everything streamed so far (for `compact`)."""
+    """What invalidates: the GTIDs of the change, and everything streamed so far (for `compact`).
+
+    ``tombstone``: what is written where there is none yet, encoded once for all keys of the event.
+    """
 
     lineage: str
     epoch: int
     position: Position
     streamed: Position
+    tombstone: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        alone = encode_single_tombstone(self.lineage, self.epoch, self.position)
+        object.__setattr__(self, "tombstone", alone)
 
 
 def invalidate(node: str, key: bytes, event: Event, tombstone_ttl_seconds: int) -> Procedure[None]:
@@ -55,11 +64,10 @@ def invalidate(node: str, key: bytes, event: Event, tombstone_ttl_seconds: int) 
     counted as acknowledged and the caller sends the event again.
     """
     marker = tombstone_key(key)
-    alone = Tombstone.of(event.lineage, event.epoch, event.position).encode()
     for _ in range(CAS_ATTEMPTS_MAX):
         # The delete travels behind the add: on one connection it is executed after it. Where the tombstone
         # exists already it comes too early, does no harm, and is sent again below.
-        added, _ = yield Flow(node, (Add(marker, alone, tombstone_ttl_seconds), Delete(key)))
+        added, _ = yield Flow(node, (Add(marker, event.tombstone, tombstone_ttl_seconds), Delete(key)))
         if isinstance(added, Stored):
             return
         (held,) = yield Flow(node, (Get(marker),))

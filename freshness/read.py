@@ -38,6 +38,7 @@ from freshness.request import (
 )
 from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.token import EventToken
+from freshness.value import value
 from freshness.view import NodeView
 
 _REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY))
@@ -47,7 +48,7 @@ LEASE_POLLS_MAX: Final = 4
 """How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lookup:
     """One key to read: where it is, under which keys, and what the loader needs to build it.
 
@@ -62,7 +63,7 @@ class Lookup:
     is_exact: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Loaded:
     """What the database said of one lookup: the value (None: no such row) and, per lineage, the token that was
     read before it. ``refusal``: the loader's own reason not to store it."""
@@ -72,7 +73,7 @@ class Loaded:
     refusal: ReadOutcome | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Read:
     """The answer to one lookup. From the cache: ``payload`` (encoded; None: no such row). Else: ``value``."""
 
@@ -126,20 +127,31 @@ def read_through(
     context: ReadContext, lookups: Sequence[Lookup], max_staleness_seconds: float | None = None
 ) -> Procedure[list[Read]]:
     """Answer every lookup, in order. Raises what the loader raises; cache failures only show in the outcome."""
-    entries = [_Pending(lookup) for lookup in lookups]
-    first: dict[bytes, _Pending] = {}
-    for entry in entries:
-        # One place in the cache, one lookup: a second one would wait for the first one's lease.
-        if first.setdefault(entry.lookup.item, entry) is not entry:
-            entry.refusal = ReadOutcome.IDENTITY
-    yield from _look_up(context, list(first.values()), max_staleness_seconds)
-    waiting = [entry for entry in first.values() if entry.is_waiting]
+    entries = list(map(_Pending, lookups))
+    distinct = _find_distinct(entries)
+    yield from _look_up(context, distinct, max_staleness_seconds)
+    hits = [entry.read for entry in entries if entry.read]
+    if len(hits) == len(entries):
+        return hits
+    first = {entry.lookup.item: entry for entry in distinct}
+    waiting = [entry for entry in distinct if entry.is_waiting]
     if waiting:
         yield from _wait_for_winners(context, waiting, max_staleness_seconds)
     missing = [entry for entry in entries if entry.read is None and not _is_repeat(entry, first)]
     if missing:
         yield from _load_and_fill(context, missing)
     return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]
+
+
+def _find_distinct(entries: Sequence[_Pending]) -> Sequence[_Pending]:
+    """One place in the cache, one lookup: a second one would wait for the first one's lease."""
+    if len(entries) == 1:
+        return entries
+    first: dict[bytes, _Pending] = {}
+    for entry in entries:
+        if first.setdefault(entry.lookup.item, entry) is not entry:
+            entry.refusal = ReadOutcome.IDENTITY
+    return list(first.values())
 
 
 def _is_repeat(entry: _Pending, first: Mapping[bytes, _Pending]) -> bool:
@@ -158,7 +170,9 @@ def _observed(entry: _Pending) -> Version:
     return entry.version
 
 
-def _by_node(entries: Sequence[_Pending]) -> dict[str, list[_Pending]]:
+def _by_node(entries: Sequence[_Pending]) -> Mapping[str, Sequence[_Pending]]:
+    if len(entries) == 1:
+        return {entries[0].lookup.node: entries}
     nodes: dict[str, list[_Pending]] = {}
     for entry in entries:
         nodes.setdefault(entry.lookup.node, []).append(entry)
@@ -199,7 +213,11 @@ def _look_up(
         elif context.clock() - view.fetched_at > context.node_refresh_seconds:
             # This process stood still meanwhile (F58): what the view said may have ended before the entry was read.
             view = yield from _fetch_view(context, node, view)
-        yield from _judge(context, node, view, of_node, replies, max_staleness_seconds)
+        dead, stale = _judge(context, view, of_node, replies, max_staleness_seconds)
+        if stale:
+            yield from _serve_stale(context, node, stale)
+        if dead:
+            yield from _claim(context, node, dead)
 
 
 def _stub_ttl_seconds(context: ReadContext, view: NodeView | None, entry: _Pending) -> int:
@@ -229,13 +247,14 @@ def _record_gets(context: ReadContext) -> list[Request]:
 
 def _judge(
     context: ReadContext,
-    node: str,
     view: NodeView,
     entries: Sequence[_Pending],
     replies: Replies,
     max_staleness_seconds: float | None,
-) -> Procedure[None]:
-    dead = []
+) -> tuple[list[_Pending], list[tuple[_Pending, Item]]]:
+    """(entries that can never be a hit again, what ``on_stale = "serve"`` may serve all the same)."""
+    dead: list[_Pending] = []
+    stale: list[tuple[_Pending, Item]] = []
     for entry, reply in zip(entries, replies, strict=False):
         policy = entry.lookup.policy
         refusal = view.find_refusal(policy, context.ring)
@@ -248,7 +267,7 @@ def _judge(
         elif refusal is not None:
             is_served = context.on_stale == "serve" and max_staleness_seconds is None
             if is_served and refusal is not ReadOutcome.RING:
-                yield from _serve_stale(context, node, entry, reply)
+                stale.append((entry, reply))
         elif max_staleness_seconds is not None and max_staleness_seconds < view.staleness_seconds(
             policy, context.lease_seconds, context.clock()
         ):
@@ -260,8 +279,7 @@ def _judge(
             elif entry.refusal in _REPLACEABLE and view.covers(policy):
                 entry.version = reply.version
                 dead.append(entry)
-    if dead:
-        yield from _claim(context, node, dead)
+    return dead, stale
 
 
 def _claim(context: ReadContext, node: str, dead: Sequence[_Pending]) -> Procedure[None]:
@@ -278,16 +296,17 @@ def _claim(context: ReadContext, node: str, dead: Sequence[_Pending]) -> Procedu
             entry.version = None
 
 
-def _serve_stale(context: ReadContext, node: str, entry: _Pending, item: Item) -> Procedure[None]:
-    """``on_stale = "serve"``: a hit of unknown age, if it is of the life that the node had last."""
+def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[_Pending, Item]]) -> Procedure[None]:
+    """``on_stale = "serve"``: hits of unknown age, if they are of the life that the node had last."""
     keys = tuple(Get(resume_key(context.namespace, lineage)) for lineage in context.lineages)
     (replies,) = yield Flows((Flow(node, keys),))
     if isinstance(replies, FreshnessError):
         return
     last = NodeView(context.lineages, replies, context.clock())
-    refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
-    if refusal is None:
-        entry.read = Read(ReadOutcome.STALE_SERVED, payload)
+    for entry, item in stale:
+        refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
+        if refusal is None:
+            entry.read = Read(ReadOutcome.STALE_SERVED, payload)
 
 
 def _wait_for_winners(

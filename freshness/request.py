@@ -12,11 +12,11 @@ exception in the place of that node's replies. A failure is never a miss.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias, TypeVar
 
 from freshness.position import Position
+from freshness.value import value
 
 Version: TypeAlias = int
 """memcached's CAS unique of an item (or what a backend has in its place). Only equality means anything."""
@@ -25,7 +25,7 @@ Version: TypeAlias = int
 # -- requests to one cache node ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Get:
     """Read an item. Answers `Item` or `MISSING`.
 
@@ -38,7 +38,7 @@ class Get:
     vivify_ttl_seconds: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Add:
     """Store if the key is absent. Answers `Stored` (version unknown, 0) or `CONFLICT`. Sent quietly."""
 
@@ -47,7 +47,7 @@ class Add:
     ttl_seconds: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cas:
     """Replace the item only if it still has ``version``.
 
@@ -60,7 +60,7 @@ class Cas:
     ttl_seconds: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Delete:
     """Remove an item. Without ``version``: unconditional, always answers `DONE` (sent quietly, whether the item
     was there is not reported). With it: `DONE`, `CONFLICT` or `MISSING`."""
@@ -69,7 +69,7 @@ class Delete:
     version: Version | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Touch:
     """Give the item its full TTL again. Answers `DONE` or `MISSING`."""
 
@@ -77,7 +77,7 @@ class Touch:
     ttl_seconds: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InspectStorage:
     """Ask whether the node provably keeps tombstones for ``tombstone_ttl_seconds``. Answers `StorageReport`."""
 
@@ -90,7 +90,7 @@ Request: TypeAlias = Get | Add | Cas | Delete | Touch | InspectStorage
 # -- replies ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Item:
     """An item as a node holds it.
 
@@ -105,14 +105,14 @@ class Item:
     lease: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stored:
     """The item was stored; ``version`` is its new version, 0 where the backend does not say."""
 
     version: Version = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """The node answered that it will not store this item (too large, out of memory). Nothing was stored;
     memcached drops the former item in this case."""
@@ -134,7 +134,7 @@ DONE: Final = Outcome.DONE
 STORED: Final = Stored()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StorageReport:
     """What a node says about its own memory (F5, F51, F67).
 
@@ -155,7 +155,7 @@ Reply: TypeAlias = Item | Stored | Refused | Outcome | StorageReport
 # -- steps of a procedure -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Flow:
     """Requests to one node, answered in order on one connection. Answer: a list with one reply each.
 
@@ -166,26 +166,26 @@ class Flow:
     requests: tuple[Request, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Flows:
     """Several flows at once. Answer: a list with, for each flow, its replies or the `NodeUnavailable`."""
 
     flows: tuple[Flow, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Load:
     """Read the given lookups from the database, the token first. Answer: one `freshness.read.Loaded` each."""
 
     lookups: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadHead:
     """Ask the primary of the shard for everything it has executed. Answer: `Head`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Head:
     """The primary's position and the epoch of its history, the epoch read first."""
 
@@ -193,7 +193,7 @@ class Head:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wait:
     """Let time pass. Answer: None."""
 

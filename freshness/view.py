@@ -25,7 +25,7 @@ RECORD_TTL_SLACK_SECONDS: Final = 1
 class NodeView:
     """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock)."""
 
-    __slots__ = ("_covered", "_prefixes", "_ttl_seconds", "fetched_at", "lives", "records")
+    __slots__ = ("_covered", "_prefixes", "_refusals", "_ttl_seconds", "fetched_at", "lives", "records")
 
     def __init__(self, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float) -> None:
         self.fetched_at = fetched_at
@@ -43,14 +43,19 @@ class NodeView:
             if record is not None
         }
         self._covered: dict[tuple[str, bytes], bool] = {}
+        self._refusals: dict[tuple[tuple[str, ...], int], ReadOutcome | None] = {}
 
     def find_refusal(self, policy: ObjectPolicy, ring: int) -> ReadOutcome | None:
         """Why no entry of ``policy`` on this node may be served at all."""
-        for lineage in policy.lineages:
-            refusal = find_record_refusal(self.records.get(lineage), ring)
-            if refusal is not None:
-                return refusal
-        return None
+        asked = policy.lineages, ring
+        try:
+            return self._refusals[asked]
+        except KeyError:
+            pass
+        refusals = (find_record_refusal(self.records.get(lineage), ring) for lineage in policy.lineages)
+        refusal = next((each for each in refusals if each is not None), None)
+        self._refusals[asked] = refusal
+        return refusal
 
     def covers(self, policy: ObjectPolicy) -> bool:
         """Whether the invalidators of this node cover the object in the definition that this client has."""

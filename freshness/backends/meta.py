@@ -17,6 +17,7 @@ its ``MN`` belongs to the run, what comes after it does not. Hence an error line
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -78,6 +79,11 @@ class ReplyKind(IntEnum):
     STATS = 6
 
 
+_ITEM: Final = ReplyKind.ITEM
+_FENCE: Final = ReplyKind.FENCE
+"""By name, since every flow asks for them: a look-up in an Enum costs more than one here."""
+
+
 @dataclass(slots=True)
 class Plan:
     """How the answer to a flow is to be read.
@@ -132,32 +138,40 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
             continue
         if has_open_add:
             parts.append(FENCE)
-            awaited.append((ReplyKind.FENCE, index))
+            awaited.append((_FENCE, index))
             has_open_add = False
         is_quiet = False
+        replies.append(MISSING)
+        if isinstance(request, Get):  # nearly all that a reader sends
+            key = request.key
+            if not is_key(key):
+                check_key(key)
+            if request.vivify_ttl_seconds != asked_seconds:
+                asked_seconds = request.vivify_ttl_seconds
+                lifetime = lifetime_seconds(asked_seconds)
+            # N before t: the flags are worked off in order, else a new stub answers t-1
+            parts.append(b"mg %b N%d v c t\r\n" % (key, lifetime) if lifetime else b"mg %b v c t\r\n" % key)
+            awaited.append((_ITEM, index))
+            continue
         kind, command = _encode_spoken(request, versions_from)
         parts.append(command)
-        replies.append(MISSING)
         awaited.append((kind, index))
     if is_quiet:
         parts.append(FENCE)
-        awaited.append((ReplyKind.FENCE, len(replies)))
+        awaited.append((_FENCE, len(replies)))
     return parts, Plan(requests, replies, awaited, versions_from)
 
 
-def _encode_spoken(request: Request, versions_from: int) -> tuple[ReplyKind, bytes]:
-    """A request that always gets an answer."""
+def _encode_spoken(
+    request: Cas | Delete | Touch | InspectStorage, versions_from: int
+) -> tuple[ReplyKind, bytes]:
+    """A request that always gets an answer, and is no `Get`."""
     if isinstance(request, InspectStorage):
         lifetime_seconds(request.tombstone_ttl_seconds)
         return ReplyKind.STATS, INSPECTION
     key = request.key
     if not is_key(key):
         check_key(key)
-    if isinstance(request, Get):
-        if request.vivify_ttl_seconds == 0:
-            return ReplyKind.ITEM, b"mg %b v c t\r\n" % key
-        # N before t: the flags are worked off in order, else a new stub answers t-1
-        return ReplyKind.ITEM, b"mg %b N%d v c t\r\n" % (key, lifetime_seconds(request.vivify_ttl_seconds))
     if isinstance(request, Touch):
         return ReplyKind.TOUCHED, b"mg %b T%d\r\n" % (key, lifetime_seconds(request.ttl_seconds))
     assert isinstance(request, Cas | Delete), request
@@ -177,6 +191,9 @@ def _encode_spoken(request: Request, versions_from: int) -> tuple[ReplyKind, byt
 # -- bytes to replies ----------------------------------------------------------------------------------
 
 
+_match_item: Final = re.compile(rb"VA ([0-9]{1,10}) c([0-9]{1,20}) t(-?[0-9]{1,10})((?: [WXZ])*)\r\n").match
+
+
 class ReplyReader:
     """Lines and blocks out of what ``receive`` returns; it returns at least one byte or raises."""
 
@@ -184,6 +201,24 @@ class ReplyReader:
         self._receive = receive
         self._buffer = received
         self._position = 0
+
+    def item(self, versions_from: int) -> Item | None:
+        """The next reply if it is an item that has arrived whole; else None, and nothing is taken."""
+        if self._position == len(self._buffer):
+            self._buffer, self._position = self._receive(), 0
+        head = _match_item(self._buffer, self._position)
+        if head is None:
+            return None
+        size, version, ttl_seconds, marks = head.groups()
+        start = head.end()
+        end = start + int(size)
+        if self._buffer[end : end + 2] != b"\r\n":
+            return None
+        self._position = end + 2
+        value = self._buffer[start:end]
+        if marks:
+            return Item(value, versions_from + int(version), int(ttl_seconds), b"W" in marks, b"Z" in marks)
+        return Item(value, versions_from + int(version), int(ttl_seconds))
 
     def line(self) -> bytes:
         """The next line, without its end."""
@@ -244,15 +279,16 @@ def decode_flow(
     ``report`` turns the three stats of an `InspectStorage` into its answer.
     """
     replies = plan.replies
+    versions_from = plan.versions_from
     run_start = 0
     for kind, index in plan.awaited:
-        if kind is ReplyKind.ITEM:
-            replies[index] = _read_item(reader, plan.versions_from)
-        elif kind is ReplyKind.FENCE:
+        if kind is _ITEM:
+            replies[index] = reader.item(versions_from) or _read_item(reader, versions_from)
+        elif kind is _FENCE:
             _read_run(reader, replies, run_start, index)
             run_start = index
         elif kind is ReplyKind.CAS:
-            replies[index] = _read_cas(reader, plan.versions_from)
+            replies[index] = _read_cas(reader, versions_from)
         elif kind is ReplyKind.STATS:
             request = plan.requests[index]
             assert isinstance(request, InspectStorage)
