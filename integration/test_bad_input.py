@@ -209,6 +209,15 @@ def test_an_unknown_key_and_a_missing_file(tmp_path: Path) -> None:
         )
 
 
+def test_the_http_port_is_taken(primary: DatabaseServer, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        path = config_for(tmp_path, primary, extra=f'[http]\nlisten = "{listen}"\n')
+        assert_refused(path, USAGE, f"http.listen = {listen}")
+
+
 # -- cache nodes ---------------------------------------------------------------------------------------
 
 

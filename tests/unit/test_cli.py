@@ -110,6 +110,17 @@ def test_status_needs_neither_database_nor_nodes(
     assert "unavailable" in capsys.readouterr().out
 
 
+def test_status_shows_whole_node_names_on_a_narrow_terminal(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    config.write_text(CONFIG.replace('"127.0.0.1:1"', '"127.0.0.1:61211", "[::1]:61212"'))
+    assert run_main(monkeypatch, "status", "-c", str(config)) == 0
+    printed = capsys.readouterr().out
+    assert "127.0.0.1:61211" in printed
+    assert "[::1]:61212" in printed
+
+
 @pytest.mark.parametrize(
     "kind",
     [
