@@ -49,6 +49,8 @@ class Actor:
     restart: Callable[[], Generator[Any, Any, Any] | None]
     procedure: Generator[Any, Any, Any] | None = None
     wake_at: float = 0.0
+    paused_until: float = 0.0
+    process: str = field(init=False)
     connections: dict[str, int] = field(default_factory=dict)
     results: list[Any] = field(default_factory=list)
     failure: BaseException | None = None
@@ -57,9 +59,16 @@ class Actor:
     _flows: list[_FlowState] = field(default_factory=list)
     _actions: list[Callable[[], Any]] = field(default_factory=list)
 
-    @property
-    def is_idle(self) -> bool:
-        return self.procedure is None and self._step is None
+    def __post_init__(self) -> None:
+        # A process stands still, or dies, with all its threads.
+        self.process = self.name.removesuffix(" heartbeat")
+
+    def find_next_request(self) -> tuple[str, Request] | None:
+        """The node and the request that `run_step` would carry out now."""
+        for state in self._flows:
+            if not state.is_done:
+                return state.flow.node, state.flow.requests[len(state.replies)]
+        return None
 
     def crash(self) -> None:
         """The process dies where it stands; its connections break."""

@@ -10,45 +10,64 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
 import freshness.admission
 import freshness.apply
 import freshness.invalidate
 import freshness.read
+import freshness.rule
 import freshness.view
 import invalidator.shard
 from freshness.apply import Batch
+from freshness.backends.memory import MemoryStore
 from freshness.cachekey import tombstone_key
-from freshness.envelope import NodeRecord, Tombstone
+from freshness.envelope import Coverage, NodeRecord, Tombstone
+from freshness.errors import MembershipLost
 from freshness.invalidate import Event
-from freshness.membership import HeartbeatSeen, Membership, find_record
-from freshness.position import MysqlGtidSet, Position
-from freshness.request import DONE, MISSING, Add, Cas, Delete, Flow, Get, Procedure, Stored
-from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
+from freshness.membership import HeartbeatSeen, Membership, find_record, is_of_another_configuration
+from freshness.position import MysqlGtidSet, Position, empty_position
+from freshness.request import (
+    DONE,
+    MISSING,
+    Add,
+    Cas,
+    Delete,
+    Flow,
+    Get,
+    InspectStorage,
+    Procedure,
+    StorageReport,
+    Stored,
+)
+from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal, find_hit_refusal, find_record_refusal
+from freshness.token import EventToken
 from freshness.view import NodeView
 from invalidator.shard import ShardInvalidator
 from invalidator.source import Transaction
 
-Plant = Callable[[], contextlib.AbstractContextManager[Any]]
+Planted: TypeAlias = contextlib.AbstractContextManager[Any]
+Plant: TypeAlias = Callable[[], Planted]
 
 
-def _patch(target: Any, name: str, value: Any) -> contextlib.AbstractContextManager[Any]:
+def _patch(target: Any, name: str, value: Any) -> Planted:
     return patch.object(target, name, value)
 
 
 # -- reading -------------------------------------------------------------------------------------------
 
 
-def _no_compare() -> contextlib.AbstractContextManager[Any]:
+def _no_compare() -> Planted:
     def refusal(policy: Any, ring: int, records: Any, _: Any, tokens: Any) -> ReadOutcome | None:
         return find_fill_refusal(policy, ring, records, None, tokens)
 
     return _patch(freshness.read, "find_fill_refusal", refusal)
 
 
-def _no_floor() -> contextlib.AbstractContextManager[Any]:
+def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Planted:
+    """The rule of fills sees other records than the node has."""
+
     def refusal(
         policy: ObjectPolicy,
         ring: int,
@@ -56,46 +75,57 @@ def _no_floor() -> contextlib.AbstractContextManager[Any]:
         tombstone: Any,
         tokens: Any,
     ) -> ReadOutcome | None:
-        bare = {
-            lineage: record and replace(record, floor=MysqlGtidSet()) for lineage, record in records.items()
-        }
-        return find_fill_refusal(policy, ring, bare, tombstone, tokens)
+        seen = {lineage: record and change(record, policy) for lineage, record in records.items()}
+        return find_fill_refusal(policy, ring, seen, tombstone, tokens)
 
     return _patch(freshness.read, "find_fill_refusal", refusal)
 
 
-def _life_ignored() -> contextlib.AbstractContextManager[Any]:
-    judge = NodeView.judge
-
-    def judge_any_life(self: NodeView, policy: ObjectPolicy, identity: bytes, data: bytes) -> Any:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_patch(freshness.view, "find_hit_refusal", lambda *_: None))
-            prefixes, self._prefixes = self._prefixes, {}
-            try:
-                return judge(self, policy, identity, data)
-            finally:
-                self._prefixes = prefixes
-
-    return _patch(NodeView, "judge", judge_any_life)
+def _no_floor() -> Planted:
+    return _blind_to(lambda record, _: replace(record, floor=empty_position(record.floor.flavor)))
 
 
-def _table_floor_ignored() -> contextlib.AbstractContextManager[Any]:
+def _coverage_ignored() -> Planted:
+    def covered(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
+        start = Coverage(policy.fingerprint, empty_position(record.floor.flavor))
+        return replace(record, objects={policy.name: start})
+
+    return _blind_to(covered)
+
+
+def _ring_ignored() -> Planted:
+    def refusal(record: NodeRecord | None, _: int) -> ReadOutcome | None:
+        return find_record_refusal(record, record.ring if record is not None else 0)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_patch(freshness.rule, "find_record_refusal", refusal))
+    stack.enter_context(_patch(freshness.view, "find_record_refusal", refusal))
+    return stack
+
+
+def _hit_refusal_ignored(ignored: ReadOutcome) -> Planted:
+    def refusal(*arguments: Any) -> ReadOutcome | None:
+        found = find_hit_refusal(*arguments)
+        return None if found is ignored else found
+
+    return _patch(freshness.view, "find_hit_refusal", refusal)
+
+
+def _life_ignored() -> Planted:
+    return _hit_refusal_ignored(ReadOutcome.DEAD)
+
+
+def _table_floor_ignored() -> Planted:
     stack = contextlib.ExitStack()
     stack.enter_context(_patch(NodeView, "_is_covered", lambda *_: True))
-    original = freshness.view.find_hit_refusal
-
-    def refusal(*arguments: Any) -> ReadOutcome | None:
-        found = original(*arguments)
-        return None if found is ReadOutcome.TABLE_FLOOR else found
-
-    stack.enter_context(_patch(freshness.view, "find_hit_refusal", refusal))
+    stack.enter_context(_hit_refusal_ignored(ReadOutcome.TABLE_FLOOR))
     return stack
 
 
 # -- invalidating --------------------------------------------------------------------------------------
 
 
-def _delete_first() -> contextlib.AbstractContextManager[Any]:
+def _delete_first() -> Planted:
     def invalidate(node: str, key: bytes, event: Event, ttl: int) -> Procedure[None]:
         yield Flow(node, (Delete(key),))
         procedure = _ORIGINAL_INVALIDATE(node, key, event, ttl)
@@ -116,7 +146,7 @@ def _delete_first() -> contextlib.AbstractContextManager[Any]:
 _ORIGINAL_INVALIDATE: Final = freshness.invalidate.invalidate
 
 
-def _first_sender_only_deletes() -> contextlib.AbstractContextManager[Any]:
+def _first_sender_only_deletes() -> Planted:
     def invalidate(node: str, key: bytes, event: Event, ttl: int) -> Procedure[None]:
         marker = tombstone_key(key)
         data = Tombstone.of(event.lineage, event.epoch, event.position).encode()
@@ -135,7 +165,7 @@ def _first_sender_only_deletes() -> contextlib.AbstractContextManager[Any]:
     return _patch(freshness.apply, "invalidate", invalidate)
 
 
-def _duplicate_keeps_age() -> contextlib.AbstractContextManager[Any]:
+def _duplicate_keeps_age() -> Planted:
     original = freshness.invalidate._accumulate
 
     def accumulate(
@@ -149,14 +179,14 @@ def _duplicate_keeps_age() -> contextlib.AbstractContextManager[Any]:
     return _patch(freshness.invalidate, "_accumulate", accumulate)
 
 
-def _tombstone_replaced() -> contextlib.AbstractContextManager[Any]:
+def _tombstone_replaced() -> Planted:
     def union(_: Tombstone, lineage: str, epoch: int, position: Position) -> Tombstone:
         return Tombstone.of(lineage, epoch, position)
 
     return _patch(Tombstone, "union", union)
 
 
-def _before_image_ignored() -> contextlib.AbstractContextManager[Any]:
+def _before_image_ignored() -> Planted:
     original = invalidator.shard._items_of
 
     def items(definition: Any, table: str, before: Any, after: Any) -> Any:
@@ -168,7 +198,7 @@ def _before_image_ignored() -> contextlib.AbstractContextManager[Any]:
 # -- publishing ----------------------------------------------------------------------------------------
 
 
-def _progress_first() -> contextlib.AbstractContextManager[Any]:
+def _progress_first() -> Planted:
     original = freshness.apply.apply_batch
 
     def apply(member: Membership, batch: Batch) -> Procedure[None]:
@@ -179,7 +209,7 @@ def _progress_first() -> contextlib.AbstractContextManager[Any]:
     return _patch(invalidator.shard, "apply_batch", apply)
 
 
-def _age_not_checked() -> contextlib.AbstractContextManager[Any]:
+def _age_not_checked() -> Planted:
     class Ageless(freshness.apply._Sent):
         def __init__(self, _: float, batch: Batch) -> None:
             super().__init__(float("inf"), batch)
@@ -187,11 +217,11 @@ def _age_not_checked() -> contextlib.AbstractContextManager[Any]:
     return _patch(freshness.apply, "_Sent", Ageless)
 
 
-def _floor_stands_still() -> contextlib.AbstractContextManager[Any]:
+def _floor_stands_still() -> Planted:
     return _patch(Membership, "_with_floor", lambda _, record, now: record)
 
 
-def _lease_without_heartbeat() -> contextlib.AbstractContextManager[Any]:
+def _lease_without_heartbeat() -> Planted:
     original = Membership._lease
 
     def lease(self: Membership, record: NodeRecord, now: float) -> Any:
@@ -201,14 +231,14 @@ def _lease_without_heartbeat() -> contextlib.AbstractContextManager[Any]:
     return _patch(Membership, "_lease", lease)
 
 
-def _foreign_heartbeat() -> contextlib.AbstractContextManager[Any]:
+def _foreign_heartbeat() -> Planted:
     def own(self: ShardInvalidator, transaction: Transaction) -> HeartbeatSeen | None:
         return HeartbeatSeen(self.clock(), 0) if transaction.heartbeats else None
 
     return _patch(ShardInvalidator, "_own_heartbeat", own)
 
 
-def _lapse_ignored() -> contextlib.AbstractContextManager[Any]:
+def _lapse_ignored() -> Planted:
     def reread(self: Membership) -> Procedure[None]:
         read_at = self.clock()
         (reply,) = yield Flow(self.node, (Get(self.record_key),))
@@ -219,7 +249,7 @@ def _lapse_ignored() -> contextlib.AbstractContextManager[Any]:
     return _patch(Membership, "reread", reread)
 
 
-def _record_put_back() -> contextlib.AbstractContextManager[Any]:
+def _record_put_back() -> Planted:
     original = Membership.try_store
 
     def store(self: Membership, record: NodeRecord) -> Procedure[bool]:
@@ -233,7 +263,7 @@ def _record_put_back() -> contextlib.AbstractContextManager[Any]:
     return _patch(Membership, "try_store", store)
 
 
-def _opened_before_caught_up() -> contextlib.AbstractContextManager[Any]:
+def _opened_before_caught_up() -> Planted:
     original = freshness.admission._revive
 
     def revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
@@ -243,13 +273,146 @@ def _opened_before_caught_up() -> contextlib.AbstractContextManager[Any]:
     return _patch(freshness.admission, "_revive", revive)
 
 
-def _losses_ignored() -> contextlib.AbstractContextManager[Any]:
+def _losses_ignored() -> Planted:
     def inspect(member: Membership) -> Procedure[None]:
         member.inspected_at = member.clock()
         return
         yield
 
     return _patch(freshness.apply, "_inspect", inspect)
+
+
+def _tenure_ignored() -> Planted:
+    def reread(self: Membership) -> Procedure[None]:
+        read_at = self.clock()
+        (reply,) = yield Flow(self.node, (Get(self.record_key),))
+        mine, current = self.joined_record(), find_record(reply)
+        if current is None or current.life != mine.life:
+            raise MembershipLost(f"{self.node}: its life has ended")
+        if is_of_another_configuration(current, self.policy):
+            raise MembershipLost(f"{self.node}: another configuration")
+        self.adopt(current, reply, read_at)
+
+    return _patch(Membership, "reread", reread)
+
+
+def _resume_without_table_floors() -> Planted:
+    original = Membership.write_resume
+
+    def write(
+        self: Membership, record: NodeRecord | None = None, *, is_birth: bool = False
+    ) -> Procedure[None]:
+        bare = replace(record or self.joined_record(), table_floors={})
+        yield from original(self, bare, is_birth=is_birth)
+
+    return _patch(Membership, "write_resume", write)
+
+
+def _readers_not_waited_for() -> Planted:
+    def nothing(_: Membership) -> Procedure[None]:
+        return
+        yield
+
+    return _patch(freshness.apply, "_wait_for_readers", nothing)
+
+
+def _trailing_without_temp_lru() -> Planted:
+    original = MemoryStore._inspect
+
+    def inspect(self: MemoryStore, request: InspectStorage) -> StorageReport:
+        return replace(original(self, request), keeps_tombstones=True)
+
+    return _patch(MemoryStore, "_inspect", inspect)
+
+
+def _revived_at_the_head() -> Planted:
+    original = freshness.admission._revive
+
+    def revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
+        yield from original(member, resume)
+        if member.target is not None:
+            member.applied = member.applied.union(member.target)
+
+    return _patch(freshness.admission, "_revive", revive)
+
+
+def _losses_ignored_at_join() -> Planted:
+    return _patch(freshness.admission, "_may_have_lost_tombstones", lambda *_: False)
+
+
+def _epoch_ignored() -> Planted:
+    """By the rule of fills, by hits and by the joins of nodes."""
+
+    def refusal(
+        policy: ObjectPolicy,
+        ring: int,
+        records: Mapping[str, NodeRecord | None],
+        tombstone: Tombstone | None,
+        tokens: Mapping[str, EventToken],
+    ) -> ReadOutcome | None:
+        relabelled = {
+            lineage: replace(token, epoch=record.epoch)
+            for lineage, token in tokens.items()
+            if (record := records.get(lineage)) is not None
+        }
+        return find_fill_refusal(policy, ring, records, tombstone, {**tokens, **relabelled})
+
+    return _patch(freshness.read, "find_fill_refusal", refusal)
+
+
+def _empty_newborn() -> Planted:
+    original = Membership.begin_life
+
+    def begin_life(self: Membership, losses: int) -> Procedure[None]:
+        yield from original(self, losses)
+        nothing = empty_position(self.streamed.flavor)
+        self.old, self.record = nothing, replace(self.joined_record(), floor=nothing)
+
+    return _patch(Membership, "begin_life", begin_life)
+
+
+# -- caching nothing -----------------------------------------------------------------------------------
+
+
+def _only_winners_fill() -> Planted:
+    original = freshness.read._wait_for_winners
+
+    def wait(context: Any, waiting: Any, max_staleness_seconds: Any) -> Procedure[None]:
+        yield from original(context, waiting, max_staleness_seconds)
+        for entry in waiting:
+            if entry.is_waiting:
+                entry.refusal = ReadOutcome.LOST_RACE
+
+    def keep(_: Any) -> Procedure[None]:
+        return
+        yield
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_patch(freshness.read, "_wait_for_winners", wait))
+    stack.enter_context(_patch(freshness.read, "_drop_stubs", keep))
+    return stack
+
+
+def _hull_of_numbers() -> Planted:
+    """Gaps are filled with all numbers between, streamed or not."""
+
+    def fill(self: MysqlGtidSet, streamed: Position) -> MysqlGtidSet:
+        hull = MysqlGtidSet()
+        for source, borders in self._borders.items():
+            hull = hull.union(MysqlGtidSet.parse(f"{source}:{borders[0]}-{borders[-1] - 1}"))
+        return hull
+
+    return _patch(MysqlGtidSet, "fill_gaps", fill)
+
+
+def _target_never_reached() -> Planted:
+    original = freshness.apply._next_record
+
+    def next_record(member: Membership, sent: Any) -> Any:
+        record, applied, is_caught_up = original(member, sent)
+        return record, applied, is_caught_up and member.target is None
+
+    return _patch(freshness.apply, "_next_record", next_record)
 
 
 @contextlib.contextmanager
@@ -276,11 +439,26 @@ PLANTED: Final[dict[str, Plant]] = {
     "record put back from memory": _record_put_back,
     "opened before it caught up": _opened_before_caught_up,
     "losses ignored": _losses_ignored,
+    "losses ignored at join": _losses_ignored_at_join,
+    "tenure ignored": _tenure_ignored,
+    "ring ignored": _ring_ignored,
+    "object coverage ignored": _coverage_ignored,
+    "epoch ignored by fills": _epoch_ignored,
+    "resume copy without table floors": _resume_without_table_floors,
+    "table floor acknowledged at once": _readers_not_waited_for,
+    "trailing where tombstones are evicted": _trailing_without_temp_lru,
+    "revived without sending again": _revived_at_the_head,
+    # These cache nothing for ever, and are found when all faults end (I5):
+    "only the holder of a lease may fill": _only_winners_fill,
+    "numbers that were never streamed": _hull_of_numbers,
+    "a revived node never opens": _target_never_reached,
+    "errant transactions in a floor": _nothing,
     # In the world's transport, see `World.bug`:
     "blind set": _nothing,
     "fill removes the tombstone": _nothing,
     "token of the binlog": _nothing,
-    "floor of a new life is empty": _nothing,
+    "floor of a new life is empty": _empty_newborn,
     "keys move when a node is down": _nothing,
     "snapshot before token": _nothing,
+    "timestamps first": _nothing,
 }

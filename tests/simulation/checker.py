@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from freshness.apply import INSPECT_SECONDS
@@ -22,6 +24,26 @@ if TYPE_CHECKING:
 
 PROTECTION_EVERY_STEPS: Final = 5
 NOTHING: Final = MysqlGtidSet()
+"""Contains no commit of any flavor."""
+
+# What bytes say does not change: each is decoded once.
+_entry_of = lru_cache(2048)(Filled.decode)
+_record_of = lru_cache(2048)(NodeRecord.decode)
+
+
+@lru_cache(2048)
+def _tombstone_of(data: bytes) -> Tombstone | None:
+    try:
+        return Tombstone.decode(data)
+    except FormatError:
+        return None
+
+
+@lru_cache(2048)
+def _numbers_of(value: bytes) -> tuple[int, ...]:
+    numbers = ast.literal_eval(value.decode())
+    assert isinstance(numbers, tuple)
+    return numbers
 
 
 class Violation(AssertionError):
@@ -34,13 +56,18 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Life:
-    """What was published in one life of one node, for one lineage."""
+    """What was published in one life of one node, for one lineage.
+
+    ``scanned``: how much of the log is known to be acknowledged without a gap. ``is_damaged``: it lost what it must
+    not, and nobody may have noticed yet.
+    """
 
     acknowledged: Position = NOTHING
     last: NodeRecord | None = None
     open_floor: Position = NOTHING
     open_progress: Position = NOTHING
     unfloored: list[Commit] = field(default_factory=list)
+    scanned: int = 0
     is_damaged: bool = False
     lost_tombstone_at: float | None = None
 
@@ -54,7 +81,7 @@ class Seen:
 
     at: float
     data: bytes
-    acknowledged: dict[tuple[str, bytes], Position]
+    acknowledged: Mapping[tuple[str, bytes], Position]
 
 
 class Checker:
@@ -63,36 +90,43 @@ class Checker:
     def __init__(self, world: World) -> None:
         self._world = world
         self._lives: dict[tuple[str, str, bytes], Life] = {}
+        # By node; replaced and never changed, as what readers have seen refers to it.
+        self._acknowledged: dict[str, dict[tuple[str, bytes], Position]] = {n: {} for n in world.stores}
         self._seen: dict[tuple[str, bytes], Seen] = {}
-        self._removed: dict[tuple[str, bytes], Position] = {}
-        self._lost_at: dict[str, float] = {}
+        self._removed: dict[tuple[str, bytes, str], Position] = {}
+        self._lost_epochs: dict[str, int] = {}
         self._lookups = {lookup.item: lookup for lookup in world.lookups()}
+        self._places = {
+            placement.ring_version: {item: placement.node_for(item) for item in self._lookups}
+            for placement in world.placements
+        }
+        self._shards = {shard.lineage: shard for shard in world.shards}
         self._records = {record_key("sim", shard.lineage): shard for shard in world.shards}
-        self.outcomes: dict[ReadOutcome, int] = {}
+        self.outcomes: Counter[ReadOutcome] = Counter()
+        self.served: set[bytes] = set()
 
     # -- what the world tells -----------------------------------------------------------------------------
 
     def executed(self, who: str, node: str, request: Request, reply: Reply) -> None:
         if isinstance(request, Get):
-            lookup = self._lookups.get(request.key)
-            if lookup is not None and isinstance(reply, Item):
-                known = {(k[1], k[2]): life.acknowledged for k, life in self._lives.items() if k[0] == node}
+            if request.key in self._lookups and isinstance(reply, Item):
                 began = self._world.step_began(who)
-                self._seen[who, request.key] = Seen(began, reply.value, known)
+                self._seen[who, request.key] = Seen(began, reply.value, self._acknowledged[node])
         elif isinstance(request, Delete):
             if request.key in self._lookups and request.version is None:
                 self._note_removal(node, request.key)
         elif isinstance(request, Add | Cas) and isinstance(reply, Stored):
             shard = self._records.get(request.key)
             if shard is not None:
-                self._check_record(node, shard, NodeRecord.decode(request.value))
+                self._check_record(node, shard, _record_of(request.value))
             elif request.key in self._lookups and request.value != STUB:
                 self._check_entry(node, self._lookups[request.key], request.value)
 
     def read_done(self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read]) -> None:
         for lookup, read in zip(lookups, reads, strict=True):
-            self.outcomes[read.outcome] = self.outcomes.get(read.outcome, 0) + 1
+            self.outcomes[read.outcome] += 1
             if read.outcome is ReadOutcome.HIT:
+                self.served.add(lookup.item)
                 self._check_hit(who, lookup, self._seen[who, lookup.item])
 
     def stepped(self) -> None:
@@ -114,25 +148,29 @@ class Checker:
                 if is_counted and life.lost_tombstone_at is None:
                     life.lost_tombstone_at = self._world.now
 
-    def history_lost(self, lineage: str) -> None:
-        """Commits are gone for good: what was cached from them has no truth to be compared with."""
-        self._lost_at[lineage] = self._world.now
+    def history_lost(self, shard: Shard) -> None:
+        """Commits are gone for good: in this epoch what was cached from them has no truth to be compared with."""
+        self._lost_epochs[shard.lineage] = shard.epoch
         for key, life in self._lives.items():
-            if key[1] == lineage:
+            if key[1] == shard.lineage:
                 life.is_damaged = True
 
-    # -- I1 ------------------------------------------------------------------------------------------------
+    def _is_excused(self, lineage: str, life: Life | None) -> bool:
+        if life is None or life.last is None or life.is_damaged:
+            return True
+        return life.last.epoch <= self._lost_epochs.get(lineage, -1)
+
+    # -- I1, I7 --------------------------------------------------------------------------------------------
 
     def _check_hit(self, who: str, lookup: Lookup, seen: Seen) -> None:
-        entry = Filled.decode(seen.data)
-        lives = {stamp.lineage: stamp.life for stamp in entry.stamps}
-        for shard, table, version in self._versions(lookup, entry):
-            life = self._lives.get((lookup.node, shard.lineage, lives[shard.lineage]))
-            if life is None or life.is_damaged or shard.lineage in self._lost_at:
+        oldest = seen.at - self._world.options.max_staleness_seconds - 1
+        for shard, table, version, name, _ in self._versions(lookup, seen.data):
+            if self._is_excused(shard.lineage, self._lives.get((lookup.node, shard.lineage, name))):
                 continue
-            acknowledged = seen.acknowledged.get((shard.lineage, lives[shard.lineage]), NOTHING)
-            for commit in reversed(shard.by_row.get((table, lookup.values[0]), [])):
+            acknowledged = seen.acknowledged.get((shard.lineage, name), NOTHING)
+            for commit in reversed(shard.by_row.get((table, lookup.values[0]), ())):
                 if commit.number <= version:
+                    self._check_exists(lookup, shard, table, version, commit)
                     break
                 if acknowledged.contains(commit.position):
                     raise Violation(
@@ -140,26 +178,30 @@ class Checker:
                         f"{who} got {lookup.item.decode()} with {table} at version {version} from {lookup.node} "
                         f"after the invalidation by commit {commit.number} was acknowledged",
                     )
-                if commit.at < seen.at - self._world.options.max_staleness_seconds - 1:
+                if commit.at < oldest:
                     raise Violation(
                         "I7",
                         f"{who} got {lookup.item.decode()} with {table} at version {version}, which commit "
                         f"{commit.number} replaced {seen.at - commit.at:.1f} s before",
                     )
 
+    def _check_exists(self, lookup: Lookup, shard: Shard, table: str, version: int, commit: Commit) -> None:
+        if commit.number < version:
+            raise Violation(
+                "I1",
+                f"{lookup.item.decode()} has {table} at version {version}, which {shard.lineage} lost in a failover",
+            )
+
     def _check_entry(self, node: str, lookup: Lookup, data: bytes) -> None:
         """A fill: in the life it names it must not lack anything acknowledged."""
-        entry = Filled.decode(data)
-        lives = {stamp.lineage: stamp.life for stamp in entry.stamps}
-        positions = {stamp.lineage: stamp.position for stamp in entry.stamps}
-        for shard, table, version in self._versions(lookup, entry):
-            life = self._lives.get((node, shard.lineage, lives[shard.lineage]))
-            if life is None or life.is_damaged or shard.lineage in self._lost_at:
+        for shard, table, version, name, position in self._versions(lookup, data):
+            life = self._lives.get((node, shard.lineage, name))
+            if life is None or self._is_excused(shard.lineage, life):
                 continue
             floor = life.last.table_floors.get(table) if life.last is not None else None
-            if floor is not None and not positions[shard.lineage].contains(floor):
+            if floor is not None and not position.contains(floor):
                 continue  # it is stored, but no hit
-            for commit in reversed(shard.by_row.get((table, lookup.values[0]), [])):
+            for commit in reversed(shard.by_row.get((table, lookup.values[0]), ())):
                 if commit.number <= version:
                     break
                 if life.acknowledged.contains(commit.position):
@@ -169,28 +211,28 @@ class Checker:
                         f"invalidation by commit {commit.number} was acknowledged",
                     )
 
-    def _versions(self, lookup: Lookup, entry: Filled) -> list[tuple[Shard, str, int]]:
+    def _versions(self, lookup: Lookup, data: bytes) -> Iterator[tuple[Shard, str, int, bytes, Position]]:
+        """Of each row in an entry: (shard, table, version, life, position)."""
+        entry = _entry_of(data)
         assert entry.value is not None
-        numbers = iter(ast.literal_eval(entry.value.decode()))
-        shards = {shard.lineage: shard for shard in self._world.shards}
-        return [
-            (shards[lineage], table, next(numbers))
-            for lineage in lookup.policy.lineages
-            for table in lookup.policy.tables
-        ]
+        numbers = iter(_numbers_of(entry.value))
+        stamps = {stamp.lineage: stamp for stamp in entry.stamps}
+        for lineage in lookup.policy.lineages:
+            stamp = stamps[lineage]
+            for table in lookup.policy.tables:
+                yield self._shards[lineage], table, next(numbers), stamp.life, stamp.position
 
     # -- I2 ------------------------------------------------------------------------------------------------
 
     def _check_protection(self) -> None:
         """Every acknowledged event: its tombstone is alive, or a floor has it, or the record is not open."""
         for (node, lineage, name), life in self._lives.items():
-            if not life.unfloored or life.is_damaged or lineage in self._lost_at:
+            if not life.unfloored or self._is_excused(lineage, life):
                 continue
-            store = self._world.stores[node]
-            item = store.peek(record_key("sim", lineage))
+            item = self._world.stores[node].peek(record_key("sim", lineage))
             if item is None:
                 continue
-            record = NodeRecord.decode(item.value)
+            record = _record_of(item.value)
             if record.life != name or not record.is_open:
                 continue
             life.unfloored = [c for c in life.unfloored if not record.floor.contains(c.position)]
@@ -198,59 +240,79 @@ class Checker:
                 self._check_commit_protection(node, lineage, record, commit)
 
     def _check_commit_protection(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> None:
-        for lookup in self._concerned(node, lineage, commit):
-            floors = (record.table_floors.get(table) for table in lookup.policy.tables)
+        store = self._world.stores[node]
+        for lookup in self._exposed(node, lineage, record, commit):
+            held = store.peek(tombstone_key(lookup.item))
+            tombstone = None if held is None else _tombstone_of(held.value)
+            if tombstone is None or not _holds(tombstone, lineage, commit.position):
+                raise Violation(
+                    "I2",
+                    f"{node}: commit {commit.number} of {lineage} is acknowledged, and neither a tombstone of "
+                    f"{lookup.item.decode()} nor a floor holds it",
+                )
+
+    def _exposed(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> Iterator[Lookup]:
+        """The keys that a commit changed and neither a table floor nor the object's start protects."""
+        places = self._places.get(record.ring, {})
+        for lookup in self._lookups.values():
+            policy, key = lookup.policy, lookup.values[0]
+            if places.get(lookup.item) != node or lineage not in policy.lineages:
+                continue
+            if not any((table, key) in commit.rows for table in policy.tables):
+                continue
+            coverage = record.objects.get(policy.name)
+            if coverage is None or coverage.start.contains(commit.position):
+                continue
+            floors = (record.table_floors.get(table) for table in policy.tables)
             if any(floor is not None and floor.contains(commit.position) for floor in floors):
                 continue
-            held = self._world.stores[node].peek(tombstone_key(lookup.item))
-            if held is not None and _tombstone_has(held.value, lineage, commit.position):
-                continue
-            raise Violation(
-                "I2",
-                f"{node}: commit {commit.number} of {lineage} is acknowledged, and neither a tombstone of "
-                f"{lookup.item.decode()} nor a floor holds it",
-            )
-
-    def _concerned(self, node: str, lineage: str, commit: Commit) -> list[Lookup]:
-        return [
-            lookup
-            for lookup in self._lookups.values()
-            if lookup.node == node
-            and lineage in lookup.policy.lineages
-            and any((table, lookup.values[0]) in commit.rows for table in lookup.policy.tables)
-        ]
+            yield lookup
 
     # -- I3, I4 --------------------------------------------------------------------------------------------
 
     def _check_record(self, node: str, shard: Shard, record: NodeRecord) -> None:
-        life = self._lives.setdefault((node, shard.lineage, record.life), Life())
-        if life.is_damaged or shard.lineage in self._lost_at:
+        life = self._lives.setdefault((node, shard.lineage, record.life), Life(shard.nothing))
+        before, life.last = life.last, record
+        if self._is_excused(shard.lineage, life):
             self._check_end(node, life, record)
-            life.last = record
             return
-        new = [
-            commit
-            for commit in shard.log
-            if record.progress.contains(commit.position) and not life.acknowledged.contains(commit.position)
-        ]
+        new = self._newly_acknowledged(shard, life, record)
         for commit in new:
             self._check_acknowledged(node, shard.lineage, record, commit)
         life.acknowledged = life.acknowledged.union(record.progress)
+        self._acknowledged[node] = {
+            **self._acknowledged[node],
+            (shard.lineage, record.life): life.acknowledged,
+        }
         life.unfloored += [commit for commit in new if not record.floor.contains(commit.position)]
         if record.is_open:
-            for what, before, after in (
-                ("floor", life.open_floor, record.floor),
-                ("progress", life.open_progress, record.progress),
-            ):
-                if not after.contains(before):
-                    raise Violation(
-                        "I3", f"{node}: the {what} of {shard.lineage} shrank from {before} to {after}"
-                    )
+            self._check_growth(node, shard, life, before, record)
             life.open_floor, life.open_progress = record.floor, record.progress
-        for table, floor in (life.last.table_floors if life.last is not None else {}).items():
-            if not record.table_floors.get(table, NOTHING).contains(floor) and record.is_open:
+
+    def _check_growth(
+        self, node: str, shard: Shard, life: Life, before: NodeRecord | None, record: NodeRecord
+    ) -> None:
+        for what, former, present in (
+            ("floor", life.open_floor, record.floor),
+            ("progress", life.open_progress, record.progress),
+        ):
+            if not former.is_empty and not present.contains(former):
+                raise Violation(
+                    "I3", f"{node}: the {what} of {shard.lineage} shrank from {former} to {present}"
+                )
+        for table, floor in (before.table_floors if before is not None else {}).items():
+            if not record.table_floors.get(table, NOTHING).contains(floor):
                 raise Violation("I3", f"{node}: the floor of table {table} shrank")
-        life.last = record
+
+    def _newly_acknowledged(self, shard: Shard, life: Life, record: NodeRecord) -> list[Commit]:
+        log = shard.log
+        while life.scanned < len(log) and life.acknowledged.contains(log[life.scanned].position):
+            life.scanned += 1
+        return [
+            commit
+            for commit in log[life.scanned :]
+            if record.progress.contains(commit.position) and not life.acknowledged.contains(commit.position)
+        ]
 
     def _check_end(self, node: str, life: Life, record: NodeRecord) -> None:
         """F67: a life in which a tombstone was lost may not be published as open after the next inspection."""
@@ -267,11 +329,9 @@ class Checker:
         """I4: whatever progress names was carried out on this node, or is in the floor."""
         if record.floor.contains(commit.position):
             return
-        for lookup in self._concerned(node, lineage, commit):
-            floors = (record.table_floors.get(table) for table in lookup.policy.tables)
-            if any(floor is not None and floor.contains(commit.position) for floor in floors):
-                continue
-            if not self._removed.get((node, lookup.item), NOTHING).contains(commit.position):
+        for lookup in self._exposed(node, lineage, record, commit):
+            removed = self._removed.get((node, lookup.item, lineage), NOTHING)
+            if not removed.contains(commit.position):
                 raise Violation(
                     "I4",
                     f"{node}: progress names commit {commit.number} of {lineage}, but {lookup.item.decode()} was not "
@@ -280,21 +340,13 @@ class Checker:
 
     def _note_removal(self, node: str, item: bytes) -> None:
         held = self._world.stores[node].peek(tombstone_key(item))
-        if held is None:
+        tombstone = None if held is None else _tombstone_of(held.value)
+        if tombstone is None:
             return
-        try:
-            tombstone = Tombstone.decode(held.value)
-        except FormatError:
-            return
-        known = self._removed.get((node, item), NOTHING)
-        for position in tombstone.positions.values():
-            known = known.union(position)
-        self._removed[node, item] = known
+        for (lineage, _), position in tombstone.positions.items():
+            known = self._removed.get((node, item, lineage))
+            self._removed[node, item, lineage] = position if known is None else known.union(position)
 
 
-def _tombstone_has(data: bytes, lineage: str, position: Position) -> bool:
-    try:
-        tombstone = Tombstone.decode(data)
-    except FormatError:
-        return False
+def _holds(tombstone: Tombstone, lineage: str, position: Position) -> bool:
     return any(held.contains(position) for (name, _), held in tombstone.positions.items() if name == lineage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from freshness.position import MysqlGtidSet, Position
+from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
 from invalidator.source import Heartbeat, RowChange, Transaction
 
 Row = tuple[str, int]
@@ -61,6 +61,7 @@ class Shard:
     keys: int
     replicas: list[Server]
     primary: Server
+    flavor: str = "mysql"
     sid_number: int = 1
     epoch: int = 1
     number: int = 0
@@ -68,10 +69,12 @@ class Shard:
     by_row: dict[Row, list[Commit]] = field(default_factory=dict)
 
     @classmethod
-    def create(cls, lineage: str, tables: tuple[str, ...], keys: int, replicas: int) -> Shard:
-        nothing = MysqlGtidSet()
+    def create(
+        cls, lineage: str, tables: tuple[str, ...], keys: int, replicas: int, flavor: str = "mysql"
+    ) -> Shard:
+        nothing = empty_position(flavor)
         servers = [Server(f"{lineage} replica {i}", nothing, 1) for i in range(replicas)]
-        return cls(lineage, tables, keys, servers, Server(f"{lineage} primary", nothing, 1))
+        return cls(lineage, tables, keys, servers, Server(f"{lineage} primary", nothing, 1), flavor)
 
     @property
     def sid(self) -> str:
@@ -79,7 +82,23 @@ class Shard:
 
     @property
     def logged(self) -> Position:
-        return self.log[-1].prefix if self.log else MysqlGtidSet()
+        return self.log[-1].prefix if self.log else self.nothing
+
+    @property
+    def nothing(self) -> Position:
+        return empty_position(self.flavor)
+
+    def can_stream_from(self, start: Position) -> bool:
+        """Whether a primary of this history would accept the position (F28, F59)."""
+        if self.flavor == "mysql":
+            return self.logged.contains(start)
+        return start.is_empty or any(commit.prefix == start for commit in self.log)
+
+    def _next_position(self) -> Position:
+        if self.flavor == "mysql":
+            return MysqlGtidSet.of(self.sid, self.number)
+        # Lost numbers are given out again, by another server.
+        return MariadbPosition.of(0, self.sid_number, len(self.log) + 1)
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -89,10 +108,17 @@ class Shard:
         changes: tuple[RowChange, ...] = (),
         raised: frozenset[str] = frozenset(),
         heartbeats: tuple[Heartbeat, ...] = (),
+        *,
+        began: float | None = None,
+        gap: int = 0,
     ) -> Commit:
-        """Append to the log. Nobody sees it in a SELECT before `show`."""
-        self.number += 1
-        position = MysqlGtidSet.of(self.sid, self.number)
+        """Append to the log. Nobody sees it in a SELECT before `show`.
+
+        ``began``: when its statement began, which is its timestamp (F3). ``gap``: numbers that nobody ever
+        executes, as Group Replication leaves them.
+        """
+        self.number += 1 + gap
+        position = self._next_position()
         rows: dict[Row, None] = {}
         for change in changes:
             for image in (change.before, change.after):
@@ -100,7 +126,8 @@ class Shard:
                     rows[change.table, int(str(image["id"]))] = None
         for table in sorted(raised):
             rows.update(dict.fromkeys((table, key) for key in range(self.keys)))
-        transaction = Transaction(position, int(at * 1e6), changes, raised, heartbeats)
+        timestamp_us = int((at if began is None else began) * 1e6)
+        transaction = Transaction(position, timestamp_us, changes, raised, heartbeats)
         commit = Commit(self.number, position, self.logged.union(position), tuple(rows), transaction, at)
         self.log.append(commit)
         for row in commit.rows:
@@ -122,22 +149,24 @@ class Shard:
         following on other rows (F56)."""
         if replica.is_stopped:
             return False
-        waiting = [
-            commit
-            for commit in self.log[replica.complete :]
-            if commit.at <= until and not replica.executed.contains(commit.position)
-        ]
-        if not waiting:
-            return False
-        chosen = waiting[0]
-        if replica.is_out_of_order:
+        if not replica.is_out_of_order:
+            if replica.complete == len(self.log) or self.log[replica.complete].at > until:
+                return False
+            chosen = self.log[replica.complete]
+        else:
+            waiting = [
+                commit
+                for commit in self.log[replica.complete :]
+                if commit.at <= until and not replica.executed.contains(commit.position)
+            ]
+            if not waiting:
+                return False
+            chosen = waiting[0]
+            before = set(chosen.rows)
             for candidate in waiting[1 : 1 + ahead]:
-                if (
-                    not {row for row in candidate.rows}
-                    & {row for other in waiting[: waiting.index(candidate)] for row in other.rows}
-                    and not candidate.transaction.heartbeats
-                ):
+                if not before.intersection(candidate.rows) and not candidate.transaction.heartbeats:
                     chosen = candidate
+                before.update(candidate.rows)
         replica.apply(chosen)
         while replica.complete < len(self.log) and replica.executed.contains(
             self.log[replica.complete].position
@@ -168,9 +197,10 @@ class Shard:
         self.replicas[place].is_out_of_order = old.is_out_of_order
 
     def _rebuilt(self, name: str, count: int) -> Server:
-        server = Server(name, MysqlGtidSet(), 1)
+        server = Server(name, self.nothing, 1)
         for commit in self.log[:count]:
             server.apply(commit)
+        server.complete = count
         return server
 
     def raise_epoch(self, at: float) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Final
+from typing import Final, Literal
 
 FAULTS: Final = (
     "lose_request",  # lost before the effect
     "lose_reply",  # lost after it
     "delay_request",  # carried out later, when its sender has long given up
     "pause",  # a process stands still, up to minutes
+    "stall",  # a process stands still just before one kind of request (`Options.stall_at`)
     "crash",  # an invalidator dies and starts again
     "evict",  # memcached drops items, where it may
     "lose_tombstone",  # it drops what it must not, and counts it (F67)
@@ -22,15 +23,28 @@ FAULTS: Final = (
     "move",  # a row changes its key
     "stop_replica",  # a replica stops applying
     "failover",  # a new primary, without the last commits
+    "redeploy",  # the invalidators start again with one object more or fewer
+    "reshape",  # another set of nodes; readers learn of it later than invalidators
 )
+
+Flavor = Literal["mysql", "mariadb"]
+STALLS: Final = ("record", "tombstone", "fill", "guard", "resume")
+RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
+PROFILES: Final = ("any", "steady", "lagging", "two", "behind", "storm", "restarts", "raised", "placement")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``tombstone_ttl_seconds`` D, ``lease_seconds`` L; W follows. Small, so that expiry is never far away."""
+    """``tombstone_ttl_seconds`` D, ``lease_seconds`` L; W follows. Small, so that expiry is never far away.
+
+    ``chance``: another run of the same world (used to make a violation small).
+    """
 
     seed: int
+    chance: int = 0
+    profile: str = "any"
     steps: int = 400
+    flavor: Flavor = "mysql"
     shards: int = 1
     keys: int = 2
     nodes: int = 1
@@ -40,9 +54,15 @@ class Options:
     keeps_tombstones: bool = True
     is_out_of_order: bool = False
     on_stale_serve: bool = False
+    has_extra_object: bool = False  # readers read an object that invalidators may not know
+    warm_seconds: float = 0.0  # how long readers and faults wait for the invalidators
     think_seconds: float = 0.0  # about how long a reader rests between two reads
     lag_seconds: float = 0.0  # what the first replica keeps behind on purpose
+    behind_seconds: float = 0.0  # how late the last invalidator's stream is
     quiet_seconds: float = 0.3  # about how long the writer rests between two commits
+    burst: float = 0.0  # how often the actor of the step before goes on
+    gap_share: float = 0.0  # how often a GTID leaves out numbers
+    stall_at: str = "record"
     faults: frozenset[str] = frozenset()
     fault_share: float = 0.03
     tombstone_ttl_seconds: int = 20
@@ -50,6 +70,7 @@ class Options:
     max_staleness_seconds: float = 8.0
     node_refresh_seconds: float = 1.0
     heartbeat_seconds: float = 1.0
+    clock_rate_error: float = 0.0  # by which share clocks run too fast or too slow, at most
 
     @property
     def trail_seconds(self) -> float:
@@ -64,9 +85,11 @@ class Options:
         """A world of every kind: small ones often, every fault sometimes, often only a few at once."""
         random = Random(f"options {seed}")
         share = random.choice((0.0, 0.1, 0.2, 0.5))
-        faults = frozenset(fault for fault in FAULTS if random.random() < share)
-        return cls(
+        ttl, lease = random.choice(((10, 2), (10, 2), (14, 3), (20, 3)))
+        flavor: Flavor = "mariadb" if random.random() < 0.2 else "mysql"
+        base = cls(
             seed=seed,
+            flavor=flavor,
             shards=random.choice((1, 1, 1, 2)),
             keys=random.choice((1, 1, 2, 3)),
             nodes=random.choice((1, 1, 2)),
@@ -74,14 +97,122 @@ class Options:
             invalidators=random.choice((1, 1, 2)),
             replicas=random.choice((1, 2)),
             keeps_tombstones=random.random() < 0.8,
-            is_out_of_order=random.random() < 0.3,
+            is_out_of_order=flavor == "mysql" and random.random() < 0.3,
             on_stale_serve=random.random() < 0.1,
+            has_extra_object=random.random() < 0.15,
+            warm_seconds=random.choice((0.0, 2.0, 2.0, 3.0)),
             think_seconds=random.choice((0.0, 0.1, 0.5, 2.0)),
             lag_seconds=random.choice((0.0, 0.0, 1.0, 5.0, 25.0, 60.0)),
+            behind_seconds=random.choice((0.0, 0.0, 0.0, 2.0, 8.0)),
             quiet_seconds=random.choice((0.1, 0.5, 3.0, 15.0)),
-            faults=faults,
+            burst=random.choice((0.0, 0.0, 0.5, 0.8)),
+            gap_share=random.choice((0.0, 0.0, 0.3)),
+            stall_at=random.choice(STALLS),
+            faults=frozenset(fault for fault in FAULTS if random.random() < share),
             fault_share=random.choice((0.003, 0.01, 0.03)),
+            tombstone_ttl_seconds=ttl,
+            lease_seconds=lease,
+            max_staleness_seconds=random.choice((8.0, 8.0, 30.0)),
+            clock_rate_error=random.choice((0.0, 0.005)),
         )
+        return _shape(base, random)
 
-    def without(self, fault: str) -> Options:
-        return replace(self, faults=self.faults - {fault})
+
+def _shape(base: Options, random: Random) -> Options:
+    """Half of the worlds are led to where chance alone seldom comes."""
+    profile = random.choice(PROFILES) if random.random() < 0.6 else "any"
+    ttl = base.tombstone_ttl_seconds
+    match profile:
+        case "steady":  # entries live long, keys change seldom: hits
+            return replace(
+                base,
+                profile=profile,
+                faults=frozenset(random.sample(FAULTS, 1)),
+                fault_share=0.003,
+                think_seconds=0.5,
+                quiet_seconds=3.0,
+                lag_seconds=random.choice((0.0, 1.0)),
+            )
+        case "lagging":  # tombstones expire before the replica has the event
+            return replace(
+                base,
+                profile=profile,
+                steps=900,
+                keys=1,
+                shards=1,
+                nodes=1,
+                readers=random.choice((1, 2)),
+                keeps_tombstones=random.random() < 0.9,
+                lag_seconds=random.choice((25.0, 60.0)),
+                quiet_seconds=random.choice((3.0, 15.0)),
+                think_seconds=random.choice((0.5, 2.0)),
+                warm_seconds=3.0,
+                faults=base.faults & {"evict", "stop_replica", "stall", "pause", "crash", "cut"},
+                fault_share=0.003,
+            )
+        case "two":  # one of two invalidators is late, the other stalls between sending and publishing
+            return replace(
+                base,
+                profile=profile,
+                steps=900,
+                keys=1,
+                shards=1,
+                nodes=1,
+                readers=1,
+                invalidators=2,
+                keeps_tombstones=True,
+                behind_seconds=random.choice((0.7 * ttl, 0.9 * ttl, 1.2 * ttl)),
+                max_staleness_seconds=40.0,
+                lag_seconds=random.choice((0.0, 25.0, 60.0)),
+                quiet_seconds=random.choice((3.0, 15.0)),
+                think_seconds=random.choice((0.5, 2.0)),
+                warm_seconds=3.0,
+                stall_at=random.choice(("record", "record", "tombstone", "resume")),
+                faults=(base.faults & {"evict", "crash", "lose_reply"}) | {"stall"},
+                fault_share=random.choice((0.01, 0.03)),
+            )
+        case "behind":  # the only invalidator is so late that nobody may vouch for the node
+            return replace(
+                base,
+                profile=profile,
+                invalidators=1,
+                behind_seconds=random.choice((3.0, 20.0)),
+                quiet_seconds=3.0,
+                think_seconds=0.5,
+                faults=base.faults & {"pause", "evict", "crash"},
+            )
+        case "storm":
+            return replace(base, profile=profile, faults=frozenset(FAULTS), fault_share=0.05)
+        case "restarts":  # memory and leases are lost often, and little else happens
+            return replace(
+                base,
+                profile=profile,
+                faults=frozenset(
+                    random.sample(("restart", "crash", "flush", "cut", "jump"), random.choice((1, 2, 3)))
+                ),
+                fault_share=0.02,
+                quiet_seconds=random.choice((0.5, 3.0)),
+                lag_seconds=random.choice((0.0, 5.0, 25.0)),
+            )
+        case "raised":  # whole tables change, invalidators come and go
+            return replace(
+                base,
+                profile=profile,
+                faults=frozenset({"truncate", random.choice(("crash", "jump", "stall", "pause"))}),
+                fault_share=0.02,
+                think_seconds=random.choice((0.0, 0.1)),
+                lag_seconds=random.choice((0.0, 1.0, 5.0)),
+                gap_share=random.choice((0.0, 0.3)),
+            )
+        case "placement":  # other objects, other nodes
+            return replace(
+                base,
+                profile=profile,
+                nodes=2,
+                has_extra_object=True,
+                faults=(base.faults & {"pause", "evict", "crash"}) | {"redeploy", "reshape"},
+                fault_share=0.01,
+                think_seconds=random.choice((0.1, 0.5)),
+                quiet_seconds=random.choice((0.5, 3.0)),
+            )
+    return base

@@ -1,0 +1,225 @@
+"""What strikes a world from outside. Requests that are lost or late are `tests.simulation.network`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from freshness.request import Request
+from invalidator.source import RowChange
+from tests.simulation.actor import Actor
+from tests.simulation.network import REQUEST_FAULTS, kind_of
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+STALL_SHARE: Final = 0.05
+"""How often a process stalls before a request of the kind that the world has chosen."""
+
+
+def strike(world: World) -> None:
+    kinds = world.struck_faults
+    if kinds:
+        _STRIKES[world.random.choice(kinds)](world)
+
+
+def stall(world: World, actor: Actor, request: Request) -> bool:
+    """Whether the process of ``actor`` stands still before ``request``, for about one of the bounds that count."""
+    options = world.options
+    if kind_of(request) != options.stall_at or world.random.random() >= STALL_SHARE:
+        return False
+    bounds = (options.lease_seconds, options.trail_seconds, options.tombstone_ttl_seconds, 40.0)
+    _pause(world, actor.process, world.random.choice(bounds) * world.random.choice((0.9, 1.05, 1.3)))
+    return True
+
+
+def _pause(world: World, process: str, seconds: float) -> None:
+    for each in world.actors:
+        if each.process == process:
+            each.paused_until = world.now + seconds
+    world.note(f"{process} is paused for {seconds:.1f} s")
+
+
+def _strike_pause(world: World) -> None:
+    actor = world.random.choice(world.pausable)
+    _pause(world, actor.process, world.random.choice((0.5, 3.0, 10.0, 40.0)))
+
+
+def _strike_crash(world: World) -> None:
+    _crash(world, world.random.choice(world.invalidator_names), world.random.choice((0.1, 2.0, 15.0)))
+
+
+def _crash(world: World, name: str, back_after_seconds: float) -> None:
+    for each in world.actors:
+        if each.process == name:
+            each.crash()
+            each.wake_at = world.now + back_after_seconds
+    world.processes.pop(name, None)
+    world.note(f"{name} crashes")
+
+
+def _any_node(world: World) -> str:
+    return world.random.choice(list(world.stores))
+
+
+def _strike_evict(world: World) -> None:
+    node = _any_node(world)
+    store = world.stores[node]
+    held = store.keys()
+    keys = [key for key in held if _may_evict(world, key)]
+    if keys:
+        key = world.random.choice(keys)
+        store.evict(key)
+        world.note(f"{node} evicts {key.decode()}")
+
+
+def _may_evict(world: World, key: bytes) -> bool:
+    is_short_lived = key.endswith(b"!") or (b":!" in key and not key.endswith(b"!resume"))
+    return not (world.options.keeps_tombstones and is_short_lived)
+
+
+def _strike_lose_tombstone(world: World) -> None:
+    node = _any_node(world)
+    store = world.stores[node]
+    held = store.keys()
+    keys = [key for key in held if key.endswith(b"!")]
+    if keys and world.options.keeps_tombstones:
+        key = world.random.choice(keys)
+        store.evict(key)
+        store.losses += 1
+        world.checker.node_damaged(node, is_counted=True)
+        world.note(f"{node} loses {key.decode()}")
+
+
+def _strike_restart(world: World) -> None:
+    node = _any_node(world)
+    world.stores[node].restart()
+    world.network.incarnations[node] += 1
+    world.checker.node_emptied(node)
+    world.note(f"{node} restarts empty")
+
+
+def _strike_cut(world: World) -> None:
+    node = _any_node(world)
+    store = world.stores[node]
+    if not store.down:
+        store.down = True
+        world.network.back_at[node] = world.now + world.random.choice((0.2, 1.0, 5.0, 30.0))
+        world.note(f"{node} is cut off")
+
+
+def _strike_flush(world: World) -> None:
+    node = _any_node(world)
+    world.stores[node].flush()
+    world.checker.node_emptied(node)
+    world.note(f"{node} is flushed")
+
+
+def _strike_jump(world: World) -> None:
+    seconds = world.random.choice((1.0, 4.0, 12.0, 25.0))
+    world.now += seconds
+    world.note(f"{seconds} s pass")
+
+
+def _strike_truncate(world: World) -> None:
+    shard = world.random.choice(world.shards)
+    table = world.random.choice(shard.tables)
+    commit = shard.write(world.now, raised=frozenset((table,)), gap=world.draw_gap())
+    world.note(f"{shard.lineage}: commit {commit.number} truncates {table}")
+
+
+def _strike_move(world: World) -> None:
+    shard = world.random.choice(world.shards)
+    before, after = world.random.randrange(world.options.keys), world.random.randrange(world.options.keys)
+    commit = shard.write(world.now, (RowChange("b", "update", {"id": before}, {"id": after}),))
+    world.note(f"{shard.lineage}: commit {commit.number} moves b[{before}] to b[{after}]")
+
+
+def _strike_stop_replica(world: World) -> None:
+    shard = world.random.choice(world.shards)
+    replica = world.random.choice(shard.replicas)
+    if replica.epoch == shard.epoch:
+        replica.is_stopped = not replica.is_stopped
+        world.note(f"{replica.name} {'stops' if replica.is_stopped else 'goes on'}")
+
+
+def _strike_failover(world: World) -> None:
+    shard = world.random.choice(world.shards)
+    # Commits that nobody but the old primary had; heartbeats among them.
+    kept = max(0, len(shard.log) - world.random.choice((0, 1, 2)))
+    if kept == len(shard.log):
+        return
+    shard.fail_over(kept)
+    for process in world.processes.values():
+        if process.shard is shard:
+            process.is_open = False
+    world.checker.history_lost(shard)
+    world.note(f"{shard.lineage} fails over and keeps {kept} commits")
+    for place, replica in enumerate(shard.replicas):
+        if replica.is_stopped and world.random.random() < 0.5:
+            shard.rebuild(place)
+
+
+def _strike_redeploy(world: World) -> None:
+    """A configuration with one object more or fewer; invalidators that are not restarted keep the old one."""
+    world.knows_extra = not world.knows_extra
+    world.note(f"deployed {'with' if world.knows_extra else 'without'} the third object")
+    _restart_some(world)
+
+
+def _strike_reshape(world: World) -> None:
+    """Another set of nodes (F69); readers learn of it one by one."""
+    world.ring = (world.ring + 1) % len(world.placements)
+    world.note(f"deployed with nodes {', '.join(world.placements[world.ring].nodes)}")
+    _restart_some(world)
+
+
+def _restart_some(world: World) -> None:
+    for name in world.invalidator_names:
+        if world.random.random() < 0.8:
+            _crash(world, name, world.random.choice((0.1, 2.0)))
+
+
+_STRIKES: Final[dict[str, Callable[[World], None]]] = {
+    "pause": _strike_pause,
+    "crash": _strike_crash,
+    "evict": _strike_evict,
+    "lose_tombstone": _strike_lose_tombstone,
+    "restart": _strike_restart,
+    "cut": _strike_cut,
+    "flush": _strike_flush,
+    "jump": _strike_jump,
+    "truncate": _strike_truncate,
+    "move": _strike_move,
+    "stop_replica": _strike_stop_replica,
+    "failover": _strike_failover,
+    "redeploy": _strike_redeploy,
+    "reshape": _strike_reshape,
+}
+
+
+def struck_faults(faults: frozenset[str]) -> list[str]:
+    """Those of ``faults`` that strike from outside, in an order that does not depend on hashing."""
+    assert faults <= {*_STRIKES, *REQUEST_FAULTS, "stall"}
+    return sorted(faults & _STRIKES.keys())
+
+
+def calm(world: World) -> None:
+    """End all faults: what is broken is mended, what stands still goes on, what is old is replaced (I5)."""
+    world.calm = True
+    world.note("from here on nothing fails")
+    world.network.late.clear()
+    for node in world.stores:
+        world.network.back_at[node] = world.now
+    for actor in world.actors:
+        actor.paused_until = 0.0
+    for name in list(world.processes):
+        process = world.processes[name]
+        process.behind_seconds = 0.0
+        if process.configuration != world.configuration:
+            _crash(world, name, 0.1)
+    for shard in world.shards:
+        for place, replica in enumerate(shard.replicas):
+            if not shard.logged.contains(replica.executed) or replica.epoch > shard.epoch:
+                shard.rebuild(place)
+            shard.replicas[place].is_stopped = False

@@ -1,0 +1,137 @@
+"""The nodes and the connections to them: what is carried out, what is lost, what comes late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from freshness.backends.memory import MemoryStore
+from freshness.cachekey import tombstone_key
+from freshness.envelope import STUB
+from freshness.errors import NodeUnavailable
+from freshness.request import Add, Cas, Get, InspectStorage, Reply, Request, Stored
+from tests.simulation.actor import Actor
+from tests.simulation.history import show
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+REQUEST_FAULT_SHARE: Final = 0.2
+"""How many of the faults that a request could suffer it does suffer: one ends a whole membership."""
+
+REQUEST_FAULTS: Final = ("lose_request", "lose_reply", "delay_request")
+
+
+@dataclass(slots=True)
+class Late:
+    """A request on its way although its sender has given up."""
+
+    at: float
+    node: str
+    incarnation: int
+    request: Request
+    who: str
+
+
+@dataclass(slots=True)
+class Network:
+    """``incarnations`` counts the restarts of each node; ``back_at``: when a node that is cut off is back."""
+
+    world: World
+    stores: dict[str, MemoryStore]
+    incarnations: dict[str, int] = field(init=False)
+    late: list[Late] = field(default_factory=list)
+    back_at: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.incarnations = dict.fromkeys(self.stores, 0)
+
+    def carry_out(self, actor: Actor, node: str, request: Request) -> Reply:
+        world = self.world
+        known = actor.connections.get(node)
+        if self.stores[node].down or (known is not None and known != self.incarnations[node]):
+            actor.connections.pop(node, None)
+            if world.trace is not None:
+                world.note(f"{actor.name} → {node} {show(request)}: no answer")
+            raise NodeUnavailable(f"{node} does not answer")
+        actor.connections[node] = self.incarnations[node]
+        fault = self._draw_fault()
+        if fault == "delay_request" and not isinstance(request, InspectStorage):
+            wait = world.random.choice((0.01, 0.5, 5.0, 40.0))
+            self.late.append(Late(world.now + wait, node, self.incarnations[node], request, actor.name))
+        if fault is None or fault == "lose_reply":
+            reply = self.execute(actor.name, node, request)
+            if fault is None:
+                return reply
+        actor.connections.pop(node, None)
+        world.note(f"{actor.name} → {node} {show(request)}: {fault}")
+        raise NodeUnavailable(f"{node}: {fault}")
+
+    def execute(self, who: str, node: str, request: Request) -> Reply:
+        world, store = self.world, self.stores[node]
+        if world.bug in ("blind set", "fill removes the tombstone") and is_fill(request):
+            assert isinstance(request, Cas)
+            if world.bug == "blind set":
+                store.evict(request.key)
+                reply = store.answer(Add(request.key, request.value, request.ttl_seconds))
+            else:
+                reply = store.answer(request)
+                if isinstance(reply, Stored):
+                    store.evict(tombstone_key(request.key))
+        else:
+            reply = store.answer(request)
+        if world.trace is not None:
+            world.note(f"{who} → {node} {show(request)}: {show(reply)}")
+        world.checker.executed(who, node, request, reply)
+        return reply
+
+    def abandon(self, actor: Actor, node: str, requests: list[Request]) -> None:
+        """Some of what was in the pipe may be carried out after all."""
+        if self.world.calm or self.stores[node].down:
+            return
+        for request in requests:
+            if isinstance(request, InspectStorage) or self.world.random.random() < 0.5:
+                return
+            self.execute(actor.name, node, request)
+
+    def deliver(self) -> None:
+        """What comes late, and nodes that come back."""
+        now = self.world.now
+        if self.back_at:
+            for node in [node for node, at in self.back_at.items() if at <= now]:
+                del self.back_at[node]
+                self.stores[node].down = False
+                self.world.note(f"{node} is back")
+        if self.late:
+            due = [late for late in self.late if late.at <= now]
+            for late in due:
+                self.late.remove(late)
+                if late.incarnation == self.incarnations[late.node] and not self.stores[late.node].down:
+                    self.execute(f"{late.who} (late)", late.node, late.request)
+
+    def _draw_fault(self) -> str | None:
+        world = self.world
+        if world.calm or world.random.random() >= world.options.fault_share * REQUEST_FAULT_SHARE:
+            return None
+        kind = world.random.choice(REQUEST_FAULTS)
+        return kind if kind in world.options.faults else None
+
+
+def kind_of(request: Request) -> str:
+    """What a request is about, as `Options.stall_at` names it."""
+    match request:
+        case Cas() | Add() if request.key.endswith(b"!resume"):
+            return "resume"
+        case Cas() | Add() if b":!" in request.key:
+            return "record"
+        case Cas() | Add() if request.key.endswith(b"!"):
+            return "tombstone"
+        case Cas() if request.value != STUB:
+            return "fill"
+        case Get() if request.key.endswith(b"!"):
+            return "guard"
+    return ""
+
+
+def is_fill(request: Request) -> bool:
+    return kind_of(request) == "fill"

@@ -1,0 +1,184 @@
+"""What processes ask of the databases: rows with their tokens, heads, streams, heartbeats.
+
+Every answer is a list of atomic actions, of which the last one gives the answer; others may come between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from freshness.errors import HistoryLost, SourceUnavailable
+from freshness.position import MysqlGtidSet, Position
+from freshness.read import Loaded, Lookup
+from freshness.request import Head, Load, ReadHead
+from freshness.token import EventToken
+from invalidator.loop import OpenStream, Poll, RaiseEpoch
+from invalidator.shard import ShardInvalidator
+from invalidator.source import Heartbeat, Transaction
+from tests.simulation.actor import Actor
+from tests.simulation.database import Server, Shard
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Actions: TypeAlias = list[Callable[[], Any]]
+
+
+class Beat:
+    """The heartbeat actor's own step: write a heartbeat to the primary."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One invalidator of one shard, with its heartbeat.
+
+    ``cursor``: how much of the log it has taken; ``behind_seconds``: how late the log reaches it;
+    ``configuration``: the deployment that it was started with.
+    """
+
+    name: str
+    shard: Shard
+    instance: str
+    invalidator: ShardInvalidator
+    opened_at: Position
+    behind_seconds: float = 0.0
+    configuration: tuple[int, bool] = (0, True)
+    begun: dict[int, float] = field(default_factory=dict)
+    sequence: int = 0
+    cursor: int = 0
+    is_open: bool = False
+
+
+def answer(world: World, actor: Actor, step: Any) -> Actions:
+    match step:
+        case Load():
+            return _load(world, step)
+        case ReadHead():
+            return [partial(_head, world, world.processes[actor.name])]
+        case OpenStream():
+            return [partial(_open, world, world.processes[actor.name], step.start)]
+        case Poll():
+            return [partial(_poll, world, actor, world.processes[actor.name], step)]
+        case RaiseEpoch():
+            return [partial(world.processes[actor.name].shard.raise_epoch, world.now)]
+        case Beat():
+            return _write_heartbeat(world, actor.process)
+    raise AssertionError(step)
+
+
+# -- reads ---------------------------------------------------------------------------------------------
+
+
+def _load(world: World, step: Load) -> Actions:
+    """Per shard the token, then the rows, on one server; other actors may come between."""
+    servers = {shard.lineage: world.random.choice(_readable(world, shard)) for shard in world.shards}
+    tokens: dict[str, EventToken] = {}
+    actions: Actions = [
+        partial(_read_token, world, shard, servers[shard.lineage], tokens) for shard in world.shards
+    ]
+    if world.bug == "snapshot before token":
+        rows: list[Loaded] = []
+        empty = {s.lineage: EventToken(s.lineage, "-", 1, 0, s.nothing) for s in world.shards}
+
+        def read_rows_early() -> None:
+            rows.extend(_loaded(world, lookup, servers, empty) for lookup in step.lookups)
+
+        def label() -> list[Loaded]:
+            return [Loaded(row.value, {name: tokens[name] for name in row.tokens}) for row in rows]
+
+        return [read_rows_early, *actions, label]
+
+    def read_rows() -> list[Loaded]:
+        return [_loaded(world, lookup, servers, tokens) for lookup in step.lookups]
+
+    return [*actions, read_rows]
+
+
+def _readable(world: World, shard: Shard) -> list[Server]:
+    return [*shard.replicas, shard.primary] if world.random.random() < 0.2 else shard.replicas
+
+
+def _read_token(world: World, shard: Shard, server: Server, tokens: dict[str, EventToken]) -> None:
+    executed = server.executed
+    if world.bug == "token of the binlog":
+        executed = shard.logged
+    elif world.bug == "timestamps first" and server.applied:
+        # Who compares by time takes everything with an earlier timestamp for contained (F3, F4).
+        newest = max(commit.transaction.timestamp_us for commit in server.applied)
+        for commit in shard.log:
+            if commit.transaction.timestamp_us < newest:
+                executed = executed.union(commit.position)
+    tokens[shard.lineage] = EventToken(shard.lineage, "-", server.epoch, 0, executed)
+    if world.trace is not None:
+        world.note(f"  token of {server.name}: {server.executed}")
+
+
+def _loaded(
+    world: World, lookup: Lookup, servers: dict[str, Server], tokens: dict[str, EventToken]
+) -> Loaded:
+    key = lookup.values[0]
+    value = tuple(
+        servers[lineage].version((table, key))
+        for lineage in lookup.policy.lineages
+        for table in lookup.policy.tables
+    )
+    if world.trace is not None:
+        world.note(f"  {lookup.item.decode()} is {value}")
+    return Loaded(value, {lineage: tokens[lineage] for lineage in lookup.policy.lineages})
+
+
+# -- what the invalidator asks -------------------------------------------------------------------------
+
+
+def _head(world: World, process: Process) -> Head:
+    executed = process.shard.primary.executed
+    if world.bug == "errant transactions in a floor" and process.shard.flavor == "mysql":
+        executed = executed.union(MysqlGtidSet.of("99999999-9999-9999-9999-999999999999", 1))
+    return Head(executed, process.shard.epoch)
+
+
+def _open(world: World, process: Process, start: Position) -> None:
+    shard = process.shard
+    # Who has errant transactions serves a stream from them.
+    if world.bug != "errant transactions in a floor" and not shard.can_stream_from(start):
+        raise HistoryLost(f"{shard.lineage} lacks {start}")
+    process.opened_at, process.cursor, process.is_open = start, 0, True
+
+
+def _poll(world: World, actor: Actor, process: Process, step: Poll) -> list[Transaction]:
+    log = process.shard.log
+    if process.cursor > len(log) or not process.is_open:
+        process.is_open = False
+        raise SourceUnavailable("the stream ended")
+    until = world.now - process.behind_seconds
+    taken: list[Transaction] = []
+    while process.cursor < len(log) and len(taken) < step.transactions_max:
+        commit = log[process.cursor]
+        if commit.at > until:
+            break
+        process.cursor += 1
+        if not process.opened_at.contains(commit.position):
+            taken.append(commit.transaction)
+    if not taken:
+        actor.wake_at = world.now + step.timeout_seconds
+    return taken
+
+
+def _write_heartbeat(world: World, name: str) -> Actions:
+    process = world.processes.get(name)
+    if process is None:
+        return [lambda: None]
+    number = process.sequence + 1
+
+    def begin() -> None:
+        process.sequence = number
+        process.begun[number] = process.invalidator.clock()
+
+    def write() -> None:
+        beat = Heartbeat(process.instance, number, 0, 0, process.shard.epoch)
+        process.shard.write(world.now, heartbeats=(beat,))
+
+    return [begin, write]
