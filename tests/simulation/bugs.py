@@ -420,6 +420,21 @@ def _nothing() -> Iterator[None]:
     yield
 
 
+class Planting(contextlib.AbstractContextManager[None]):
+    """With the named bug planted; "": none."""
+
+    def __init__(self, name: str) -> None:
+        self._planted = PLANTED[name]() if name else None
+
+    def __enter__(self) -> None:
+        if self._planted is not None:
+            self._planted.__enter__()
+
+    def __exit__(self, *details: Any) -> None:
+        if self._planted is not None:
+            self._planted.__exit__(*details)
+
+
 PLANTED: Final[dict[str, Plant]] = {
     "fill without compare": _no_compare,
     "floor ignored": _no_floor,
@@ -462,3 +477,6 @@ PLANTED: Final[dict[str, Plant]] = {
     "snapshot before token": _nothing,
     "timestamps first": _nothing,
 }
+
+KNOWN_SEEDS: Final[dict[str, int]] = {}
+"""A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""

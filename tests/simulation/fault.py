@@ -204,11 +204,23 @@ def struck_faults(faults: frozenset[str]) -> list[str]:
     return sorted(faults & _STRIKES.keys())
 
 
+def fillable_lag_seconds(world: World) -> float:
+    """From how late a replica fills must be possible: about W, if the floor trails.
+
+    It stands at the head where tombstones may be evicted, and where a second invalidator keeps the record: what
+    the other one has published is of unknown age.
+    """
+    options = world.options
+    is_trailing = options.keeps_tombstones and options.invalidators == 1
+    return options.trail_seconds / 2 if is_trailing else 0.0
+
+
 def calm(world: World) -> None:
     """End all faults: what is broken is mended, what stands still goes on, what is old is replaced (I5)."""
     world.calm = True
     world.note("from here on nothing fails")
     world.network.late.clear()
+    world.lag_seconds = min(world.lag_seconds, fillable_lag_seconds(world))
     for node in world.stores:
         world.network.back_at[node] = world.now
     for actor in world.actors:

@@ -98,7 +98,9 @@ def _load(world: World, step: Load) -> Actions:
 
 
 def _readable(world: World, shard: Shard) -> list[Server]:
-    return [*shard.replicas, shard.primary] if world.random.random() < 0.2 else shard.replicas
+    """Now and then the primary is read; not where fills from replicas are to be seen (I5)."""
+    is_primary_read = not world.calm and world.random.random() < 0.2
+    return [*shard.replicas, shard.primary] if is_primary_read else shard.replicas
 
 
 def _read_token(world: World, shard: Shard, server: Server, tokens: dict[str, EventToken]) -> None:

@@ -88,6 +88,7 @@ class World:
     pausable: list[Actor] = field(default_factory=list)
     steps_taken: int = 0
     calm: bool = False
+    lag_seconds: float = field(init=False)
     _is_warm: bool = False
     _last: Actor | None = None
     _names: int = 0
@@ -96,6 +97,7 @@ class World:
     def __post_init__(self) -> None:
         options = self.options
         self.random = Random(f"world {options.seed} {options.chance}")
+        self.lag_seconds = options.lag_seconds
         self.struck_faults = fault.struck_faults(options.faults)
         self.shards = [
             Shard.create(f"s{number}", ("a", "b"), options.keys, options.replicas, options.flavor)
@@ -332,7 +334,7 @@ class World:
                     pass
                 continue
             replica = self.random.choice(shard.replicas)
-            lag_seconds = self.options.lag_seconds if replica is shard.replicas[0] else 0.0
+            lag_seconds = self.lag_seconds if replica is shard.replicas[0] else 0.0
             for _ in range(self.random.choice((1, 2, 8))):
                 if not shard.replicate(replica, self.now - lag_seconds, ahead=2):
                     break

@@ -1,0 +1,164 @@
+"""Run many seeds: one at a time, a range, or until a planted bug is caught. No output; see ``report``."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Final
+
+from freshness.errors import FreshnessError
+from tests.simulation.bugs import KNOWN_SEEDS, Planting
+from tests.simulation.checker import Violation
+from tests.simulation.liveness import LIVELY_EVERY_SEEDS, check_liveness
+from tests.simulation.options import Options
+from tests.simulation.world import BEGINNING_SECONDS, World
+
+PROCESSES: Final = 2
+CHUNK_SEEDS: Final = 50
+SEARCH_SEEDS_MAX: Final = 5000
+"""How many seeds a planted bug may take before it counts as not caught."""
+
+OTHER: Final = "crash"
+"""The invariant named for an exception or a broken assertion of the production code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A violation: the world in which it shows, the invariant, what happened, and after how many steps."""
+
+    options: Options
+    invariant: str
+    message: str
+    steps: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a number of worlds came to. ``outcomes``: reads by outcome; by profile in ``profiles``."""
+
+    seeds: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    lively: int = 0
+    slowest_recovery_seconds: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    profiles: dict[str, Counter[str]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.seconds += other.seconds
+        self.lively += other.lively
+        self.slowest_recovery_seconds = max(self.slowest_recovery_seconds, other.slowest_recovery_seconds)
+        self.outcomes.update(other.outcomes)
+        self.findings += other.findings
+        for profile, outcomes in other.profiles.items():
+            self.profiles.setdefault(profile, Counter()).update(outcomes)
+
+
+def is_lively(seed: int) -> bool:
+    """Whether this seed also ends with faults off (I5)."""
+    return seed % LIVELY_EVERY_SEEDS == 0
+
+
+def run_world(
+    options: Options,
+    *,
+    is_lively: bool,
+    bug: str = "",
+    trace: Callable[[str], None] | None = None,
+    tally: Tally | None = None,
+) -> Finding | None:
+    """One world to its end. The violation, if there is one; a crash of the production code is one too."""
+    world = World(options, bug, trace)
+    finding = None
+    try:
+        world.run()
+        if is_lively:
+            recovery_seconds = check_liveness(world)
+            if tally is not None:
+                tally.lively += 1
+                tally.slowest_recovery_seconds = max(tally.slowest_recovery_seconds, recovery_seconds)
+    except Violation as violation:
+        finding = Finding(options, violation.invariant, str(violation), world.steps_taken)
+    except (AssertionError, FreshnessError, LookupError, TypeError, ValueError, AttributeError) as error:
+        finding = Finding(options, OTHER, f"{type(error).__name__}: {error}", world.steps_taken)
+    if finding is None:
+        failed = next((actor for actor in world.actors if actor.failure is not None), None)
+        if failed is not None:
+            message = f"{failed.name} ended: {failed.failure!r}"
+            finding = Finding(options, OTHER, message, world.steps_taken)
+    if tally is not None:
+        tally.seeds += 1
+        tally.steps += world.steps_taken
+        tally.seconds += world.now - BEGINNING_SECONDS
+        outcomes = Counter({outcome.name: count for outcome, count in world.checker.outcomes.items()})
+        tally.outcomes.update(outcomes)
+        tally.profiles.setdefault(options.profile, Counter()).update(outcomes)
+        if finding is not None:
+            tally.findings.append(finding)
+    return finding
+
+
+def run_seed(
+    seed: int, bug: str = "", trace: Callable[[str], None] | None = None, tally: Tally | None = None
+) -> Finding | None:
+    """The world of one seed, with or without a planted bug."""
+    with Planting(bug):
+        return run_world(Options.of_seed(seed), is_lively=is_lively(seed), bug=bug, trace=trace, tally=tally)
+
+
+def run_seeds(seeds: range) -> Tally:
+    tally = Tally()
+    for seed in seeds:
+        run_seed(seed, tally=tally)
+    return tally
+
+
+def run_range(seeds: range) -> Iterator[Tally]:
+    """All seeds, in `PROCESSES` processes; a tally for each chunk, as it is finished."""
+    chunks = [seeds[at : at + CHUNK_SEEDS] for at in range(0, len(seeds), CHUNK_SEEDS)]
+    with get_context("spawn").Pool(PROCESSES, initializer=be_silent) as pool:
+        yield from pool.imap_unordered(run_seeds, chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """Which seed caught a planted bug, with what; ``finding`` None: none of the seeds did."""
+
+    bug: str
+    seed: int | None
+    finding: Finding | None
+
+
+def catch(bug: str) -> Caught:
+    """The seed that is known to catch a planted bug, or else the first that does."""
+    known = KNOWN_SEEDS.get(bug)
+    for seed in (*(() if known is None else (known,)), *range(SEARCH_SEEDS_MAX)):
+        finding = run_seed(seed, bug)
+        if finding is not None:
+            return Caught(bug, seed, finding)
+    return Caught(bug, None, None)
+
+
+def search(bug: str) -> Caught:
+    """The first seed that catches a planted bug."""
+    for seed in range(SEARCH_SEEDS_MAX):
+        finding = run_seed(seed, bug)
+        if finding is not None:
+            return Caught(bug, seed, finding)
+    return Caught(bug, None, None)
+
+
+def catch_all(bugs: Iterable[str], *, is_search: bool = False) -> Iterator[Caught]:
+    with get_context("spawn").Pool(PROCESSES, initializer=be_silent) as pool:
+        yield from pool.imap_unordered(search if is_search else catch, list(bugs))
+
+
+def be_silent() -> None:
+    """The production code logs what the simulator does to it; nobody wants to read that."""
+    logging.disable(logging.CRITICAL)

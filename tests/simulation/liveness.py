@@ -1,0 +1,80 @@
+"""I5: with faults off, everything becomes cacheable again. A cache that never fills is safe and useless.
+
+After a world has taken its steps, faults end, the writer rests, replicas go on (lagging by at most
+`fault.fillable_lag_seconds`), reads go to replicas only, and every invalidator is started again that runs with an
+old configuration. A prober then reads every key until each was a hit; it must not take longer than
+`bound_seconds`, nor more than `LIVELY_STEPS_MAX` steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final
+
+from freshness.request import Wait
+from freshness.rule import ReadOutcome
+from invalidator.loop import HISTORY_CONFIRM_SECONDS
+from invalidator.shard import REJOIN_MAX_SECONDS
+from tests.simulation import fault
+from tests.simulation.actor import Actor
+from tests.simulation.checker import Violation
+from tests.simulation.options import Options
+from tests.simulation.world import EXTRA, Deployment, World
+
+LIVELY_STEPS_MAX: Final = 30_000
+LIVELY_EVERY_SEEDS: Final = 20
+PROBE_SECONDS: Final = 0.25
+
+
+def bound_seconds(options: Options) -> float:
+    """The lag (the floor may be the primary's head), until every tombstone expired, and what joining anew takes:
+    a lease that lapses, a lost history that is confirmed, the longest pause between two tries, twice."""
+    return (
+        options.trail_seconds
+        + options.tombstone_ttl_seconds
+        + 2 * (options.lease_seconds + HISTORY_CONFIRM_SECONDS + REJOIN_MAX_SECONDS)
+        + 20.0
+    )
+
+
+def check_liveness(world: World) -> float:
+    """Seconds of the world's time until every key was a hit. Raises `Violation` (I5) beyond the bound."""
+    fault.calm(world)
+    began = world.now
+    name = "prober"
+    known = Deployment(world.reader_context(name), world.ring)
+    world.switch(known)
+    waiting = {
+        (lookup.policy.name, lookup.values[0]): "never read"
+        for lookup in world.lookups()
+        if lookup.policy.name != EXTRA or world.knows_extra
+    }
+
+    def probe() -> Generator[Any, Any, Any]:
+        while waiting:
+            for place in list(waiting):
+                (read,) = yield from world.read(name, known, [world.lookup(*place, known.ring)])
+                waiting[place] = read.outcome.value
+                if read.outcome is ReadOutcome.HIT:
+                    del waiting[place]
+            yield Wait(PROBE_SECONDS)
+
+    prober = Actor(name, world, probe)
+    world.actors = [prober, *(actor for actor in world.actors if not actor.name.startswith("reader"))]
+    world.actor_by_name[name] = prober
+    bound = bound_seconds(world.options)
+    try:
+        for _ in range(LIVELY_STEPS_MAX):
+            if not waiting:
+                return world.now - began
+            if world.now - began > bound:
+                break
+            world.step()
+    finally:
+        world.stop()
+    (place, last), *_ = waiting.items()
+    raise Violation(
+        "I5",
+        f"{place[0]}[{place[1]}] is still no hit {world.now - began:.0f} s after all faults ended; the last read "
+        f"said: {last}",
+    )
