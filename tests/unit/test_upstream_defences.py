@@ -1,0 +1,589 @@
+"""Defences on the database's side, each planted out: the invalidator's loop with a scripted source, and the
+application's reads with scripted servers.
+
+Continues test_defences.py. The loop is the production one; only what answers its steps is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pymysql
+import pytest
+
+from appclient import database as application
+from appclient.database import Database, LoaderConnection
+from appclient.loader import ObjectLoader
+from freshness.cachekey import KeyBuilder
+from freshness.config import Keyspace, ObjectConfig, ServerAddress, Shard
+from freshness.envelope import Filled
+from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, NodeUnavailable, SourceUnavailable
+from freshness.heartbeat import EPOCH_ROW, parse_token
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.membership import NodePolicy
+from freshness.placement import Placement
+from freshness.position import MysqlGtidSet, Position, parse_position
+from freshness.read import Loaded, Lookup
+from freshness.registry import ObjectDefinition
+from freshness.request import Flow, Flows, ReadHead, Wait
+from freshness.rule import ObjectPolicy, ReadOutcome
+from freshness.token import EventToken
+from invalidator import loop, shard
+from invalidator.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
+from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.source import Heartbeat, Operation, RowChange, Transaction
+from tests.world import (
+    CUSTOMER,
+    D_SECONDS,
+    HEARTBEAT_AGE_MAX_SECONDS,
+    L_SECONDS,
+    LINEAGE,
+    NAMESPACE,
+    NODE,
+    NODE_REFRESH_SECONDS,
+    RING,
+    W_SECONDS,
+    Client,
+    Reader,
+    World,
+    lookup,
+)
+
+KEY: Final = lookup(1).item
+STEPS_MAX: Final = 5_000
+POLICY: Final = replace(CUSTOMER, tables=("customers", "orders"))
+
+
+def define(policy: ObjectPolicy = POLICY) -> ObjectDefinition:
+    """A customer with its orders, under the customer's number."""
+    number = KeyColumn("id", ColumnKind.INTEGER)
+    config = ObjectConfig(name=policy.name, keyspace="shop", table="customers")
+    columns = {"customers": (number,), "orders": (KeyColumn("customer_id", ColumnKind.INTEGER),)}
+    return ObjectDefinition(config, policy, KeyBuilder(NAMESPACE, policy.name, (number,)), columns)
+
+
+class Scene:
+    """One invalidator process, its loop, and a primary whose log can be cut at both ends.
+
+    ``purged``: what the log no longer holds. ``hidden``: how many of the last commits the primary has logged and
+    does not show. A heartbeat is written every second that the loop polls.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.client = Client(world)
+        self.log: list[Transaction] = []
+        self.purged: Position = MysqlGtidSet()
+        self.hidden = 0
+        self.is_stream_broken = False
+        self.taken = 0
+        self.opened_at: Position | None = None
+        self.begun: dict[int, float] = {}
+        self.start()
+
+    def start(self) -> None:
+        """A new process: it knows nothing but what the node holds."""
+        policy = NodePolicy(
+            NAMESPACE,
+            LINEAGE,
+            RING,
+            {POLICY.name: POLICY.fingerprint},
+            D_SECONDS,
+            L_SECONDS,
+            W_SECONDS,
+            HEARTBEAT_AGE_MAX_SECONDS,
+            NODE_REFRESH_SECONDS,
+        )
+        self.beaten_at = self.world.now
+        self.shard = ShardInvalidator.create(
+            list(self.world.stores),
+            policy,
+            Placement(list(self.world.stores), NAMESPACE),
+            KeyFinder({POLICY.name: define()}),
+            instance="me",
+            clock=self.world.clock,
+            nonce=self.world.nonce,
+            find_heartbeat=self.begun.get,
+            nothing=MysqlGtidSet(),
+        )
+
+    # -- the primary -----------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        before: Mapping[str, object] | None,
+        after: Mapping[str, object] | None,
+        table: str = "customers",
+    ) -> Transaction:
+        op: Operation = "insert" if before is None else "delete" if after is None else "update"
+        images = [image for image in (before, after) if image is not None]
+        items = {lookup(int(str(image.get("customer_id", image["id"])))).item for image in images}
+        made = self.world.commit(*items)
+        change = RowChange(table, op, before, after)
+        self.log.append(Transaction(made.position, made.timestamp_us, (change,)))
+        return self.log[-1]
+
+    def change(self, key: int = 1) -> Transaction:
+        return self.commit({"id": key}, {"id": key})
+
+    def beat(self) -> None:
+        number = len(self.begun) + 1
+        self.begun[number] = self.beaten_at = self.world.now
+        made = self.world.commit()
+        beats = (Heartbeat("me", number, 0, 0, self.world.database.epoch),)
+        self.log.append(Transaction(made.position, made.timestamp_us, heartbeats=beats))
+
+    @property
+    def shown(self) -> Position:
+        transactions = self.world.database.transactions
+        return self.world.database.position_with(
+            made.number for made in transactions[: len(transactions) - self.hidden]
+        )
+
+    def fail_over(self, lost: int) -> None:
+        """To a primary that never had the last transactions. Their numbers will be given again."""
+        del self.world.database.transactions[-lost:]
+        del self.log[-lost:]
+        self.is_stream_broken = True
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        """Let the process live for so long, and end it in order."""
+        until = self.world.now + seconds
+        procedure = run_loop(
+            self.shard,
+            transactions_max=10,
+            is_stopping=lambda: self.world.now >= until,
+            observer=LoopObserver(),
+        )
+        answer: Any = None
+        for _ in range(STEPS_MAX):
+            is_error = isinstance(answer, FreshnessError)
+            try:
+                step = procedure.throw(answer) if is_error else procedure.send(answer)
+            except StopIteration:
+                return
+            try:
+                answer = self._answer(step)
+            except FreshnessError as error:
+                answer = error
+        raise AssertionError(f"no end after {STEPS_MAX} steps")
+
+    def _answer(self, step: Any) -> Any:
+        match step:
+            case Flow():
+                return [self.client.perform(step.node, request) for request in step.requests]
+            case Flows():
+                return [self._attempt(flow) for flow in step.flows]
+            case Wait():
+                return self.world.sleep(step.seconds)
+            case ReadHead():
+                return type(self.world.read_head(LINEAGE))(self.shown, self.world.database.epoch)
+            case OpenStream():
+                return self._open(step.start)
+            case Poll():
+                return self._poll(step)
+            case RaiseEpoch():
+                self.world.database.epoch += 1
+                return self.world.database.epoch
+        raise AssertionError(step)
+
+    def _attempt(self, flow: Flow) -> Any:
+        try:
+            return self._answer(flow)
+        except NodeUnavailable as error:
+            return error
+
+    def _open(self, start: Position) -> None:
+        """As `invalidator.server.check_start` says."""
+        if not self.shown.contains(start):
+            raise HistoryLost("the primary has never executed all of it")
+        if not start.contains(self.purged):
+            raise HistoryPurged("the log is gone")
+        self.is_stream_broken, self.opened_at, self.taken = False, start, 0
+
+    def _poll(self, step: Poll) -> list[Transaction]:
+        assert self.opened_at is not None
+        if self.is_stream_broken:
+            raise SourceUnavailable("the stream is broken")
+        if self.world.now - self.beaten_at >= 1:
+            self.beat()
+        new = [each for each in self.log[self.taken :] if not self.opened_at.contains(each.position)]
+        self.taken = len(self.log)
+        if not new:
+            self.world.sleep(step.timeout_seconds)
+        return new
+
+
+def read_key(world: World, key: int = 1, *, fresh: bool = False) -> ReadOutcome:
+    """By a replica without any of what was committed, or with all of it."""
+    replica = world.replica().catch_up() if fresh else world.replica()
+    return Reader(world, replica).read(lookup(key, POLICY))
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plants below end with a hit that lacks an event (I1); the world's look at I2 only says so earlier."""
+    monkeypatch.setattr(World, "_check_protection", lambda *_: None)
+
+
+def prove(
+    schedule: Callable[[World], object],
+    danger: object,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    invariant: str | None = "I1",
+) -> None:
+    """Once as the code stands, once with the plant: then the invariant breaks, or without one the result differs."""
+    sound = World()
+    assert schedule(sound) == danger
+    assert sound.broken == []
+    plant(monkeypatch)
+    flawed = World()
+    result = schedule(flawed)
+    assert flawed.breaks(invariant) if invariant is not None else result != danger
+
+
+# -- the loop --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_purged_log_ends_the_lives_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F15: the invalidator is down, and the log is gone when it comes back."""
+
+    def schedule(world: World) -> tuple[bool, ReadOutcome]:
+        scene = Scene(world)
+        scene.run(3)
+        assert read_key(world) is ReadOutcome.FILLED
+        life = world.record().life
+        world.sleep(20)
+        lost = scene.change()
+        scene.purged = lost.position
+        scene.log.clear()
+        scene.start()
+        scene.run(5)
+        return world.record().life == life, read_key(world)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def begin_where_the_log_begins(self: ShardInvalidator) -> None:
+            for member in self.joined:
+                assert member.target is not None
+                member.applied = member.applied.union(member.target)
+
+        patch.setattr(ShardInvalidator, "end_lives_behind", begin_where_the_log_begins)
+
+    prove(schedule, (False, ReadOutcome.FLOOR), plant, monkeypatch)
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F28, F29: streamed transactions are lost with the primary. Their numbers are given again later, and whoever
+    only waits for them takes the new ones for the old."""
+
+    def schedule(world: World) -> tuple[int, bool]:
+        scene = Scene(world)
+        scene.run(3)
+        life = world.record().life
+        assert read_key(world) is ReadOutcome.FILLED
+        scene.change(2)
+        scene.run(0.5)
+        scene.fail_over(1)
+        scene.run(3)
+        scene.change(1)
+        scene.run(5)
+        read_key(world)
+        return world.database.epoch, world.record().life == life
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", float("inf"))
+
+    monkeypatch.setattr(
+        loop, "HISTORY_CONFIRM_SECONDS", 1.0
+    )  # before the lease is over, which ends much, too
+    prove(schedule, (2, False), plant, monkeypatch)
+
+
+def test_what_is_only_not_shown_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F57: with semi-synchronous replication a transaction is streamed seconds before the primary shows it. A
+    stream that is opened again just then must not cost the whole cache."""
+
+    def schedule(world: World) -> tuple[int, bool]:
+        scene = Scene(world)
+        scene.run(3)
+        life = world.record().life
+        scene.change()
+        scene.run(0.5)
+        scene.hidden, scene.is_stream_broken = 1, True
+        scene.run(4)
+        scene.hidden = 0
+        scene.run(4)
+        return world.database.epoch, world.record().life == life
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", 0.0)
+
+    prove(schedule, (1, True), plant, monkeypatch, invariant=None)
+
+
+def test_a_node_that_was_away_gets_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F85: one node is cut off while the stream goes on for the other. Without the rewind its first batch after
+    its return leaves a gap, which is refused loudly: the second line of this defence."""
+
+    def schedule() -> bool:
+        world = World(nodes=(NODE, "n2"))
+        scene = Scene(world)
+        scene.run(2)
+        key = next(k for k in range(99) if scene.shard.placement.node_for(lookup(k).item) == "n2")
+        world.places[lookup(key).item] = "n2"
+        world.stores["n2"].down = True
+        scene.change(key)
+        scene.run(3)
+        world.stores["n2"].down = False
+        scene.run(8)
+        assert world.broken == []
+        return world.find_tombstone(lookup(key).item, "n2") is not None
+
+    assert schedule()
+    monkeypatch.setattr(ShardInvalidator, "needs_rewind", False)
+    with pytest.raises(AssertionError, match="leaves a gap"):
+        schedule()
+
+
+@pytest.mark.usefixtures("calm")
+def test_both_images_of_a_change_are_invalidated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F35: an order moves from one customer to another; the former one's value shows it still."""
+
+    def schedule(world: World) -> ReadOutcome:
+        scene = Scene(world)
+        scene.run(3)
+        assert read_key(world) is ReadOutcome.FILLED
+        scene.commit({"id": 7, "customer_id": 1}, {"id": 7, "customer_id": 2}, "orders")
+        scene.run(1)
+        return read_key(world)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        items_of = shard._items_of
+
+        def of_the_last_image(definition: Any, table: str, before: Any, after: Any) -> Iterable[bytes]:
+            return items_of(definition, table, None if after is not None else before, after)
+
+        patch.setattr(shard, "_items_of", of_the_last_image)
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, monkeypatch)
+
+
+@pytest.mark.usefixtures("calm")
+def test_an_insert_invalidates_that_there_was_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F43: "no such row" is cached, and then there is one."""
+
+    def schedule(world: World) -> ReadOutcome:
+        scene = Scene(world)
+        scene.run(3)
+        world.absent = {KEY}
+        assert read_key(world) is ReadOutcome.FILLED
+        item = world.stores[NODE].peek(KEY)
+        assert item is not None
+        assert Filled.decode(item.value).value is None
+        world.absent.clear()
+        scene.commit(None, {"id": 1})
+        scene.run(1)
+        return read_key(world)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        items_of = shard._items_of
+
+        def of_rows_that_were(definition: Any, table: str, before: Any, after: Any) -> Iterable[bytes]:
+            return [] if before is None else items_of(definition, table, before, after)
+
+        patch.setattr(shard, "_items_of", of_rows_that_were)
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, monkeypatch, invariant=None)
+
+
+# -- reads of the database -------------------------------------------------------------------------------
+
+
+class Server:
+    """A replica with two rows, each of which says which transaction changed it last. ``commits_after``: the
+    statements behind which another transaction is replicated. ``dies_at``: the statement that it does not answer."""
+
+    def __init__(self, executed: int = 10) -> None:
+        self.executed = executed
+        self.commits_after: set[str] = set()
+        self.dies_at = ""
+        self.answers_for: int | None = None
+
+    def rows(self, executed: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        numbers = numbers if self.answers_for is None else [self.answers_for]
+        return [{"id": number, "changed_by": executed} for number in numbers]
+
+
+class Cursor:
+    """As much of a cursor as the library uses."""
+
+    def __init__(self, connection: FakeConnection) -> None:
+        self._connection = connection
+        self._answer: list[Any] = []
+
+    def __enter__(self) -> Cursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def execute(self, sql: str, params: Sequence[int] = ()) -> None:
+        self._answer = self._connection.execute(sql, params or (1,))
+
+    def fetchall(self) -> list[Any]:
+        return self._answer
+
+
+class FakeConnection:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._snapshot: int | None = None
+
+    def cursor(self, _: object = None) -> Cursor:
+        return Cursor(self)
+
+    def close(self) -> None:
+        pass
+
+    def execute(self, sql: str, params: Sequence[int]) -> list[Any]:
+        server = self._server
+        kind = "token" if "@@global" in sql else sql.split()[0].lower()
+        if kind == server.dies_at:
+            raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
+        answer: list[Any] = []
+        if kind == "token":
+            answer = [(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{server.executed}", EPOCH_ROW, 1, "", 0)]
+        elif kind == "start":
+            self._snapshot = server.executed
+        elif kind == "rollback":
+            self._snapshot = None
+        elif kind == "select":
+            executed = server.executed if self._snapshot is None else self._snapshot
+            answer = server.rows(executed, params)
+        if kind in server.commits_after:
+            server.executed += 1
+        return answer
+
+
+def open_database(servers: Sequence[Server], monkeypatch: pytest.MonkeyPatch) -> Database:
+    addresses = [ServerAddress(f"replica{number}") for number in range(len(servers))]
+    by_host = {address.host: server for address, server in zip(addresses, servers, strict=True)}
+    monkeypatch.setattr(application, "connect", lambda address, **_: FakeConnection(by_host[address.host]))
+    topology = Shard(primary=ServerAddress("primary"), replicas=tuple(addresses), lineage=LINEAGE)
+    return Database(Keyspace(name="shop", flavor="mysql", shards=(topology,)))
+
+
+def is_ahead(rows: Sequence[Mapping[str, Any]], token: EventToken | None) -> bool:
+    """Whether the token names a transaction that the rows do not show: what must never be."""
+    assert token is not None
+    shown = MysqlGtidSet.parse(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{rows[0]['changed_by']}")
+    return not shown.contains(token.position)
+
+
+def test_token_and_rows_are_of_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F17: the server that gave the token dies before the rows; the next one lags behind it."""
+
+    def read() -> bool:
+        ahead, behind = Server(12), Server(10)
+        ahead.dies_at = "select"
+        return is_ahead(*open_database([ahead, behind], monkeypatch).rows_with_token("SELECT v", ()))
+
+    assert not read()
+
+    def apart(self: Database, sql: str, params: Sequence[Any]) -> Any:
+        token = self.run(lambda connection, _: self.read_token(connection))
+        return self.run(lambda connection, _: LoaderConnection(connection).query(sql, params)), token
+
+    monkeypatch.setattr(Database, "rows_with_token", apart)
+    assert read()
+
+
+def load_two_rows(connection: LoaderConnection) -> list[dict[str, Any]]:
+    return connection.query("SELECT v", (1,)) + connection.query("SELECT v", (2,))
+
+
+def test_the_token_is_not_younger_than_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2, F18: a transaction arrives between any two statements."""
+
+    def read() -> bool:
+        server = Server()
+        server.commits_after = {"token", "start", "select"}
+        return is_ahead(*open_database([server], monkeypatch).snapshot(load_two_rows))
+
+    assert not read()
+
+    def snapshot_first(self: Database, load: Callable[[LoaderConnection], Any]) -> Any:
+        def within(connection: Any, _: ServerAddress) -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                token = self.read_token(connection)
+                return load(LoaderConnection(connection)), token
+
+        return self.run(within)
+
+    monkeypatch.setattr(Database, "snapshot", snapshot_first)
+    assert read()
+
+
+def test_a_composite_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F33: a transaction changes both rows between the two statements of a loader."""
+
+    def read() -> set[int]:
+        server = Server()
+        server.commits_after = {"select"}
+        rows, _ = open_database([server], monkeypatch).snapshot(load_two_rows)
+        return {row["changed_by"] for row in rows}
+
+    assert len(read()) == 1
+
+    def without(self: Database, load: Callable[[LoaderConnection], Any]) -> Any:
+        return self.run(
+            lambda connection, _: (load(LoaderConnection(connection)), self.read_token(connection))
+        )
+
+    monkeypatch.setattr(Database, "snapshot", without)
+    assert len(read()) == 2
+
+
+def test_a_row_of_another_key_is_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F46: the driver hands out the answer to a query that was cancelled."""
+    server = Server()
+    server.answers_for = 2
+    definition = replace(define(), columns_by_table={"customers": define().builder.columns})
+    key = definition.builder.build((1,))
+    wanted = Lookup(definition.policy, NODE, key.item, definition.identity(key), (1,))
+
+    def load() -> Loaded:
+        (loaded,) = ObjectLoader(definition, open_database([server], monkeypatch), None).load([wanted])
+        assert loaded.value == {"id": 2, "changed_by": 10}
+        return loaded
+
+    assert load().refusal is ReadOutcome.KEY
+    monkeypatch.setattr(ObjectLoader, "_loaded", lambda _, __, row, tokens: Loaded(row, tokens))
+    assert load().refusal is None
+
+
+def test_a_heartbeat_of_a_former_epoch_lends_no_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F81: on MariaDB the numbers of a lost history can be above those of the present one."""
+    floor = parse_position("mariadb", "0-2-12")
+    rows = [
+        ("0-2-11", EPOCH_ROW, 2, "", 0),
+        ("0-2-11", "an invalidator that is gone", 1, "0-1-50", 0),
+        ("0-2-11", "the present one", 2, "0-2-11", 0),
+    ]
+
+    def token(of: Sequence[tuple[str, str, int, str, int]]) -> EventToken:
+        found = parse_token("mariadb", LINEAGE, "-", of)
+        assert found is not None
+        return found
+
+    assert (token(rows).epoch, token(rows).position.contains(floor)) == (2, False)
+    of_any_epoch = [(at, name, 2, watermark, time) for at, name, _, watermark, time in rows]
+    assert token(of_any_epoch).position.contains(floor)
