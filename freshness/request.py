@@ -70,21 +70,13 @@ class Delete:
 
 
 @value
-class Touch:
-    """Give the item its full TTL again. Answers `DONE` or `MISSING`."""
-
-    key: bytes
-    ttl_seconds: int
-
-
-@value
 class InspectStorage:
     """Ask whether the node provably keeps tombstones for ``tombstone_ttl_seconds``. Answers `StorageReport`."""
 
     tombstone_ttl_seconds: int
 
 
-Request: TypeAlias = Get | Add | Cas | Delete | Touch | InspectStorage
+Request: TypeAlias = Get | Add | Cas | Delete | InspectStorage
 
 
 # -- replies ------------------------------------------------------------------------------------------

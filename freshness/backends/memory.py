@@ -30,7 +30,6 @@ from freshness.request import (
     Request,
     StorageReport,
     Stored,
-    Touch,
 )
 
 ITEM_OVERHEAD_BYTES: Final = 60
@@ -45,7 +44,7 @@ class _Entry(NamedTuple):
     value: bytes
     version: int
     expires_at: int  # by the whole-second clock; 0: never
-    is_protected: bool  # in the TEMP_LRU; decided when stored, a touch does not change it
+    is_protected: bool  # in the TEMP_LRU; decided when stored
     is_leased: bool  # a stub whose win was given
 
 
@@ -150,8 +149,6 @@ class MemoryStore:
                     return self._cas(request)
                 case Delete():
                     return self._delete(request)
-                case Touch():
-                    return self._touch(request)
                 case InspectStorage():
                     return self._inspect(request)
 
@@ -194,14 +191,6 @@ class MemoryStore:
             if entry.version != request.version:
                 return CONFLICT
         self._entries.pop(request.key, None)
-        return DONE
-
-    def _touch(self, request: Touch) -> Reply:
-        entry = self._find(request.key)
-        if entry is None:
-            return MISSING
-        self._entries.pop(request.key)
-        self._entries[request.key] = entry._replace(expires_at=self._expiry(request.ttl_seconds))
         return DONE
 
     def _inspect(self, request: InspectStorage) -> StorageReport:
@@ -340,7 +329,7 @@ class MemoryNode:
             if not isinstance(request, InspectStorage):
                 check_key(request.key)
             match request:
-                case Add() | Cas() | Touch():
+                case Add() | Cas():
                     lifetime_seconds(request.ttl_seconds)
                 case Get():
                     lifetime_seconds(request.vivify_ttl_seconds)

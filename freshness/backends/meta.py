@@ -40,7 +40,6 @@ from freshness.request import (
     Request,
     StorageReport,
     Stored,
-    Touch,
 )
 
 LINE_BYTES_MAX: Final = 8192
@@ -74,9 +73,8 @@ class ReplyKind(IntEnum):
     FENCE = 1
     CAS = 2
     DELETED = 3
-    TOUCHED = 4
-    PRESENCE = 5
-    STATS = 6
+    PRESENCE = 4
+    STATS = 5
 
 
 _ITEM: Final = ReplyKind.ITEM
@@ -162,9 +160,7 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     return parts, Plan(requests, replies, awaited, versions_from)
 
 
-def _encode_spoken(
-    request: Cas | Delete | Touch | InspectStorage, versions_from: int
-) -> tuple[ReplyKind, bytes]:
+def _encode_spoken(request: Cas | Delete | InspectStorage, versions_from: int) -> tuple[ReplyKind, bytes]:
     """A request that always gets an answer, and is no `Get`."""
     if isinstance(request, InspectStorage):
         lifetime_seconds(request.tombstone_ttl_seconds)
@@ -172,9 +168,6 @@ def _encode_spoken(
     key = request.key
     if not is_key(key):
         check_key(key)
-    if isinstance(request, Touch):
-        return ReplyKind.TOUCHED, b"mg %b T%d\r\n" % (key, lifetime_seconds(request.ttl_seconds))
-    assert isinstance(request, Cas | Delete), request
     lifetime = lifetime_seconds(request.ttl_seconds) if isinstance(request, Cas) else 0
     assert request.version is not None
     version = request.version - versions_from
@@ -302,7 +295,6 @@ def decode_flow(
 
 _WORDS: Final[dict[ReplyKind, dict[bytes, Reply]]] = {
     ReplyKind.DELETED: {b"HD": DONE, b"EX": CONFLICT, b"NF": MISSING},
-    ReplyKind.TOUCHED: {b"HD": DONE, b"EN": MISSING},
     ReplyKind.PRESENCE: {b"HD": CONFLICT, b"EN": MISSING},
 }
 

@@ -46,7 +46,6 @@ from freshness.request import (
     Request,
     StorageReport,
     Stored,
-    Touch,
 )
 
 VERSION_BYTES: Final = 8
@@ -89,13 +88,7 @@ redis.call('DEL', KEYS[1])
 return 2
 """
 
-TOUCH_SCRIPT: Final = """
-if ARGV[1] == '0' then redis.call('PERSIST', KEYS[1])
-else redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
-return redis.call('EXISTS', KEYS[1])
-"""
-
-SCRIPTS: Final = (GET_SCRIPT, VIVIFY_SCRIPT, CAS_SCRIPT, DELETE_SCRIPT, TOUCH_SCRIPT)
+SCRIPTS: Final = (GET_SCRIPT, VIVIFY_SCRIPT, CAS_SCRIPT, DELETE_SCRIPT)
 
 PERSISTENCE: Final = (("CONFIG", "GET", "save"), ("CONFIG", "GET", "appendonly"), ("INFO", "replication"))
 INSPECTION: Final = (
@@ -305,8 +298,6 @@ class RedisNode:
                 return [("DEL", key)], self._decode_deleted
             return [_script(DELETE_SCRIPT, key, _encode_version(request.version))], self._decode_compared
         ttl_ms = _ttl_ms(request.ttl_seconds)
-        if isinstance(request, Touch):
-            return [_script(TOUCH_SCRIPT, key, ttl_ms)], self._decode_touched
         is_too_large = len(key) + len(request.value) + HEADER_BYTES > self._item_bytes_max
         if isinstance(request, Add):
             if is_too_large:
@@ -356,9 +347,6 @@ class RedisNode:
 
     def _decode_deleted(self, answers: Answers) -> Reply:
         return _choose(self._accept(answers), {0: DONE, 1: DONE})
-
-    def _decode_touched(self, answers: Answers) -> Reply:
-        return _choose(self._accept(answers), {0: MISSING, 1: DONE})
 
     def _decode_compared(self, answers: Answers, *, done: Stored | Outcome = DONE) -> Reply:
         (answer,) = answers

@@ -29,7 +29,6 @@ from freshness.request import (
     Request,
     StorageReport,
     Stored,
-    Touch,
 )
 from tests.contract.conftest import FakeRedisSetup, MemorySetup
 
@@ -164,16 +163,6 @@ class BackendContract:
         assert one(node, Delete(b"k", item(node, b"k").version)) is DONE
         assert one(node, Get(b"k")) is MISSING
 
-    def test_touch_gives_the_full_ttl_and_keeps_item_and_version(self, node: CacheNode) -> None:
-        assert one(node, Touch(b"k", TTL_SECONDS)) is MISSING
-        node.perform([Add(b"k", b"value", 30)])
-        before = item(node, b"k")
-        assert one(node, Touch(b"k", TTL_SECONDS)) is DONE
-        after = item(node, b"k")
-        assert (after.value, after.version) == (before.value, before.version)
-        assert 0 < before.ttl_seconds <= 31
-        assert TTL_SECONDS - 5 <= after.ttl_seconds <= TTL_SECONDS + 1
-
     def test_inspection_answers_a_report(self, node: CacheNode) -> None:
         report = one(node, InspectStorage(120))
         assert isinstance(report, StorageReport)
@@ -229,21 +218,17 @@ class BackendContract:
 
     def test_items_and_stubs_expire(self, setup: Setup) -> None:
         node = setup.connect()
-        replies = node.perform(
-            [Add(b"short", b"v", 1), Get(b"stub", 1), Add(b"long", b"v", 60), Add(b"touched", b"v", 1)]
-        )
-        assert [type(reply) for reply in replies] == [Stored, Item, Stored, Stored]
-        node.perform([Touch(b"touched", 60)])
+        replies = node.perform([Add(b"short", b"v", 1), Get(b"stub", 1), Add(b"long", b"v", 60)])
+        assert [type(reply) for reply in replies] == [Stored, Item, Stored]
         setup.pass_time(2.5)
-        missing, stub, long, touched, never = node.perform(
-            [Get(b"short"), Get(b"stub", 30), Get(b"long"), Get(b"touched"), Cas(b"short", b"w", 1, 60)]
+        missing, stub, long, never = node.perform(
+            [Get(b"short"), Get(b"stub", 30), Get(b"long"), Cas(b"short", b"w", 1, 60)]
         )
         assert missing is MISSING
         assert never is MISSING
         assert isinstance(stub, Item)
         assert stub.won
         assert isinstance(long, Item)
-        assert isinstance(touched, Item)
 
     def test_no_expiry_and_a_ttl_beyond_30_days(self, node: CacheNode) -> None:
         node.perform([Add(b"never", b"v", 0), Add(b"year", b"v", 31_536_000)])
@@ -269,8 +254,6 @@ class BackendContract:
                 Cas(b"there", b"changed", there.version, TTL_SECONDS),
                 Cas(b"there", b"no", there.version, TTL_SECONDS),
                 Delete(b"absent", 5),
-                Touch(b"new", 60),
-                Touch(b"other", 60),
                 Delete(b"there"),
                 Get(b"there"),
                 Get(b"stub", 30),
@@ -289,12 +272,11 @@ class BackendContract:
         assert replies[5] is CONFLICT
         assert isinstance(replies[6], Stored)
         assert replies[6].version > 0
-        assert replies[7:10] == [CONFLICT, MISSING, DONE]
-        assert replies[10:13] == [MISSING, DONE, MISSING]
-        assert isinstance(replies[13], Item)
-        assert replies[13].won
-        assert isinstance(replies[14], StorageReport)
-        assert replies[15:] == [CONFLICT, DONE, Stored(0)]
+        assert replies[7:11] == [CONFLICT, MISSING, DONE, MISSING]
+        assert isinstance(replies[11], Item)
+        assert replies[11].won
+        assert isinstance(replies[12], StorageReport)
+        assert replies[13:] == [CONFLICT, DONE, Stored(0)]
         assert item(node, b"new").value == b"yes"
 
     def test_flows_sent_to_two_nodes_before_either_is_received(self, setup: Setup) -> None:
@@ -334,7 +316,6 @@ class BackendContract:
             Cas(key, b"v", 1, 1),
             Delete(key),
             Delete(key, 1),
-            Touch(key, 1),
         ]
         for request in requests:
             with pytest.raises(FormatError, match="250 bytes"):
@@ -345,7 +326,6 @@ class BackendContract:
         requests: list[Request] = [
             Add(b"j", b"v", -1),
             Cas(b"j", b"v", 1, -1),
-            Touch(b"j", -1),
             Get(b"j", -1),
         ]
         for request in requests:

@@ -6,7 +6,7 @@ from typing import Any
 
 from freshness.envelope import STUB, Filled, NodeRecord, Tombstone
 from freshness.errors import FormatError
-from freshness.request import Add, Cas, Delete, Get, InspectStorage, Item, Outcome, Stored, Touch
+from freshness.request import Add, Cas, Delete, Get, InspectStorage, Item, Outcome, Stored
 
 
 def show(thing: Any) -> str:
@@ -20,8 +20,6 @@ def show(thing: Any) -> str:
             return f"cas#{thing.version} {thing.key.decode()} = {show_value(thing.value)} for {thing.ttl_seconds} s"
         case Delete():
             return f"delete {thing.key.decode()}" + (f"#{thing.version}" if thing.version is not None else "")
-        case Touch():
-            return f"touch {thing.key.decode()} for {thing.ttl_seconds} s"
         case InspectStorage():
             return "inspect"
         case Item():

@@ -31,7 +31,6 @@ from freshness.request import (
     Reply,
     Request,
     Stored,
-    Touch,
 )
 from freshness.rule import ObjectPolicy, ReadOutcome
 from freshness.token import EventToken
@@ -523,8 +522,6 @@ def test_a_duplicate_renews_the_tombstone(monkeypatch: pytest.MonkeyPatch) -> No
 
     def plant(world: World, _: pytest.MonkeyPatch) -> None:
         def keep_age(node: str, request: Request) -> Reply | None:
-            if isinstance(request, Touch):
-                return DONE
             held = world.stores[node].peek(request.key) if isinstance(request, Cas) else None
             if isinstance(request, Cas) and held is not None and request.value == held.value:
                 return Stored(held.version) if request.key.endswith(b"!") else None
@@ -551,7 +548,7 @@ def test_a_duplicate_deletes_too(monkeypatch: pytest.MonkeyPatch) -> None:
         stored: dict[bytes, bool] = {}
 
         def delete_only_behind_a_store(node: str, request: Request) -> Reply | None:
-            if isinstance(request, Add | Cas | Touch) and request.key.endswith(b"!"):
+            if isinstance(request, Add | Cas) and request.key.endswith(b"!"):
                 held = world.stores[node].peek(request.key)
                 reply = world.stores[node].answer(request)
                 is_new = held is None or (isinstance(request, Cas) and request.value != held.value)

@@ -39,12 +39,11 @@ from freshness.request import (
     Request,
     StorageReport,
     Stored,
-    Touch,
 )
 
 ADD, CAS = Add(b"k", b"v", 10), Cas(b"k", b"v", 7, 10)
 QUIET_DELETE, DELETE = Delete(b"k"), Delete(b"k", 7)
-GET, TOUCH, INSPECT = Get(b"k"), Touch(b"k", 10), InspectStorage(120)
+GET, INSPECT = Get(b"k"), InspectStorage(120)
 
 STATS = {
     "store_no_memory": "1",
@@ -97,7 +96,6 @@ def read(requests: list[Request], received: bytes, chunk_bytes: int = 1 << 20) -
         ([QUIET_DELETE], b"delete k noreply\r\nmn\r\n"),
         ([DELETE], b"md k C7\r\n"),
         ([Delete(b"k", 1 << 64)], b"mg k\r\n"),
-        ([TOUCH], b"mg k T11\r\n"),
         ([INSPECT], b"stats\r\nstats settings\r\nstats items\r\n"),
         # a run is fenced where it ends the flow, or where something that answers follows an add
         ([ADD, QUIET_DELETE], b"ms k 1 T11 ME q O0\r\nv\r\ndelete k noreply\r\nmn\r\n"),
@@ -127,9 +125,8 @@ def test_a_ttl_is_never_shorter_than_asked_nor_an_absolute_time(ttl_seconds: int
     requests: list[Request] = [
         Add(b"k", b"v", ttl_seconds),
         Cas(b"k", b"v", 1, ttl_seconds),
-        Touch(b"k", ttl_seconds),
     ]
-    assert b"".join(encode_flow(requests)[0]).count(b" T%d" % sent) == 3
+    assert b"".join(encode_flow(requests)[0]).count(b" T%d" % sent) == 2
 
 
 def test_ttls_do_not_stick_to_the_next_request() -> None:
@@ -158,7 +155,6 @@ GOOD: list[tuple[list[Request], bytes, list[Reply]]] = [
     ([Cas(b"k", b"v", 0, 1)], b"EN\r\n", [MISSING]),
     ([QUIET_DELETE], b"MN\r\n", [DONE]),
     ([DELETE, DELETE, DELETE], b"HD\r\nEX\r\nNF\r\n", [DONE, CONFLICT, MISSING]),
-    ([TOUCH, TOUCH], b"HD\r\nEN\r\n", [DONE, MISSING]),
     ([ADD, ADD, QUIET_DELETE, ADD], b"NS O1\r\nNS O3\r\nMN\r\n", [STORED, CONFLICT, DONE, CONFLICT]),
     (
         [ADD, CAS, ADD, QUIET_DELETE, GET, ADD],
@@ -205,7 +201,7 @@ def test_bytes_too_many_are_an_error(requests: list[Request], received: bytes, e
     ("requests", "received"),
     [
         (requests, received)
-        for requests in ([GET], [CAS], [DELETE], [TOUCH], [ADD], [QUIET_DELETE], [INSPECT], [Get(b"k", 30)])
+        for requests in ([GET], [CAS], [DELETE], [ADD], [QUIET_DELETE], [INSPECT], [Get(b"k", 30)])
         for received in (
             b"\r\n",
             b"ERROR\r\n",
@@ -342,7 +338,7 @@ def test_after_a_reply_that_does_not_fit_the_connection_is_closed(
     assert script[0].closed_by_client == [True, True]
 
 
-@pytest.mark.parametrize("request_", [GET, ADD, CAS, DELETE, QUIET_DELETE, TOUCH, INSPECT])
+@pytest.mark.parametrize("request_", [GET, ADD, CAS, DELETE, QUIET_DELETE, INSPECT])
 def test_a_server_that_closes_instead_of_answering(script: list[ScriptedServer], request_: Request) -> None:
     node = connect(script, [GREETING, None])
     with pytest.raises(NodeUnavailable, match="broke the connection"):

@@ -23,7 +23,6 @@ from freshness.request import (
     Refused,
     StorageReport,
     Stored,
-    Touch,
 )
 
 
@@ -88,7 +87,7 @@ def test_time_counts_whole_seconds_and_gives_one_more_than_asked() -> None:
     assert isinstance(found, Item)
     assert found.ttl_seconds == 1
     clock.seconds = 1011.0
-    assert node.perform([Get(b"k"), Touch(b"k", 10)]) == [MISSING, MISSING]
+    assert node.perform([Get(b"k")]) == [MISSING]
 
 
 def test_the_least_recently_used_item_is_evicted() -> None:
@@ -123,13 +122,6 @@ def test_without_a_temp_lru_a_tombstone_is_evicted_like_all() -> None:
     node.perform([Add(b"tombstone", b"", 120)])
     node.perform([Add(b"entry%d" % n, b"", 3600) for n in range(3)])
     assert store.keys() == [b"entry0", b"entry1", b"entry2"]
-
-
-def test_a_touch_does_not_move_an_item_into_the_temp_lru() -> None:
-    store = store_of(Clock(), capacity_items=2, temp_lru_ttl_seconds=300)
-    node = MemoryNode(store)
-    node.perform([Add(b"k", b"", 3600), Touch(b"k", 120), Add(b"a", b"", 3600), Add(b"b", b"", 3600)])
-    assert store.keys() == [b"a", b"b"]
 
 
 def test_a_stub_is_evictable_even_with_a_short_ttl() -> None:
