@@ -59,6 +59,10 @@ unit: venv ## the tests that need no server, without the simulation
 integration: servers ## the tests on real servers
 	@$(BIN)/python -m pytest integration $(ARGS)
 
+.PHONY: sim
+sim: venv ## the simulator: seeds, schedules, exhaustive worlds
+	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
 .PHONY: bench
 bench: servers ## measure, against named baselines
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -50,6 +50,7 @@ class Actor:
     procedure: Generator[Any, Any, Any] | None = None
     wake_at: float = 0.0
     paused_until: float = 0.0
+    has_sent_tombstones: bool = False  # since it last wrote a record
     process: str = field(init=False)
     connections: dict[str, int] = field(default_factory=dict)
     results: list[Any] = field(default_factory=list)

@@ -142,6 +142,10 @@ class Shard:
         self.primary.apply(self.log[shown])
         return True
 
+    def show_all(self) -> None:
+        while self.show():
+            pass
+
     # -- replicas ------------------------------------------------------------------------------------------
 
     def replicate(self, replica: Server, until: float, ahead: int = 0) -> bool:
@@ -206,6 +210,5 @@ class Shard:
     def raise_epoch(self, at: float) -> int:
         self.epoch += 1
         self.write(at, heartbeats=(Heartbeat("epoch", 0, 0, 0, self.epoch),))
-        while self.show():
-            pass
+        self.show_all()
         return self.epoch

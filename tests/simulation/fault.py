@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 STALL_SHARE: Final = 0.05
 """How often a process stalls before a request of the kind that the world has chosen."""
 
+PUBLISH_STALL_SHARE: Final = 0.4
+"""The same between tombstones and their progress, which is seldom."""
+
 
 def strike(world: World) -> None:
     kinds = world.struck_faults
@@ -26,7 +29,10 @@ def strike(world: World) -> None:
 def stall(world: World, actor: Actor, request: Request) -> bool:
     """Whether the process of ``actor`` stands still before ``request``, for about one of the bounds that count."""
     options = world.options
-    if kind_of(request) != options.stall_at or world.random.random() >= STALL_SHARE:
+    kind, share = kind_of(request), STALL_SHARE
+    if kind == "record" and actor.has_sent_tombstones and options.stall_at == "publish":
+        kind, share = "publish", PUBLISH_STALL_SHARE
+    if kind != options.stall_at or world.random.random() >= share:
         return False
     bounds = (options.lease_seconds, options.trail_seconds, options.tombstone_ttl_seconds, 40.0)
     _pause(world, actor.process, world.random.choice(bounds) * world.random.choice((0.9, 1.05, 1.3)))
@@ -119,6 +125,9 @@ def _strike_jump(world: World) -> None:
     seconds = world.random.choice((1.0, 4.0, 12.0, 25.0))
     world.now += seconds
     world.note(f"{seconds} s pass")
+    if not world.options.holds_commits:
+        for shard in world.shards:
+            shard.show_all()
 
 
 def _strike_truncate(world: World) -> None:

@@ -55,6 +55,11 @@ class Network:
                 world.note(f"{actor.name} → {node} {show(request)}: no answer")
             raise NodeUnavailable(f"{node} does not answer")
         actor.connections[node] = self.incarnations[node]
+        if world.has_stalls:
+            kind = kind_of(request)
+            actor.has_sent_tombstones = kind == "tombstone" or (
+                actor.has_sent_tombstones and kind != "record"
+            )
         fault = self._draw_fault()
         if fault == "delay_request" and not isinstance(request, InspectStorage):
             wait = world.random.choice((0.01, 0.5, 5.0, 40.0))

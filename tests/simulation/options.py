@@ -28,7 +28,9 @@ FAULTS: Final = (
 )
 
 Flavor = Literal["mysql", "mariadb"]
-STALLS: Final = ("record", "tombstone", "fill", "guard", "resume")
+STALLS: Final = ("publish", "record", "tombstone", "fill", "guard", "resume")
+"""Before which kind of request a process stalls; publish: a record, when tombstones have been sent before."""
+
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
 PROFILES: Final = ("any", "steady", "lagging", "two", "behind", "storm", "restarts", "raised", "placement")
 
@@ -61,6 +63,9 @@ class Options:
     behind_seconds: float = 0.0  # how late the last invalidator's stream is
     quiet_seconds: float = 0.3  # about how long the writer rests between two commits
     burst: float = 0.0  # how often the actor of the step before goes on
+    holds_commits: bool = (
+        False  # a primary streams commits that it does not show for as long as time jumps (F57)
+    )
     gap_share: float = 0.0  # how often a GTID leaves out numbers
     stall_at: str = "record"
     faults: frozenset[str] = frozenset()
@@ -161,13 +166,13 @@ def _shape(base: Options, random: Random) -> Options:
                 readers=1,
                 invalidators=2,
                 keeps_tombstones=True,
-                behind_seconds=random.choice((0.7 * ttl, 0.9 * ttl, 1.2 * ttl)),
+                behind_seconds=random.choice((0.7 * ttl, 0.8 * ttl, 0.9 * ttl, 1.5 * ttl)),
                 max_staleness_seconds=40.0,
                 lag_seconds=random.choice((0.0, 25.0, 60.0)),
                 quiet_seconds=random.choice((3.0, 15.0)),
                 think_seconds=random.choice((0.5, 2.0)),
                 warm_seconds=3.0,
-                stall_at=random.choice(("record", "record", "tombstone", "resume")),
+                stall_at=random.choice(("publish", "publish", "publish", "tombstone", "resume")),
                 faults=(base.faults & {"evict", "crash", "lose_reply"}) | {"stall"},
                 fault_share=random.choice((0.01, 0.03)),
             )
@@ -175,8 +180,10 @@ def _shape(base: Options, random: Random) -> Options:
             return replace(
                 base,
                 profile=profile,
+                steps=700,
                 invalidators=1,
-                behind_seconds=random.choice((3.0, 20.0)),
+                max_staleness_seconds=8.0,
+                behind_seconds=random.choice((3.0, 10.0, 12.0)),
                 quiet_seconds=3.0,
                 think_seconds=0.5,
                 faults=base.faults & {"pause", "evict", "crash"},

@@ -84,6 +84,7 @@ class World:
     knows_extra: bool = True
     checker: Checker = field(init=False)
     struck_faults: list[str] = field(init=False)
+    has_stalls: bool = field(init=False)
     invalidator_names: list[str] = field(default_factory=list)
     pausable: list[Actor] = field(default_factory=list)
     steps_taken: int = 0
@@ -99,6 +100,7 @@ class World:
         self.random = Random(f"world {options.seed} {options.chance}")
         self.lag_seconds = options.lag_seconds
         self.struck_faults = fault.struck_faults(options.faults)
+        self.has_stalls = "stall" in options.faults
         self.shards = [
             Shard.create(f"s{number}", ("a", "b"), options.keys, options.replicas, options.flavor)
             for number in range(options.shards)
@@ -376,24 +378,28 @@ class World:
         elif not self.calm and chance.random() < self.options.fault_share:
             fault.strike(self)
         actor = self._choose()
-        if actor is not None and not self._stalls(actor):
+        if not self._stalls(actor):
             actor.run_step()
         self.now += _TICKS_SECONDS[int(chance.random() * 4)]
         self.checker.stepped()
 
-    def _choose(self) -> Actor | None:
-        now = self.now
-        runnable = [actor for actor in self.actors if actor.wake_at <= now and actor.paused_until <= now]
-        if runnable:
-            if self._last in runnable and self.random.random() < self.options.burst:
-                return self._last
-            self._last = runnable[int(self.random.random() * len(runnable))]
+    def _choose(self) -> Actor:
+        """One of those that can go on; if there is none, time passes until there is."""
+        runnable = self._runnable()
+        if not runnable:
+            self.now = min(max(actor.wake_at, actor.paused_until) for actor in self.actors)
+            runnable = self._runnable()
+        if self._last in runnable and self.random.random() < self.options.burst:
             return self._last
-        self.now = min(max(actor.wake_at, actor.paused_until) for actor in self.actors)
-        return None
+        self._last = runnable[int(self.random.random() * len(runnable))]
+        return self._last
+
+    def _runnable(self) -> list[Actor]:
+        now = self.now
+        return [actor for actor in self.actors if actor.wake_at <= now and actor.paused_until <= now]
 
     def _stalls(self, actor: Actor) -> bool:
-        if self.calm or not self._is_warm or "stall" not in self.options.faults:
+        if not self.has_stalls or self.calm or not self._is_warm:
             return False
         coming = actor.find_next_request()
         return coming is not None and fault.stall(self, actor, coming[1])
