@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation that are made from the code: ``make docs``.
+"""Writes what the documentation takes from the code and from the catalogue of failures: ``make docs``.
 
 A table stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by
 hand. ``tests/unit/test_docs.py`` calls `render` and fails where a page is not what the code says.
@@ -7,7 +7,9 @@ hand. ``tests/unit/test_docs.py`` calls `render` and fails where a page is not w
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,9 @@ from freshness.rule import ReadOutcome
 from invalidator.metrics import Metrics
 
 PAGES: Final = Path(__file__).resolve().parent
+CATALOGUE: Final = PAGES / "failure_modes.toml"
+STATUSES: Final = ("defended", "detected", "documented", "later")
+PLANTED_BUGS: Final = "tests/simulation/bugs.py"
 _BLOCK = re.compile(r"(<!-- generated: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -50,11 +55,76 @@ def errors_table() -> str:
     return _table(("error", "exit code", "worth a retry"), rows)
 
 
+# -- the catalogue of failures -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One way for such a cache to go wrong, see the head of failure_modes.toml. ``number``: F1, F2, …"""
+
+    number: str
+    title: str
+    known_from: str
+    what: str
+    status: str
+    tests: tuple[str, ...] = ()
+    planted: tuple[str, ...] = ()
+    unplanted: str = ""
+
+
+def load_failures() -> list[Failure]:
+    """The catalogue, in its order. An unknown field is a `TypeError`."""
+    entries = tomllib.loads(CATALOGUE.read_text())
+    return [
+        Failure(
+            number,
+            tests=tuple(entry.pop("tests", ())),
+            planted=tuple(entry.pop("planted", ())),
+            **entry,
+        )
+        for number, entry in entries.items()
+    ]
+
+
+def failures_table() -> str:
+    rows = ((f"[{one.number}](#{one.number.lower()})", one.title, one.status) for one in load_failures())
+    return _table(("#", "failure", "status"), rows)
+
+
+def failures_in_detail() -> str:
+    return "\n".join(_section(one) for one in load_failures())
+
+
+def _section(one: Failure) -> str:
+    lines = [
+        f"### {one.number}",
+        "",
+        f"**{one.title}.** *{one.status.capitalize()}. Known from {one.known_from}.*",
+        "",
+        one.what,
+        "",
+    ]
+    for label, names in (("tests", one.tests), ("planted out in", one.planted)):
+        if names:
+            lines += [f"* {label}: {', '.join(_link(name) for name in names)}"]
+    if one.unplanted:
+        lines += [f"* not planted out: {one.unplanted}"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _link(test: str) -> str:
+    path, _, name = test.partition("::")
+    shown = f"simulator, “{name}”" if path == PLANTED_BUGS else name.split("::")[-1]
+    return f"[{shown}](../{path})"
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "outcomes": outcomes_table,
     "errors": errors_table,
+    "failures": failures_table,
+    "failuresindetail": failures_in_detail,
 }
 
 

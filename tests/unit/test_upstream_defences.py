@@ -570,7 +570,7 @@ def test_a_row_of_another_key_is_never_stored(monkeypatch: pytest.MonkeyPatch) -
     assert load().refusal is None
 
 
-def test_a_heartbeat_of_a_former_epoch_lends_no_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_of_a_former_epoch_lends_no_watermark() -> None:
     """F81: on MariaDB the numbers of a lost history can be above those of the present one."""
     floor = parse_position("mariadb", "0-2-12")
     rows = [
