@@ -168,7 +168,14 @@ def look_at_mistakes(system: System) -> None:
 def test_the_http_service(system: System, port: int) -> None:
     assert fetch(port, "/healthz") == (200, '{"status":"ok"}')
     code, text = fetch(port, "/readyz")
-    assert (code, json.loads(text)) == (200, {"ready": True, "nodes_not_joined": [], "last_error": ""})
+    assert code == 200
+    assert json.loads(text) == {
+        "ready": True,
+        "stream_open": True,
+        "nodes_not_joined": [],
+        "nodes_not_open": [],
+        "last_error": "",
+    }
     code, text = fetch(port, "/v1/status")
     assert code == 200
     assert [node["state"] for node in json.loads(text)["nodes"]] == ["open", "open"]

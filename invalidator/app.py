@@ -99,13 +99,17 @@ def load_registry(config: Config) -> dict[str, ObjectDefinition]:
 
 @dataclass(slots=True)
 class Invalidator:
-    """One keyspace's invalidator. `run` returns when `stop` was called; anything it cannot handle it raises."""
+    """One keyspace's invalidator. `run` returns when `stop` was called; anything it cannot handle it raises.
+
+    What is public is for ``invalidator.http``, which reads it from another thread.
+    """
 
     config: Config
     metrics: Metrics = field(default_factory=Metrics)
     last_error: str = ""
-    _is_stopping: bool = False
+    is_streaming: bool = False
     shard: ShardInvalidator | None = None
+    _is_stopping: bool = False
 
     def stop(self) -> None:
         """Finish the batch in hand and end. Safe in a signal handler."""
@@ -140,7 +144,7 @@ class Invalidator:
                 invalidator,
                 transactions_max=self.config.stream.batch_transactions_max,
                 is_stopping=lambda: self._is_stopping,
-                observer=_Counting(self, invalidator),
+                observer=MetricsObserver(self, invalidator),
             )
             drive(loop, _answerer(driver, source, epochs))
         finally:
@@ -213,7 +217,7 @@ class Invalidator:
             time.sleep(min(left, STOP_SEEN_SECONDS))
 
 
-class _Counting(LoopObserver):
+class MetricsObserver(LoopObserver):
     """Turns what the loop tells into metrics."""
 
     def __init__(self, invalidator: Invalidator, shard: ShardInvalidator) -> None:
@@ -223,11 +227,13 @@ class _Counting(LoopObserver):
 
     def stream_opened(self, start: Position) -> None:
         self._invalidator.last_error = ""
+        self._invalidator.is_streaming = True
         self._metrics.stream_open.set(1)
         self._metrics.reopened.inc()
         log.info("streaming from %s", start)
 
     def stream_closed(self) -> None:
+        self._invalidator.is_streaming = False
         self._metrics.stream_open.set(0)
 
     def applied(self, transactions: Sequence[Transaction], keys: int, begun: float) -> None:

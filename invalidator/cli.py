@@ -24,7 +24,6 @@ from freshness.backends.database import connect
 from freshness.config import load_config
 from freshness.errors import FreshnessError
 from invalidator.app import Invalidator, load_registry
-from invalidator.http import HttpService, create_api
 from invalidator.preflight import check_database
 from invalidator.status import find_subject, inspect, read_status
 
@@ -58,6 +57,9 @@ def run(
         signal.signal(number, lambda *_: invalidator.stop())
     service = None
     if settings.http.listen is not None:
+        # Only here: the web framework takes longer to import than every other verb needs
+        from invalidator.http import HttpService, create_api
+
         service = HttpService(create_api(invalidator, lambda: read_status(settings)), settings.http.listen)
         service.start()
     try:

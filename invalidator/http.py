@@ -31,15 +31,18 @@ def create_api(invalidator: Invalidator, read_status: Callable[[], dict[str, Any
 
     @api.get("/readyz")
     def readyz(response: Response) -> dict[str, Any]:
-        """200 while every configured node is joined, else 503 and what is missing."""
-        shard = invalidator.shard
-        missing = (
-            [node for node, member in shard.members.items() if not member.is_joined]
-            if shard is not None
-            else list(invalidator.config.cache.nodes)
-        )
-        response.status_code = 503 if missing else 200
-        return {"ready": not missing, "nodes_not_joined": missing, "last_error": invalidator.last_error}
+        """200 while the stream is open and every configured node is joined and open, else 503 and what is missing."""
+        not_joined, not_open = _find_missing(invalidator)
+        is_streaming = invalidator.is_streaming
+        is_ready = is_streaming and not not_joined and not not_open
+        response.status_code = 200 if is_ready else 503
+        return {
+            "ready": is_ready,
+            "stream_open": is_streaming,
+            "nodes_not_joined": not_joined,
+            "nodes_not_open": not_open,
+            "last_error": invalidator.last_error,
+        }
 
     @api.get("/metrics")
     def metrics() -> Response:
@@ -52,6 +55,16 @@ def create_api(invalidator: Invalidator, read_status: Callable[[], dict[str, Any
         return read_status()
 
     return api
+
+
+def _find_missing(invalidator: Invalidator) -> tuple[list[str], list[str]]:
+    """(nodes that are not joined, joined nodes that allow neither hits nor fills yet)."""
+    if invalidator.shard is None:
+        return list(invalidator.config.cache.nodes), []
+    # Each record is looked at once: the invalidator's own thread may replace it at any time
+    records = {node: member.record for node, member in invalidator.shard.members.items()}
+    not_joined = [node for node, record in records.items() if record is None]
+    return not_joined, [node for node, record in records.items() if record is not None and not record.is_open]
 
 
 class HttpService:

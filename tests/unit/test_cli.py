@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(monkeypatch, "version") == 0
     assert capsys.readouterr().out == f"freshness {__version__}\n"
+
+
+def test_only_the_http_service_imports_the_web_framework() -> None:
+    """It takes longer than all the rest, and every verb would pay for it."""
+    loaded = "import sys, invalidator.cli; sys.exit('fastapi' in sys.modules or 'uvicorn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
 def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:

@@ -15,12 +15,14 @@ from freshness.config import Config, load_config
 from freshness.driver import BlockingDriver
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
-from freshness.position import empty_position
+from freshness.position import MysqlGtidSet, empty_position
 from freshness.request import Head
-from invalidator.app import Invalidator
+from invalidator.app import Invalidator, MetricsObserver
 from invalidator.http import create_api
 from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.source import Heartbeat, Transaction
 
+SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("127.0.0.1:21", "127.0.0.1:22")
 STATUS = {"namespace": "shop", "nodes": [{"node": NODES[0], "state": "open"}]}
 
@@ -72,12 +74,17 @@ class Nodes:
             instance="me",
             clock=lambda: 1000.0,
             nonce=lambda: b"12345678",
-            find_heartbeat=lambda _: None,
+            find_heartbeat=lambda _: 1000.0,
             nothing=nothing,
         )
 
     def join(self) -> None:
         self.driver.run(self.shard.join_missing())
+
+    def open(self) -> None:
+        """The invalidator's own heartbeat comes back: the joined nodes may be trusted."""
+        beat = Heartbeat("me", 1, 0, 0, 1)
+        self.driver.run(self.shard.apply([Transaction(MysqlGtidSet.of(SOURCE, 1), 0, heartbeats=(beat,))]))
 
 
 def test_alive_from_the_start(client: TestClient) -> None:
@@ -91,26 +98,59 @@ def test_not_ready_before_the_nodes_are_known(client: TestClient, invalidator: I
     assert response.status_code == 503
     assert response.json() == {
         "ready": False,
+        "stream_open": False,
         "nodes_not_joined": list(NODES),
+        "nodes_not_open": [],
         "last_error": "127.0.0.1:1: connecting: refused",
     }
 
 
-def test_ready_when_every_node_is_joined(client: TestClient, invalidator: Invalidator) -> None:
+def test_ready_when_every_node_is_joined_and_open_and_the_stream_is(
+    client: TestClient, invalidator: Invalidator
+) -> None:
     nodes = Nodes()
     invalidator.shard = nodes.shard
-    nodes.stores[NODES[1]].down = True
+    invalidator.is_streaming = True
     nodes.join()
     response = client.get("/readyz")
-    assert (response.status_code, response.json()["nodes_not_joined"]) == (503, [NODES[1]])
-    nodes = Nodes()
-    invalidator.shard = nodes.shard
-    nodes.join()
+    assert (response.status_code, response.json()["nodes_not_open"]) == (503, list(NODES))
+    nodes.open()
     response = client.get("/readyz")
     assert response.status_code == 200
-    assert response.json() == {"ready": True, "nodes_not_joined": [], "last_error": ""}
+    assert response.json() == {
+        "ready": True,
+        "stream_open": True,
+        "nodes_not_joined": [],
+        "nodes_not_open": [],
+        "last_error": "",
+    }
+    invalidator.is_streaming = False
+    response = client.get("/readyz")
+    assert (response.status_code, response.json()["stream_open"]) == (503, False)
+    invalidator.is_streaming = True
     nodes.shard.leave_all()
-    assert client.get("/readyz").status_code == 503
+    response = client.get("/readyz")
+    assert (response.status_code, response.json()["nodes_not_joined"]) == (503, list(NODES))
+
+
+def test_not_ready_while_one_node_is_down(client: TestClient, invalidator: Invalidator) -> None:
+    nodes = Nodes()
+    invalidator.shard = nodes.shard
+    invalidator.is_streaming = True
+    nodes.stores[NODES[1]].down = True
+    nodes.join()
+    nodes.open()
+    response = client.get("/readyz")
+    assert response.status_code == 503
+    assert (response.json()["nodes_not_joined"], response.json()["nodes_not_open"]) == ([NODES[1]], [])
+
+
+def test_the_stream_is_open_from_its_opening_to_its_end(invalidator: Invalidator) -> None:
+    observer = MetricsObserver(invalidator, Nodes().shard)
+    observer.stream_opened(MysqlGtidSet.of(SOURCE, 1))
+    assert invalidator.is_streaming
+    observer.stream_closed()
+    assert not invalidator.is_streaming
 
 
 def test_metrics_are_this_invalidators_own(client: TestClient, invalidator: Invalidator) -> None:
