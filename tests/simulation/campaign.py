@@ -87,6 +87,8 @@ def run_world(
         finding = Finding(options, violation.invariant, str(violation), world.steps_taken)
     except (AssertionError, FreshnessError, LookupError, TypeError, ValueError, AttributeError) as error:
         finding = Finding(options, OTHER, f"{type(error).__name__}: {error}", world.steps_taken)
+    finally:
+        world.stop()
     if finding is None:
         failed = next((actor for actor in world.actors if actor.failure is not None), None)
         if failed is not None:

@@ -69,6 +69,7 @@ class Life:
     unfloored: list[Commit] = field(default_factory=list)
     scanned: int = 0
     is_damaged: bool = False
+    lost: Position | None = None
     lost_tombstone_at: float | None = None
 
 
@@ -139,14 +140,25 @@ class Checker:
             del self._removed[key]
         self.node_damaged(node)
 
-    def node_damaged(self, node: str, *, is_counted: bool = False) -> None:
-        """The node lost what it must not. Until somebody notices, nobody can know; what is counted must be
-        noticed with the next inspection."""
+    def node_damaged(self, node: str) -> None:
+        """The node lost what it must not. Until somebody notices, nobody can know."""
         for key, life in self._lives.items():
             if key[0] == node:
                 life.is_damaged = True
-                if is_counted and life.lost_tombstone_at is None:
-                    life.lost_tombstone_at = self._world.now
+
+    def tombstone_lost(self, node: str, data: bytes) -> None:
+        """As above, but the node counts it (F67): it must be noticed with the next inspection."""
+        tombstone = _tombstone_of(data)
+        for (where, lineage, _), life in self._lives.items():
+            if where != node:
+                continue
+            life.is_damaged = True
+            if tombstone is None:
+                continue
+            for (name, _), position in tombstone.positions.items():
+                if name == lineage:
+                    life.lost = position if life.lost is None else life.lost.union(position)
+                    life.lost_tombstone_at = life.lost_tombstone_at or self._world.now
 
     def history_lost(self, shard: Shard) -> None:
         """Commits are gone for good: in this epoch what was cached from them has no truth to be compared with."""
@@ -315,15 +327,16 @@ class Checker:
         ]
 
     def _check_end(self, node: str, life: Life, record: NodeRecord) -> None:
-        """F67: a life in which a tombstone was lost may not be published as open after the next inspection."""
+        """F67: a life in which a tombstone was lost may not be published as open after the next inspection, unless
+        the floor holds what was lost."""
         lost_at = life.lost_tombstone_at
-        is_head_mode = record.floor.contains(record.progress)
-        if lost_at is not None and record.is_open and not is_head_mode:
-            grace = INSPECT_SECONDS + self._world.options.lease_seconds + 1
-            if self._world.now > lost_at + grace:
-                raise Violation(
-                    "I2", f"{node} lost a tombstone {self._world.now - lost_at:.1f} s ago and goes on"
-                )
+        if lost_at is None or life.lost is None or not record.is_open or record.floor.contains(life.lost):
+            return
+        grace = INSPECT_SECONDS + self._world.options.lease_seconds + 1
+        if self._world.now > lost_at + grace:
+            raise Violation(
+                "I2", f"{node} lost a tombstone {self._world.now - lost_at:.1f} s ago and goes on"
+            )
 
     def _check_acknowledged(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> None:
         """I4: whatever progress names was carried out on this node, or is in the floor."""

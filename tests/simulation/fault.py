@@ -91,9 +91,10 @@ def _strike_lose_tombstone(world: World) -> None:
     keys = [key for key in held if key.endswith(b"!")]
     if keys and world.options.keeps_tombstones:
         key = world.random.choice(keys)
+        item = store.peek(key)
         store.evict(key)
         store.losses += 1
-        world.checker.node_damaged(node, is_counted=True)
+        world.checker.tombstone_lost(node, b"" if item is None else item.value)
         world.note(f"{node} loses {key.decode()}")
 
 

@@ -63,15 +63,12 @@ def check_liveness(world: World) -> float:
     world.actors = [prober, *(actor for actor in world.actors if not actor.name.startswith("reader"))]
     world.actor_by_name[name] = prober
     bound = bound_seconds(world.options)
-    try:
-        for _ in range(LIVELY_STEPS_MAX):
-            if not waiting:
-                return world.now - began
-            if world.now - began > bound:
-                break
-            world.step()
-    finally:
-        world.stop()
+    for _ in range(LIVELY_STEPS_MAX):
+        if not waiting:
+            return world.now - began
+        if world.now - began > bound:
+            break
+        world.step()
     (place, last), *_ = waiting.items()
     raise Violation(
         "I5",
