@@ -32,17 +32,19 @@ from freshness.request import (
 )
 
 
-def join(member: Membership, streamed: Position, *, is_fresh: bool = False) -> Procedure[None]:
+def join(
+    member: Membership, streamed: Position, *, epoch: int = 0, is_fresh: bool = False
+) -> Procedure[None]:
     """Make ``member`` joined.
 
-    ``streamed``: everything this process has streamed so far. ``is_fresh``: under a new life in any case, for when
-    history is lost. Afterwards the owner must stream from a position that is contained in ``member.applied``.
-    Raises `MembershipLost` where another invalidator stands in the way for now, `NodeUnavailable`,
-    `NodeUnsuitable`, or `SourceUnavailable` when the primary's head cannot be read; then the node is not joined
-    and nobody vouches for it.
+    ``streamed``: everything this process has streamed so far, in the history of ``epoch``. ``is_fresh``: under a
+    new life in any case, for when history is lost. Afterwards the owner must stream from a position that is
+    contained in ``member.applied``. Raises `MembershipLost` where another invalidator stands in the way for now,
+    `NodeUnavailable`, `NodeUnsuitable`, or `SourceUnavailable` when the primary's head cannot be read; then the
+    node is not joined and nobody vouches for it.
     """
     member.leave()
-    member.streamed = streamed
+    member.streamed, member.streamed_epoch = streamed, epoch
     try:
         yield from _join(member, is_fresh)
     except FreshnessError:
@@ -98,7 +100,7 @@ def _join_alive(
         return
     _start_from(member, record, item, read_at)
     if not record.is_open:
-        member.target = head.position.union(member.streamed)
+        member.target = member.everything(head)
     yield from _cover_objects(member, head)
 
 
@@ -134,7 +136,7 @@ def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
     if head.epoch != record.epoch:
         raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined anew")
     _start_from(member, record, item, read_at)
-    member.target = head.position.union(member.streamed)
+    member.target = member.everything(head)
     yield from _cover_objects(member, head)
 
 
@@ -151,7 +153,7 @@ def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
     """
 
     def change(record: NodeRecord) -> NodeRecord:
-        start = head.position.union(member.streamed).union(record.progress)
+        start = member.everything(head).union(record.progress)
         new = {
             name: Coverage(fingerprint, start)
             for name, fingerprint in member.policy.objects.items()

@@ -87,7 +87,9 @@ def renew(member: Membership) -> Procedure[None]:
 
 
 def _renew_if_due(member: Membership) -> Procedure[None]:
-    if member.clock() - member.published_at >= member.policy.lease_seconds / 3:
+    """After a third of the lease, or when less is left: without a young heartbeat it was not extended (ADR 0007)."""
+    now = member.clock()
+    if now - member.published_at >= member.policy.lease_seconds / 3 or now >= member.lease_until - 1:
         yield from publish(member, None)
 
 

@@ -27,6 +27,7 @@ from freshness.request import (
     Delete,
     Flow,
     Get,
+    Head,
     Item,
     Procedure,
     ReadHead,
@@ -77,7 +78,8 @@ class HeartbeatSeen:
 class Membership:
     """``record`` is None while not joined.
 
-    ``clock`` is in seconds and runs during suspend. ``applied``: what this membership answers for, acknowledged
+    ``clock`` is in seconds and runs during suspend. ``streamed``: everything that this process has streamed, in the
+    history of ``streamed_epoch``. ``applied``: what this membership answers for, acknowledged
     in this life. ``old``: the part of it whose tombstones may have expired, so that the floor must hold it.
     ``recent``: (sent at, streamed) of the batches of the last W seconds. ``target``: what must be applied before
     a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
@@ -88,6 +90,7 @@ class Membership:
     clock: Callable[[], float]
     nonce: Callable[[], bytes]
     streamed: Position
+    streamed_epoch: int = 0
     record: NodeRecord | None = None
     version: Version = 0
     lease_until: float = 0.0
@@ -136,6 +139,11 @@ class Membership:
         if not self.applied.contains(record.progress):
             self.applied = self.applied.union(record.progress)
             self.old = self.old.union(record.progress)
+
+    def everything(self, head: Head) -> Position:
+        """All that may have happened before now: the primary's head, and what was streamed from the same history,
+        which can be ahead of what the primary shows (F2). Of another history nothing will ever come again."""
+        return head.position.union(self.streamed) if head.epoch == self.streamed_epoch else head.position
 
     # -- the CAS chain ------------------------------------------------------------------------------------
 
@@ -294,7 +302,7 @@ class Membership:
         if current is None or current.life != life:
             raise MembershipLost(f"{self.node}: the node record was replaced during admission")
         head = yield ReadHead()
-        start = head.position.union(self.streamed)
+        start = self.everything(head)
         self.applied = self.old = start
         self.adopt(current, item, read_at)
         self.inspected_at = read_at

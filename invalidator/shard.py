@@ -114,6 +114,7 @@ class ShardInvalidator:
     streamed: Position
     epoch: int = 0
     keys_total: int = 0
+    _streamed_epoch: int = 0
     _rejoins: dict[str, _Rejoin] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
 
@@ -151,7 +152,10 @@ class ShardInvalidator:
         if not missing:
             return
         results = yield from gather(
-            [join(member, self.streamed, is_fresh=member.node in self._ended) for member in missing]
+            [
+                join(member, self.streamed, epoch=self._streamed_epoch, is_fresh=member.node in self._ended)
+                for member in missing
+            ]
         )
         for member, result in zip(missing, results, strict=True):
             if isinstance(result, FreshnessError):
@@ -168,6 +172,10 @@ class ShardInvalidator:
                     log.warning(
                         "node %s: its floor stands at the head: %s", member.node, member.why_not_trailing
                     )
+
+        for member in self.joined:
+            if member.joined_record().epoch < self.epoch:
+                member.leave()  # the epoch was raised; it begins a new life when it is joined next
 
     def start_position(self) -> Position | None:
         """From where the stream must be opened so that no joined node misses an event; None: no node is joined."""
@@ -230,7 +238,7 @@ class ShardInvalidator:
 
     def opened(self, start: Position) -> None:
         """The stream was opened at ``start``."""
-        self.streamed = start
+        self.streamed, self._streamed_epoch = start, self.epoch
 
     def apply(self, transactions: Sequence[Transaction]) -> Procedure[None]:
         """Acknowledge the transactions on every joined node; a node that fails leaves."""

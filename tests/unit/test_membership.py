@@ -131,7 +131,7 @@ def test_the_floor_covers_what_was_streamed_before_the_primary_shows_it() -> Non
     ahead = world.database.head
     world.database.transactions.clear()
     one = Invalidator(world)
-    Run(world, join(one.member, ahead), one.client).finish()
+    Run(world, join(one.member, ahead, epoch=1), one.client).finish()
     assert world.record().floor == ahead
     assert world.record().floor.contains(made.position)
 

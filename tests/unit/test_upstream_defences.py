@@ -16,6 +16,8 @@ import pytest
 from appclient import database as application
 from appclient.database import Database, LoaderConnection
 from appclient.loader import ObjectLoader
+from freshness.admission import join
+from freshness.apply import renew
 from freshness.cachekey import KeyBuilder
 from freshness.config import Keyspace, ObjectConfig, ServerAddress, Shard
 from freshness.envelope import Filled
@@ -24,7 +26,7 @@ from freshness.heartbeat import EPOCH_ROW, parse_token
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
-from freshness.position import MysqlGtidSet, Position, parse_position
+from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from freshness.read import Loaded, Lookup
 from freshness.registry import ObjectDefinition
 from freshness.request import Flow, Flows, ReadHead, Wait
@@ -44,9 +46,12 @@ from tests.world import (
     NODE,
     NODE_REFRESH_SECONDS,
     RING,
+    START_SECONDS,
     W_SECONDS,
     Client,
+    Invalidator,
     Reader,
+    Run,
     World,
     lookup,
 )
@@ -587,3 +592,56 @@ def test_a_heartbeat_of_a_former_epoch_lends_no_watermark() -> None:
     assert (token(rows).epoch, token(rows).position.contains(floor)) == (2, False)
     of_any_epoch = [(at, name, 2, watermark, time) for at, name, _, watermark, time in rows]
     assert token(of_any_epoch).position.contains(floor)
+
+
+def test_a_node_opens_again_after_history_was_lost_under_two_invalidators() -> None:
+    """I5: A notices the loss, raises the epoch and begins the new life. B, whose write is refused, joins that life
+    while it is closed, and its target is the new head united with what B has streamed of the lost history: no
+    stream ever brings that. A dies; B keeps the node closed for ever."""
+    world = World()
+    one, two = Invalidator(world).join(), Invalidator(world).join()
+    world.commit(KEY)
+    one.apply()
+    two.apply()
+    world.database.transactions.clear()
+    world.database._server = 9  # another primary, with an identity of its own
+    world.database.epoch = 2
+    nothing = empty_position("mysql")
+    Run(world, join(one.member, nothing, is_fresh=True), one.client).finish()
+    world.sleep(2)
+    two.run(renew(two.member)).until(lambda _: False, may_end=True)
+    assert not two.member.is_joined
+    two.join()
+    two.live(world.now - START_SECONDS + 30)
+    assert world.record().is_open
+
+
+def test_a_record_is_closed_and_not_lost_while_the_stream_cannot_be_opened() -> None:
+    """ADR 0007: without a young heartbeat the record stays, closed. `renew` waits L/3 between two writes, and
+    `_lease` gives the last open record only the one or two seconds that are left of its lease: it lapses between
+    two looks, the membership is lost, and the node is joined again by way of a revival, which needs the primary."""
+    world = World()
+    scene = Scene(world)
+    scene.run(3)
+    member = next(iter(scene.shard.members.values()))
+    tenure = member.joined_record().tenure
+    scene.change()
+    scene.run(0.5)
+    scene.is_stream_broken, scene.hidden = True, 1
+    scene.run(12)
+    assert member.is_joined
+    assert member.joined_record().tenure == tenure
+
+
+def test_a_record_is_closed_and_not_lost_while_no_heartbeat_can_be_written() -> None:
+    """As above, where the stream runs and only the heartbeats fail."""
+    world = World()
+    scene = Scene(world)
+    scene.run(3)
+    member = next(iter(scene.shard.members.values()))
+    tenure = member.joined_record().tenure
+    scene.beaten_at = float("inf")
+    for _ in range(60):
+        scene.run(0.25)
+        assert world.find_record() is not None, f"lapsed at {world.now - START_SECONDS} s"
+    assert member.joined_record().tenure == tenure
