@@ -69,6 +69,7 @@ class Life:
     unfloored: list[Commit] = field(default_factory=list)
     scanned: int = 0
     is_damaged: bool = False
+    ended_at: float | None = None
     lost: Position | None = None
     lost_tombstone_at: float | None = None
 
@@ -93,6 +94,7 @@ class Checker:
         self._lives: dict[tuple[str, str, bytes], Life] = {}
         # By node; replaced and never changed, as what readers have seen refers to it.
         self._acknowledged: dict[str, dict[tuple[str, bytes], Position]] = {n: {} for n in world.stores}
+        self._current: dict[tuple[str, str], Life] = {}
         self._seen: dict[tuple[str, bytes], Seen] = {}
         self._removed: dict[tuple[str, bytes, str], Position] = {}
         self._lost_epochs: dict[str, int] = {}
@@ -175,9 +177,18 @@ class Checker:
     # -- I1, I7 --------------------------------------------------------------------------------------------
 
     def _check_hit(self, who: str, lookup: Lookup, seen: Seen) -> None:
-        oldest = seen.at - self._world.options.max_staleness_seconds - 1
+        options = self._world.options
+        oldest = seen.at - options.max_staleness_seconds - 1
         for shard, table, version, name, _ in self._versions(lookup, seen.data):
-            if self._is_excused(shard.lineage, self._lives.get((lookup.node, shard.lineage, name))):
+            life = self._lives.get((lookup.node, shard.lineage, name))
+            trusted_since = seen.at - options.node_refresh_seconds * (1 + 2 * options.clock_rate_error)
+            if life is not None and life.ended_at is not None and life.ended_at < trusted_since:
+                raise Violation(
+                    "I1",
+                    f"{who} got {lookup.item.decode()} of a life of {lookup.node} that had ended "
+                    f"{seen.at - life.ended_at:.1f} s before",
+                )
+            if self._is_excused(shard.lineage, life):
                 continue
             acknowledged = seen.acknowledged.get((shard.lineage, name), NOTHING)
             for commit in reversed(shard.by_row.get((table, lookup.values[0]), ())):
@@ -285,6 +296,9 @@ class Checker:
     def _check_record(self, node: str, shard: Shard, record: NodeRecord) -> None:
         life = self._lives.setdefault((node, shard.lineage, record.life), Life(shard.nothing))
         before, life.last = life.last, record
+        former, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
+        if former is not life:
+            former.ended_at, life.ended_at = self._world.now, None
         if self._is_excused(shard.lineage, life):
             self._check_end(node, life, record)
             return

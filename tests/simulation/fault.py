@@ -35,7 +35,8 @@ def stall(world: World, actor: Actor, request: Request) -> bool:
     if kind != options.stall_at or world.random.random() >= share:
         return False
     bounds = (options.lease_seconds, options.trail_seconds, options.tombstone_ttl_seconds, 40.0)
-    _pause(world, actor.process, world.random.choice(bounds) * world.random.choice((0.9, 1.05, 1.3)))
+    drawn = world.random.choice(bounds) * world.random.choice((0.9, 1.05, 1.3))
+    _pause(world, actor.process, options.stall_seconds or drawn)
     return True
 
 

@@ -68,6 +68,7 @@ class Options:
     )
     gap_share: float = 0.0  # how often a GTID leaves out numbers
     stall_at: str = "record"
+    stall_seconds: float = 0.0  # 0: about one of the bounds that count
     faults: frozenset[str] = frozenset()
     fault_share: float = 0.03
     tombstone_ttl_seconds: int = 20
@@ -156,25 +157,27 @@ def _shape(base: Options, random: Random) -> Options:
                 fault_share=0.003,
             )
         case "two":  # one of two invalidators is late, the other stalls between sending and publishing
+            is_far_behind = random.random() < 0.4
             return replace(
                 base,
                 profile=profile,
-                steps=900,
+                steps=1500 if is_far_behind else 900,
                 keys=1,
                 shards=1,
                 nodes=1,
                 readers=1,
                 invalidators=2,
                 keeps_tombstones=True,
-                behind_seconds=random.choice((0.7 * ttl, 0.8 * ttl, 0.9 * ttl, 1.5 * ttl)),
-                max_staleness_seconds=40.0,
+                behind_seconds=ttl * (1.5 if is_far_behind else random.choice((0.7, 0.8, 0.9))),
+                max_staleness_seconds=60.0,
                 lag_seconds=random.choice((0.0, 25.0, 60.0)),
-                quiet_seconds=random.choice((3.0, 15.0)),
-                think_seconds=random.choice((0.5, 2.0)),
+                quiet_seconds=15.0 if is_far_behind else random.choice((3.0, 15.0)),
+                think_seconds=2.0 if is_far_behind else random.choice((0.5, 2.0)),
                 warm_seconds=3.0,
-                stall_at=random.choice(("publish", "publish", "publish", "tombstone", "resume")),
+                stall_at="publish" if is_far_behind else random.choice(("publish", "tombstone", "resume")),
+                stall_seconds=1.1 * ttl if is_far_behind else 0.0,
                 faults=(base.faults & {"evict", "crash", "lose_reply"}) | {"stall"},
-                fault_share=random.choice((0.01, 0.03)),
+                fault_share=0.003 if is_far_behind else random.choice((0.01, 0.03)),
             )
         case "behind":  # the only invalidator is so late that nobody may vouch for the node
             return replace(
