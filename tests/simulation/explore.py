@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from freshness.backends.memory import MemoryStore
@@ -66,22 +66,26 @@ class SmallWorld:
     tombstone_evictions: int = 0
     restarts: int = 0
     lost_replies: int = 0
+    crashes: int = 0
     keeps_tombstones: bool = True
     states_max: int = 2_000_000
 
 
 WORLDS: Final = (
-    SmallWorld("two readers, one lagging replica, eviction", readers=2, evictions=1, commits=2, polls=1),
+    SmallWorld("two readers, two events, eviction", readers=2, commits=3, polls=1, evictions=1),
     SmallWorld("one reader twice, two events, eviction", reads=2, commits=3, polls=2, evictions=1),
-    SmallWorld("two invalidators, one of them paused anywhere", invalidators=2, polls=1, commits=2),
-    SmallWorld("tombstones expire", ticks=(25.0,), polls=2, commits=2, reads=2),
-    SmallWorld("the lease lapses", ticks=(4.0,), polls=2, commits=2),
-    SmallWorld("the node restarts, its versions repeat", restarts=1, polls=2, commits=2),
-    SmallWorld("a reply is lost", lost_replies=1, polls=2, commits=2),
+    SmallWorld("two invalidators, one of them paused anywhere", invalidators=2, commits=2, polls=1),
+    SmallWorld("tombstones expire", reads=2, commits=2, polls=2, ticks=(25.0,)),
+    SmallWorld("the lease lapses, the node is revived", reads=2, commits=2, polls=4, ticks=(4.0,)),
+    SmallWorld("the lease lapses, then tombstones expire", commits=2, polls=2, ticks=(4.0, 18.0)),
+    SmallWorld("the node restarts, its versions repeat", reads=2, commits=2, polls=3, restarts=1),
+    SmallWorld("a reply is lost after the effect", commits=2, polls=4, lost_replies=1),
+    SmallWorld("the invalidator crashes anywhere", commits=2, polls=2, crashes=1),
     SmallWorld(
-        "head mode, tombstones are evicted", keeps_tombstones=False, tombstone_evictions=1, polls=1, commits=2
+        "head mode, tombstones are evicted",
+        reads=2, commits=2, polls=2, keeps_tombstones=False, tombstone_evictions=1,
     ),
-)
+)  # fmt: skip
 
 
 Label = str | tuple[str, Any, Any]
@@ -91,11 +95,12 @@ Label = str | tuple[str, Any, Any]
 class ActorState(NamedTuple):
     """``history``: identifies all answers so far. ``replies``: those of the flow in hand. ``connection``: the
     node's incarnation it is connected to, -1 for none. ``seen``: the entry its last get returned, and what had
-    been acknowledged then."""
+    been acknowledged then. ``generation``: how often the process was started again."""
 
     history: int
     replies: tuple[Any, ...]
     connection: int
+    generation: int
     seen: tuple[bytes, frozenset[tuple[bytes, int]]] | None
 
 
@@ -111,6 +116,7 @@ class State(NamedTuple):
     tombstone_evictions: int
     restarts: int
     lost_replies: int
+    crashes: int
     acknowledged: frozenset[tuple[bytes, int]]
     removed: frozenset[int]
 
@@ -219,9 +225,12 @@ class Explorer:
         key = builder.build((0,))
         self.lookup = Lookup(policy, NODE, key.item, self.definition.identity(key), (0,))
         self.commit_times: dict[int, float] = {}
-        self.programs = [self._invalidator(number) for number in range(world.invalidators)]
-        self.programs += [self._reader(number) for number in range(world.readers)]
-        self.histories = [_Histories(self, program) for program in self.programs]
+        # One for each actor and each time that it can be started.
+        self._histories: list[list[_Histories]] = [
+            [_Histories(self, self._invalidator(number, each)) for each in range(world.crashes + 1)]
+            for number in range(world.invalidators)
+        ]
+        self._histories += [[_Histories(self, self._reader())] for _ in range(world.readers)]
         self._store_numbers: dict[Any, int] = {}
         self._store_states: list[Any] = []
         self._peeked: dict[tuple[int, float, bytes], Item | None] = {}
@@ -229,10 +238,18 @@ class Explorer:
 
     # -- programs -----------------------------------------------------------------------------------------
 
-    def _invalidator(self, number: int) -> Callable[[], Generator[Any, Any, Any]]:
+    def _invalidator(self, number: int, start: int) -> Callable[[], Generator[Any, Any, Any]]:
         def program() -> Generator[Any, Any, Any]:
             counter = iter(range(1, 1000))
-            polls = iter(range(self.world.polls + 2))
+            polls = iter(range(self.world.polls + 1))
+
+            def is_stopping() -> bool:
+                if next(polls, None) is None:
+                    raise FreshnessError(
+                        "this world ends here"
+                    )  # without the farewell, which only adds states
+                return False
+
             invalidator = ShardInvalidator.create(
                 (NODE,),
                 NodePolicy(
@@ -243,20 +260,20 @@ class Explorer:
                 KeyFinder({"row": self.definition}),
                 instance=f"i{number}",
                 clock=lambda: self.actor_now,
-                nonce=lambda: bytes((number, 0, 0, 0, 0, 0, 0, next(counter))),
+                nonce=lambda: bytes((number, start, 0, 0, 0, 0, 0, next(counter))),
                 find_heartbeat=lambda sequence: self.commit_times.get(sequence),
                 nothing=NOTHING,
             )  # fmt: skip
             return run_loop(
                 invalidator,
                 transactions_max=10,
-                is_stopping=lambda: next(polls, None) is None,
+                is_stopping=is_stopping,
                 observer=LoopObserver(),
             )
 
         return program
 
-    def _reader(self, number: int) -> Callable[[], Generator[Any, Any, Any]]:
+    def _reader(self) -> Callable[[], Generator[Any, Any, Any]]:
         def program() -> Generator[Any, Any, Any]:
             context = ReadContext(
                 "sim", self.placement.ring_version, (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
@@ -273,17 +290,17 @@ class Explorer:
     def initial(self) -> State:
         """The first invalidator has joined and opened the node; the first commit is everywhere."""
         world = self.world
-        actors = tuple(ActorState(histories.root, (), -1, None) for histories in self.histories)
+        actors = tuple(ActorState(starts[0].root, (), -1, 0, None) for starts in self._histories)
         state = State(
             START, self._saved(), 0, 0, 0, actors, world.ticks, world.evictions,
-            world.tombstone_evictions, world.restarts, world.lost_replies, frozenset(), frozenset(),
+            world.tombstone_evictions, world.restarts, world.lost_replies, world.crashes, frozenset(), frozenset(),
         )  # fmt: skip
         state = self._committed(state)._replace(applied=1)
         opened_at = 0
         while opened_at < world.invalidators:
             # Joined one after the other, each up to its first look at a stream that has nothing new.
             moved = self._moved(state, opened_at)
-            step = self.histories[opened_at].step(moved.actors[opened_at].history)
+            step = self._step(moved, opened_at)
             state = moved
             if isinstance(step, Poll) and self._record_of(state) is not None:
                 opened_at += 1
@@ -312,7 +329,7 @@ class Explorer:
 
     def _successors(self, state: State) -> Iterator[tuple[Label, State, str]]:
         for place in range(len(state.actors)):
-            step = self.histories[place].step(state.actors[place].history)
+            step = self._step(state, place)
             if isinstance(step, Done):
                 continue
             label, following, problem = self._do(state, place, step)
@@ -343,6 +360,15 @@ class Explorer:
             store = self._without(state, marker)
             left_over = state.tombstone_evictions - 1
             yield "the tombstone is evicted", state._replace(store=store, tombstone_evictions=left_over), ""
+        for place in range(self.world.invalidators if state.crashes else 0):
+            generation = state.actors[place].generation + 1
+            root = self._histories[place][generation].root
+            crashed = self._with_actor(state, place, ActorState(root, (), -1, generation, None))
+            yield (
+                f"{self._name(place)} crashes and starts again",
+                crashed._replace(crashes=state.crashes - 1),
+                "",
+            )
         if state.restarts:
             self._restore(state)
             self.store.restart()
@@ -357,10 +383,17 @@ class Explorer:
         self.commit_times.setdefault(number, START)
         return state._replace(committed=number)
 
+    def _histories_of(self, state: State, place: int) -> _Histories:
+        return self._histories[place][state.actors[place].generation]
+
+    def _step(self, state: State, place: int) -> Any:
+        """What an actor waits for, or `Done`."""
+        return self._histories_of(state, place).step(state.actors[place].history)
+
     # -- steps of an actor ----------------------------------------------------------------------------------
 
     def _moved(self, state: State, place: int) -> State:
-        step = self.histories[place].step(state.actors[place].history)
+        step = self._step(state, place)
         assert not isinstance(step, Done), step
         _, following, problem = self._do(state, place, step)
         assert not problem, problem
@@ -396,7 +429,7 @@ class Explorer:
 
     def _answered(self, state: State, place: int, answer: Any) -> State:
         actor = state.actors[place]
-        history = self.histories[place].extended(actor.history, state.now, answer)
+        history = self._histories_of(state, place).extended(actor.history, state.now, answer)
         return self._with_actor(state, place, actor._replace(history=history, replies=()))
 
     @staticmethod
@@ -436,8 +469,7 @@ class Explorer:
         """Token, then row, from the replica. As two actions: the replica may apply in between."""
         actor, name = state.actors[place], self._name(place)
         if not actor.replies:
-            token = _prefix(state.applied)
-            waiting = self._with_actor(state, place, actor._replace(replies=(token,)))
+            waiting = self._with_actor(state, place, actor._replace(replies=(_prefix(state.applied),)))
             return f"{name} reads the token {state.applied}", waiting, ""
         (position,) = actor.replies
         token = EventToken(LINEAGE, "-", 1, 0, position)
@@ -448,14 +480,14 @@ class Explorer:
         return self._answered(state, place, None)
 
     def _poll(self, state: State, place: int) -> tuple[Label, State, str]:
-        delivered = self._delivered(place, state.actors[place].history)
+        delivered = self._delivered(state, place)
         taken = [_transaction(number) for number in range(1, state.committed + 1) if number not in delivered]
         label = f"{self._name(place)} takes {[self._number(each.position) for each in taken]}"
         return label, self._answered(state, place, taken), ""
 
-    def _delivered(self, place: int, history: int) -> set[int]:
+    def _delivered(self, state: State, place: int) -> set[int]:
         """What the open stream started from or has delivered, from the actor's own history."""
-        histories = self.histories[place]
+        histories, history = self._histories_of(state, place), state.actors[place].history
         delivered: set[int] = set()
         while history >= 0:
             parent, _, answer = histories._entries[history]
