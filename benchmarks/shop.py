@@ -5,8 +5,6 @@ Used by the benchmarks of reads, so that what is measured is what an application
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -20,25 +18,13 @@ from pymemcache.client.base import Client
 from appclient import Cache
 from appclient.cache import Explanation
 from freshness.rule import ReadOutcome
+from integration.configuration import write_config
 from integration.servers import Memcached, ServerFailed, database_pair
+from integration.servers.program import InvalidatorProcess
 
 CUSTOMERS: Final = 1000
 FILL_SECONDS: Final = 60.0
 """Within this time every customer must have become a hit."""
-
-_CONFIG: Final = """\
-[cache]
-nodes = [{nodes}]
-namespace = "shop"
-[keyspaces.shop]
-flavor = "mariadb"
-[[keyspaces.shop.shards]]
-name = "-"
-primary = "{primary}"
-replicas = ["{replica}"]
-[objects.customer]
-table = "customers"
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,32 +65,18 @@ def open_shop(node_count: int) -> Iterator[Shop]:
         )
         pair.primary.execute(f"INSERT INTO customers VALUES {rows}", database="shop")
         pair.wait_caught_up()
-        path = Path(stack.enter_context(TemporaryDirectory())) / "freshness.toml"
-        named = ", ".join(f'"{node}"' for node in nodes)
-        path.write_text(_CONFIG.format(nodes=named, primary=pair.primary.url, replica=pair.replica.url))
-        stack.enter_context(_invalidator(path))
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        path = write_config(folder, "mariadb", pair.primary.url, nodes, replicas=[pair.replica.url])
+        invalidator = stack.enter_context(InvalidatorProcess(path))
         cache = Cache.open(path)
         stack.callback(cache.close)
         shop = Shop(cache, keys, nodes)
         _fill(shop)
         yield shop
-
-
-@contextmanager
-def _invalidator(path: Path) -> Iterator[None]:
-    log_path = path.with_name("invalidator.log")
-    with log_path.open("wb") as log:
-        command = [sys.executable, "-m", "invalidator.cli", "run", "--config", str(path)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        yield
-        if process.poll() is not None:
+        if not invalidator.is_running():
             raise ServerFailed(
-                f"the invalidator ended with {process.returncode}:\n{log_path.read_text()[-4000:]}"
+                f"the invalidator ended meanwhile; the end of its log:\n{invalidator.log_tail()}"
             )
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _fill(shop: Shop) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -32,7 +31,9 @@ from freshness.position import parse_position
 from freshness.registry import ObjectDefinition
 from freshness.request import Get, Item
 from freshness.rule import find_hit_refusal
+from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed
+from integration.servers.program import InvalidatorProcess
 from invalidator import cli
 from invalidator.app import load_registry
 from invalidator.server import executed_position
@@ -54,12 +55,9 @@ CACHE: Final[Mapping[str, Any]] = {
     "max_staleness_seconds": MAX_STALENESS_SECONDS,
     "node_refresh_seconds": NODE_REFRESH_SECONDS,
 }
+STREAM: Final[Mapping[str, Any]] = {"heartbeat_seconds": 0.2}
 """Short times, so that leases run out while a test looks on."""
 
-CUSTOMER: Final = '[objects.customer]\ntable = "customers"\n'
-PROFILE: Final = (
-    '[objects.profile]\nkey = "customer_id"\nmembers = { customers = "id", orders = "customer_id" }\n'
-)
 CUSTOMERS_TABLE: Final = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50), v INT)"
 ORDERS_TABLE: Final = "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer_id BIGINT, total INT)"
 
@@ -78,40 +76,6 @@ def wait_until(
         if time.monotonic() > deadline:
             raise ServerFailed(f"waited {seconds or WAIT_SECONDS:.0f} s in vain until {what}\n{describe()}")
         time.sleep(POLL_SECONDS)
-
-
-def toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    return str(value)
-
-
-def write_config(
-    folder: Path,
-    flavor: str,
-    primary: str,
-    nodes: Sequence[str],
-    *,
-    replicas: Sequence[str] = (),
-    objects: str = CUSTOMER,
-    cache: Mapping[str, Any] = {},
-    extra: str = "",
-) -> Path:
-    """Write ``freshness.toml`` with short times. ``cache`` overrides keys of that section, ``extra`` is appended."""
-    settings = {"nodes": list(nodes), "namespace": "shop", **CACHE, **cache}
-    path = folder / "freshness.toml"
-    path.write_text(
-        "[cache]\n"
-        + "".join(f"{key} = {toml_value(value)}\n" for key, value in settings.items())
-        + f'[keyspaces.shop]\nflavor = "{flavor}"\n[[keyspaces.shop.shards]]\nprimary = "{primary}"\n'
-        + f"replicas = {toml_value(list(replicas))}\n"
-        + f"[stream]\nheartbeat_seconds = 0.2\n{objects}{extra}"
-    )
-    return path
 
 
 def run_cli(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -142,72 +106,6 @@ def call_cli(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
             code = end.code
     assert isinstance(code, int), f"exit code {code!r}"
     return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
-
-
-@dataclass(slots=True)
-class InvalidatorProcess:
-    """``python -m invalidator.cli run``; its log goes to a file that survives restarts."""
-
-    config_path: Path
-    log_path: Path
-    process: subprocess.Popen[bytes] | None = None
-    started_at: int = 0
-
-    def start(self) -> None:
-        assert self.process is None or self.process.poll() is not None, "it runs already"
-        self.started_at = len(self.log())
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "invalidator.cli", "run", "-c", str(self.config_path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self) -> None:
-        """SIGKILL, as in a crash."""
-        process = self._running()
-        process.kill()
-        process.wait()
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-    def terminate(self) -> int:
-        """SIGTERM; the exit code. Raises `subprocess.TimeoutExpired` after the bound."""
-        process = self._running()
-        process.terminate()
-        return process.wait(WAIT_SECONDS)
-
-    def pause(self) -> None:
-        self._running().send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._running().send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        """End it for good, in whatever state it is."""
-        if self.process is not None and self.process.poll() is None:
-            self.kill()
-
-    def is_running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-
-    def wait_streaming(self) -> None:
-        """Return when this start of the process has opened its stream."""
-        wait_until(
-            lambda: "streaming from" in self.log()[self.started_at :],
-            "the invalidator streams",
-            lambda: self.log()[-LOG_TAIL_CHARACTERS:],
-        )
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        assert self.process is not None, "it was never started"
-        return self.process
 
 
 @dataclass(slots=True)
@@ -440,12 +338,9 @@ def running_system(
             [node.address for node in started],
             replicas=[pair.replica.url] if has_replica else [],
             objects=objects,
-            cache=cache,
+            cache={**CACHE, **cache},
+            stream=STREAM,
             extra=extra,
         )
-        invalidator = InvalidatorProcess(path, folder / "invalidator.log")
-        stack.callback(invalidator.stop)
-        invalidator.start()
-        system = System(pair, started, path, invalidator)
-        system.wait_open()
-        yield system
+        invalidator = stack.enter_context(InvalidatorProcess(path))
+        yield System(pair, started, path, invalidator)

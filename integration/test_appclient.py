@@ -24,11 +24,10 @@ from appclient import (
 )
 from freshness.errors import ConfigError, FlavorMismatch, FormatError
 from freshness.position import empty_position, parse_position
+from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
-    CUSTOMER,
     CUSTOMERS_TABLE,
     ORDERS_TABLE,
-    PROFILE,
     WAIT_SECONDS,
     System,
     running_system,

@@ -18,10 +18,11 @@ from freshness.cachekey import tombstone_key
 from freshness.envelope import record_key
 from freshness.errors import FlavorMismatch
 from freshness.position import empty_position
+from integration.configuration import CUSTOMER, write_config
 from integration.harness import (
-    CUSTOMER,
+    CACHE,
     CUSTOMERS_TABLE,
-    InvalidatorProcess,
+    STREAM,
     System,
     call_cli,
     run_cli,
@@ -29,10 +30,10 @@ from integration.harness import (
     wait_for_hits,
     wait_for_outcome,
     wait_until,
-    write_config,
 )
 from integration.servers import DatabaseServer, Flavor, Memcached, Pair
 from integration.servers.database import make_database
+from integration.servers.program import InvalidatorProcess
 
 PASSWORD = "s3cr3t-pass"
 USAGE, UPSTREAM, OPERATOR = 2, 3, 4
@@ -231,10 +232,12 @@ def test_a_node_that_is_unreachable_at_the_start(pair: Pair, tmp_path: Path) -> 
             pair.primary.url,
             [up.address, down.address],
             replicas=[pair.replica.url],
+            cache=CACHE,
+            stream=STREAM,
         )
         down.kill()
-        invalidator = InvalidatorProcess(path, tmp_path / "log.txt")
-        invalidator.start()
+        invalidator = InvalidatorProcess(path)
+        invalidator.launch()
         try:
             system = System(pair, [up, down], path, invalidator)
             system.wait_open(1)
@@ -264,9 +267,11 @@ def test_a_node_without_cas_is_never_used(pair: Pair, tmp_path: Path) -> None:
             pair.primary.url,
             [good.address, bad.address],
             replicas=[pair.replica.url],
+            cache=CACHE,
+            stream=STREAM,
         )
-        invalidator = InvalidatorProcess(path, tmp_path / "log.txt")
-        invalidator.start()
+        invalidator = InvalidatorProcess(path)
+        invalidator.launch()
         try:
             system = System(pair, [good, bad], path, invalidator)
             system.wait_open(1)

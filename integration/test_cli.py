@@ -14,11 +14,10 @@ import pytest
 
 from appclient import Cache
 from freshness import __version__
+from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
-    CUSTOMER,
     CUSTOMERS_TABLE,
     ORDERS_TABLE,
-    PROFILE,
     System,
     call_cli,
     run_cli,

@@ -20,7 +20,6 @@ from appclient import Cache, Explanation, ReadOutcome, SourceUnavailable
 from integration.harness import (
     LEASE_SECONDS,
     MAX_STALENESS_SECONDS,
-    InvalidatorProcess,
     System,
     running_system,
     wait_for_hits,
@@ -28,11 +27,14 @@ from integration.harness import (
     wait_until,
 )
 from integration.servers import Flavor, Pair, database_pair
+from integration.servers.program import InvalidatorProcess
 
 KILLS = 20
 KEYS_PER_ROUND = 8
 REPLICA_STOP_SECONDS = 5
 LARGE_BATCH_KEYS = 24_000
+ONE_FLAVOR = ("mariadb",)
+"""For tests that wait long, on what has nothing to do with the database."""
 
 
 class Load:
@@ -151,9 +153,10 @@ def test_kill_9_twenty_times(pair: Pair, tmp_path: Path) -> None:
         chance = random.Random(20)
         with Load(system, seed=1) as load:
             for _ in range(KILLS):
-                system.invalidator.wait_streaming()
+                wait_until(system.invalidator.is_streaming, "the invalidator streams", system.describe)
                 load.wait_writes(chance.randrange(5, 40))
-                system.invalidator.restart()
+                system.invalidator.kill()
+                system.invalidator.launch()
                 load.next_round()
         assert load.reads
         system.assert_none_stale(cache, "customer", load.keys)
@@ -295,6 +298,7 @@ def test_replica_stopped_for_ten_seconds(pair: Pair, tmp_path: Path, stop_second
         system.assert_none_stale(cache, "customer", [*keys, *range(101, 101 + number)])
 
 
+@pytest.mark.parametrize("flavor", ONE_FLAVOR)
 def test_a_replica_further_behind_than_tombstones_live_is_refused_by_the_floor(
     pair: Pair, tmp_path: Path
 ) -> None:
@@ -367,31 +371,30 @@ def test_primary_and_replica_killed_and_started_again(flavor: Flavor, tmp_path: 
 # -- paused invalidators -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("flavor", ONE_FLAVOR)
 def test_two_invalidators_one_paused_longer_than_the_lease(pair: Pair, tmp_path: Path) -> None:
-    with system_with_cache(pair, tmp_path) as (system, cache):
-        second = InvalidatorProcess(system.config_path, tmp_path / "second.log")
-        second.start()
-        try:
-            second.wait_streaming()
-            with Load(system, seed=5) as load:
+    with (
+        system_with_cache(pair, tmp_path) as (system, cache),
+        InvalidatorProcess(system.config_path) as second,
+    ):
+        wait_until(second.is_streaming, "the second streams", second.log_tail)
+        with Load(system, seed=5) as load:
+            load.wait_writes(60)
+            for paused in (system.invalidator, second):
+                paused.pause()
+                paused_at = time.monotonic()
+                while time.monotonic() - paused_at < LEASE_SECONDS + 1.5:
+                    load.wait_writes(10)
+                # The other one keeps the cache going.
+                system.wait_open()
+                load.next_round()
+                load.wait_writes(20)
+                paused.resume()
                 load.wait_writes(60)
-                for paused in (system.invalidator, second):
-                    paused.pause()
-                    paused_at = time.monotonic()
-                    while time.monotonic() - paused_at < LEASE_SECONDS + 1.5:
-                        load.wait_writes(10)
-                    # The other one keeps the cache going.
-                    system.wait_open()
-                    load.next_round()
-                    load.wait_writes(20)
-                    paused.resume()
-                    load.wait_writes(60)
-                    load.next_round()
-            assert system.invalidator.is_running()
-            assert second.is_running()
-            system.assert_none_stale(cache, "customer", load.keys)
-        finally:
-            second.stop()
+                load.next_round()
+        assert system.invalidator.is_running()
+        assert second.is_running()
+        system.assert_none_stale(cache, "customer", load.keys)
 
 
 def test_the_only_invalidator_paused_hits_end_within_max_staleness(pair: Pair, tmp_path: Path) -> None:
@@ -402,18 +405,19 @@ def test_the_only_invalidator_paused_hits_end_within_max_staleness(pair: Pair, t
         try:
             system.execute("UPDATE customers SET v = 1")
             changed_at = time.monotonic()
-            hits = 0
+            has_hit = False
             while True:
                 asked_at = time.monotonic()
-                explanation = cache.get("customer", 1, explain=True)
-                if not explanation.is_hit:
+                reads = cache.get_many("customer", keys, explain=True).values()
+                hits = [each for each in reads if each.is_hit]
+                if not hits:  # on no node: each counts the seconds of its lease by a clock of its own
                     break
-                hits += 1
-                assert explanation.value["v"] == 0
+                has_hit = True
+                assert {each.value["v"] for each in hits} == {0}
                 assert asked_at - changed_at <= MAX_STALENESS_SECONDS, (
                     "I7: a hit beyond max_staleness_seconds"
                 )
-            assert hits
+            assert has_hit
             wait_for_outcome(cache, "customer", 1, [ReadOutcome.NO_RECORD], system.describe)
             assert {each["v"] for each in cache.get_many("customer", keys).values()} == {1}
         finally:

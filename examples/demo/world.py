@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Final
 from examples.demo.stream_deleter import READY, parse_report
 from examples.demo.workload import Plan, create_tables
 from freshness.config import Config, load_config
+from integration.configuration import CUSTOMER, PROFILE, write_config
 from integration.servers import (
     DatabaseServer,
     Flavor,
@@ -31,7 +31,7 @@ from integration.servers import (
     database_pair,
 )
 from integration.servers.database import SCHEMA
-from invalidator.status import read_status
+from integration.servers.program import InvalidatorProcess, PythonProgram
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 KEYSPACE = "shop"
@@ -41,56 +41,8 @@ DELAY_SECONDS: Final[dict[Flavor, int]] = {"mariadb": 2, "mysql": 1}
 """What is set as the replica's delay: either makes it 1 to 2 s late, since whole seconds are counted, by MariaDB
 from the start of the commit's second, by MySQL to its end."""
 
-CONFIGURATION = """\
-[cache]
-nodes = {nodes}
-namespace = "event_tokens"
 
-[keyspaces.shop]
-flavor = "{flavor}"
-
-[[keyspaces.shop.shards]]
-name = "-"
-primary = "{primary}"
-replicas = ["{replica}"]
-
-[objects.customer]
-table = "customers"
-
-[objects.profile]
-key = "customer_id"
-members = {{ customers = "id", orders = "customer_id" }}
-"""
-
-
-class _Program(ServerProcess):
-    """A program of this checkout, run by this Python."""
-
-    def __init__(self, arguments: Sequence[str], is_ready: Callable[[], bool]) -> None:
-        super().__init__()
-        self._arguments = arguments
-        self._is_ready = is_ready
-
-    def command(self) -> list[str]:
-        return ["/usr/bin/env", f"PYTHONPATH={CHECKOUT}", sys.executable, *self._arguments]
-
-    def is_ready(self) -> bool:
-        return self._is_ready()
-
-
-class InvalidatorProcess(_Program):
-    """``invalidator run``, ready when all nodes are open."""
-
-    technology = "invalidator"
-
-    def __init__(self, config_path: Path) -> None:
-        super().__init__(
-            ["-m", "invalidator.cli", "run", "--config", str(config_path)],
-            lambda: all(node["state"] == "open" for node in read_status(load_config(config_path))["nodes"]),
-        )
-
-
-class StreamDeleterProcess(_Program):
+class StreamDeleterProcess(PythonProgram):
     """The consumer of delete_from_stream, ready when it follows the binlog. ``receive`` brings its report."""
 
     technology = "stream deleter"
@@ -101,9 +53,9 @@ class StreamDeleterProcess(_Program):
         self._connection: socket.socket | None = None
         self._pending = b""
         whole = settings | {"report_port": self._listener.getsockname()[1]}
-        super().__init__(["-m", "examples.demo.stream_deleter", json.dumps(whole)], self._is_connected)
+        super().__init__("-m", "examples.demo.stream_deleter", json.dumps(whole))
 
-    def _is_connected(self) -> bool:
+    def is_ready(self) -> bool:
         if self._connection is None:
             self._connection, _ = self._listener.accept()
             self._connection.settimeout(REPORT_POLL_SECONDS)
@@ -218,12 +170,14 @@ def open_world(flavor: Flavor, plan: Plan, say: Callable[[str], None]) -> Iterat
         pair.replica.replicate_from(pair.primary, delay_seconds=DELAY_SECONDS[flavor])
         say("the replica now lags 1 to 2 s; starting the invalidator")
         addresses = [node.address for node in nodes]
-        invalidator_folder = nodes[0].directory
-        config_path = invalidator_folder / "freshness.toml"
-        config_path.write_text(
-            CONFIGURATION.format(
-                nodes=json.dumps(addresses), flavor=flavor, primary=pair.primary.url, replica=pair.replica.url
-            )
+        config_path = write_config(
+            nodes[0].directory,
+            flavor,
+            pair.primary.url,
+            addresses,
+            replicas=[pair.replica.url],
+            objects=CUSTOMER + PROFILE,
+            cache={"namespace": "event_tokens"},
         )
         invalidator = stack.enter_context(InvalidatorProcess(config_path))
         deleter = StreamDeleterProcess(

@@ -242,18 +242,17 @@ class ServerProcess(ABC):
         self.kill()
         self.start()
 
-    def shut_down(self) -> None:
-        """SIGTERM and wait for the clean end; data stay. A paused server is resumed first."""
+    def terminate(self) -> int:
+        """SIGTERM; the exit code of the clean end. Data stay. It must run, and must not be paused."""
         process = self._process
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
+        assert process is not None, f"{self.technology} was not started"
+        self._signal(signal.SIGTERM)
         try:
-            process.wait(READY_SECONDS)
+            code = process.wait(READY_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise self._failure(f"did not end within {READY_SECONDS:.0f} s of SIGTERM") from error
         self._end()
+        return code
 
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing is answered, as on a hung host."""
@@ -282,11 +281,13 @@ class ServerProcess(ABC):
         _tell_watchdog(f"forget {process.pid}")
         atexit.unregister(self._end)
 
+    def log(self) -> str:
+        """All that the server has printed, in all its starts."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
     def log_tail(self) -> str:
-        """The last lines of what the server printed."""
-        if not self.log_path.exists():
-            return "(no log)"
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        """The last lines of it."""
+        return "\n".join(self.log().splitlines()[-LOG_TAIL_LINES:]) or "(no log)"
 
     def __enter__(self) -> Self:
         return self.start()

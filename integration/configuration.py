@@ -1,0 +1,54 @@
+"""Writes ``freshness.toml`` for a system on private servers, for tests, the demo and the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+CUSTOMER: Final = '[objects.customer]\ntable = "customers"\n'
+PROFILE: Final = (
+    '[objects.profile]\nkey = "customer_id"\nmembers = { customers = "id", orders = "customer_id" }\n'
+)
+
+
+def write_config(
+    folder: Path,
+    flavor: str,
+    primary: str,
+    nodes: Sequence[str],
+    *,
+    replicas: Sequence[str] = (),
+    objects: str = CUSTOMER,
+    cache: Mapping[str, Any] = {},
+    stream: Mapping[str, Any] = {},
+    extra: str = "",
+) -> Path:
+    """Write the file and return its path. ``primary`` and ``replicas`` are URLs, ``nodes`` addresses.
+
+    ``cache`` and ``stream`` are keys of those sections, else as by default; ``extra`` is appended.
+    """
+    path = folder / "freshness.toml"
+    path.write_text(
+        _section("cache", {"nodes": nodes, "namespace": "shop", **cache})
+        + _section("keyspaces.shop", {"flavor": flavor})
+        + _section("[keyspaces.shop.shards]", {"primary": primary, "replicas": replicas})
+        + _section("stream", stream)
+        + objects
+        + extra
+    )
+    return path
+
+
+def _section(name: str, settings: Mapping[str, Any]) -> str:
+    return f"[{name}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in settings.items())
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return str(value)

@@ -1,0 +1,48 @@
+"""Programs of this checkout as private processes, the invalidator above all, for tests, the demo and benchmarks.
+
+Not exported by the package: whoever wants a database need not import the invalidator.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from freshness.config import load_config
+from integration.servers.process import ServerProcess
+from invalidator.status import read_status
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+
+class PythonProgram(ServerProcess):
+    """A program of this checkout, run by this Python with ``arguments``. Subclasses say when it is ready."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__()
+        self._arguments = arguments
+
+    def command(self) -> list[str]:
+        return ["/usr/bin/env", f"PYTHONPATH={CHECKOUT}", sys.executable, *self._arguments]
+
+
+class InvalidatorProcess(PythonProgram):
+    """``invalidator run``, ready when all nodes are open; `launch` where some are not to be waited for."""
+
+    technology = "invalidator"
+
+    def __init__(self, config_path: Path) -> None:
+        super().__init__("-m", "invalidator.cli", "run", "--config", str(config_path))
+        self._config = load_config(config_path)
+        self._log_size = 0
+
+    def launch(self) -> None:
+        self._log_size = len(self.log())
+        super().launch()
+
+    def is_ready(self) -> bool:
+        return all(node["state"] == "open" for node in read_status(self._config)["nodes"])
+
+    def is_streaming(self) -> bool:
+        """Whether it has opened its stream since it was last launched. It may have lost it again."""
+        return "streaming from" in self.log()[self._log_size :]
