@@ -53,15 +53,8 @@ def _open(data: bytes, *kinds: Kind) -> tuple[Kind, Reader]:
         )
     for kind in kinds:
         if data[2] == kind:
-            return kind, Reader(data, 3)
+            return kind, Reader(data, "envelope", 3)
     raise FormatError(f"item of kind {data[2]} where {' or '.join(kind.name for kind in kinds)} was expected")
-
-
-def _named(reader: Reader) -> str:
-    try:
-        return reader.short().decode()
-    except UnicodeDecodeError as error:
-        raise FormatError("a name inside an envelope is not UTF-8") from error
 
 
 # -- filled entries ------------------------------------------------------------------------------------
@@ -102,7 +95,9 @@ class Filled:
     def decode(cls, data: bytes) -> Filled:
         kind, reader = _open(data, Kind.FILLED, Kind.ABSENT_ROW)
         stamps = tuple(
-            Stamp(_named(reader), reader.raw(LIFE_SIZE), reader.u64(), decode_position(reader.long()))
+            Stamp(
+                reader.read_name(), reader.read_bytes(LIFE_SIZE), reader.u64(), decode_position(reader.long())
+            )
             for _ in range(reader.u8())
         )
         if not stamps:
@@ -110,7 +105,7 @@ class Filled:
         identity = reader.long()
         if kind is Kind.FILLED:
             return cls(stamps, identity, reader.rest())
-        reader.end()
+        reader.finish()
         return cls(stamps, identity, None)
 
 
@@ -199,9 +194,9 @@ class Tombstone:
     def decode(cls, data: bytes) -> Tombstone:
         _, reader = _open(data, Kind.TOMBSTONE)
         positions = {
-            (_named(reader), reader.u64()): decode_position(reader.long()) for _ in range(reader.u8())
+            (reader.read_name(), reader.u64()): decode_position(reader.long()) for _ in range(reader.u8())
         }
-        reader.end()
+        reader.finish()
         return cls(positions)
 
 
@@ -269,9 +264,9 @@ class NodeRecord:
     def decode(cls, data: bytes) -> NodeRecord:
         _, reader = _open(data, Kind.RECORD)
         record = cls(
-            lineage=_named(reader),
-            life=reader.raw(LIFE_SIZE),
-            tenure=reader.raw(LIFE_SIZE),
+            lineage=reader.read_name(),
+            life=reader.read_bytes(LIFE_SIZE),
+            tenure=reader.read_bytes(LIFE_SIZE),
             is_open=reader.u8() == 1,
             epoch=reader.u64(),
             ring=reader.u32(),
@@ -280,13 +275,13 @@ class NodeRecord:
             losses=reader.u64(),
             progress=decode_position(reader.long()),
             floor=decode_position(reader.long()),
-            table_floors={_named(reader): decode_position(reader.long()) for _ in range(reader.count())},
+            table_floors={reader.read_name(): decode_position(reader.long()) for _ in range(reader.count())},
             objects={
-                _named(reader): Coverage(reader.u32(), decode_position(reader.long()))
+                reader.read_name(): Coverage(reader.u32(), decode_position(reader.long()))
                 for _ in range(reader.count())
             },
         )
-        reader.end()
+        reader.finish()
         return record
 
 

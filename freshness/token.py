@@ -77,7 +77,7 @@ class EventToken:
                 f"event token of version {version}, this process reads version {_VERSION}",
                 hint="upgrade this process, or drop the token",
             )
-        lineage, shard = _read_name(reader), _read_name(reader)
+        lineage, shard = reader.read_name(), reader.read_name()
         epoch, timestamp_us = reader.read_varint(), reader.read_varint()
         return cls(lineage, shard, epoch, timestamp_us, decode_position(data[reader.offset :]))
 
@@ -142,11 +142,3 @@ def _require_size(size: int) -> None:
         raise FormatError(
             f"event token of {size} bytes", hint=f"at most {ENCODED_BYTES_MAX}; is the GTID set fragmented?"
         )
-
-
-def _read_name(reader: ByteReader) -> str:
-    raw = reader.read_bytes(reader.read_byte())
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise reader.error(f"has a name that is not UTF-8 before byte {reader.offset}") from error

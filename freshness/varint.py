@@ -1,8 +1,8 @@
 """Unsigned variable-length integers (LEB128) and a bounded reader over bytes.
 
-Used by the binary forms of positions and tokens. Never reads past the end of its bytes and never accepts two
-spellings of one number, so equal values have equal bytes. Called by ``freshness.mysql_position``,
-``freshness.mariadb_position``, ``freshness.token``.
+Used by the binary forms of positions and tokens, and under those of envelopes. Never reads past the end of its
+bytes and never accepts two spellings of one number, so equal values have equal bytes. Called by
+``freshness.mysql_position``, ``freshness.mariadb_position``, ``freshness.token``, ``freshness.wire``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ByteReader:
 
     __slots__ = ("data", "offset", "what")
 
-    def __init__(self, data: bytes, what: str) -> None:
+    def __init__(self, data: bytes, what: str, offset: int = 0) -> None:
         self.data = data
-        self.offset = 0
+        self.offset = offset
         self.what = what
 
     def read_byte(self) -> int:
@@ -65,6 +65,14 @@ class ByteReader:
         if number > NUMBER_MAX or (byte == 0 and shift):
             raise self.error(f"has a malformed number that ends at byte {self.offset}")
         return number
+
+    def read_name(self) -> str:
+        """The next text, UTF-8 of at most 255 bytes behind a byte with their number."""
+        raw = self.read_bytes(self.read_byte())
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise self.error(f"has a name that is not UTF-8 before byte {self.offset}") from error
 
     def finish(self) -> None:
         """Raises `FormatError` where bytes are left over."""

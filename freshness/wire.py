@@ -1,14 +1,14 @@
 """Reading and writing of the binary envelopes: fixed-width integers and length-prefixed fields, big-endian.
 
-Used by ``freshness.envelope`` alone; docs/wire-format.md is its description. A reader never reads past its end
-and never returns a short field: anything that does not fit is a `FormatError`.
+Used by ``freshness.envelope`` alone; docs/wire-format.md is its description. As every `ByteReader`, a reader never
+returns a short field: anything that does not fit is a `FormatError`.
 """
 
 from __future__ import annotations
 
 import struct
 
-from freshness.errors import FormatError
+from freshness.varint import ByteReader
 
 _U8 = struct.Struct(">B")
 _U16 = struct.Struct(">H")
@@ -55,54 +55,28 @@ class Writer:
         return b"".join(self._parts)
 
 
-class Reader:
-    """Takes fields from the front of ``data``; every method raises `FormatError` where the bytes do not suffice."""
+class Reader(ByteReader):
+    """Takes fields from the front, as a `Writer` puts them there."""
 
-    __slots__ = ("_at", "_data")
-
-    def __init__(self, data: bytes, at: int = 0) -> None:
-        self._data = data
-        self._at = at
-
-    def raw(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._data):
-            raise FormatError(
-                f"envelope ends after {len(self._data)} bytes where {end} were expected",
-                hint="the item was cut short or is not one of ours",
-            )
-        part = self._data[self._at : end]
-        self._at = end
-        return part
+    __slots__ = ()
 
     def u8(self) -> int:
-        return self.raw(1)[0]
+        return self.read_byte()
 
     def u32(self) -> int:
-        return int.from_bytes(self.raw(4), "big")
+        return int.from_bytes(self.read_bytes(4), "big")
 
     def u64(self) -> int:
-        return int.from_bytes(self.raw(8), "big")
+        return int.from_bytes(self.read_bytes(8), "big")
 
     def i64(self) -> int:
-        return int.from_bytes(self.raw(8), "big", signed=True)
-
-    def short(self) -> bytes:
-        return self.raw(self.u8())
+        return int.from_bytes(self.read_bytes(8), "big", signed=True)
 
     def long(self) -> bytes:
-        return self.raw(self.u32())
+        return self.read_bytes(self.u32())
 
     def count(self) -> int:
-        return int.from_bytes(self.raw(2), "big")
+        return int.from_bytes(self.read_bytes(2), "big")
 
     def rest(self) -> bytes:
-        part = self._data[self._at :]
-        self._at = len(self._data)
-        return part
-
-    def end(self) -> None:
-        if self._at != len(self._data):
-            raise FormatError(
-                f"{len(self._data) - self._at} bytes follow the end of an envelope", hint="not one of ours"
-            )
+        return self.read_bytes(len(self.data) - self.offset)
