@@ -478,5 +478,36 @@ PLANTED: Final[dict[str, Plant]] = {
     "timestamps first": _nothing,
 }
 
-KNOWN_SEEDS: Final[dict[str, int]] = {}
+KNOWN_SEEDS: Final[dict[str, int]] = {
+    "fill without compare": 1,
+    "floor ignored": 71,
+    "table floor ignored by hits": 18,
+    "delete before tombstone": 1,
+    "a duplicate does not delete again": 79,
+    "life ignored by hits": 200,
+    "tombstone replaced": 5,
+    "before-image ignored": 50,
+    "progress before acknowledge": 0,
+    "a duplicate keeps the old age": 635,
+    "floor late": 6,
+    "lease without heartbeat": 20,
+    "foreign heartbeat": 14,
+    "lapse and life ignored": 4,
+    "record put back from memory": 276,
+    "opened before it caught up": 607,
+    "object coverage ignored": 55,
+    "table floor acknowledged at once": 4,
+    "trailing where tombstones are evicted": 91,
+    "revived without sending again": 25,
+    "only the holder of a lease may fill": 0,
+    "a revived node never opens": 80,
+    "errant transactions in a floor": 0,
+    "fill removes the tombstone": 0,
+    "token of the binlog": 1,
+    "blind set": 56,
+    "keys move when a node is down": 906,
+    "timestamps first": 57,
+    "snapshot before token": 318,
+    "losses ignored": 4406,
+}
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""

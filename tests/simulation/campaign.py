@@ -140,20 +140,23 @@ class Caught:
 def catch(bug: str) -> Caught:
     """The seed that is known to catch a planted bug, or else the first that does."""
     known = KNOWN_SEEDS.get(bug)
-    for seed in (*(() if known is None else (known,)), *range(SEARCH_SEEDS_MAX)):
-        finding = run_seed(seed, bug)
-        if finding is not None:
-            return Caught(bug, seed, finding)
-    return Caught(bug, None, None)
+    finding = None if known is None else _find_planted(bug, known)
+    return search(bug) if finding is None else Caught(bug, known, finding)
 
 
 def search(bug: str) -> Caught:
     """The first seed that catches a planted bug."""
     for seed in range(SEARCH_SEEDS_MAX):
-        finding = run_seed(seed, bug)
+        finding = _find_planted(bug, seed)
         if finding is not None:
             return Caught(bug, seed, finding)
     return Caught(bug, None, None)
+
+
+def _find_planted(bug: str, seed: int) -> Finding | None:
+    """What the bug breaks in the world of a seed that is sound without it."""
+    finding = run_seed(seed, bug)
+    return finding if finding is not None and run_seed(seed) is None else None
 
 
 def catch_all(bugs: Iterable[str], *, is_search: bool = False) -> Iterator[Caught]:
