@@ -104,7 +104,7 @@ def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
         # has acknowledged already is not sent again.
         keys = {key: position for key, position in keys.items() if not member.applied.contains(position)}
         raised = {table: at for table, at in raised.items() if not member.applied.contains(at)}
-    member.streamed = batch.streamed
+    member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
     if raised or not member.is_trailing:
         yield from _raise_floors(member, raised, batch)
     sent_at = member.clock()

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import Position
-from freshness.request import Step, Wait
+from freshness.request import ReadHead, Step, Wait
 from invalidator.shard import ShardInvalidator
 from invalidator.source import Transaction
 
@@ -85,6 +85,7 @@ def run_loop(
             if start is None:
                 yield Wait(POLL_SECONDS)
                 continue
+            yield from _check_history(shard)
             yield OpenStream(start)
             shard.opened(start)
             observer.stream_opened(start)
@@ -112,6 +113,18 @@ def run_loop(
         finally:
             observer.stream_closed()
     yield from shard.finish()
+
+
+def _check_history(shard: ShardInvalidator) -> LoopProcedure:
+    """The primary must have all that any node has acknowledged, not only what the stream starts from: a node may hold
+    values from a future that a failover took back (F28)."""
+    head = yield ReadHead()
+    for member in shard.joined:
+        if not head.position.contains(member.applied):
+            raise HistoryLost(
+                f"the primary has never executed all that node {member.node} has acknowledged",
+                hint="a failover lost transactions (F28, F29): if that stays so, the epoch is raised",
+            )
 
 
 def _follow(

@@ -136,6 +136,23 @@ def test_the_floor_covers_what_was_streamed_before_the_primary_shows_it() -> Non
     assert world.record().floor.contains(made.position)
 
 
+def test_a_life_begun_under_way_covers_what_was_streamed_before_the_primary_shows_it() -> None:
+    """F2, F67: the life ends because a tombstone was lost, while the primary does not show the last commit yet."""
+    world = World()
+    one = Invalidator(world).join()
+    one.apply()
+    made = world.commit(KEY)
+    one.apply()
+    world.sleep(1.5)
+    hidden = world.database.transactions.pop()
+    assert hidden is made
+    world.lose_tombstone(KEY)
+    life = world.record().life
+    one.renewing().finish()
+    assert world.record().life != life
+    assert world.record().floor.contains(made.position)
+
+
 def test_an_admission_that_dies_leaves_a_node_that_nobody_revives() -> None:
     """The newborn's copy holds no progress: after its lapse the next one begins another life."""
     world = World()
