@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import pymysql
 from pymysql.cursors import DictCursor
 
 from freshness.backends.database import Connection, connect, translated
@@ -23,6 +24,9 @@ from freshness.token import EventToken, covers
 
 Result = TypeVar("Result")
 Row = dict[str, Any]
+
+_DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)
+"""After any of these it is unknown what state the connection is in: it is not used again (F46)."""
 
 _NO_SUCH_TABLE: Final = 1146
 _SESSION: Final = "SET SESSION transaction_isolation = 'REPEATABLE-READ'"
@@ -70,6 +74,27 @@ class LoaderConnection:
         return rows[0] if rows else None
 
 
+class _ThreadState(threading.local):
+    """What each thread has of its own: its connections, and ``server``, which of the servers it reads from."""
+
+    def __init__(self) -> None:
+        self.server = 0
+        self._process = os.getpid()
+        self._connections: dict[ServerAddress, Connection] = {}
+
+    def connections(self) -> dict[ServerAddress, Connection]:
+        """Those of this process: a forked one must neither speak on its parent's nor close them."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._connections = {}
+        return self._connections
+
+    def disconnect(self, address: ServerAddress) -> None:
+        connection = self.connections().pop(address, None)
+        if connection is not None:
+            connection.close()
+
+
 class Database:
     """One keyspace, read from the replicas of its shard, or from the primary where there are none.
 
@@ -79,7 +104,7 @@ class Database:
     def __init__(self, keyspace: Keyspace, *, timeout_seconds: float = 5.0) -> None:
         self.keyspace = keyspace
         self._timeout_seconds = timeout_seconds
-        self._local = threading.local()
+        self._thread = _ThreadState()
 
     @property
     def _shard(self) -> Shard:
@@ -131,11 +156,12 @@ class Database:
 
     def rows_with_token(self, sql: str, params: Sequence[Any]) -> tuple[list[Row], EventToken | None]:
         """One SELECT and the token that was read before it, on the same server."""
-        return self.run(
-            lambda connection, _: _after(
-                self.read_token(connection), lambda: LoaderConnection(connection).query(sql, params)
-            )
-        )
+
+        def read(connection: Connection, _: ServerAddress) -> tuple[list[Row], EventToken | None]:
+            token = self.read_token(connection)
+            return LoaderConnection(connection).query(sql, params), token
+
+        return self.run(read)
 
     def read_token(self, connection: Connection) -> EventToken | None:
         """What this server shows for sure from now on. None where no invalidator has prepared it yet."""
@@ -150,62 +176,42 @@ class Database:
         return parse_token(self.keyspace.flavor, self._shard.lineage, self._shard.name, rows)
 
     def run(self, read: Callable[[Connection, ServerAddress], Result]) -> Result:
-        """Run ``read`` on the server this thread uses, or on the next one that answers."""
+        """Run ``read`` on the server this thread uses, or on the next one that answers.
+
+        A server that fails is left by this thread until another one fails, too. ``read`` may be called again.
+        """
         servers = self._shard.replicas or (self._shard.primary,)
+        thread = self._thread
         failures: list[SourceUnavailable] = []
-        for _ in range(len(servers)):
-            place = getattr(self._local, "place", 0) % len(servers)
-            address = servers[place]
+        for _ in servers:
             try:
-                return self._run_on(address, place, read)
+                return self._run_on(servers[thread.server % len(servers)], read)
             except SourceUnavailable as error:
                 failures.append(error)
-                self._local.place = place + 1
+                thread.server += 1
         raise SourceUnavailable(
             f"no server of {self.keyspace.name} answers: " + "; ".join(error.message for error in failures),
             hint=failures[-1].hint,
         ) from failures[-1]
 
-    def _run_on(
-        self, address: ServerAddress, place: int, read: Callable[[Connection, ServerAddress], Result]
-    ) -> Result:
-        local = self._local.__dict__
-        if local.get("process") != os.getpid():
-            local.update(process=os.getpid(), connections={})  # a forked worker leaves its parent's alone
-        connections: dict[int, Connection] = local.setdefault("connections", {})
-        is_reused = place in connections
+    def _run_on(self, address: ServerAddress, read: Callable[[Connection, ServerAddress], Result]) -> Result:
+        connection = self._thread.connections().get(address)
+        is_reused = connection is not None
         try:
-            connection = connections.get(place) or self._connect(address)
-            connections[place] = connection
-            return read(connection, address)
-        except Exception as error:
-            failed = self._close_unless_usable(connections, place, error)
-            if not failed:
-                raise  # the loader's own error, on a connection that is in order
+            return read(connection or self._connect(address), address)
+        except _DATABASE_ERRORS as error:  # all others are the loader's own: the connection is in order
+            self._thread.disconnect(address)
             problem = translated(error, address, "reading")
-            if is_reused and isinstance(problem, SourceUnavailable):
-                return self._run_on(
-                    address, place, read
-                )  # it was closed while idle: once more, connected anew
-            raise problem from error
+            if not is_reused or not isinstance(problem, SourceUnavailable):
+                raise problem from error
+        return self._run_on(address, read)  # it was closed while idle: once more, connected anew
 
     def _connect(self, address: ServerAddress) -> Connection:
         connection = connect(address, timeout_seconds=self._timeout_seconds)
+        self._thread.connections()[address] = connection
         with connection.cursor() as cursor:
             cursor.execute(_SESSION_MARIADB if self.keyspace.flavor == "mariadb" else _SESSION)
         return connection
-
-    @staticmethod
-    def _close_unless_usable(connections: dict[int, Connection], place: int, error: Exception) -> bool:
-        """Whether ``error`` is the database's. After any of those the connection is not used again (F46)."""
-        import pymysql
-
-        if not isinstance(error, (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)):
-            return False
-        connection = connections.pop(place, None)
-        if connection is not None:
-            connection.close()
-        return True
 
     def _parse(self, token: EventToken | str | None) -> EventToken | None:
         parsed = EventToken.parse(token) if isinstance(token, str) else token
@@ -218,11 +224,6 @@ class Database:
         return parsed
 
     def close(self) -> None:
-        """Close this thread's connections."""
-        connections: dict[int, Connection] = self._local.__dict__.pop("connections", {})
-        for connection in connections.values():
-            connection.close()
-
-
-def _after(token: EventToken | None, read: Callable[[], list[Row]]) -> tuple[list[Row], EventToken | None]:
-    return read(), token
+        """Close this thread's connections. The next read opens them again."""
+        for address in list(self._thread.connections()):
+            self._thread.disconnect(address)

@@ -1,0 +1,154 @@
+"""The application's connections without servers: which failures cost a connection, and who is asked next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pymysql
+import pytest
+
+from appclient.database import Database
+from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.errors import SourceUnavailable, SourceUnsuitable
+
+FIRST, SECOND = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2")
+GONE = pymysql.err.OperationalError(2006, "server has gone away")
+
+
+@dataclass
+class Connected:
+    """A connection that only knows whether it is open. ``trouble``: what its first statement raises."""
+
+    address: ServerAddress
+    trouble: Exception | None = None
+    is_open: bool = True
+
+    def cursor(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def execute(self, sql: str) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+
+    def close(self) -> None:
+        assert self.is_open, "closed twice"
+        self.is_open = False
+
+
+@dataclass
+class Servers:
+    """All connections that were made; ``down`` refuse, ``troubles`` are given to the next ones."""
+
+    made: list[Connected] = field(default_factory=list)
+    down: set[ServerAddress] = field(default_factory=set)
+    troubles: list[Exception] = field(default_factory=list)
+
+    def connect(self, address: ServerAddress, *, timeout_seconds: float) -> Connected:
+        if address in self.down:
+            raise SourceUnavailable(f"{address.host}: refused", hint="is the server up?")
+        self.made.append(Connected(address, self.troubles.pop() if self.troubles else None))
+        return self.made[-1]
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    servers = Servers()
+    monkeypatch.setattr("appclient.database.connect", servers.connect)
+    return servers
+
+
+@pytest.fixture
+def database() -> Database:
+    shard = Shard(primary=ServerAddress("10.0.0.9"), replicas=(FIRST, SECOND), lineage="shop/-")
+    return Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
+
+
+def host(_: Any, address: ServerAddress) -> str:
+    return address.host
+
+
+def raising(*errors: Exception) -> Callable[[Any, ServerAddress], str]:
+    """A read that fails with these, one after the other, and then answers."""
+    left = list(errors)
+
+    def read(connection: Any, address: ServerAddress) -> str:
+        if left:
+            raise left.pop(0)
+        return address.host
+
+    return read
+
+
+def test_a_connection_is_used_again(servers: Servers, database: Database) -> None:
+    assert [database.run(host), database.run(host)] == [FIRST.host, FIRST.host]
+    assert len(servers.made) == 1
+
+
+def test_a_connection_that_was_closed_while_idle_is_made_anew_on_the_same_server(
+    servers: Servers, database: Database
+) -> None:
+    database.run(host)
+    assert database.run(raising(GONE)) == FIRST.host
+    assert [each.is_open for each in servers.made] == [False, True]
+
+
+def test_a_server_that_fails_is_left_and_stays_left(servers: Servers, database: Database) -> None:
+    assert database.run(raising(GONE)) == SECOND.host, "a new connection that fails is no idle one"
+    assert database.run(host) == SECOND.host
+    assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False), (SECOND, True)]
+    servers.down = {SECOND}
+    assert database.run(raising(GONE)) == FIRST.host
+
+
+def test_every_server_that_failed_is_named(servers: Servers, database: Database) -> None:
+    servers.down = {FIRST, SECOND}
+    with pytest.raises(SourceUnavailable, match=r"no server of shop answers: 10\.0\.0\.1.*; 10\.0\.0\.2"):
+        database.run(host)
+
+
+def test_the_loaders_own_error_costs_no_connection(servers: Servers, database: Database) -> None:
+    with pytest.raises(KeyError):
+        database.run(raising(KeyError("mine")))
+    assert database.run(host) == FIRST.host
+    assert [each.is_open for each in servers.made] == [True]
+
+
+def test_a_wrong_statement_is_not_tried_elsewhere(servers: Servers, database: Database) -> None:
+    with pytest.raises(SourceUnsuitable, match="syntax"):
+        database.run(raising(pymysql.err.ProgrammingError(1064, "syntax")))
+    assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False)]
+
+
+def test_a_connection_that_cannot_be_set_up_is_closed(servers: Servers, database: Database) -> None:
+    servers.troubles = [GONE]
+    assert database.run(host) == SECOND.host
+    assert [each.is_open for each in servers.made] == [False, True]
+
+
+def test_a_closed_database_connects_again(servers: Servers, database: Database) -> None:
+    database.run(host)
+    database.close()
+    database.close()
+    assert database.run(host) == FIRST.host
+    assert [each.is_open for each in servers.made] == [False, True]
+
+
+def test_a_forked_process_leaves_its_parents_connections_alone(
+    servers: Servers, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share the socket: what the child sends, even a farewell, the parent's server takes for the parent's."""
+    database.run(host)
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    database.close()
+    assert database.run(host) == FIRST.host
+    assert [each.is_open for each in servers.made] == [True, True]
