@@ -143,7 +143,7 @@ def test_a_life_begun_under_way_covers_what_was_streamed_before_the_primary_show
     one.apply()
     made = world.commit(KEY)
     one.apply()
-    world.sleep(1.5)
+    world.sleep(2)
     hidden = world.database.transactions.pop()
     assert hidden is made
     world.lose_tombstone(KEY)
