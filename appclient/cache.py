@@ -21,8 +21,9 @@ from appclient.loader import LoaderFunction, ObjectLoader
 from freshness.backend import CacheNode
 from freshness.backends import open_node as open_configured_node
 from freshness.backends.codec import decode_value, encode_value
-from freshness.backends.schema import find_column, key_columns
-from freshness.config import Config, load_config
+from freshness.backends.database import Connection
+from freshness.backends.schema import key_columns
+from freshness.config import Config, ServerAddress, load_config
 from freshness.driver import BlockingDriver, running_clock
 from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import KeyColumn
@@ -50,6 +51,16 @@ class Explanation:
     @property
     def is_hit(self) -> bool:
         return self.outcome in (ReadOutcome.HIT, ReadOutcome.STALE_SERVED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What one thread of one process reads with: connections to the nodes, and copies of the nodes' records."""
+
+    process: int
+    nodes: Mapping[str, CacheNode]
+    driver: BlockingDriver
+    context: ReadContext
 
 
 class Cache:
@@ -113,10 +124,7 @@ class Cache:
         """
         lookup = self._lookup(self._definition(object_name), key)
         (read,) = self._read((lookup,), max_staleness_seconds)
-        if explain or self.on_read is not None:
-            explanation = self._explain(lookup, key, read)
-            return explanation if explain else explanation.value
-        return self._answer(lookup, read)[0]
+        return self._tell(lookup, key, read, explain)
 
     def get_many(
         self,
@@ -134,10 +142,7 @@ class Cache:
             return {}
         reads = self._read(lookups, max_staleness_seconds)
         answers = zip(wanted, lookups, reads, strict=True)
-        if explain or self.on_read is not None:
-            explanations = [self._explain(lookup, key, read) for key, lookup, read in answers]
-            return {each.key: each if explain else each.value for each in explanations}
-        return {key: self._answer(lookup, read)[0] for key, lookup, read in answers}
+        return {key: self._tell(lookup, key, read, explain) for key, lookup, read in answers}
 
     def loader(self, object_name: str) -> Callable[[Function], Function]:
         """Decorator: this function builds the composite object from its key.
@@ -171,9 +176,10 @@ class Cache:
 
     def close(self) -> None:
         """Close this thread's connections. The cache can still be used: they are opened again."""
-        for node in self._local.__dict__.pop("nodes", {}).values():
-            node.close()
-        self._local.__dict__.pop("context", None)
+        reader: _Reader | None = self._local.__dict__.pop("reader", None)
+        if reader is not None and reader.process == os.getpid():
+            for node in reader.nodes.values():
+                node.close()
         for database in self._databases.values():
             database.close()
 
@@ -182,10 +188,8 @@ class Cache:
     def _find_columns(self, keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
         database = self._databases[keyspace]
 
-        def read(connection: Any, address: Any) -> tuple[KeyColumn, ...]:
-            if column is None:
-                return key_columns(connection, address.database, table)
-            return (find_column(connection, address.database, table, column),)
+        def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
+            return key_columns(connection, address.database, table, column)
 
         return database.run(read)
 
@@ -211,10 +215,22 @@ class Cache:
         )
 
     def _read(self, lookups: Sequence[Lookup], max_staleness_seconds: float | None) -> list[Read]:
-        driver, context = self._client()
-        return driver.run(read_through(context, lookups, max_staleness_seconds))
+        reader = self._reader()
+        return reader.driver.run(read_through(reader.context, lookups, max_staleness_seconds))
 
-    def _answer(self, lookup: Lookup, read: Read) -> tuple[Any, ReadOutcome, Mapping[str, EventToken]]:
+    def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool) -> Any:
+        """The value, or with ``explain`` the `Explanation`. Tells the hook."""
+        value, outcome, tokens = self._decode(lookup, read)
+        if not explain and self.on_read is None:
+            return value
+        explanation = Explanation(
+            value, outcome, lookup.policy.name, key, lookup.node, lookup.item, dict(tokens) if tokens else {}
+        )
+        if self.on_read is not None:
+            self.on_read(explanation)
+        return explanation if explain else value
+
+    def _decode(self, lookup: Lookup, read: Read) -> tuple[Any, ReadOutcome, Mapping[str, EventToken]]:
         """(value, outcome, tokens): decoded, or from the database where the cached bytes do not decode."""
         if read.payload is None:
             return read.value, read.outcome, read.tokens
@@ -223,15 +239,6 @@ class Cache:
         except FormatError:
             (loaded,) = self._load([lookup])
             return loaded.value, ReadOutcome.FOREIGN, loaded.tokens
-
-    def _explain(self, lookup: Lookup, key: Any, read: Read) -> Explanation:
-        value, outcome, tokens = self._answer(lookup, read)
-        explanation = Explanation(
-            value, outcome, lookup.policy.name, key, lookup.node, lookup.item, dict(tokens) if tokens else {}
-        )
-        if self.on_read is not None:
-            self.on_read(explanation)
-        return explanation
 
     def _load(self, lookups: Sequence[Lookup]) -> list[Loaded]:
         """Answer a `Load` step: each object by its own loader, in the order of the lookups."""
@@ -244,31 +251,27 @@ class Cache:
             loaded.update(zip(places, values, strict=True))
         return [loaded[place] for place in range(len(lookups))]
 
-    def _client(self) -> tuple[BlockingDriver, ReadContext]:
-        """This thread's connections and copies of the node records."""
-        local = self._local.__dict__
-        if local.get("process") != os.getpid():
-            local.clear()  # a forked worker must not speak on its parent's connections
-            local["process"] = os.getpid()
-        if "context" not in local:
-            settings = self.config.cache
-            local["nodes"] = {name: self._open_node(settings.backend, name) for name in settings.nodes}
-            local["driver"] = BlockingDriver(local["nodes"], self._sleep, load=self._load)
-            local["context"] = ReadContext(
-                namespace=settings.namespace,
-                ring=self._placement.ring_version,
-                lineages=_lineages(self.config),
-                clock=self._clock,
-                jitter=self._jitter,
-                encode=encode_value,
-                lease_seconds=settings.lease_seconds,
-                node_refresh_seconds=settings.node_refresh_seconds,
-                fill_lease_ttl_seconds=settings.fill_lease_ttl_seconds,
-                fill_wait_seconds=settings.fill_wait_ms / 1000,
-                on_stale=settings.on_stale,
-            )
-        return local["driver"], local["context"]
+    def _reader(self) -> _Reader:
+        """This thread's; a forked worker gets its own, since it must not speak on its parent's connections."""
+        reader: _Reader | None = getattr(self._local, "reader", None)
+        if reader is None or reader.process != os.getpid():
+            reader = self._local.reader = self._open_reader()
+        return reader
 
-
-def _lineages(config: Config) -> tuple[str, ...]:
-    return tuple(shard.lineage for keyspace in config.keyspaces.values() for shard in keyspace.shards)
+    def _open_reader(self) -> _Reader:
+        settings = self.config.cache
+        nodes = {name: self._open_node(settings.backend, name) for name in settings.nodes}
+        context = ReadContext(
+            namespace=settings.namespace,
+            ring=self._placement.ring_version,
+            lineages=self.config.lineages,
+            clock=self._clock,
+            jitter=self._jitter,
+            encode=encode_value,
+            lease_seconds=settings.lease_seconds,
+            node_refresh_seconds=settings.node_refresh_seconds,
+            fill_lease_ttl_seconds=settings.fill_lease_ttl_seconds,
+            fill_wait_seconds=settings.fill_wait_ms / 1000,
+            on_stale=settings.on_stale,
+        )
+        return _Reader(os.getpid(), nodes, BlockingDriver(nodes, self._sleep, load=self._load), context)

@@ -340,6 +340,11 @@ class Config:
     http: HttpConfig
     path: Path
 
+    @property
+    def lineages(self) -> tuple[str, ...]:
+        """Those of all shards of all keyspaces, in the order of the file."""
+        return tuple(shard.lineage for keyspace in self.keyspaces.values() for shard in keyspace.shards)
+
 
 def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
     """Read and validate a file. Raises `freshness.errors.ConfigError` with all problems in one report."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from freshness.backends.database import connect
-from freshness.backends.schema import find_cascades, find_column, key_columns
+from freshness.backends.schema import find_cascades, key_columns
 from freshness.cachekey import ColumnKind, KeyColumn
 from freshness.config import ServerAddress
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
@@ -189,7 +189,7 @@ def test_key_columns_come_in_the_order_of_the_key(server: DatabaseServer) -> Non
     )
     with connect(address_of(server)) as connection:
         columns = key_columns(connection, "shop", "k")
-        assert find_column(connection, "shop", "k", "c") == KeyColumn("c", ColumnKind.INTEGER)
+        assert key_columns(connection, "shop", "k", "c") == (KeyColumn("c", ColumnKind.INTEGER),)
     assert [(column.name, column.kind) for column in columns] == [
         ("c", ColumnKind.INTEGER),
         ("a", ColumnKind.STRING),
@@ -239,7 +239,7 @@ def test_what_is_not_there_is_named(server: DatabaseServer) -> None:
         with pytest.raises(ConfigError, match="is a view"):
             key_columns(connection, "shop", "v")
         with pytest.raises(ConfigError, match=r"no column other.*it has id"):
-            find_column(connection, "shop", "goods", "other")
+            key_columns(connection, "shop", "goods", "other")
 
 
 def test_uuid_and_inet_keys_are_refused_on_mariadb(mariadb_pair: Pair) -> None:
@@ -250,4 +250,4 @@ def test_uuid_and_inet_keys_are_refused_on_mariadb(mariadb_pair: Pair) -> None:
         with pytest.raises(ConfigError, match="uuid cannot be a key"):
             key_columns(connection, "shop", "k")
         with pytest.raises(FreshnessError, match="inet6 cannot be a key"):
-            find_column(connection, "shop", "k", "b")
+            key_columns(connection, "shop", "k", "b")

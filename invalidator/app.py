@@ -17,7 +17,7 @@ from typing import Any, Final
 from freshness.backend import CacheNode
 from freshness.backends import open_node
 from freshness.backends.database import Connection, connect, translated
-from freshness.backends.schema import find_cascades, find_column, key_columns
+from freshness.backends.schema import find_cascades, key_columns
 from freshness.config import Config, Keyspace, Shard
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE
@@ -45,7 +45,7 @@ STOP_SEEN_SECONDS: Final = 0.1
 
 
 class Primary:
-    """Questions to the primary of a shard. One connection, opened when needed."""
+    """Says where the primary of a shard is. One connection, opened when needed and again after an error."""
 
     def __init__(self, shard: Shard, flavor: str, read_epoch: Callable[[], int]) -> None:
         self._address = shard.primary
@@ -53,23 +53,21 @@ class Primary:
         self._read_epoch = read_epoch
         self._connection: Connection | None = None
 
-    def ask(self, question: Callable[[Connection], object], doing: str) -> object:
+    def head(self) -> Head:
+        """The epoch first: labelled with an older one, the position is doubted rather than trusted.
+
+        Raises `SourceUnavailable` or `SourceUnsuitable`.
+        """
+        epoch = self._read_epoch()
         if self._connection is None:
             self._connection = connect(self._address)
         try:
-            return question(self._connection)
+            return Head(executed_position(self._connection, self._flavor), epoch)
         except FreshnessError:
             raise
         except Exception as error:
             self.close()
-            raise translated(error, self._address, doing) from error
-
-    def head(self) -> Head:
-        """The epoch first: labelled with an older one, the position is doubted rather than trusted."""
-        epoch = self._read_epoch()
-        position = self.ask(lambda c: executed_position(c, self._flavor), "reading the head")
-        assert isinstance(position, Position)
-        return Head(position, epoch)
+            raise translated(error, self._address, "reading the head") from error
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -85,10 +83,7 @@ def load_registry(config: Config) -> dict[str, ObjectDefinition]:
         address = config.keyspaces[keyspace].shards[0].primary
         if keyspace not in connections:
             connections[keyspace] = connect(address)
-        connection = connections[keyspace]
-        if column is None:
-            return key_columns(connection, address.database, table)
-        return (find_column(connection, address.database, table, column),)
+        return key_columns(connections[keyspace], address.database, table, column)
 
     try:
         return build_registry(config, find_columns)
@@ -116,35 +111,39 @@ class Invalidator:
         self._is_stopping = True  # a plain flag: a lock could be the one that the interrupted thread holds
 
     def run(self) -> None:
-        keyspace = self._keyspace()
+        keyspace = self._get_keyspace()
         shard = keyspace.shards[0]
         registry = load_registry(self.config)
         tables = frozenset(table for definition in registry.values() for table in definition.columns_by_table)
         cascades = self._check(keyspace, shard, tables)
         instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
-        writer = HeartbeatWriter(
+        heartbeats = HeartbeatWriter(
             shard.primary, keyspace.flavor, instance, self.config.stream.clock_error_seconds
         )
-        writer.prepare()
+        heartbeats.prepare()
+        # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
         epochs = HeartbeatWriter(shard.primary, keyspace.flavor, f"{instance}.e", 0)
         primary = Primary(shard, keyspace.flavor, epochs.epoch)
         pulse = Pulse(
-            writer, self.config.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
+            heartbeats,
+            self.config.stream.heartbeat_seconds,
+            running_clock,
+            self.metrics.heartbeat_failures.inc,
         )
         nodes = {name: open_node(self.config.cache.backend, name) for name in self.config.cache.nodes}
         driver = BlockingDriver(nodes, self._sleep, read_head=primary.head)
         source = BinlogSource(shard.primary, keyspace.flavor, tables, cascades=cascades)
-        invalidator = self._create_shard(keyspace, shard, registry, instance, pulse)
+        self.shard = self._create_shard(keyspace, shard, registry, instance, pulse)
         self.metrics.nodes_configured.set(len(nodes))
         pulse.start()
         try:
             if self.config.stream.start == "now":
-                invalidator.end_lives()
+                self.shard.end_lives()
             loop = run_loop(
-                invalidator,
+                self.shard,
                 transactions_max=self.config.stream.batch_transactions_max,
                 is_stopping=lambda: self._is_stopping,
-                observer=MetricsObserver(self, invalidator),
+                observer=MetricsObserver(self, self.shard),
             )
             drive(loop, _answerer(driver, source, epochs))
         finally:
@@ -156,7 +155,7 @@ class Invalidator:
 
     # -- set-up --------------------------------------------------------------------------------------------
 
-    def _keyspace(self) -> Keyspace:
+    def _get_keyspace(self) -> Keyspace:
         if len(self.config.keyspaces) != 1:
             raise ConfigError(
                 f"{self.config.path} has {len(self.config.keyspaces)} keyspaces",
@@ -167,6 +166,7 @@ class Invalidator:
     def _check(
         self, keyspace: Keyspace, shard: Shard, tables: frozenset[str]
     ) -> Mapping[str, frozenset[str]]:
+        """Refuse a primary that would lose invalidations. What foreign keys change, by table (F23)."""
         connection = connect(shard.primary)
         try:
             findings = check_database(connection, shard.primary, keyspace.flavor, tables)
@@ -198,7 +198,7 @@ class Invalidator:
             heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
             node_refresh_seconds=cache.node_refresh_seconds,
         )
-        self.shard = ShardInvalidator.create(
+        return ShardInvalidator.create(
             cache.nodes,
             policy,
             placement,
@@ -209,7 +209,6 @@ class Invalidator:
             find_heartbeat=pulse.find_begun,
             nothing=empty_position(keyspace.flavor),
         )
-        return self.shard
 
     def _sleep(self, seconds: float) -> None:
         until = running_clock() + seconds

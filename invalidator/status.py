@@ -31,13 +31,9 @@ def read_status(config: Config) -> dict[str, Any]:
     placement = Placement(config.cache.nodes, config.cache.namespace)
     nodes = []
     for name in config.cache.nodes:
-        for lineage in _lineages(config):
+        for lineage in config.lineages:
             nodes.append({"node": name, "lineage": lineage} | _node_status(config, name, lineage, placement))
     return {"namespace": config.cache.namespace, "ring": f"{placement.ring_version:08x}", "nodes": nodes}
-
-
-def _lineages(config: Config) -> list[str]:
-    return [shard.lineage for keyspace in config.keyspaces.values() for shard in keyspace.shards]
 
 
 def _node_status(config: Config, name: str, lineage: str, placement: Placement) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from freshness.backends.database import Connection, read_rows
-from freshness.cachekey import ColumnKind, KeyColumn
 from freshness.errors import ConfigError
+from freshness.keycolumn import ColumnKind, KeyColumn
 
 _KINDS: Final[dict[str, ColumnKind]] = {
     **dict.fromkeys(
@@ -51,10 +51,17 @@ _CASCADES = """SELECT constraint_schema, table_name, unique_constraint_schema, r
      OR update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"""
 
 
-def key_columns(connection: Connection, database: str, table: str) -> tuple[KeyColumn, ...]:
-    """The columns of the primary key, in the key's order. Raises `ConfigError`: no such table, a view, no primary
-    key, a key over part of a column, a column type that cannot be a key."""
+def key_columns(
+    connection: Connection, database: str, table: str, column: str | None = None
+) -> tuple[KeyColumn, ...]:
+    """The columns of the primary key, in the key's order; or ``column`` alone, where the key of an object is that.
+
+    Raises `ConfigError`: no such table or column, a view, no primary key, a key over part of a column, a column
+    type that cannot be a key.
+    """
     columns = _read_columns(connection, database, table)
+    if column is not None:
+        return (_get_column(columns, database, table, column),)
     parts = read_rows(connection, _PRIMARY_KEY, (database, table))
     if not parts:
         raise ConfigError(
@@ -68,11 +75,6 @@ def key_columns(connection: Connection, database: str, table: str) -> tuple[KeyC
                 hint="make the key from whole columns",
             )
     return tuple(_get_column(columns, database, table, str(name)) for name, _ in parts)
-
-
-def find_column(connection: Connection, database: str, table: str, name: str) -> KeyColumn:
-    """One column as part of a key. Raises `ConfigError`: no such table or column, a type that cannot be a key."""
-    return _get_column(_read_columns(connection, database, table), database, table, name)
 
 
 def find_cascades(connection: Connection, database: str, tables: Iterable[str]) -> dict[str, frozenset[str]]:

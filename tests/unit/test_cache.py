@@ -1,0 +1,108 @@
+"""Which connections to the nodes a cache uses: one set for each thread of each process, opened when needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appclient import Cache
+from appclient.database import Database
+from freshness.backends.memory import MemoryNode, MemoryStore
+from freshness.config import load_config
+from freshness.keycolumn import ColumnKind, KeyColumn
+
+CONFIG = """[cache]
+nodes = ["127.0.0.1:21"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mysql"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:1/shop"
+[objects.customer]
+table = "customers"
+"""
+
+
+class Node:
+    """A node in memory that counts how often it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closings = 0
+        inner = MemoryNode(MemoryStore(name, clock=lambda: 1000.0))
+        self.send, self.receive, self.perform = inner.send, inner.receive, inner.perform
+
+    def close(self) -> None:
+        self.closings += 1
+
+
+class Nodes(list[Node]):
+    """All that were opened."""
+
+    def open(self, _: str, name: str) -> Node:
+        self.append(Node(name))
+        return self[-1]
+
+    @property
+    def closings(self) -> list[int]:
+        return [node.closings for node in self]
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes()
+
+
+@pytest.fixture
+def cache(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """Of a database in which no customer exists."""
+    schema: list[Any] = [(KeyColumn("id", ColumnKind.INTEGER),)]
+    monkeypatch.setattr(Database, "run", lambda *_: schema.pop() if schema else ([], None))
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG)
+    return Cache(load_config(path, {}), open_node=nodes.open)
+
+
+def test_connections_are_opened_when_needed_and_used_again(cache: Cache, nodes: Nodes) -> None:
+    assert nodes == []
+    assert [cache.get("customer", 1), cache.get_many("customer", [1, 2])] == [None, {1: None, 2: None}]
+    assert nodes.closings == [0]
+    cache.close()
+    cache.close()
+    assert nodes.closings == [1]
+    assert cache.get("customer", 1) is None
+    assert nodes.closings == [1, 0]
+
+
+def test_every_thread_has_its_own(cache: Cache, nodes: Nodes) -> None:
+    cache.get("customer", 1)
+    thread = threading.Thread(target=cache.get, args=("customer", 1))
+    thread.start()
+    thread.join()
+    cache.close()
+    assert nodes.closings == [1, 0]
+
+
+def test_a_forked_process_leaves_its_parents_alone(
+    cache: Cache, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.get("customer", 1)
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    cache.get("customer", 1)
+    cache.close()
+    assert nodes.closings == [0, 1]
+
+
+def test_a_forked_process_that_only_closes_closes_nothing(
+    cache: Cache, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.get("customer", 1)
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    cache.close()
+    assert nodes.closings == [0]
