@@ -137,16 +137,19 @@ class Caught:
     finding: Finding | None
 
 
-def catch(bug: str) -> Caught:
-    """The seed that is known to catch a planted bug, or else the first that does."""
+_ALL: Final = range(SEARCH_SEEDS_MAX)
+
+
+def catch(bug: str, seeds: range = _ALL) -> Caught:
+    """The seed that is known to catch a planted bug, or else the first of ``seeds`` that does."""
     known = KNOWN_SEEDS.get(bug)
     finding = None if known is None else _find_planted(bug, known)
-    return search(bug) if finding is None else Caught(bug, known, finding)
+    return search(bug, seeds) if finding is None else Caught(bug, known, finding)
 
 
-def search(bug: str) -> Caught:
+def search(bug: str, seeds: range = _ALL) -> Caught:
     """The first seed that catches a planted bug."""
-    for seed in range(SEARCH_SEEDS_MAX):
+    for seed in seeds:
         finding = _find_planted(bug, seed)
         if finding is not None:
             return Caught(bug, seed, finding)
