@@ -524,4 +524,4 @@ SELDOM_CAUGHT: Final = frozenset(
         "epoch ignored by fills",
     )
 )
-"""No seed is known so far: their directed schedules catch them (tests/unit/test_defences.py)."""
+"""No seed is known so far: chance alone does not show that these defences are needed (docs/testing.md)."""

@@ -121,7 +121,7 @@ class Options:
             max_staleness_seconds=random.choice((8.0, 8.0, 30.0)),
             clock_rate_error=random.choice((0.0, 0.005)),
         )
-        return _without_open_findings(_shape(base, random))
+        return _shape(base, random)
 
 
 def _shape(base: Options, random: Random) -> Options:
@@ -226,11 +226,3 @@ def _shape(base: Options, random: Random) -> Options:
                 quiet_seconds=random.choice((0.5, 3.0)),
             )
     return base
-
-
-def _without_open_findings(options: Options) -> Options:
-    """Leaves out what is known to go wrong (docs/testing.md, open findings), so that the rest is seen."""
-    if options.nodes > 1:
-        # A failover that loses what one node has and another lacks is not noticed.
-        return replace(options, faults=options.faults - {"failover"})
-    return options
