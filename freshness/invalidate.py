@@ -96,8 +96,9 @@ def _accumulate(
         # A duplicate is stored again as it is: it must not inherit the age of the first (F64). And the entry is
         # removed again: whoever stored the tombstone may have died before removing it.
         data = compact(tombstone.union(event.lineage, event.epoch, event.position), event).encode()
-    # Never shorter than it was: another invalidator, with a larger D, counts on it.
-    ttl = max(ttl_seconds, held.ttl_seconds)
+    # Never shorter than it was: another invalidator, with a larger D, counts on it. A node keeps items for a second
+    # more than asked (F50): without the 1 the tombstone of a busy key would live longer with every write.
+    ttl = max(ttl_seconds, held.ttl_seconds - 1)
     stored, _ = yield Flow(node, (Cas(marker, data, held.version, ttl), Delete(key)))
     if isinstance(stored, Stored):
         return True

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from freshness.apply import Batch
+from freshness.cachekey import tombstone_key
 from freshness.envelope import Filled, Stamp, record_key
 from freshness.errors import FreshnessError, NodeUnavailable
 from freshness.invalidate import Event, invalidate
@@ -494,6 +495,19 @@ def test_a_shorter_tombstone_ttl_does_not_shorten_what_others_rely_on() -> None:
     one.live(50)
     assert Reader(world, world.replica()).read() is not ReadOutcome.FILLED
     assert world.broken == []
+
+
+def test_the_tombstone_of_a_busy_key_does_not_live_longer_with_every_write() -> None:
+    """A node keeps items a second more than asked (F50): what it says is left must not be asked for again."""
+    world = World()
+    one = Invalidator(world).join()
+    one.apply()
+    for _ in range(20):
+        world.commit(KEY)
+        one.apply()
+    held = world.stores[NODE].peek(tombstone_key(KEY))
+    assert held is not None
+    assert held.ttl_seconds <= D_SECONDS + 1
 
 
 @pytest.mark.parametrize("node_refresh_seconds", [0.7, 2.0, 2.3, 3.1])
