@@ -59,6 +59,10 @@ unit: venv ## the tests that need no server, without the simulation
 integration: servers ## the tests on real servers
 	@$(BIN)/python -m pytest integration $(ARGS)
 
+.PHONY: spark
+spark: setup ## the Spark jobs' tests
+	@$(BIN)/python -m pytest tests/unit/test_spark_audit.py integration/test_spark_audit.py $(ARGS)
+
 .PHONY: sim
 sim: venv ## the simulator: seeds, schedules, exhaustive worlds
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

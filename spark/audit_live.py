@@ -1,0 +1,194 @@
+"""Audit of what every memcached node holds now against the primary: the job and its command line.
+
+``python -m spark.audit_live --config freshness.toml [--json] [--master local[*]]``, or spark-submit. Reads only.
+Every step is a function DataFrame → DataFrame; what it does to a row is in modules that know nothing of Spark.
+Exit codes: 0 all that is served is right, 2 usage or configuration, 3 not known, 5 stale data was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any, Final
+
+import pyarrow
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+from rich.console import Console
+
+from freshness.backends.memcached import MemcachedNode
+from freshness.config import load_config
+from freshness.errors import FreshnessError
+from spark.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, Comparison
+from spark.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, Entry, read_node
+from spark.primary import Primary
+from spark.report import AuditSummary, Example, print_summary
+from spark.schema import ENTRY, VERDICT
+from spark.scope import AuditScope, load_scope
+from spark.session import open_session
+
+EXAMPLES_MAX: Final = 20
+ERRORS_MAX: Final = 20
+_PRINTED_WIDTH: Final = 160
+
+Batches = Iterable[pyarrow.RecordBatch]
+BatchFunction = Callable[[Batches], Iterator[pyarrow.RecordBatch]]
+
+
+# -- on the executors ------------------------------------------------------------------------------------
+
+
+def entry_reader(scope: AuditScope) -> BatchFunction:
+    """Batches with the column ``id``, a node's place in the list, become batches of `ENTRY`."""
+
+    def read(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            for place in batch.column("id").to_pylist():
+                yield from _batched(read_node(scope, MemcachedNode(scope.nodes[place])), ENTRY)
+
+    return read
+
+
+def entry_comparer(scope: AuditScope) -> BatchFunction:
+    """Batches of `ENTRY` become batches of `VERDICT`. Connections are kept for a partition."""
+
+    def compare(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        nodes: dict[str, MemcachedNode] = {}
+        primaries: dict[str, Primary] = {}
+        with ExitStack() as stack:
+
+            def find_node(name: str) -> MemcachedNode:
+                if name not in nodes:
+                    nodes[name] = MemcachedNode(name)
+                    stack.callback(nodes[name].close)
+                return nodes[name]
+
+            def find_primary(keyspace: str) -> Primary:
+                if keyspace not in primaries:
+                    primaries[keyspace] = Primary(scope.primaries[keyspace])
+                    stack.callback(primaries[keyspace].close)
+                return primaries[keyspace]
+
+            comparison = Comparison(scope, find_node, find_primary)
+            for batch in batches:
+                entries = [Entry(**row) for row in batch.to_pylist()]
+                yield from _batched(comparison.compare(entries), VERDICT)
+
+    return compare
+
+
+def _batched(rows: Iterable[Any], schema: StructType) -> Iterator[pyarrow.RecordBatch]:
+    arrow = to_arrow_schema(schema)
+    held: list[dict[str, Any]] = []
+    for row in rows:
+        held.append(asdict(row))
+        if len(held) == ENTRIES_PER_BATCH_MAX:
+            yield pyarrow.RecordBatch.from_pylist(held, schema=arrow)
+            held = []
+    if held:
+        yield pyarrow.RecordBatch.from_pylist(held, schema=arrow)
+
+
+# -- the frames ------------------------------------------------------------------------------------------
+
+
+def read_entries(session: SparkSession, scope: AuditScope) -> DataFrame:
+    """All entries of all nodes (`ENTRY`), one partition for each node."""
+    count = len(scope.nodes)
+    return session.range(0, count, 1, count).mapInArrow(entry_reader(scope), ENTRY)
+
+
+def compare_entries(entries: DataFrame, scope: AuditScope) -> DataFrame:
+    """A `VERDICT` for each entry. The crawler can list an item twice; it is counted once."""
+    return entries.dropDuplicates(["node", "item"]).mapInArrow(entry_comparer(scope), VERDICT)
+
+
+def count_verdicts(verdicts: DataFrame) -> DataFrame:
+    """(state, verdict, count)."""
+    return verdicts.groupBy("state", "verdict").count()
+
+
+def find_examples(verdicts: DataFrame) -> DataFrame:
+    """The entries to show, the poisoned ones first."""
+    return (
+        verdicts.where(F.col("verdict").isin(POISONED, UNKNOWN) & F.col("item").isNotNull())
+        .orderBy((F.col("verdict") != POISONED).cast("int"), "node", "item")
+        .limit(EXAMPLES_MAX)
+    )
+
+
+def find_errors(verdicts: DataFrame) -> DataFrame:
+    """(error) of what did not answer, each once."""
+    failed = (F.col("state") == UNAVAILABLE) | (
+        (F.col("verdict") == UNKNOWN) & (F.col("state") == LIVE) & (F.col("cached") == "")
+    )
+    return verdicts.where(failed).select("error").distinct().orderBy("error").limit(ERRORS_MAX)
+
+
+def audit(session: SparkSession, scope: AuditScope) -> AuditSummary:
+    """Read, compare and count. What does not answer is in the summary; only bugs raise."""
+    verdicts = compare_entries(read_entries(session, scope), scope).persist()
+    try:
+        counts = {(row["state"], row["verdict"]): row["count"] for row in count_verdicts(verdicts).collect()}
+        examples = tuple(
+            Example(**{**row.asDict(), "item": bytes(row["item"]).decode("ascii", "backslashreplace")})
+            for row in find_examples(verdicts).drop("state").collect()
+        )
+        errors = tuple(row["error"] for row in find_errors(verdicts).collect())
+    finally:
+        verdicts.unpersist()
+
+    def total(*wanted: str) -> int:
+        return sum(
+            count for (state, verdict), count in counts.items() if verdict in wanted and state != UNAVAILABLE
+        )
+
+    return AuditSummary(
+        nodes=len(scope.nodes),
+        entries=sum(count for (state, _), count in counts.items() if state != UNAVAILABLE),
+        live=sum(count for (state, _), count in counts.items() if state == LIVE),
+        compared=total(EQUAL, POISONED, IN_FLIGHT),
+        poisoned=total(POISONED),
+        in_flight=total(IN_FLIGHT),
+        unknown=total(UNKNOWN),
+        not_comparable=total(NOT_COMPARABLE),
+        unavailable=errors,
+        examples=examples,
+    )
+
+
+def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
+    """Run the job and print its result. A session that is handed over is not stopped."""
+    parser = argparse.ArgumentParser(
+        prog="spark.audit_live", description="Compare what the cache nodes hold now with the primary."
+    )
+    parser.add_argument("--config", default="freshness.toml", help="the configuration file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
+    options = parser.parse_args(arguments)
+    try:
+        scope = load_scope(load_config(options.config))
+        used = session if session is not None else open_session("freshness audit_live", options.master)
+        try:
+            summary = audit(used, scope)
+        finally:
+            if session is None:
+                used.stop()
+    except FreshnessError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    if options.json:
+        sys.stdout.write(json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n")
+    else:
+        print_summary(summary, Console(width=None if sys.stdout.isatty() else _PRINTED_WIDTH))
+    return summary.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

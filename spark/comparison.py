@@ -1,0 +1,229 @@
+"""Whether what the cache serves is what the primary has. Runs on executors, after the entries were read.
+
+A difference alone proves nothing: the invalidation may be on its way. It is **poisoned** when the row differed, then
+the primary's head was read, and at two later looks the node had acknowledged all of that head, the entry was still
+the same and live, and the row still differed (I1). An entry that went, changed or came to equal the row was **in
+flight**; where neither can be said within the tries it is **unknown**, which is never good news.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, Protocol
+
+from freshness.backend import CacheNode
+from freshness.backends.codec import decode_value
+from freshness.envelope import NodeRecord
+from freshness.errors import FreshnessError
+from freshness.position import Position
+from freshness.registry import ObjectDefinition
+from freshness.request import Item
+from spark.entry import (
+    LIVE,
+    UNAVAILABLE,
+    UNTRUSTED,
+    Entry,
+    digest_value,
+    find_key_values,
+    judge,
+    read_items,
+)
+from spark.scope import AuditScope
+
+RECHECK_WAIT_SECONDS: Final = 1.0
+RECHECKS_MAX: Final = 6
+RECHECKS_TO_CONDEMN: Final = 2
+SHOWN_CHARACTERS_MAX: Final = 500
+
+EQUAL: Final = "equal"
+POISONED: Final = "poisoned"
+IN_FLIGHT: Final = "in_flight"
+UNKNOWN: Final = "unknown"
+NOT_COMPARABLE: Final = "not_comparable"
+NOT_SERVED: Final = "not_served"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A row of `spark.schema.VERDICT`."""
+
+    node: str
+    item: bytes | None
+    object: str
+    state: str
+    verdict: str
+    positions: str = ""
+    cached: str = ""
+    primary: str = ""
+    error: str = ""
+
+
+class PrimaryReader(Protocol):
+    """What is asked of a primary; see `spark.primary.Primary`."""
+
+    def read_rows(
+        self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
+    ) -> dict[bytes, dict[str, Any]]: ...
+
+    def read_head(self) -> Position: ...
+
+
+class Comparison:
+    """Compares batches of entries. ``find_node`` and ``find_primary`` (by keyspace) give open connections."""
+
+    def __init__(
+        self,
+        scope: AuditScope,
+        find_node: Callable[[str], CacheNode],
+        find_primary: Callable[[str], PrimaryReader],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._scope = scope
+        self._find_node = find_node
+        self._find_primary = find_primary
+        self._sleep = sleep
+
+    def compare(self, entries: Sequence[Entry]) -> list[Verdict]:
+        """One verdict for each entry, in any order. A database or node that fails makes its entries unknown."""
+        verdicts = [_verdict(entry, _find_early_verdict(self._scope, entry)) for entry in entries]
+        open_ones = [entry for entry in entries if not _find_early_verdict(self._scope, entry)]
+        verdicts = [verdict for verdict in verdicts if verdict.verdict]
+        for name, group in groupby(sorted(open_ones, key=_object), key=_object):
+            of_object = list(group)
+            try:
+                verdicts += self._compare_rows(self._scope.definitions[name], of_object)
+            except FreshnessError as error:
+                verdicts += [_verdict(entry, UNKNOWN, error=str(error)) for entry in of_object]
+        return verdicts
+
+    def _compare_rows(self, definition: ObjectDefinition, entries: Sequence[Entry]) -> list[Verdict]:
+        primary = self._find_primary(definition.config.keyspace)
+        rows = self._read_rows(primary, definition, entries)
+        differing = [entry for entry in entries if _differs(entry, rows)]
+        equal = [_verdict(entry, EQUAL) for entry in entries if not _differs(entry, rows)]
+        if not differing:
+            return equal
+        # After the rows: whatever made them differ is in this head.
+        return equal + self._look_again(primary, definition, differing, primary.read_head())
+
+    def _look_again(
+        self,
+        primary: PrimaryReader,
+        definition: ObjectDefinition,
+        entries: Sequence[Entry],
+        head: Position,
+    ) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        looks = dict.fromkeys((_place(entry) for entry in entries), 0)
+        left, rows = list(entries), {}
+        for _ in range(RECHECKS_MAX):
+            self._sleep(RECHECK_WAIT_SECONDS)
+            rows = self._read_rows(primary, definition, left)
+            undecided: list[Entry] = []
+            for entry, (now, records) in zip(left, self._read_again(left), strict=True):
+                if _is_another(now, entry) or not _differs(entry, rows):
+                    verdicts.append(_verdict(entry, IN_FLIGHT))
+                    continue
+                if now is not None and now.state == LIVE and _has(records, definition, head):
+                    looks[_place(entry)] += 1
+                if looks[_place(entry)] < RECHECKS_TO_CONDEMN:
+                    undecided.append(entry)
+                else:
+                    verdicts.append(_condemned(entry, POISONED, rows))
+            left = undecided
+            if not left:
+                break
+        why = f"the node did not acknowledge the primary's head {head} in {RECHECKS_MAX} looks"
+        return verdicts + [_condemned(entry, UNKNOWN, rows, why) for entry in left]
+
+    def _read_rows(
+        self, primary: PrimaryReader, definition: ObjectDefinition, entries: Sequence[Entry]
+    ) -> dict[bytes, dict[str, Any]]:
+        keys = [find_key_values(definition, entry.identity) for entry in entries]
+        return primary.read_rows(definition, [key for key in keys if key is not None])
+
+    def _read_again(
+        self, entries: Sequence[Entry]
+    ) -> list[tuple[Entry | None, Mapping[str, NodeRecord | None]]]:
+        """What is under the keys now, None where nothing is, and the records of its node as of before."""
+        answers: dict[tuple[str, bytes], tuple[Entry | None, Mapping[str, NodeRecord | None]]] = {}
+        for name, group in groupby(sorted(entries, key=_node), key=_node):
+            items = [_place(entry)[1] for entry in group]
+            records, replies = read_items(self._scope, self._find_node(name), items)
+            for item, reply in zip(items, replies, strict=True):
+                now = (
+                    judge(self._scope, name, item, reply.value, records) if isinstance(reply, Item) else None
+                )
+                answers[name, item] = now, records
+        return [answers[_place(entry)] for entry in entries]
+
+
+def _find_early_verdict(scope: AuditScope, entry: Entry) -> str:
+    """What can be said without the database; "" for an entry that is to be compared."""
+    if entry.state in (UNAVAILABLE, UNTRUSTED):
+        return UNKNOWN
+    if entry.state != LIVE:
+        return NOT_SERVED
+    return NOT_COMPARABLE if scope.definitions[entry.object].config.is_composite else ""
+
+
+def _differs(entry: Entry, rows: Mapping[bytes, Mapping[str, Any]]) -> bool:
+    row = rows.get(entry.identity)
+    return entry.value_digest != ("" if row is None else digest_value(row))
+
+
+def _is_another(now: Entry | None, entry: Entry) -> bool:
+    """The entry went, or was replaced, or is a hit no longer. An untrusted node says nothing of that."""
+    return now is None or now.entry_digest != entry.entry_digest or now.state not in (LIVE, UNTRUSTED)
+
+
+def _has(records: Mapping[str, NodeRecord | None], definition: ObjectDefinition, head: Position) -> bool:
+    found = [records.get(lineage) for lineage in definition.policy.lineages]
+    return all(record is not None and record.progress.contains(head) for record in found)
+
+
+def _verdict(entry: Entry, verdict: str, *, error: str = "") -> Verdict:
+    return Verdict(
+        entry.node,
+        entry.item,
+        entry.object,
+        entry.state,
+        verdict,
+        entry.positions,
+        error=error or entry.error,
+    )
+
+
+def _condemned(entry: Entry, verdict: str, rows: Mapping[bytes, Mapping[str, Any]], why: str = "") -> Verdict:
+    return Verdict(
+        entry.node,
+        entry.item,
+        entry.object,
+        entry.state,
+        verdict,
+        entry.positions,
+        _shown(None if entry.value is None else decode_value(entry.value)),
+        _shown(rows.get(entry.identity)),
+        why,
+    )
+
+
+def _shown(value: object) -> str:
+    text = "no such row" if value is None else repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
+
+
+def _place(entry: Entry) -> tuple[str, bytes]:
+    assert entry.item is not None, "an entry to compare has a key"
+    return entry.node, entry.item
+
+
+def _node(entry: Entry) -> str:
+    return entry.node
+
+
+def _object(entry: Entry) -> str:
+    return entry.object

@@ -1,0 +1,188 @@
+"""What one node holds, entry by entry, and whether each would be a hit. Runs on executors.
+
+Reads only, with the project's own client, in batches and no faster than a bound. A node that fails becomes a row that
+says so: what was not read is never taken for absent. Called by ``spark.audit_live``, `judge` by the comparison too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import islice
+from typing import Any, Final
+from urllib.parse import unquote
+
+from freshness.backend import CacheNode
+from freshness.backends.codec import decode_value, encode_value
+from freshness.envelope import STUB, Filled, NodeRecord, record_key
+from freshness.errors import FormatError, FreshnessError
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.membership import find_record
+from freshness.registry import ObjectDefinition
+from freshness.request import Get, Item, Reply
+from freshness.rule import find_hit_refusal, find_record_refusal
+from spark.metadump import open_entry_keys
+from spark.scope import AuditScope
+
+ENTRIES_PER_BATCH_MAX: Final = 200
+ENTRIES_PER_SECOND_MAX: Final = 20_000
+"""How fast one node is read. A node serves a hundred times as many."""
+
+LIVE: Final = "live"
+STUBBED: Final = "stub"
+FOREIGN: Final = "foreign"
+UNCONFIGURED: Final = "unconfigured"
+UNTRUSTED: Final = "untrusted"
+"""Nobody vouches for the node now, or it is closed, or of another ring: it cannot be told whether it is a hit."""
+UNAVAILABLE: Final = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of `spark.schema.ENTRY`. ``state``: `LIVE`, or why it is no hit. ``value``: as encoded, None for "no
+    such row". ``value_digest`` is of the value as it would be encoded now, "" for "no such row"."""
+
+    node: str
+    item: bytes | None
+    object: str
+    identity: bytes
+    state: str
+    positions: str = ""
+    entry_digest: str = ""
+    value_digest: str = ""
+    value: bytes | None = None
+    error: str = ""
+
+
+def read_node(
+    scope: AuditScope,
+    node: CacheNode,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Entry]:
+    """All entries of the namespace on one node; after a failure, one `UNAVAILABLE` row and no more."""
+    try:
+        with open_entry_keys(node.name, scope.namespace, sleep) as keys:
+            began, count = clock(), 0
+            while batch := list(islice(keys, ENTRIES_PER_BATCH_MAX)):
+                yield from read_batch(scope, node, batch)
+                count += len(batch)
+                sleep(max(0.0, began + count / ENTRIES_PER_SECOND_MAX - clock()))
+    except FreshnessError as error:
+        yield Entry(node.name, None, "", b"", UNAVAILABLE, error=str(error))
+    finally:
+        node.close()
+
+
+def read_batch(scope: AuditScope, node: CacheNode, items: Sequence[bytes]) -> Iterator[Entry]:
+    """These items of a node, with the node's records read before them. Those that are gone are left out."""
+    records, replies = read_items(scope, node, items)
+    for item, reply in zip(items, replies, strict=True):
+        if isinstance(reply, Item):
+            yield judge(scope, node.name, item, reply.value, records)
+
+
+def read_items(
+    scope: AuditScope, node: CacheNode, items: Sequence[bytes]
+) -> tuple[dict[str, NodeRecord | None], list[Reply]]:
+    """The records first: an entry seen after the progress that it was read with has outlived that progress (I1)."""
+    requests = [Get(record_key(scope.namespace, lineage)) for lineage in scope.lineages]
+    replies = node.perform([*requests, *map(Get, items)])
+    count = len(scope.lineages)
+    found = map(find_record, replies[:count])
+    return dict(zip(scope.lineages, found, strict=True)), replies[count:]
+
+
+def judge(
+    scope: AuditScope, node: str, item: bytes, data: bytes, records: Mapping[str, NodeRecord | None]
+) -> Entry:
+    """What these bytes are under this key, by the rule that readers go by."""
+    name = item[len(scope.namespace) + 1 :].split(b":", 1)[0].decode("latin-1")
+    definition = scope.definitions.get(name)
+    if data == STUB:
+        return Entry(node, item, name, b"", STUBBED)
+    if definition is None:
+        return Entry(node, item, name, b"", UNCONFIGURED)
+    try:
+        filled = Filled.decode(data)
+        value_digest = "" if filled.value is None else digest_value(decode_value(filled.value))
+    except FormatError as error:
+        return Entry(node, item, name, b"", FOREIGN, error=str(error))
+    return Entry(
+        node,
+        item,
+        name,
+        filled.identity,
+        _find_state(scope, definition, item, filled, records),
+        ", ".join(f"{stamp.lineage} epoch {stamp.epoch}: {stamp.position}" for stamp in filled.stamps),
+        digest_bytes(data),
+        value_digest,
+        filled.value,
+    )
+
+
+def _find_state(
+    scope: AuditScope,
+    definition: ObjectDefinition,
+    item: bytes,
+    filled: Filled,
+    records: Mapping[str, NodeRecord | None],
+) -> str:
+    lineages = definition.policy.lineages
+    if any(find_record_refusal(records.get(lineage), scope.ring_version) for lineage in lineages):
+        return UNTRUSTED
+    refusal = find_hit_refusal(definition.policy, _served_identity(definition, item, filled), filled, records)
+    return LIVE if refusal is None else refusal.name.lower()
+
+
+def _served_identity(definition: ObjectDefinition, item: bytes, filled: Filled) -> bytes:
+    """The identity of the one key that could be asked for and answered with this entry; b"" where there is none."""
+    values = find_key_values(definition, filled.identity)
+    if values is None:
+        return b""
+    key = definition.builder.build(values)
+    return definition.identity(key) if key.item == item else b""
+
+
+def find_key_values(definition: ObjectDefinition, identity: bytes) -> tuple[Any, ...] | None:
+    """The key that an entry's identity spells, as values for a query; None where it is no key of the object.
+
+    The fine spelling of a key column equals, for the database, every value that is spelled so.
+    """
+    columns = definition.builder.columns
+    try:
+        parts = identity[4:].decode("ascii").split(":")
+        if len(parts) != len(columns):
+            return None
+        values = tuple(_parse_spelling(column, part) for column, part in zip(columns, parts, strict=True))
+        if definition.identity(definition.builder.build(values)) != identity:
+            return None
+    except (ValueError, ArithmeticError):  # FormatError and UnicodeDecodeError are ValueErrors
+        return None
+    return values
+
+
+def _parse_spelling(column: KeyColumn, text: str) -> Any:
+    match column.kind:
+        case ColumnKind.INTEGER:
+            return int(text)
+        case ColumnKind.DECIMAL:
+            return Decimal(text)  # as text the database would compare it as floating point
+        case ColumnKind.BINARY:
+            return bytes.fromhex(text)
+        case ColumnKind.DATETIME:
+            return unquote(text, errors="strict").replace("T", " ")
+        case _:
+            return unquote(text, errors="strict")
+
+
+def digest_value(value: object) -> str:
+    """Of a value that is there. Equal digests are equal values."""
+    return digest_bytes(encode_value(value))
+
+
+def digest_bytes(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

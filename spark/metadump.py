@@ -1,0 +1,103 @@
+"""The keys that a memcached node holds, by ``lru_crawler metadump all`` (memcached's doc/protocol.txt).
+
+The crawler walks a living cache: an item that moves between its lists meanwhile can be listed twice or, rarely, not
+at all. The dump is taken as fast as it comes and kept in a temporary file, so that the crawler never waits for us.
+Never a partial list as if it were whole: a dump without its END raises. Called by ``spark.entry``.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Final
+from urllib.parse import unquote_to_bytes
+
+from freshness.config import parse_host_port
+from freshness.errors import NodeUnavailable, NodeUnsuitable
+
+TIMEOUT_SECONDS: Final = 5.0
+"""The longest wait for the next bytes of the dump."""
+
+BUSY_RETRIES_MAX: Final = 40
+BUSY_WAIT_SECONDS: Final = 0.25
+"""The crawler serves one client at a time, and the node itself."""
+
+_COMMAND: Final = b"lru_crawler metadump all\r\n"
+_RECEIVE_BYTES: Final = 262_144
+
+
+class _Busy(Exception):
+    """The crawler is at work for somebody else."""
+
+
+@contextmanager
+def open_entry_keys(
+    node: str, namespace: str, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Iterator[bytes]]:
+    """The keys of entries, without tombstones and node records, as they come in the dump.
+
+    Raises `NodeUnavailable` where the dump is cut or the crawler stays busy, `NodeUnsuitable` where it is off.
+    """
+    with tempfile.TemporaryFile() as spool:
+        for _ in range(BUSY_RETRIES_MAX):
+            spool.seek(0)
+            spool.truncate()
+            try:
+                _dump(node, namespace, spool)
+                break
+            except _Busy:
+                sleep(BUSY_WAIT_SECONDS)
+        else:
+            raise NodeUnavailable(
+                f"memcached {node}: its crawler was busy at {BUSY_RETRIES_MAX} tries",
+                hint="another program dumps its keys; try again when that is done",
+            )
+        spool.seek(0)
+        yield (line.rstrip(b"\n") for line in spool)
+
+
+def _dump(node: str, namespace: str, spool: IO[bytes]) -> None:
+    try:
+        with socket.create_connection(parse_host_port(node), TIMEOUT_SECONDS) as connection:
+            connection.sendall(_COMMAND)
+            for line in _lines(connection):
+                if line in (b"END", b"NOTSTARTED no items to crawl"):
+                    return
+                key = find_entry_key(line, node, namespace)
+                if key is not None:
+                    spool.write(key + b"\n")
+    except OSError as error:
+        raise NodeUnavailable(
+            f"memcached {node}: listing its keys failed: {error or type(error).__name__}",
+            hint="see that memcached runs there and is reachable; nothing was concluded from the silence",
+        ) from error
+
+
+def _lines(connection: socket.socket) -> Iterator[bytes]:
+    rest = b""
+    while True:
+        received = connection.recv(_RECEIVE_BYTES)
+        if not received:
+            raise ConnectionResetError("the server closed the connection before END")
+        *lines, rest = (rest + received).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+def find_entry_key(line: bytes, node: str, namespace: str) -> bytes | None:
+    """The key in one line of the dump; None for a key of others, a tombstone or a node record."""
+    if not line.startswith(b"key="):
+        if line.startswith((b"BUSY", b"ERROR locked")):
+            raise _Busy
+        raise NodeUnsuitable(
+            f"memcached {node} does not list its keys: {line[:200].decode('latin-1')}",
+            hint="say 'lru_crawler enable' to it, or start it without -o no_lru_crawler and -X",
+        )
+    key = unquote_to_bytes(line[4:].split(b" ", 1)[0])
+    prefix = namespace.encode() + b":"
+    is_entry = key.startswith(prefix) and not key.startswith(prefix + b"!") and not key.endswith(b"!")
+    # No key of ours holds a line end; one that does is another program's.
+    return key if is_entry and b"\n" not in key else None

@@ -1,0 +1,91 @@
+"""What an audit covers, as one value that travels to the executors: objects, placement, primaries.
+
+It holds the addresses of the primaries with their passwords, since the executors log in: it must never be printed.
+Built by the mains, read by everything that runs on executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from freshness.backends.database import Connection, connect, translated
+from freshness.backends.schema import key_columns
+from freshness.config import Config, ServerAddress
+from freshness.errors import ConfigError
+from freshness.keycolumn import KeyColumn
+from freshness.placement import Placement
+from freshness.registry import ObjectDefinition, build_registry
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryAddress:
+    """The server that has the truth of one keyspace."""
+
+    address: ServerAddress
+    flavor: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditScope:
+    """``primaries`` by keyspace, ``definitions`` by object name. Plain dicts: it is pickled."""
+
+    namespace: str
+    nodes: tuple[str, ...]
+    ring_version: int
+    lineages: tuple[str, ...]
+    definitions: Mapping[str, ObjectDefinition]
+    primaries: Mapping[str, PrimaryAddress]
+
+
+def load_scope(config: Config) -> AuditScope:
+    """Read the schema of the primaries. Raises `ConfigError` for another backend than memcached, and what the
+    database raises."""
+    if config.cache.backend != "memcached":
+        raise ConfigError(
+            f'cache.backend = "{config.cache.backend}" cannot be audited live',
+            hint="only memcached lists its keys in the way this audit reads them",
+        )
+    primaries = {
+        name: PrimaryAddress(keyspace.shards[0].primary, keyspace.flavor)
+        for name, keyspace in config.keyspaces.items()
+    }
+    definitions = _read_definitions(config, primaries)
+    return AuditScope(
+        namespace=config.cache.namespace,
+        nodes=config.cache.nodes,
+        ring_version=Placement(config.cache.nodes, config.cache.namespace).ring_version,
+        lineages=config.lineages,
+        definitions={name: _portable(definition) for name, definition in definitions.items()},
+        primaries=primaries,
+    )
+
+
+def _read_definitions(
+    config: Config, primaries: Mapping[str, PrimaryAddress]
+) -> Mapping[str, ObjectDefinition]:
+    connections: dict[str, Connection] = {}
+
+    def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
+        address = primaries[keyspace].address
+        if keyspace not in connections:
+            connections[keyspace] = connect(address)
+        try:
+            return key_columns(connections[keyspace], address.database, table, column)
+        except Exception as error:
+            raise translated(error, address, "reading the schema") from error
+
+    try:
+        return build_registry(config, find_columns)
+    finally:
+        for connection in connections.values():
+            connection.close()
+
+
+def _portable(definition: ObjectDefinition) -> ObjectDefinition:
+    """With dicts in the place of read-only views, which cannot be pickled."""
+    return replace(
+        definition,
+        config=replace(definition.config, members=dict(definition.config.members)),
+        columns_by_table=dict(definition.columns_by_table),
+    )

@@ -1,0 +1,455 @@
+"""The live audit without Spark: which keys, which entries are hits, and what a difference proves."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from decimal import Decimal
+from typing import Any, Final
+
+import pytest
+from rich.console import Console
+
+from freshness.backends.codec import encode_value
+from freshness.backends.memory import MemoryNode, MemoryStore
+from freshness.cachekey import KeyBuilder
+from freshness.config import ObjectConfig, ServerAddress
+from freshness.envelope import STUB, Coverage, Filled, NodeRecord, Stamp, record_key
+from freshness.errors import NodeUnavailable, NodeUnsuitable, SourceUnavailable
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.position import Position, parse_position
+from freshness.registry import ObjectDefinition
+from freshness.request import Add, Delete, Stored
+from freshness.rule import ObjectPolicy
+from spark import comparison, entry, schema
+from spark.comparison import Comparison, Verdict
+from spark.entry import Entry, find_key_values, read_batch
+from spark.metadump import BUSY_RETRIES_MAX, find_entry_key, open_entry_keys
+from spark.report import AuditSummary, Example, print_summary
+from spark.scope import AuditScope, PrimaryAddress
+
+NODE: Final = "127.0.0.1:11211"
+LINEAGE: Final = "shop/-"
+LIFE: Final = b"LIFELIFE"
+RING: Final = 7
+
+
+def at(sequence: int) -> Position:
+    return parse_position("mariadb", f"0-1-{sequence}")
+
+
+def define(name: str, *columns: KeyColumn, table: str | None = "customers") -> ObjectDefinition:
+    members = {} if table else {"customers": "id"}
+    return ObjectDefinition(
+        ObjectConfig(name=name, keyspace="shop", table=table, key=None if table else "id", members=members),
+        ObjectPolicy(name, 5, ("customers",), (LINEAGE,), 60),
+        KeyBuilder("shop", name, columns),
+        {"customers": columns},
+    )
+
+
+ID: Final = KeyColumn("id", ColumnKind.INTEGER)
+CUSTOMER: Final = define("customer", ID)
+PROFILE: Final = define("profile", ID, table=None)
+SCOPE: Final = AuditScope(
+    "shop",
+    (NODE,),
+    RING,
+    (LINEAGE,),
+    {"customer": CUSTOMER, "profile": PROFILE},
+    {"shop": PrimaryAddress(ServerAddress("127.0.0.1", password="secret"), "mariadb")},
+)
+
+
+# -- the dump --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (b"key=shop%3Acustomer%3A1 exp=0 la=1 cas=2 fetch=no cls=1 size=9", b"shop:customer:1"),
+        (b"key=shop%3Acustomer%3A%2541 exp=-1", b"shop:customer:%41"),
+        (b"key=shop%3Acustomer%3A1! exp=0", None),
+        (b"key=shop%3Acustomer%3A1%21 exp=0", None),
+        (b"key=shop%3A%21shop/- exp=0", None),
+        (b"key=shop%3A!shop%2F-!resume exp=0", None),
+        (b"key=other%3Acustomer%3A1 exp=0", None),
+        (b"key=shopping%3A1 exp=0", None),
+        (b"key=shop%3Aa%0Ab exp=0", None),
+    ],
+)
+def test_the_keys_of_entries_are_found_in_the_dump(line: bytes, key: bytes | None) -> None:
+    assert find_entry_key(line, NODE, "shop") == key
+
+
+def test_a_node_that_does_not_dump_is_told() -> None:
+    with pytest.raises(NodeUnsuitable, match="lru crawler disabled"):
+        find_entry_key(b"CLIENT_ERROR lru crawler disabled", NODE, "shop")
+
+
+@contextmanager
+def dumping(answers: Sequence[bytes]) -> Iterator[str]:
+    """A server that gives one answer for each connection, the last one for ever, and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = list(answers)
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return  # the test is over
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+WHOLE: Final = b"key=shop%3Ac%3A1 exp=0\nkey=shop%3Ac%3A2 exp=0\r\nEND\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answers", "keys", "waits"),
+    [
+        ([WHOLE], [b"shop:c:1", b"shop:c:2"], 0),
+        ([b"END\r\n"], [], 0),
+        ([b"NOTSTARTED no items to crawl\r\n"], [], 0),
+        ([b"BUSY currently processing crawler request\r\n", WHOLE], [b"shop:c:1", b"shop:c:2"], 1),
+    ],
+)
+def test_a_dump_is_read(answers: list[bytes], keys: list[bytes], waits: int) -> None:
+    slept: list[float] = []
+    with dumping(answers) as node, open_entry_keys(node, "shop", slept.append) as found:
+        assert list(found) == keys
+    assert len(slept) == waits
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"), [(b"key=shop%3Ac%3A1 exp=0\n", "before END"), (b"BUSY x\r\n", "was busy")]
+)
+def test_a_dump_that_is_cut_or_never_given_is_no_empty_one(answer: bytes, message: str) -> None:
+    slept: list[float] = []
+    with (
+        dumping([answer]) as node,
+        pytest.raises(NodeUnavailable, match=message),
+        open_entry_keys(node, "shop", slept.append),
+    ):
+        pass
+    assert len(slept) in (0, BUSY_RETRIES_MAX)
+
+
+# -- a cache and a primary -------------------------------------------------------------------------------
+
+
+class World:
+    """A node and a primary in memory. Each wait of the comparison runs the next of ``while_waiting``."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(NODE, clock=lambda: 1000.0)
+        self.node = MemoryNode(self.store)
+        self.rows: dict[int, dict[str, Any]] = {1: {"id": 1, "v": "new"}}
+        self.head = at(10)
+        self.is_down = False
+        self.while_waiting: list[Callable[[], None]] = []
+        self.waits = 0
+        self.record(10)
+
+    def record(self, progress: int, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "lineage": LINEAGE,
+            "life": LIFE,
+            "tenure": b"TENURE..",
+            "is_open": True,
+            "epoch": 1,
+            "ring": RING,
+            "as_of_us": 0,
+            "heartbeat_age_ms": 0,
+            "losses": 0,
+            "progress": at(progress),
+            "floor": at(1),
+            "objects": {"customer": Coverage(5, at(1))},
+        }
+        self.put(record_key("shop", LINEAGE), NodeRecord(**{**fields, **changes}).encode())
+
+    def put(self, item: bytes, data: bytes) -> None:
+        replies = self.node.perform([Delete(item), Add(item, data, 60)])
+        assert isinstance(replies[1], Stored)
+
+    def fill(self, value: Any, *, name: str = "customer", key: int = 1, **changes: Any) -> None:
+        stamp = replace(Stamp(LINEAGE, LIFE, 1, at(5)), **changes)
+        identity = (5).to_bytes(4, "big") + str(key).encode()
+        filled = Filled((stamp,), identity, None if value is None else encode_value(value))
+        self.put(f"shop:{name}:{key}".encode(), filled.encode())
+
+    def read(self, *items: str) -> list[Entry]:
+        names = items or ("shop:customer:1",)
+        return list(read_batch(SCOPE, self.node, [name.encode() for name in names]))
+
+    def compare(self) -> Verdict:
+        [verdict] = self.compare_all(self.read())
+        return verdict
+
+    def compare_all(self, entries: list[Entry]) -> list[Verdict]:
+        return Comparison(SCOPE, lambda _: self.node, lambda _: self, self._wait).compare(entries)
+
+    def _wait(self, _: float) -> None:
+        self.waits += 1
+        if self.while_waiting:
+            self.while_waiting.pop(0)()
+
+    def read_rows(
+        self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
+    ) -> dict[bytes, dict[str, Any]]:
+        if self.is_down:
+            raise SourceUnavailable("the primary is down", hint="start it")
+        build = definition.builder.build
+        return {definition.identity(build(key)): self.rows[key[0]] for key in keys if key[0] in self.rows}
+
+    def read_head(self) -> Position:
+        return self.head
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+OLD: Final = {"id": 1, "v": "old"}
+
+
+# -- which entries are hits ------------------------------------------------------------------------------
+
+
+def test_an_entry_of_this_life_is_live(world: World) -> None:
+    world.fill(OLD)
+    [found] = world.read()
+    assert (found.state, found.object, found.node) == ("live", "customer", NODE)
+    assert found.positions == f"{LINEAGE} epoch 1: 0-1-5"
+    assert found.value == encode_value(OLD)
+
+
+def test_why_an_entry_is_no_hit(world: World) -> None:
+    world.fill(OLD, life=b"FORMER..")
+    assert world.read()[0].state == "dead"
+    world.fill(OLD)
+    world.record(10, table_floors={"customers": at(6)})
+    assert world.read()[0].state == "table_floor"
+    for change in ({"is_open": False}, {"ring": RING + 1}):
+        world.record(10, **change)
+        assert world.read()[0].state == entry.UNTRUSTED
+    world.node.perform([Delete(record_key("shop", LINEAGE))])
+    assert world.read()[0].state == entry.UNTRUSTED
+
+
+def test_an_entry_under_the_key_of_another_is_no_hit(world: World) -> None:
+    filled = Filled((Stamp(LINEAGE, LIFE, 1, at(5)),), b"\0\0\0\x052", encode_value(OLD))
+    world.put(b"shop:customer:1", filled.encode())
+    assert world.read()[0].state == "identity"
+
+
+def test_what_is_not_ours_is_no_hit(world: World) -> None:
+    world.put(b"shop:customer:1", b"text")
+    world.put(b"shop:customer:2", STUB)
+    world.put(b"shop:gone:1", b"text")
+    states = [
+        one.state
+        for one in world.read("shop:customer:1", "shop:customer:2", "shop:gone:1", "shop:customer:3")
+    ]
+    assert states == [entry.FOREIGN, entry.STUBBED, entry.UNCONFIGURED]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "found"),
+    [
+        (ID, -7, -7),
+        (KeyColumn("k", ColumnKind.STRING, "utf8mb4_bin"), "a:ü~! %41", "a:ü~! %41"),
+        (KeyColumn("k", ColumnKind.STRING, "utf8mb4_general_ci"), "AbC  ", "abc"),
+        (KeyColumn("k", ColumnKind.BINARY, length=3), b"a\0b", b"a\0b"),
+        (KeyColumn("k", ColumnKind.DECIMAL), Decimal("1.50"), Decimal("1.5")),
+        (KeyColumn("k", ColumnKind.DATE), "2026-01-31", "2026-01-31"),
+        (KeyColumn("k", ColumnKind.DATETIME), "2026-01-31 10:00:00.50", "2026-01-31 10:00:00.5"),
+    ],
+)
+def test_an_identity_is_read_back_as_the_key(column: KeyColumn, value: Any, found: Any) -> None:
+    definition = define("thing", ID, column)
+    key = definition.builder.build((3, value))
+    values = find_key_values(definition, definition.identity(key))
+    assert values == (3, found)
+    assert definition.builder.build((3, found)) == key
+
+
+@pytest.mark.parametrize(
+    "identity", [b"", b"\0\0\0\x05", b"\0\0\0\x05x", b"\0\0\0\x051:2", b"\0\0\0\x061", b"\0\0\0\x05\xff"]
+)
+def test_an_identity_that_is_no_key_is_none(identity: bytes) -> None:
+    assert find_key_values(CUSTOMER, identity) is None
+
+
+# -- what a difference proves ----------------------------------------------------------------------------
+
+
+def test_the_row_of_the_primary_is_equal(world: World) -> None:
+    world.fill(world.rows[1])
+    assert world.compare().verdict == comparison.EQUAL
+    assert world.waits == 0
+
+
+def test_no_row_equals_no_row(world: World) -> None:
+    world.rows.clear()
+    world.fill(None)
+    assert world.compare().verdict == comparison.EQUAL
+
+
+@pytest.mark.parametrize(("value", "shown"), [(OLD, "'old'"), (None, "no such row")])
+def test_a_difference_that_outlives_the_acknowledged_head_is_poisoned(
+    world: World, value: Any, shown: str
+) -> None:
+    world.fill(value)
+    verdict = world.compare()
+    assert verdict.verdict == comparison.POISONED
+    assert world.waits == comparison.RECHECKS_TO_CONDEMN
+    assert shown in verdict.cached
+    assert "'new'" in verdict.primary
+
+
+def test_a_value_of_a_row_that_is_gone_is_poisoned(world: World) -> None:
+    world.fill(OLD)
+    world.rows.clear()
+    assert world.compare().verdict == comparison.POISONED
+
+
+def test_one_look_does_not_condemn(world: World) -> None:
+    world.fill(OLD)
+    world.while_waiting = [lambda: None, lambda: world.put(b"shop:customer:1", STUB)]
+    assert world.compare().verdict == comparison.IN_FLIGHT
+
+
+def _forget(world: World) -> None:
+    world.node.perform([Delete(b"shop:customer:1")])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _forget,
+        lambda world: world.fill(OLD, position=at(6)),
+        lambda world: world.fill({"id": 1, "v": "new"}),
+        lambda world: world.rows.update({1: OLD}),
+        lambda world: world.record(11, life=b"ANOTHER."),
+        lambda world: world.record(11, table_floors={"customers": at(11)}),
+    ],
+)
+def test_what_goes_or_changes_was_in_flight(world: World, change: Callable[[World], None]) -> None:
+    world.fill(OLD)
+    world.while_waiting = [lambda: change(world)]
+    assert world.compare().verdict == comparison.IN_FLIGHT
+
+
+def test_without_the_head_acknowledged_it_is_unknown(world: World) -> None:
+    world.fill(OLD)
+    world.head = at(11)
+    verdict = world.compare()
+    assert verdict.verdict == comparison.UNKNOWN
+    assert "0-1-11" in verdict.error
+    assert world.waits == comparison.RECHECKS_MAX
+
+
+def test_an_acknowledgement_that_comes_late_condemns_only_after_it(world: World) -> None:
+    world.fill(OLD)
+    world.head = at(11)
+    world.while_waiting = [lambda: None, lambda: None, lambda: world.record(11)]
+    assert world.compare().verdict == comparison.POISONED
+    assert world.waits == 4
+
+
+def test_a_node_that_closes_meanwhile_proves_nothing(world: World) -> None:
+    world.fill(OLD)
+    world.while_waiting = [lambda: world.record(11, is_open=False)]
+    assert world.compare().verdict == comparison.UNKNOWN
+
+
+def test_silence_is_unknown(world: World) -> None:
+    world.fill(OLD)
+    entries = world.read()
+    world.is_down = True
+    [verdict] = world.compare_all(entries)
+    assert (verdict.verdict, verdict.error) == (comparison.UNKNOWN, "the primary is down (start it)")
+    world.is_down = False
+    world.store.down = True
+    [verdict] = world.compare_all(entries)
+    assert verdict.verdict == comparison.UNKNOWN
+    assert NODE in verdict.error
+
+
+def test_what_is_not_compared_says_why(world: World) -> None:
+    world.fill(OLD, name="profile")
+    world.fill(OLD, life=b"FORMER..")
+    entries = world.read("shop:customer:1", "shop:profile:1")
+    world.record(10, is_open=False)
+    entries += world.read("shop:profile:1")
+    entries.append(Entry(NODE, None, "", b"", entry.UNAVAILABLE, error="silent"))
+    verdicts = {(one.object, one.state): one.verdict for one in world.compare_all(entries)}
+    assert verdicts == {
+        ("customer", "dead"): comparison.NOT_SERVED,
+        ("profile", "live"): comparison.NOT_COMPARABLE,
+        ("profile", entry.UNTRUSTED): comparison.UNKNOWN,
+        ("", entry.UNAVAILABLE): comparison.UNKNOWN,
+    }
+
+
+# -- the result ------------------------------------------------------------------------------------------
+
+CLEAN: Final = AuditSummary(1, 3, 2, 2, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, 0),
+        ({"in_flight": 1}, 0),
+        ({"live": 0, "compared": 0}, 0),
+        ({"poisoned": 1, "unknown": 1, "unavailable": ("x",)}, 5),
+        ({"unknown": 1}, 3),
+        ({"unavailable": ("x",)}, 3),
+        ({"compared": 0, "not_comparable": 2}, 3),
+    ],
+)
+def test_the_exit_code(changes: dict[str, Any], code: int) -> None:
+    assert replace(CLEAN, **changes).exit_code == code
+
+
+def test_the_report_shows_keys_as_they_are() -> None:
+    example = Example(NODE, "shop:c:[red]1", "c", "poisoned", "p", "['old']", "['new']", "")
+    shown = io.StringIO()
+    summary = replace(CLEAN, poisoned=1, examples=(example,), unavailable=("node [x]",))
+    print_summary(summary, Console(width=160, file=shown))
+    text = shown.getvalue()
+    for part in ("shop:c:[red]1", "['old']", "['new']", "no answer: node [x]", "not comparable"):
+        assert part in text
+
+
+# -- what travels ----------------------------------------------------------------------------------------
+
+
+def test_the_rows_are_those_of_the_schema() -> None:
+    for kind, wanted in ((Entry, schema.ENTRY), (Verdict, schema.VERDICT)):
+        assert [one.name for one in fields(kind)] == wanted.fieldNames()
+
+
+def test_a_scope_travels_and_shows_no_password() -> None:
+    again = pickle.loads(pickle.dumps(SCOPE))  # noqa: S301
+    assert again.primaries == SCOPE.primaries
+    assert again.definitions["customer"].builder.build((1,)) == CUSTOMER.builder.build((1,))
+    assert "secret" not in repr(SCOPE)
