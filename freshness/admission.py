@@ -100,7 +100,7 @@ def _join_alive(
         return
     _start_from(member, record, item, read_at)
     if not record.is_open:
-        member.target = member.everything(head)
+        member.target, member.opens_after = member.everything(head), read_at
     yield from _cover_objects(member, head)
 
 
@@ -124,6 +124,9 @@ def _is_revivable(member: Membership, resume: NodeRecord, head: Head, report: St
 
 
 def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
+    # The copy may lack the last that was acknowledged, and the primary may not show it yet (F57). It is in the log
+    # all the same: a heartbeat that is begun from now on comes through the stream after it.
+    opens_after = member.clock()
     closed = replace(resume, is_open=False, tenure=member.nonce())
     request = Add(member.record_key, closed.encode(), member.policy.lease_seconds - 1)
     yield Flow(member.node, (request,))
@@ -136,7 +139,7 @@ def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
     if head.epoch != record.epoch:
         raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined anew")
     _start_from(member, record, item, read_at)
-    member.target = member.everything(head)
+    member.target, member.opens_after = member.everything(head), opens_after
     yield from _cover_objects(member, head)
 
 

@@ -83,6 +83,7 @@ class Membership:
     in this life. ``old``: the part of it whose tombstones may have expired, so that the floor must hold it.
     ``recent``: (sent at, streamed) of the batches of the last W seconds. ``target``: what must be applied before
     a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
+    ``opens_after``: heartbeats begun before that moment do not open it.
     """
 
     node: str
@@ -100,6 +101,7 @@ class Membership:
     target: Position | None = None
     is_trailing: bool = False
     why_not_trailing: str = ""
+    opens_after: float = float("-inf")
     heartbeat: HeartbeatSeen | None = None
     published_at: float = float("-inf")
     inspected_at: float = float("-inf")
@@ -128,7 +130,7 @@ class Membership:
     def leave(self) -> None:
         """Forget everything: the next use must be a join."""
         self.record = self.target = self.heartbeat = self.resume_version = None
-        self.resume_written_at = self.published_at = self.inspected_at = float("-inf")
+        self.resume_written_at = self.published_at = self.inspected_at = self.opens_after = float("-inf")
         self.version = 0
         self.recent.clear()
 
@@ -188,6 +190,7 @@ class Membership:
         if (
             self.target is None
             and self.heartbeat is not None
+            and self.heartbeat.written_at >= self.opens_after
             and age <= self.policy.heartbeat_age_max_seconds
         ):
             fresh = replace(

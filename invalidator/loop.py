@@ -120,9 +120,10 @@ def _check_history(shard: ShardInvalidator) -> LoopProcedure:
     values from a future that a failover took back (F28)."""
     head = yield ReadHead()
     for member in shard.joined:
-        if not head.position.contains(member.applied):
+        wanted = member.applied if member.target is None else member.applied.union(member.target)
+        if not head.position.contains(wanted):
             raise HistoryLost(
-                f"the primary has never executed all that node {member.node} has acknowledged",
+                f"the primary has never executed all that node {member.node} has acknowledged or waits for",
                 hint="a failover lost transactions (F28, F29): if that stays so, the epoch is raised",
             )
 

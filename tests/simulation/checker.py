@@ -318,7 +318,7 @@ class Checker:
     def _check_growth(
         self, node: str, shard: Shard, life: Life, before: NodeRecord | None, record: NodeRecord
     ) -> None:
-        # A floor may run ahead of progress (head mode). After a lapse, what nobody has acknowledged of it may be missing:
+        # A floor may run ahead of progress (head mode). After a lapse, what nobody has acknowledged may be missing:
         # it is in no progress, and the stream brings it again.
         for what, former, present in (
             ("floor", life.open_floor.intersection(life.acknowledged), record.floor),

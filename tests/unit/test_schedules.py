@@ -533,3 +533,25 @@ def test_a_policy_under_which_a_table_is_never_acknowledged_is_refused() -> None
             tombstone_ttl_seconds=30,
             trail_seconds=18,
         )
+
+
+def test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse() -> None:
+    """F57, F87: the resume copy lacks the last commit that was acknowledged, the primary does not show it yet, and the
+    stream brings an own heartbeat again that is older than the lapse: the node must wait for one begun since."""
+    world = World()
+    one = Invalidator(world).join()
+    one.apply()
+    world.commit(KEY)
+    one.apply()
+    old_beat = HeartbeatSeen(world.now, 0)
+    hidden = world.database.transactions.pop()
+    world.stores[NODE].evict(record_key(NAMESPACE, LINEAGE))
+    one.member.leave()
+    world.sleep(1)
+    one.join()
+    world.database.transactions.append(hidden)
+    at = one.member.applied
+    one.apply(replace(Batch({}, {}, at, at), heartbeat=old_beat))
+    assert not world.record().is_open
+    one.apply(replace(Batch({}, {}, at, at), heartbeat=HeartbeatSeen(world.now, 0)))
+    assert world.record().is_open
