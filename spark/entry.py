@@ -38,6 +38,7 @@ UNCONFIGURED: Final = "unconfigured"
 UNTRUSTED: Final = "untrusted"
 """Nobody vouches for the node now, or it is closed, or of another ring: it cannot be told whether it is a hit."""
 UNAVAILABLE: Final = "unavailable"
+_NOBODY_VOUCHES: Final = "the node's record is missing, closed or of another ring: see `invalidator status`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +112,18 @@ def judge(
         value_digest = "" if filled.value is None else digest_value(decode_value(filled.value))
     except FormatError as error:
         return Entry(node, item, name, b"", FOREIGN, error=str(error))
+    state = _find_state(scope, definition, item, filled, records)
     return Entry(
         node,
         item,
         name,
         filled.identity,
-        _find_state(scope, definition, item, filled, records),
+        state,
         ", ".join(f"{stamp.lineage} epoch {stamp.epoch}: {stamp.position}" for stamp in filled.stamps),
         digest_bytes(data),
         value_digest,
         filled.value,
+        _NOBODY_VOUCHES if state == UNTRUSTED else "",
     )
 
 

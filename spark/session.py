@@ -1,6 +1,7 @@
 """Opens the Spark session of a job. Called by the thin mains and by the tests, once per process.
 
-A local session listens on loopback alone and has no web page: a job of minutes needs neither.
+A local session listens on loopback alone and has no web page: a job of minutes needs neither network nor page. Under
+spark-submit the master and the network are those it was given.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def open_session(name: str, master: str | None = None) -> SparkSession:
     if _SUBMITTED not in os.environ:
         _require_java()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if chosen is not None and chosen.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if chosen is not None:
         builder = builder.master(chosen)
     if chosen is not None and chosen.startswith("local"):

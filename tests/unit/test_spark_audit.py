@@ -250,7 +250,9 @@ def test_why_an_entry_is_no_hit(world: World) -> None:
         world.record(10, **change)
         assert world.read()[0].state == entry.UNTRUSTED
     world.node.perform([Delete(record_key("shop", LINEAGE))])
-    assert world.read()[0].state == entry.UNTRUSTED
+    [found] = world.read()
+    assert found.state == entry.UNTRUSTED
+    assert "invalidator status" in found.error
 
 
 def test_an_entry_under_the_key_of_another_is_no_hit(world: World) -> None:
