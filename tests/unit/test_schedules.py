@@ -536,8 +536,8 @@ def test_a_policy_under_which_a_table_is_never_acknowledged_is_refused() -> None
 
 
 def test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse() -> None:
-    """F57, F87: the resume copy lacks the last commit that was acknowledged, the primary does not show it yet, and the
-    stream brings an own heartbeat again that is older than the lapse: the node must wait for one begun since."""
+    """F57, F87: the resume copy lacks the last commit that was acknowledged, the primary does not show it yet, and
+    the stream brings an own heartbeat again that is older than the lapse: the node must wait for one begun since."""
     world = World()
     one = Invalidator(world).join()
     one.apply()
