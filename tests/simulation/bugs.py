@@ -268,7 +268,7 @@ def _opened_before_caught_up() -> Planted:
 
     def revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
         yield from original(member, resume)
-        member.target = None
+        member.target, member.opens_after = None, float("-inf")
 
     return _patch(freshness.admission, "_revive", revive)
 

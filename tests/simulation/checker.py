@@ -320,8 +320,11 @@ class Checker:
     ) -> None:
         # A floor may run ahead of progress (head mode). After a lapse, what nobody has acknowledged may be missing:
         # it is in no progress, and the stream brings it again.
+        kept = (
+            life.open_floor if life.open_floor.is_empty else life.open_floor.intersection(life.acknowledged)
+        )
         for what, former, present in (
-            ("floor", life.open_floor.intersection(life.acknowledged), record.floor),
+            ("floor", kept, record.floor),
             ("progress", life.open_progress, record.progress),
         ):
             if not former.is_empty and not present.contains(former):
