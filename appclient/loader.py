@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from appclient.database import Database, LoaderConnection, Row
 from freshness.backends.codec import decode_value, encode_value
+from freshness.backends.database import quote_name
 from freshness.errors import ConfigError
 from freshness.read import Loaded, Lookup
 from freshness.registry import ObjectDefinition
@@ -61,8 +62,8 @@ class ObjectLoader:
 
     def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, list[Any]]:
         table = str(self._definition.config.table)
-        columns = [_quote(column.name) for column in self._definition.columns_by_table[table]]
-        select = f"SELECT * FROM {_quote(table)} WHERE "
+        columns = [quote_name(column.name) for column in self._definition.columns_by_table[table]]
+        select = f"SELECT * FROM {quote_name(table)} WHERE "
         values = [value for lookup in lookups for value in lookup.values]
         if len(lookups) == 1:
             return select + " AND ".join(f"{column} = %s" for column in columns), values
@@ -97,7 +98,3 @@ class ObjectLoader:
 
     def _tokens(self, token: EventToken | None) -> dict[str, EventToken]:
         return {} if token is None else {token.lineage: token}
-
-
-def _quote(name: str) -> str:
-    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

@@ -22,7 +22,9 @@ import pymysql
 
 from appclient import Cache, Explanation, ReadOutcome
 from freshness.backends.codec import decode_value
+from freshness.backends.database import executed_position
 from freshness.backends.memcached import MemcachedNode
+from freshness.backends.schema import load_registry
 from freshness.cachekey import tombstone_key
 from freshness.config import Config, load_config
 from freshness.envelope import STUB, Filled, record_key, resume_key
@@ -35,8 +37,6 @@ from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed
 from integration.servers.program import InvalidatorProcess
 from invalidator import cli
-from invalidator.app import load_registry
-from invalidator.server import executed_position
 from invalidator.status import Subject, find_subject, read_status
 
 WAIT_SECONDS: Final = 40.0

@@ -13,7 +13,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from freshness.backends.database import connect
+from freshness.backends.database import connect, executed_position
 from freshness.config import ServerAddress
 from freshness.errors import FreshnessError, HistoryLost, SourceUnavailable, StreamStopped
 from freshness.position import Position, empty_position, parse_position
@@ -21,7 +21,6 @@ from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.binlog import BinlogSource
 from invalidator.heartbeat import HeartbeatWriter
-from invalidator.server import executed_position
 from invalidator.source import UNREADABLE, RowChange, Transaction
 
 TABLES = frozenset(("goods", "child", "grandchild"))

@@ -16,17 +16,16 @@ from typing import Any, Final
 
 from freshness.backend import CacheNode
 from freshness.backends import open_node
-from freshness.backends.database import Connection, connect, translated
-from freshness.backends.schema import find_cascades, key_columns
+from freshness.backends.database import Connection, connect, executed_position, translated
+from freshness.backends.schema import find_cascades, load_registry
 from freshness.config import Config, Keyspace, Shard
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE
 from freshness.errors import ConfigError, FreshnessError
-from freshness.keycolumn import KeyColumn
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
-from freshness.registry import ObjectDefinition, build_registry
+from freshness.registry import ObjectDefinition
 from freshness.request import Head
 from invalidator.binlog import BinlogSource
 from invalidator.heartbeat import HeartbeatWriter
@@ -34,7 +33,6 @@ from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoc
 from invalidator.metrics import Metrics
 from invalidator.preflight import check_database, require
 from invalidator.pulse import Pulse
-from invalidator.server import executed_position
 from invalidator.shard import KeyFinder, ShardInvalidator
 from invalidator.source import Source, Transaction
 
@@ -72,23 +70,6 @@ class Primary:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
-
-
-def load_registry(config: Config) -> dict[str, ObjectDefinition]:
-    """The objects of the configuration with the key columns of the primaries' schema."""
-    connections: dict[str, Connection] = {}
-
-    def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
-        address = config.keyspaces[keyspace].shards[0].primary
-        if keyspace not in connections:
-            connections[keyspace] = connect(address)
-        return key_columns(connections[keyspace], address.database, table, column)
-
-    try:
-        return build_registry(config, find_columns)
-    finally:
-        for connection in connections.values():
             connection.close()
 
 

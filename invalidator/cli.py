@@ -21,9 +21,10 @@ from rich.table import Table
 
 from freshness import __version__
 from freshness.backends.database import connect
+from freshness.backends.schema import load_registry
 from freshness.config import load_config
 from freshness.errors import FreshnessError
-from invalidator.app import Invalidator, load_registry
+from invalidator.app import Invalidator
 from invalidator.preflight import check_database
 from invalidator.status import find_subject, inspect, read_status
 

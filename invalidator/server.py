@@ -8,23 +8,10 @@ from __future__ import annotations
 
 import pymysql
 
-from freshness.backends.database import Connection, read_rows
+from freshness.backends.database import Connection, executed_position, read_rows
 from freshness.config import ServerAddress
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import Position, parse_position
-
-
-def executed_position(connection: Connection, flavor: str) -> Position:
-    """All that this server has executed: the head, for floors and for "start now". Asked on the primary.
-
-    On MariaDB it runs ahead of what a SELECT sees and is only an upper bound: right for a floor, never for a
-    fill (F2). Private GTIDs of a replica would make a floor that nothing can contain (F53).
-    """
-    if flavor == "mysql":
-        [(text,)] = read_rows(connection, "SELECT @@global.gtid_executed")
-        return parse_position(flavor, str(text).replace("\n", ""))
-    [(logged, applied)] = read_rows(connection, "SELECT @@global.gtid_binlog_pos, @@global.gtid_slave_pos")
-    return parse_position(flavor, str(logged)).union(parse_position(flavor, str(applied)))
 
 
 def is_replica(connection: Connection, flavor: str) -> bool:

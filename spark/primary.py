@@ -6,22 +6,17 @@ Each SELECT has a snapshot of its own, so a row is never older than the statemen
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from pymysql.cursors import DictCursor
 
-from freshness.backends.database import Connection, connect, read_rows, translated
-from freshness.position import Position, parse_position
+from freshness.backends.database import Connection, connect, executed_position, quote_name, translated
+from freshness.position import Position
 from freshness.registry import ObjectDefinition
 from spark.scope import PrimaryAddress
 
 Row = dict[str, Any]
 Result = TypeVar("Result")
-
-_HEAD: Final = {
-    "mysql": "SELECT @@global.gtid_executed",
-    "mariadb": "SELECT @@global.gtid_binlog_pos, @@global.gtid_slave_pos",
-}
 
 
 class Primary:
@@ -38,8 +33,8 @@ class Primary:
         names = [column.name for column in definition.builder.columns]
         one = f"({', '.join(['%s'] * len(names))})"
         sql = (
-            f"SELECT * FROM {_quote(str(definition.config.table))} "
-            f"WHERE ({', '.join(map(_quote, names))}) IN ({', '.join([one] * len(keys))})"
+            f"SELECT * FROM {quote_name(str(definition.config.table))} "
+            f"WHERE ({', '.join(map(quote_name, names))}) IN ({', '.join([one] * len(keys))})"
         )
 
         def read(connection: Connection) -> list[Row]:
@@ -54,11 +49,7 @@ class Primary:
     def read_head(self) -> Position:
         """All that the primary has executed: an upper bound of what the rows read before it show."""
         flavor = self._server.flavor
-        [texts] = self._run(lambda connection: read_rows(connection, _HEAD[flavor]), "reading the head")
-        head = parse_position(flavor, str(texts[0]).replace("\n", ""))
-        for text in texts[1:]:
-            head = head.union(parse_position(flavor, str(text)))
-        return head
+        return self._run(lambda connection: executed_position(connection, flavor), "reading the head")
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -73,7 +64,3 @@ class Primary:
         except Exception as error:
             self.close()
             raise translated(error, self._server.address, doing) from error
-
-
-def _quote(name: str) -> str:
-    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

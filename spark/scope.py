@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from freshness.backends.database import Connection, connect, translated
-from freshness.backends.schema import key_columns
+from freshness.backends.schema import load_registry
 from freshness.config import Config, ServerAddress
 from freshness.errors import ConfigError
-from freshness.keycolumn import KeyColumn
 from freshness.placement import Placement
-from freshness.registry import ObjectDefinition, build_registry
+from freshness.registry import ObjectDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def load_scope(config: Config) -> AuditScope:
         name: PrimaryAddress(keyspace.shards[0].primary, keyspace.flavor)
         for name, keyspace in config.keyspaces.items()
     }
-    definitions = _read_definitions(config, primaries)
+    definitions = load_registry(config)
     return AuditScope(
         namespace=config.cache.namespace,
         nodes=config.cache.nodes,
@@ -59,27 +57,6 @@ def load_scope(config: Config) -> AuditScope:
         definitions={name: _portable(definition) for name, definition in definitions.items()},
         primaries=primaries,
     )
-
-
-def _read_definitions(
-    config: Config, primaries: Mapping[str, PrimaryAddress]
-) -> Mapping[str, ObjectDefinition]:
-    connections: dict[str, Connection] = {}
-
-    def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
-        address = primaries[keyspace].address
-        if keyspace not in connections:
-            connections[keyspace] = connect(address)
-        try:
-            return key_columns(connections[keyspace], address.database, table, column)
-        except Exception as error:
-            raise translated(error, address, "reading the schema") from error
-
-    try:
-        return build_registry(config, find_columns)
-    finally:
-        for connection in connections.values():
-            connection.close()
 
 
 def _portable(definition: ObjectDefinition) -> ObjectDefinition:

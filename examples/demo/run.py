@@ -36,9 +36,9 @@ from examples.demo.strategy import (
 from examples.demo.verdict import read_verdicts
 from examples.demo.workload import OrderBook, Plan, Popularity, Writer, draw_requests, load_profile, repeat
 from examples.demo.world import DELAY_SECONDS, LINEAGE, World, open_world
+from freshness.backends.schema import load_registry
 from freshness.placement import Placement
 from integration.servers import Flavor, ServerFailed
-from invalidator.app import load_registry
 
 TICK_SECONDS: Final = 0.25
 GRACE_SECONDS: Final = 1.0

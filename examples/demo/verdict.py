@@ -27,11 +27,11 @@ from examples.demo.strategy import (
 from examples.demo.world import World
 from freshness.backends import open_node
 from freshness.backends.codec import decode_value
+from freshness.backends.schema import load_registry
 from freshness.envelope import STUB, Filled, record_key
 from freshness.membership import find_record
 from freshness.request import Get, Item
 from freshness.rule import find_hit_refusal
-from invalidator.app import load_registry
 from invalidator.status import find_subject
 
 NOTHING = object()

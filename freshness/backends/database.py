@@ -21,6 +21,7 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
+from freshness.position import Position, parse_position
 
 Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
@@ -143,3 +144,21 @@ def read_rows(connection: Connection, sql: str, parameters: Any = None) -> list[
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         return list(cursor.fetchall())
+
+
+def executed_position(connection: Connection, flavor: str) -> Position:
+    """All that this server has executed: the head, for floors and for "start now". Asked on the primary.
+
+    On MariaDB it runs ahead of what a SELECT sees and is only an upper bound: right for a floor, never for a
+    fill (F2). Private GTIDs of a replica would make a floor that nothing can contain (F53).
+    """
+    if flavor == "mysql":
+        [(text,)] = read_rows(connection, "SELECT @@global.gtid_executed")
+        return parse_position(flavor, str(text).replace("\n", ""))
+    [(logged, applied)] = read_rows(connection, "SELECT @@global.gtid_binlog_pos, @@global.gtid_slave_pos")
+    return parse_position(flavor, str(logged)).union(parse_position(flavor, str(applied)))
+
+
+def quote_name(name: str) -> str:
+    """A table or column as it stands in a statement that takes parameters."""
+    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

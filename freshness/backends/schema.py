@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from freshness.backends.database import Connection, read_rows
+from freshness.backends.database import Connection, connect, read_rows, translated
+from freshness.config import Config
 from freshness.errors import ConfigError
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.registry import ObjectDefinition, build_registry
 
 _KINDS: Final[dict[str, ColumnKind]] = {
     **dict.fromkeys(
@@ -139,3 +141,24 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
         )
     length = int(octets) if data_type == "binary" else 0
     return KeyColumn(name, kind, str(collation) if kind is ColumnKind.STRING else "", length)
+
+
+def load_registry(config: Config) -> dict[str, ObjectDefinition]:
+    """The objects of the configuration with the key columns of the primaries' schema. Raises `ConfigError`, and what
+    `connect` raises."""
+    connections: dict[str, Connection] = {}
+
+    def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
+        address = config.keyspaces[keyspace].shards[0].primary
+        if keyspace not in connections:
+            connections[keyspace] = connect(address)
+        try:
+            return key_columns(connections[keyspace], address.database, table, column)
+        except Exception as error:
+            raise translated(error, address, "reading the schema") from error
+
+    try:
+        return build_registry(config, find_columns)
+    finally:
+        for connection in connections.values():
+            connection.close()
