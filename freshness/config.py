@@ -23,6 +23,16 @@ from freshness.errors import ConfigError
 
 Backend: TypeAlias = Literal["memcached", "redis", "memory"]
 Flavor: TypeAlias = Literal["mysql", "mariadb"]
+ShardingFunction: TypeAlias = Literal[
+    "hash",
+    "xxhash",
+    "numeric",
+    "binary",
+    "binary_md5",
+    "reverse_bits",
+    "unicode_loose_md5",
+    "unicode_loose_xxhash",
+]
 
 TTL_SECONDS_MAX = 30 * 86_400
 """memcached takes a longer TTL for a point in time (F50)."""
@@ -237,10 +247,28 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """``[keyspaces.NAME.sharding]``: which shard a row lives in. Names and meaning are Vitess's."""
+
+    column: str = setting("The column whose value decides; every cached table of the keyspace has it.")
+    function: ShardingFunction = setting("What makes a keyspace id of the value.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """``[[keyspaces.NAME.shards]]``: one replication topology, a primary and its replicas."""
 
-    name: str = setting('The key range of the shard; "-" is all keys.', "-")
+    name: str = setting('The key range of the shard, such as "-80"; "-" is all keys.', "-")
+    serving: bool = setting(
+        "Whether applications read it. A shard that is not serving is followed all the same, so that it can take "
+        "over, and nothing read from it is ever cached.",
+        True,
+    )
+    continues: tuple[str, ...] = setting(
+        "Lineages whose GTIDs are in this shard's log too, since it was made from them by replication: consumers of "
+        "the update stream go on here from their positions there.",
+        (),
+    )
     primary: ServerAddress = setting(
         'The server that is written to: "mysql://USER:PASSWORD@HOST:PORT/DATABASE". ${VARIABLE} is replaced '
         "from the environment; other special characters are percent-encoded; ?password_file=PATH is allowed."
@@ -258,11 +286,17 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyspace:
-    """``[keyspaces.NAME]``: a database, possibly spread over shards (this version: one shard)."""
+    """``[keyspaces.NAME]``: a database, possibly spread over shards."""
 
     name: str
     flavor: Flavor = setting("Whose binlog and GTIDs.")
     shards: tuple[Shard, ...]
+    sharding: Sharding | None = None
+
+    @property
+    def serving_shards(self) -> tuple[Shard, ...]:
+        """Those that applications read; together they hold every key once."""
+        return tuple(shard for shard in self.shards if shard.serving)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,12 +331,25 @@ class StreamConfig:
         'Where the invalidator starts: "progress" resumes from what the cache nodes have acknowledged, '
         '"now" gives up what they hold and starts at the primary\'s head.',
         "progress",
-        later="a token or a timestamp is not supported yet",
+        later="a token or a time would change nothing here: what a node has acknowledged stays acknowledged. "
+        "Consumers of the update stream start where they like",
     )
-    replica_choice: Literal["primary"] = setting(
-        "Which server's binlog the invalidator reads.",
+    replica_choice: Literal["primary", "freshest", "slowest"] = setting(
+        "Which server's binlog is read. With replicas, one that is stuck or far behind is left for another; "
+        '"slowest" refuses the fewest fills.',
         "primary",
-        later="not supported yet: the invalidator reads the primary's binlog",
+    )
+    rewind_seconds: float = setting(
+        "How much earlier a consumer of the update stream starts where only a time is known: clocks differ, and the "
+        "log's times do not rise evenly.",
+        30.0,
+        minimum=0,
+        maximum=86_400,
+    )
+    minimize_skew: bool = setting(
+        "Whether consumers of the update stream get the shards aligned in time unless they say otherwise. "
+        "Invalidation never waits.",
+        False,
     )
     heartbeat_seconds: float = setting(
         "How often the invalidator writes its heartbeat to the primary; bounds what is known of staleness.",
@@ -323,10 +370,26 @@ class HttpConfig:
     """``[http]``: the invalidator's HTTP service."""
 
     listen: str | None = setting(
-        '"host:port" of the HTTP service, a loopback address (this version has no access tokens); '
-        "left out: no service.",
+        '"host:port" of the HTTP service; left out: no service. Other than a loopback address demands token_file.',
         None,
     )
+    token_file: str | None = setting(
+        "File whose first line every request must bring as its bearer token; relative to this file.", None
+    )
+    consumers_max: int = setting(
+        "The most clients that may read the update stream at once.", 16, minimum=1, maximum=1000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveConfig:
+    """``[archive]``: the update stream as Parquet files, for the Spark jobs and for replay."""
+
+    path: str | None = setting(
+        "Folder of the archive, relative to this file; left out: no archive is written.", None
+    )
+    rotate_seconds: int = setting("A file is closed after so long.", 300, minimum=1, maximum=3600)
+    rotate_mb: int = setting("A file is closed at about this size.", 64, minimum=1, maximum=4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +401,7 @@ class Config:
     objects: Mapping[str, ObjectConfig]
     stream: StreamConfig
     http: HttpConfig
+    archive: ArchiveConfig
     path: Path
 
     @property
@@ -368,10 +432,12 @@ class Setting(NamedTuple):
 _SECTIONS: tuple[tuple[str, type], ...] = (
     ("cache", CacheConfig),
     ("keyspaces.NAME", Keyspace),
+    ("keyspaces.NAME.sharding", Sharding),
     ("keyspaces.NAME.shards", Shard),
     ("objects.NAME", ObjectConfig),
     ("stream", StreamConfig),
     ("http", HttpConfig),
+    ("archive", ArchiveConfig),
 )
 
 
@@ -401,7 +467,9 @@ def describe_type(hint: Any) -> str:
         return "table of text"
     if arguments:
         return describe_type(arguments[0])
-    return {int: "whole number", float: "number", str: "text", ServerAddress: "URL"}[hint]
+    return {int: "whole number", float: "number", bool: "true | false", str: "text", ServerAddress: "URL"}[
+        hint
+    ]
 
 
 def _describe_default(item: Field[Any]) -> str:
@@ -413,4 +481,6 @@ def _describe_default(item: Field[Any]) -> str:
         return "none"
     if isinstance(item.default, str):
         return f'"{item.default}"'
+    if isinstance(item.default, bool):
+        return str(item.default).lower()
     return "[]" if item.default == () else str(item.default)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from freshness.config import (
+    ArchiveConfig,
     CacheConfig,
     Config,
     HttpConfig,
@@ -25,15 +26,17 @@ from freshness.config import (
     ObjectConfig,
     ServerAddress,
     Shard,
+    Sharding,
     StreamConfig,
     describe_type,
     parse_host_port,
     read_password,
     settings_of,
 )
-from freshness.errors import ConfigError
+from freshness.errors import ConfigError, FormatError
+from freshness.keyrange import KeyRange
 
-Section = TypeVar("Section", CacheConfig, StreamConfig, HttpConfig)
+Section = TypeVar("Section", CacheConfig, StreamConfig, HttpConfig, ArchiveConfig, Sharding)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _NAME_EXPECTED = "1 to 60 of the characters A-Z a-z 0-9 _ . -"
@@ -41,14 +44,6 @@ _LINEAGE = re.compile(r"[A-Za-z0-9_./-]{1,122}")
 _IDENTIFIER = re.compile(r"[^\x00-\x1f\x7f`./\\]{1,64}")
 _IDENTIFIER_EXPECTED = "a name of 1 to 64 characters, without its database"
 _SHOWN_CHARACTERS_MAX = 60
-
-_PLANNED = {
-    "archive": "the archive",
-    "stream.rewind_seconds": "rewinding by time",
-    "stream.minimize_skew": "minimizing skew",
-    "http.token_file": "access tokens",
-}
-"""Keys of the design that this version would ignore. Ignoring is worse than refusing."""
 
 
 def read_config(path: Path, environ: Mapping[str, str]) -> Config:
@@ -84,16 +79,17 @@ class _Reader:
         self.problems: list[str] = []
 
     def read(self, document: dict[str, Any]) -> Config:
-        known = ("cache", "keyspaces", "objects", "stream", "http")
+        known = ("cache", "keyspaces", "objects", "stream", "http", "archive")
         self.refuse_unknown(document, known, "")
         cache = self.read_cache(self.section(document, "cache", required=True))
         keyspaces = self.read_keyspaces(self.section(document, "keyspaces", required=True))
         objects = self.read_objects(self.section(document, "objects"), keyspaces)
         stream = self.build(StreamConfig, self.section(document, "stream"), "stream")
         http = self.read_http(self.section(document, "http"))
+        archive = self.build(ArchiveConfig, self.section(document, "archive"), "archive")
         if cache and stream:
             self.check_times(cache, stream)
-        if self.problems or not (cache and stream and http):
+        if self.problems or not (cache and stream and http and archive):
             count = len(self.problems)
             report = "\n  ".join(self.problems)
             raise ConfigError(
@@ -101,7 +97,13 @@ class _Reader:
                 hint="docs/config.md explains every key",
             )
         return Config(
-            cache=cache, keyspaces=keyspaces, objects=objects, stream=stream, http=http, path=self.path
+            cache=cache,
+            keyspaces=keyspaces,
+            objects=objects,
+            stream=stream,
+            http=http,
+            archive=archive,
+            path=self.path,
         )
 
     # -- sections -----------------------------------------------------------------------------------------
@@ -163,28 +165,81 @@ class _Reader:
         keyspaces: dict[str, Keyspace] = {}
         for name, table in self.named_tables(tables, "keyspaces", required=True):
             where = f"keyspaces.{name}"
-            if "sharding" in table:
-                self.report(f"{where}.sharding", "sharding", "nothing: sharding is not supported yet")
-                table = {key: value for key, value in table.items() if key != "sharding"}
-            values = self.values(Keyspace, table, where, also=("shards",))
+            values = self.values(Keyspace, table, where, also=("shards", "sharding"))
+            before = len(self.problems)
+            sharding = self.read_sharding(table.get("sharding"), f"{where}.sharding")
             shards = self.read_shards(table.get("shards"), name, values.get("flavor"))
+            if len(self.problems) == before:
+                self.check_shards(f"{where}.shards", shards, sharding)
             if "flavor" in values:
-                keyspaces[name] = Keyspace(name=name, flavor=values["flavor"], shards=tuple(shards))
+                keyspaces[name] = Keyspace(
+                    name=name, flavor=values["flavor"], shards=tuple(shards), sharding=sharding
+                )
+        self.check_lineages(keyspaces)
         return keyspaces
+
+    def read_sharding(self, table: object, where: str) -> Sharding | None:
+        if table is None:
+            return None
+        if not isinstance(table, dict):
+            self.report(where, _kind(table), 'a table, { column = "...", function = "hash" }')
+            return None
+        sharding = self.build(Sharding, table, where)
+        if sharding:
+            self.check_text(f"{where}.column", sharding.column, _IDENTIFIER, _IDENTIFIER_EXPECTED)
+        return sharding
 
     def read_shards(self, tables: object, keyspace: str, flavor: str | None) -> list[Shard]:
         where = f"keyspaces.{keyspace}.shards"
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            found = "nothing" if tables is None else _kind(tables)
-            self.report(where, found, f"one table with a primary, written [[{where}]]")
+        if not isinstance(tables, list) or not tables or not all(isinstance(each, dict) for each in tables):
+            found = "nothing" if not tables else _kind(tables)
+            self.report(where, found, f"one table with a primary for each shard, written [[{where}]]")
             return []
-        if len(tables) != 1:
-            self.report(where, f"{len(tables)} shards", "exactly one: sharding is not supported yet")
         shards = (
             self.read_shard(table, f"{where}[{index}]", keyspace, flavor)
             for index, table in enumerate(tables)
         )
         return [shard for shard in shards if shard]
+
+    def check_shards(self, where: str, shards: list[Shard], sharding: Sharding | None) -> None:
+        """The serving shards hold every key exactly once (shards that do not serve may overlap them)."""
+        if sharding is None:
+            if len(shards) > 1:
+                self.report(
+                    where, f"{len(shards)} shards", 'a sharding, { column = "...", function = "hash" }'
+                )
+            return
+        ranges: list[tuple[KeyRange, str]] = []
+        for index, shard in enumerate(shards):
+            try:
+                key_range = KeyRange.parse(shard.name)
+            except FormatError as error:
+                self.report(f"{where}[{index}].name", _shown(shard.name), f"a key range; {error.hint}")
+                return
+            if shard.serving:
+                ranges.append((key_range, shard.name))
+        end = b""
+        for place, (key_range, name) in enumerate(sorted(ranges, key=lambda each: each[0].start)):
+            if key_range.start != end or (place > 0 and not end):
+                wanted = f"one that starts at {end.hex()}" if end or place == 0 else "none after it"
+                self.report(
+                    where, f"the serving shard {name}", f"{wanted}: together they hold every key once"
+                )
+                return
+            end = key_range.end
+        if end or not ranges:
+            found = f"serving shards up to {end.hex()}" if ranges else "no serving shard"
+            self.report(where, found, "serving shards that together hold every key once")
+
+    def check_lineages(self, keyspaces: Mapping[str, Keyspace]) -> None:
+        seen: dict[str, str] = {}
+        for keyspace in keyspaces.values():
+            for index, shard in enumerate(keyspace.shards):
+                where = f"keyspaces.{keyspace.name}.shards[{index}]"
+                if shard.lineage in seen:
+                    expected = f"one of its own: it is the lineage of {seen[shard.lineage]}"
+                    self.report(f"{where}.lineage", _shown(shard.lineage), expected)
+                seen.setdefault(shard.lineage, where)
 
     def read_shard(
         self, table: dict[str, Any], where: str, keyspace: str, flavor: str | None
@@ -292,8 +347,8 @@ class _Reader:
             except ConfigError as error:
                 self.report("http.listen", _shown(http.listen), f"HOST:PORT; {error.message}")
                 return http
-            if not _is_loopback(host):
-                expected = "a loopback address such as 127.0.0.1:8080: access tokens are not supported yet"
+            if not _is_loopback(host) and http.token_file is None:
+                expected = "a loopback address such as 127.0.0.1:8080, or a token_file beside it"
                 self.report("http.listen", _shown(http.listen), expected)
         return http
 
@@ -370,6 +425,9 @@ class _Reader:
         elif get_origin(hint) is Mapping:
             if isinstance(value, dict) and all(isinstance(part, str) for part in value.values()):
                 return dict(value)
+        elif hint is bool:
+            if isinstance(value, bool):
+                return value
         elif hint in (int, float):
             expected += f" from {minimum:_} to {maximum:_}"
             is_number = type(value) is int or (hint is float and type(value) is float)
@@ -389,13 +447,8 @@ class _Reader:
             if key in known:
                 continue
             full = f"{where}.{key}" if where else key
-            planned = _PLANNED.get(full)
             nearest = get_close_matches(key, known, n=1, cutoff=0.5)
-            if planned:
-                self.report(
-                    full, "an unknown key", f"nothing: {planned} is not supported by this version yet"
-                )
-            elif nearest:
+            if nearest:
                 self.report(full, "an unknown key", f'a known one; did you mean "{nearest[0]}"?')
             else:
                 self.report(full, "an unknown key", f"one of {', '.join(sorted(known))}")

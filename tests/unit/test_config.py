@@ -28,7 +28,7 @@ primary = "mysql://app@127.0.0.1:3306/shop"
 table = "customers"
 """
 
-# The example of the interface document, without what this version does not support (one shard, no archive).
+# The example of the interface document, with one shard.
 EXAMPLE = """
 [cache]
 backend = "memcached"                   # "memcached" | "redis" | "memory" (embedded, one process)
@@ -57,8 +57,13 @@ members = { customers = "customer_id", addresses = "customer_id", orders = "cust
 
 [stream]
 start = "progress"                      # "progress" | "now" | a timestamp | a token
-replica_choice = "primary"
+rewind_seconds = 30
+replica_choice = "freshest"             # "freshest" | "slowest" | "primary"
+minimize_skew = false
 heartbeat_seconds = 1
+
+[archive]
+path = "archive/"                       # local or object store
 
 [http]
 listen = "127.0.0.1:8080"               # other than loopback demands a token
@@ -158,6 +163,7 @@ def test_http_listens_on_any_loopback_address(load: Load, listen: str) -> None:
 # -- what is refused: (what to replace in MINIMAL, by what, what the one problem must say) ------------
 
 SHARD = 'primary = "mysql://app@127.0.0.1:3306/shop"'
+OTHER_SHARD = 'primary = "mysql://app@127.0.0.2:3306/shop"'
 CACHE, OBJECT = "[cache]", 'table = "customers"'
 NODES = '["127.0.0.1:11211"]'
 
@@ -263,29 +269,25 @@ REFUSED: list[tuple[str, str, list[str]]] = [
         ["keyspaces.shop.shards[0].replica: found an unknown key", '"replicas"?'],
     ),
     ('flavor = "mysql"', 'flavor = "mysql"\nflavour = 1', ["keyspaces.shop.flavour", '"flavor"?']),
-    # the design's own keys that this version would have to ignore
+    # shards
     (
-        CACHE,
-        '[archive]\npath = "archive/"\n[cache]',
-        ["archive: found an unknown key", "not supported by this ver"],
+        'flavor = "mysql"',
+        'flavor = "mysql"\nsharding = { function = "hash" }',
+        ["keyspaces.shop.sharding.column: found nothing"],
     ),
     (
-        CACHE,
-        "[stream]\nrewind_seconds = 30\n[cache]",
-        ["stream.rewind_seconds", "not supported by this version"],
+        'flavor = "mysql"',
+        'flavor = "mysql"\nsharding = { column = "id", function = "modulo" }',
+        ["keyspaces.shop.sharding.function: found 'modulo'; expected \"hash\""],
     ),
-    (
-        CACHE,
-        "[stream]\nminimize_skew = false\n[cache]",
-        ["stream.minimize_skew", "not supported by this version"],
-    ),
-    (CACHE, '[http]\ntoken_file = "t"\n[cache]', ["http.token_file", "not supported by this version"]),
-    ('flavor = "mysql"', 'flavor = "mysql"\nsharding = {}', ["keyspaces.shop.sharding", "not supported yet"]),
+    ('flavor = "mysql"', 'flavor = "mysql"\nsharding = "id"', ["keyspaces.shop.sharding: found a text"]),
     (
         SHARD,
-        SHARD + f"\n[[keyspaces.shop.shards]]\n{SHARD}",
-        ["shop.shards: found 2 shards; expected exactly one"],
+        SHARD + f'\n[[keyspaces.shop.shards]]\nname = "a"\n{OTHER_SHARD}',
+        ["shop.shards: found 2 shards; expected a sharding"],
     ),
+    (SHARD, SHARD + "\nserving = 1", ["shards[0].serving: found 1; expected true | false"]),
+    (SHARD, SHARD + '\ncontinues = "-"', ["shards[0].continues: found '-'; expected array of text"]),
     # stream and http
     (
         CACHE,
@@ -295,15 +297,12 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (
         CACHE,
         "[stream]\nstart = 2025-11-21\n[cache]",
-        ["stream.start: found a date or time", "timestamp is not supp"],
+        ["stream.start: found a date or time", "stays acknowledged"],
     ),
     (
         CACHE,
-        '[stream]\nreplica_choice = "freshest"\n[cache]',
-        [
-            "stream.replica_choice: found 'freshest'",
-            "not supported yet: the invalidator reads the primary's binlog",
-        ],
+        '[stream]\nreplica_choice = "nearest"\n[cache]',
+        ['stream.replica_choice: found \'nearest\'; expected "primary" | "freshest" | "slowest"'],
     ),
     (
         CACHE,
@@ -410,25 +409,60 @@ def test_all_problems_are_in_one_report(load: Load) -> None:
     ]
 
 
-def test_the_undiminished_example_names_exactly_what_is_not_supported(load: Load) -> None:
-    text = (
-        EXAMPLE.replace(
-            "[[keyspaces", 'sharding = { column = "customer_id", function = "hash" }\n[[keyspaces'
+SHARDED = MINIMAL.replace("[[", 'sharding = { column = "customer_id", function = "hash" }\n[[', 1).partition(
+    "[["
+)[0]
+
+
+def _sharded(*names: str, waiting: str = "") -> str:
+    """A keyspace with these serving shards, and perhaps one that does not serve yet."""
+    shards = [
+        f'[[keyspaces.shop.shards]]\nname = "{name}"\nprimary = "mysql://a@h{name}:3306/shop"\n'
+        for name in names
+    ]
+    if waiting:
+        shards.append(
+            f'[[keyspaces.shop.shards]]\nname = "{waiting}"\nserving = false\nprimary = "mysql://a@w:3306/shop"\n'
         )
-        .replace('replica_choice = "primary"', 'rewind_seconds = 30\nreplica_choice = "freshest"')
-        .replace(
-            "heartbeat_seconds = 1", 'minimize_skew = false\nheartbeat_seconds = 1\n[archive]\npath = "a/"'
-        )
-    )
-    problems = _problems(load, text + 'token_file = "..."\n')
-    assert {problem.partition(": ")[0] for problem in problems} == {
-        "archive",
-        "keyspaces.shop.sharding",
-        "stream.rewind_seconds",
-        "stream.replica_choice",
-        "stream.minimize_skew",
-        "http.token_file",
-    }
+    return SHARDED + "".join(shards)
+
+
+def test_the_shards_of_a_keyspace(load: Load) -> None:
+    keyspace = load(_sharded("-80", "80-", waiting="-40")).keyspaces["shop"]
+    assert keyspace.sharding is not None
+    assert (keyspace.sharding.column, keyspace.sharding.function) == ("customer_id", "hash")
+    assert [shard.name for shard in keyspace.shards] == ["-80", "80-", "-40"]
+    assert [shard.name for shard in keyspace.serving_shards] == ["-80", "80-"]
+    assert load(_sharded("0")).keyspaces["shop"].shards[0].name == "0"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("-80",), "found serving shards up to 80"),
+        (("80-",), "found the serving shard 80-; expected one that starts at"),
+        (("-80", "c0-"), "found the serving shard c0-; expected one that starts at 80"),
+        (("-80", "40-"), "found the serving shard 40-; expected one that starts at 80"),
+        (("-", "80-"), "found the serving shard 80-; expected none after it"),
+        (("-80", "80-", "80-"), "shards[2].lineage: found"),
+        (("left", "right"), "found 'left'; expected a key range"),
+        ((), "found nothing"),
+    ],
+)
+def test_serving_shards_hold_every_key_once(load: Load, names: tuple[str, ...], says: str) -> None:
+    text = _sharded(*names) if names else SHARDED + "shards = []\n"
+    assert any(says in problem for problem in _problems(load, text)), _problems(load, text)
+
+
+def test_shards_that_only_wait_hold_nothing(load: Load) -> None:
+    (problem,) = _problems(load, _sharded(waiting="-"))
+    assert problem.startswith("keyspaces.shop.shards: found no serving shard")
+
+
+def test_two_shards_never_share_a_lineage(load: Load) -> None:
+    text = _sharded("-80", "80-").replace('name = "', 'lineage = "one"\nname = "')
+    (problem,) = _problems(load, text)
+    assert "shards[1].lineage: found 'one'; expected one of its own" in problem
 
 
 def test_missing_sections_are_named(load: Load) -> None:
