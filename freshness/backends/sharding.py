@@ -1,0 +1,168 @@
+"""Which keyspace id a column's value has: Vitess's sharding functions, by name and byte for byte.
+
+A row lives on the shard whose key range (`freshness.keyrange`) contains its keyspace id. The application library
+asks with the values of a key, the readers of the log with those of a row image; one row must give one id on both
+sides, so a value has one form: an int (of any integer column), text, bytes, or a Decimal without fraction, which is
+its int. Whoever has an integer column's value as text makes it an int first; whoever has a BINARY(n) from a log
+pads it first (`KeyColumn.pad`).
+
+Never guesses: a value whose id is not certain to be Vitess's raises `FormatError`, since a wrong id is a wrong
+shard. Needs the extra ``sharding``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Final
+
+from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
+from cryptography.hazmat.primitives.ciphers import Cipher, modes
+
+from freshness.errors import ConfigError, FormatError
+from freshness.sharding import weigh_loosely
+
+SIGNED_MIN: Final = -(1 << 63)
+UNSIGNED_MAX: Final = (1 << 64) - 1
+_DIGITS_MAX: Final = 20
+"""Decimal digits of the largest 64-bit number."""
+
+_NULL_KEY: Final = Cipher(TripleDES(bytes(24)), modes.ECB())
+"""Three times the same key is plain DES. It hides nothing and is not meant to: it is a bijection that spreads."""
+
+
+def keyspace_id(function: str, value: object) -> bytes:
+    """The keyspace id of a value, 8 bytes long for ``hash``, ``xxhash``, ``numeric`` and ``reverse_bits``.
+
+    Raises `ConfigError` for an unknown function or a missing package, `FormatError` for a value that it does not
+    take: NULL, float, bool, a Decimal with a fraction, a number beyond 64 bits, text it cannot weigh.
+    """
+    try:
+        compute = FUNCTIONS[function]
+    except KeyError:
+        raise ConfigError(
+            f"sharding function {function[:60]!r}", hint=f"expected one of {', '.join(sorted(FUNCTIONS))}"
+        ) from None
+    return compute(value)
+
+
+def _hash(value: object) -> bytes:
+    """DES of the big-endian number with the key of zeros. A negative int counts as its two's complement."""
+    number = _to_number(value, "hash", lowest=SIGNED_MIN)
+    return _NULL_KEY.encryptor().update((number & UNSIGNED_MAX).to_bytes(8, "big"))
+
+
+def _numeric(value: object) -> bytes:
+    return _to_number(value, "numeric").to_bytes(8, "big")
+
+
+def _reverse_bits(value: object) -> bytes:
+    return int(f"{_to_number(value, 'reverse_bits'):064b}"[::-1], 2).to_bytes(8, "big")
+
+
+def _binary(value: object) -> bytes:
+    return _to_bytes(value, "binary")
+
+
+def _binary_md5(value: object) -> bytes:
+    return _md5(_to_bytes(value, "binary_md5"))
+
+
+def _xxhash(value: object) -> bytes:
+    return _xxh64(_to_bytes(value, "xxhash"))
+
+
+def _unicode_loose_md5(value: object) -> bytes:
+    return _md5(weigh_loosely(_to_text(value, "unicode_loose_md5")))
+
+
+def _unicode_loose_xxhash(value: object) -> bytes:
+    return _xxh64(weigh_loosely(_to_text(value, "unicode_loose_xxhash")))
+
+
+FUNCTIONS: Final[Mapping[str, Callable[[object], bytes]]] = {
+    "binary": _binary,
+    "binary_md5": _binary_md5,
+    "hash": _hash,
+    "numeric": _numeric,
+    "reverse_bits": _reverse_bits,
+    "unicode_loose_md5": _unicode_loose_md5,
+    "unicode_loose_xxhash": _unicode_loose_xxhash,
+    "xxhash": _xxhash,
+}
+
+
+def _md5(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def _xxh64(data: bytes) -> bytes:
+    try:
+        import xxhash
+    except ImportError as error:
+        raise ConfigError(
+            "the package xxhash is missing", hint="pip install 'freshness[sharding]'"
+        ) from error
+    # Vitess stores the number in little-endian order, unlike the canonical digest of the package.
+    return xxhash.xxh64_intdigest(data).to_bytes(8, "little")
+
+
+def _to_number(value: object, function: str, *, lowest: int = 0) -> int:
+    """A number of 64 bits. Text may not be negative: only a signed column is, and it gives an int."""
+    value = _without_decimal(value, function)
+    if isinstance(value, (bytes, bytearray)):
+        value = value.decode("latin-1")
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX):
+            raise _refusal(value, function, "an int, or text of decimal digits only")
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _refusal(value, function, "an int, or text of decimal digits only")
+    if not lowest <= value <= UNSIGNED_MAX:
+        raise FormatError(
+            f"sharding function {function}: number out of range", hint=f"expected {lowest} to {UNSIGNED_MAX}"
+        )
+    return value
+
+
+def _to_bytes(value: object, function: str) -> bytes:
+    """The value as MySQL sends it in a text result: decimal digits of a number, UTF-8 of text."""
+    value = _without_decimal(value, function)
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not SIGNED_MIN <= value <= UNSIGNED_MAX:
+            raise FormatError(
+                f"sharding function {function}: number out of range",
+                hint=f"expected {SIGNED_MIN} to {UNSIGNED_MAX}",
+            )
+        return str(int(value)).encode()
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise _refusal(value, function, "text without lone surrogates") from error
+    raise _refusal(value, function, "an int, str, bytes, or Decimal without fraction")
+
+
+def _to_text(value: object, function: str) -> str:
+    try:
+        return _to_bytes(value, function).decode()
+    except UnicodeDecodeError as error:
+        raise _refusal(value, function, "text, or its UTF-8 bytes") from error
+
+
+def _without_decimal(value: object, function: str) -> object:
+    """A Decimal of scale 0 as its int. One with a scale is not certain to come with the column's from everyone."""
+    if not isinstance(value, Decimal):
+        return value
+    if not value.is_finite() or value.as_tuple().exponent != 0:
+        raise _refusal(value, function, "a Decimal without fraction: of a column DECIMAL(n, 0)")
+    return int(value)
+
+
+def _refusal(value: object, function: str, expected: str) -> FormatError:
+    """Names the type and not the value, which may be private."""
+    got = "NULL" if value is None else type(value).__name__
+    return FormatError(f"sharding function {function} got {got}", hint=f"expected {expected}")
