@@ -66,10 +66,15 @@ class BinlogSource:
         read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         transaction_rows_max: int = TRANSACTION_ROWS_MAX,
+        piece_rows: int | None = None,
         transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
         rows_queued_max: int = ROWS_QUEUED_MAX,
     ) -> None:
-        """``cascades``: foreign keys known to the caller, beside those that the server shows at each `open`."""
+        """``cascades``: foreign keys known to the caller, beside those that the server shows at each `open`.
+
+        ``piece_rows``: deliver transactions in pieces of about so many rows (`Transaction.is_last`); without it
+        one of more than ``transaction_rows_max`` rows raises its tables.
+        """
         assert 0 < heartbeat_seconds * 2 <= read_timeout_seconds, "an idle stream would look dead"
         self._address = address
         self._flavor = flavor
@@ -80,7 +85,10 @@ class BinlogSource:
         self._known_cascades = dict(cascades or {})
         subject = Subject(flavor, address.database, self._tables, heartbeat_table)
         self._decoder = EventDecoder(
-            subject, find_cascades=self._find_cascades, rows_max=transaction_rows_max
+            subject,
+            find_cascades=self._find_cascades,
+            rows_max=transaction_rows_max,
+            piece_rows=piece_rows,
         )
         self._reader: _Reader | None = None
 

@@ -28,9 +28,13 @@ class EventDecoder:
         *,
         find_cascades: Callable[[], Cascades],
         rows_max: int = TRANSACTION_ROWS_MAX,
+        piece_rows: int | None = None,
     ) -> None:
+        """``rows_max``, ``piece_rows``: see `TransactionAssembler`."""
         self._subject = subject
-        self._assembler = TransactionAssembler(subject, rows_max=rows_max, find_cascades=find_cascades)
+        self._assembler = TransactionAssembler(
+            subject, rows_max=rows_max, piece_rows=piece_rows, find_cascades=find_cascades
+        )
         self._rows = RowDecoder(subject.flavor, subject.database, subject.tables | {subject.heartbeat_table})
         self._format = FormatDescription((), False)
         self._sequences: dict[int, int] = {}
@@ -44,7 +48,7 @@ class EventDecoder:
         self._position = None
 
     def decode(self, packet: bytes) -> Transaction | None:
-        """Take one packet; the transaction that it completed. Raises `StreamStopped`."""
+        """Take one packet; the transaction, or piece of one, that it completed. Raises `StreamStopped`."""
         kind = packet[5] if len(packet) > 5 else 0
         if kind == events.FORMAT_DESCRIPTION:
             # Its own checksum is there in any case.
@@ -64,7 +68,7 @@ class EventDecoder:
         if kind == events.TABLE_MAP:
             self._assembler.announce_table(self._rows.map_table(event))
         elif kind in events.ROW_EVENTS:
-            self._assembler.add_rows(self._rows.read_rows(event))
+            return self._assembler.add_rows(self._rows.read_rows(event), len(event.packet))
         elif kind == events.GTID:
             self._start_group(events.parse_mysql_gtid(event))
         elif kind == events.MARIADB_GTID:

@@ -8,9 +8,9 @@ least" (F2). Implemented by ``invalidator.binlog``; called by the applying loop 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from freshness.position import Position
 
@@ -31,18 +31,29 @@ UNREADABLE: Final = Unreadable.UNREADABLE
 ENUM label in an unknown character set). It is not NULL. A key must never be built from it: raise the table."""
 
 
+class Shape(NamedTuple):
+    """What the log says of a column's type, so far as its value differs from what a client reads
+    (``invalidator.image``). ``labels``: of a SET, in their order; ``length``: of a BINARY."""
+
+    rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "time", "year", "untold"]
+    labels: tuple[str, ...] = ()
+    length: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RowChange:
     """One changed row. Columns that the log does not hold (row image MINIMAL, NOBLOB) are absent.
 
     ``before`` is None for an insert, ``after`` for a delete. TIMESTAMP values are naive and in UTC. A value of
     BINARY(n) has lost its trailing zero bytes (the server strips them): pad it to n before comparing.
+    ``shapes``: of all columns of the table, present or not; None where the source does not know them.
     """
 
     table: str
     op: Operation
     before: Mapping[str, object] | None
     after: Mapping[str, object] | None
+    shapes: Mapping[str, Shape] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,12 @@ class Transaction:
     ``position`` is the transaction's own GTID alone. ``timestamp_us`` is for display and lag, never for order
     (F3, F4). ``raised_tables``: their rows may have changed in a way that cannot be mapped to keys, so the
     table floor moves; ``reasons`` says why, for the log.
+
+    A source that was asked for pieces delivers a large transaction in several, one after the other, all with its
+    position: ``first_row`` is the place of ``changes[0]`` in the whole, and only the piece with ``is_last`` says
+    that it was committed and may enter a position. Pieces without a last one are void: the transaction comes again
+    from its first row, or never was. ``is_prepared``: an XA PREPARE (told by the last piece), whose rows are not
+    visible and come again with the GTID of the commit, if there is one. ``size_bytes``: of its row events.
     """
 
     position: Position
@@ -71,6 +88,10 @@ class Transaction:
     raised_tables: frozenset[str] = frozenset()
     heartbeats: tuple[Heartbeat, ...] = ()
     reasons: tuple[str, ...] = ()
+    first_row: int = 0
+    is_last: bool = True
+    is_prepared: bool = False
+    size_bytes: int = field(default=0, compare=False)
 
 
 class Source(Protocol):

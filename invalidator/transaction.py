@@ -24,6 +24,12 @@ from invalidator.statement import StatementKind, find_statement_kind, find_xid, 
 TRANSACTION_ROWS_MAX: Final = 200_000
 """A transaction that changes more rows of the tables asked for raises these tables instead of listing the rows."""
 
+PIECE_BYTES_MAX: Final = 4 << 20
+"""Where pieces are asked for, one also ends at so many bytes of row events: rows can be large."""
+
+REASONS_MAX: Final = 20
+"""Reasons kept for raised tables of one transaction; the tables themselves are all kept."""
+
 XA_ROWS_MAX: Final = 200_000
 """Rows remembered for all prepared XA transactions together; beyond it the tables are remembered, not the rows."""
 
@@ -61,6 +67,10 @@ class _Group:
     raised: set[str] = field(default_factory=set)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    # of the pieces that were handed out:
+    rows_handed_out: int = 0
+    tables_handed_out: set[str] = field(default_factory=set)
     # of the statement that is being read:
     announced: set[str] = field(default_factory=set)
     with_rows: set[str] = field(default_factory=set)
@@ -69,7 +79,33 @@ class _Group:
     def raise_tables(self, tables: frozenset[str] | set[str], reason: str) -> None:
         if tables:
             self.raised |= tables
+            self.add_reason(reason)
+
+    def add_reason(self, reason: str) -> None:
+        if len(self.reasons) < REASONS_MAX:
             self.reasons.append(reason)
+
+    def take(self, *, is_last: bool, is_prepared: bool = False) -> Transaction:
+        """What there is of the transaction since the last piece, or all of it."""
+        taken = Transaction(
+            self.start.position,
+            self.start.timestamp_us,
+            tuple(self.changes),
+            frozenset(self.raised),
+            tuple(self.heartbeats),
+            tuple(self.reasons),
+            self.rows_handed_out,
+            is_last,
+            is_prepared,
+            self.size_bytes,
+        )
+        if not is_last or is_prepared:
+            self.rows_handed_out += len(self.changes)
+            self.tables_handed_out |= self.raised | {change.table for change in self.changes}
+            for part in (self.changes, self.raised, self.heartbeats, self.reasons):
+                part.clear()
+            self.size_bytes = 0
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +122,20 @@ class TransactionAssembler:
         subject: Subject,
         *,
         rows_max: int = TRANSACTION_ROWS_MAX,
+        piece_rows: int | None = None,
         find_cascades: Callable[[], Cascades] = _no_cascades,
     ) -> None:
-        """``find_cascades`` reads the foreign keys as they are now; it is called only where they are not logged."""
+        """``piece_rows``: hand a transaction out in pieces of about so many rows, instead of raising the tables of
+        one that has more than ``rows_max``.
+
+        ``find_cascades`` reads the foreign keys as they are now; it is called only where they are not logged.
+        """
+        assert piece_rows is None or piece_rows > 0
         self._subject = subject
         self._find_cascades = find_cascades
         self._cascades: Cascades = {}
         self._rows_max = rows_max
+        self._piece_rows = piece_rows
         self._group: _Group | None = None
         self._prepared: dict[Xid, _Prepared] = {}
         self._prepared_rows = 0
@@ -123,7 +166,8 @@ class TransactionAssembler:
         if table.wanted and table.name != self._subject.heartbeat_table:
             self._current("a table map").announced.add(table.name)
 
-    def add_rows(self, rows: ChangedRows) -> None:
+    def add_rows(self, rows: ChangedRows, size_bytes: int = 0) -> Transaction | None:
+        """One row event, and its size in the log; a piece, where pieces are asked for and one is full."""
         group = self._current("a row event")
         if rows.table is not None:
             if rows.op != "insert":
@@ -132,6 +176,13 @@ class TransactionAssembler:
                 self._add_wanted(group, rows, rows.table.name)
         if rows.ends_statement:
             self._end_statement(group)
+        if group.changes:
+            group.size_bytes += size_bytes
+        if self._piece_rows is None or not (
+            len(group.changes) >= self._piece_rows or group.size_bytes >= PIECE_BYTES_MAX
+        ):
+            return None
+        return group.take(is_last=False)
 
     def add_query(self, sql: str, default_database: str) -> Transaction | None:
         """A statement; the transaction, where the statement ended it."""
@@ -154,31 +205,32 @@ class TransactionAssembler:
         return None if group.in_transaction else self.commit()
 
     def commit(self) -> Transaction:
-        group = self._current("a commit")
-        self._end_statement(group)
-        self._group = None
-        return Transaction(
-            group.start.position,
-            group.start.timestamp_us,
-            tuple(group.changes),
-            frozenset(group.raised),
-            tuple(group.heartbeats),
-            tuple(group.reasons),
-        )
+        return self._end_group().take(is_last=True)
 
     def prepare(self, xid: Xid) -> Transaction:
         """XA PREPARE: report the rows under this GTID, and remember them for the commit."""
-        transaction = self.commit()
+        group = self._end_group()
+        transaction = group.take(is_last=True, is_prepared=True)
+        self._remember_prepared(xid, transaction, group.tables_handed_out)
+        return transaction
+
+    def _end_group(self) -> _Group:
+        group = self._current("a commit")
+        self._end_statement(group)
+        self._group = None
+        return group
+
+    def _remember_prepared(self, xid: Xid, transaction: Transaction, tables: set[str]) -> None:
+        """``tables``: those of all its rows, and raised ones, also of the pieces handed out before."""
         changes, raised = transaction.changes, transaction.raised_tables
         self._forget_prepared(xid)
-        if self._prepared_rows + len(changes) > XA_ROWS_MAX:
-            raised |= {change.table for change in changes}
+        if transaction.first_row or self._prepared_rows + len(changes) > XA_ROWS_MAX:
+            raised |= tables
             changes = ()
         if len(self._prepared) >= XA_TRANSACTIONS_MAX:
             self._forget_prepared(next(iter(self._prepared)))
         self._prepared[xid] = _Prepared(changes, raised)
         self._prepared_rows += len(changes)
-        return transaction
 
     def _current(self, what: str) -> _Group:
         if self._group is None:
@@ -194,7 +246,7 @@ class TransactionAssembler:
             self._add_heartbeats(group, rows)
         elif rows.problem:
             group.raise_tables({table}, rows.problem)
-        elif len(group.changes) + len(rows.changes) > self._rows_max:
+        elif self._piece_rows is None and len(group.changes) + len(rows.changes) > self._rows_max:
             self._drop_rows(group)
             group.raise_tables({table}, f"more than {self._rows_max} rows in one transaction")
         elif not rows.changes:
@@ -209,7 +261,7 @@ class TransactionAssembler:
 
     def _add_heartbeats(self, group: _Group, rows: ChangedRows) -> None:
         if rows.problem:
-            group.reasons.append(rows.problem)
+            group.add_reason(rows.problem)
         for change in rows.changes:
             if change.after is None:
                 continue
@@ -219,7 +271,7 @@ class TransactionAssembler:
             try:
                 group.heartbeats.append(parse_heartbeat(row))
             except FormatError as error:
-                group.reasons.append(str(error))
+                group.add_reason(str(error))
 
     @property
     def _logs_no_cascades(self) -> bool:

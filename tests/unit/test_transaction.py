@@ -32,10 +32,15 @@ HEARTBEAT = {"id": "me", "sequence": 3, "min_us": 1, "max_us": 2, "epoch": 4}
 
 
 def assembler(
-    flavor: str = "mysql", rows_max: int = 1000, cascades: Cascades | None = None
+    flavor: str = "mysql",
+    rows_max: int = 1000,
+    cascades: Cascades | None = None,
+    piece_rows: int | None = None,
 ) -> TransactionAssembler:
     subject = Subject(flavor, "shop", TABLES, "freshness_heartbeat")
-    made = TransactionAssembler(subject, rows_max=rows_max, find_cascades=lambda: cascades or {})
+    made = TransactionAssembler(
+        subject, rows_max=rows_max, piece_rows=piece_rows, find_cascades=lambda: cascades or {}
+    )
     made.restart()
     return made
 
@@ -162,6 +167,96 @@ def test_too_many_rows_raise_their_tables_and_are_not_kept() -> None:
     ended = transact(assembler(rows_max=10), inserted(change(1, "child"), name="child"), many, many, many)
     assert ended.raised_tables == TABLES
     assert len(ended.changes) <= 10
+
+
+def test_reasons_are_bounded_and_raised_tables_are_not() -> None:
+    made = assembler()
+    problem = ChangedRows(table("goods"), "update", True, problem="unknown type")
+    other = ChangedRows(table("child"), "update", True, problem="another")
+    ended = transact(made, *[problem] * 100, other)
+    assert len(ended.reasons) == transaction_module.REASONS_MAX
+    assert ended.raised_tables == TABLES
+
+
+# -- pieces ---------------------------------------------------------------------------------------------
+
+
+def hand_out(made: TransactionAssembler, *rows: ChangedRows, size_bytes: int = 0) -> list[Transaction]:
+    """The pieces of an open transaction that these row events complete."""
+    return [piece for each in rows if (piece := made.add_rows(each, size_bytes)) is not None]
+
+
+def test_a_transaction_comes_in_pieces_that_say_where_they_belong() -> None:
+    made = assembler(rows_max=2, piece_rows=3)
+    made.start_group(start())
+    made.announce_table(table("goods"))
+    events = [inserted(change(2 * number), change(2 * number + 1)) for number in range(5)]
+    pieces = [*hand_out(made, *events), made.commit()]
+    assert [(piece.first_row, len(piece.changes), piece.is_last) for piece in pieces] == [
+        (0, 4, False),
+        (4, 4, False),
+        (8, 2, True),
+    ]
+    assert [each for piece in pieces for each in piece.changes] == [change(number) for number in range(10)]
+    assert {piece.position for piece in pieces} == {MysqlGtidSet.of(SID, 1)}
+    assert all(not piece.raised_tables for piece in pieces)
+
+
+def test_the_last_piece_may_be_empty_and_the_next_transaction_begins_at_row_0() -> None:
+    made = assembler(piece_rows=1)
+    made.start_group(start())
+    [first] = hand_out(made, inserted(change(1)))
+    last = made.commit()
+    assert (first.is_last, last.first_row, last.changes, last.is_last) == (False, 1, (), True)
+    made.start_group(start(2))
+    [first] = hand_out(made, inserted(change(2)))
+    assert (first.first_row, first.position) == (0, MysqlGtidSet.of(SID, 2))
+
+
+def test_large_rows_end_a_piece_too() -> None:
+    made = assembler(piece_rows=1000)
+    made.start_group(start())
+    half = transaction_module.PIECE_BYTES_MAX // 2
+    pieces = hand_out(made, *(inserted(change(number)) for number in range(4)), size_bytes=half)
+    assert [(piece.size_bytes, len(piece.changes)) for piece in pieces] == [(2 * half, 2)] * 2
+
+
+def test_each_piece_has_its_own_raised_tables_and_none_is_lost() -> None:
+    made = assembler("mariadb", piece_rows=1)
+    made.start_group(start(in_transaction=True))
+    made.add_query("DELETE FROM goods", "shop")
+    [first] = hand_out(made, inserted(change(1), ends_statement=False))
+    made.announce_table(table("child"))
+    [second] = hand_out(made, deleted("goods", ends_statement=False))
+    last = made.commit()
+    assert first.raised_tables == TABLES
+    assert second.raised_tables == frozenset()
+    assert last.raised_tables == {"child"}
+
+
+def test_pieces_of_a_transaction_that_its_file_cuts_off_have_no_last_one() -> None:
+    made = assembler(piece_rows=1)
+    made.start_group(start())
+    assert not hand_out(made, inserted(change(1)))[0].is_last
+    made.start_file()
+    assert transact(made, number=2).first_row == 0
+
+
+def test_an_xa_prepare_is_marked_and_pieces_of_it_raise_their_tables_at_the_commit() -> None:
+    made = assembler()
+    assert prepare(made, inserted(change(1))).is_prepared
+    assert not finish(made, f"XA COMMIT {XA_TEXT}").is_prepared
+    made = assembler(piece_rows=2)
+    made.start_group(start())
+    made.add_query(f"XA START {XA_TEXT}", "shop")
+    made.add_query("DELETE FROM x", "shop")
+    [piece] = hand_out(made, inserted(change(1), change(2)))
+    hand_out(made, inserted(change(3)))
+    assert piece.raised_tables == TABLES
+    last = made.prepare(XID)
+    assert (last.first_row, last.is_prepared) == (2, True)
+    committed = finish(made, f"XA COMMIT {XA_TEXT}")
+    assert (committed.changes, committed.raised_tables) == ((), TABLES)
 
 
 # -- foreign keys (F23) ---------------------------------------------------------------------------------
