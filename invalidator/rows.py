@@ -31,7 +31,8 @@ from pymysqlreplication.row_event import (
 
 from freshness.errors import StreamStopped
 from invalidator.event import CHECKSUM_BYTES, ROW_EVENTS, TABLE_MAP, Event, FormatDescription
-from invalidator.source import UNREADABLE, Operation, RowChange
+from invalidator.image import find_shapes
+from invalidator.source import UNREADABLE, Operation, RowChange, Shape
 
 _NO_TABLE: Final = 0xFFFFFF
 """The table id of a row event that only ends a statement."""
@@ -55,6 +56,7 @@ class MappedTable:
     columns: Any = None
     unreadable_columns: frozenset[str] = frozenset()
     problem: str = ""
+    shapes: Mapping[str, Shape] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,8 @@ class RowDecoder:
         if any(column.name is None for column in columns.columns):
             problem = f"the log has no column names of {name}: binlog_row_metadata is not FULL"
             return MappedTable(database, name, True, body, problem=problem)
-        return MappedTable(database, name, True, body, columns, unreadable)
+        shapes = find_shapes(columns.columns, self._flavor)
+        return MappedTable(database, name, True, body, columns, unreadable, shapes=shapes)
 
     def _decode(self, event: Event, table: MappedTable, table_id: int, op: Operation) -> Iterator[RowChange]:
         parsed = self._wrap(event, {table_id: table.columns}, _ROW_CLASSES)
@@ -160,14 +163,14 @@ class RowDecoder:
             for row in rows:
                 before = _clean(row["before_values"], row["before_none_sources"], present, table)
                 after = _clean(row["after_values"], row["after_none_sources"], present_after, table)
-                yield RowChange(table.name, op, before, after)
+                yield RowChange(table.name, op, before, after, table.shapes)
             return
         for row in rows:
             values = _clean(row["values"], row["none_sources"], present, table)
             if op == "insert":
-                yield RowChange(table.name, op, None, values)
+                yield RowChange(table.name, op, None, values, table.shapes)
             else:
-                yield RowChange(table.name, op, values, None)
+                yield RowChange(table.name, op, values, None, table.shapes)
 
     def _wrap(self, event: Event, library_tables: dict[int, Any], allowed: frozenset[type]) -> Any:
         # The library takes it that a checksum ends the packet, and would leave out metadata where none does.

@@ -33,7 +33,7 @@ ENUM label in an unknown character set). It is not NULL. A key must never be bui
 
 class Shape(NamedTuple):
     """What the log says of a column's type, so far as its value differs from what a client reads
-    (``invalidator.image``). ``labels``: of a SET, in their order; ``length``: of a BINARY."""
+    (``invalidator.image``). ``labels``: of a SET, in their order; ``length``: of a BINARY, else 0."""
 
     rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "time", "year", "untold"]
     labels: tuple[str, ...] = ()

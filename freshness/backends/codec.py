@@ -14,7 +14,9 @@ function only for each extension value. The bytes are under test in ``tests/gold
 
 from __future__ import annotations
 
+import hashlib
 import struct
+from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any, Final
@@ -25,6 +27,7 @@ from msgspec.msgpack import Decoder, Encoder, Ext
 from freshness.errors import FormatError
 
 CODEC_VERSION: Final = 1
+DIGEST_BYTES: Final = 16
 DEPTH_MAX: Final = 100
 """Containers inside containers; beyond it a value is refused (a value that holds itself has no end)."""
 
@@ -81,6 +84,53 @@ def decode_value(data: bytes) -> Any:
             f"a cached value of {len(data)} bytes does not decode: {error}",
             hint="the entry was damaged or not written by this library; treat it as a miss",
         ) from error
+
+
+def row_digest(row: Mapping[str, object]) -> bytes | None:
+    """16 bytes that are equal for equal rows, as PyMySQL reads a row; None where a value is not to be told.
+
+    The order of the columns does not matter, nor the scale of a number: a row that is read and the same row in the
+    archive of the log (``invalidator.image``) have one digest. None says nothing: it equals no digest and differs
+    from none.
+    """
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name in sorted(row):
+        value = _canonical(row[name])
+        if value is None:
+            return None
+        for part in (name.encode("utf-8", "surrogatepass"), value):
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def _canonical(value: object) -> bytes | None:
+    if value is None:
+        return b"-"
+    if isinstance(value, str):
+        return b"s" + value.encode("utf-8", "surrogatepass")
+    if isinstance(value, int):
+        return b"%d" % value
+    if isinstance(value, bytes):
+        return b"b" + value
+    if isinstance(value, Decimal):
+        return _plain_number(value) if value.is_finite() else None
+    if isinstance(value, float):
+        return b"f" + repr(value or 0.0).encode()  # -0.0 equals 0.0
+    if isinstance(value, datetime):
+        return None if value.tzinfo else b"t" + value.isoformat().encode()
+    if isinstance(value, date):
+        return b"d" + value.isoformat().encode()
+    if isinstance(value, timedelta):
+        return b"T%d" % (value // timedelta(microseconds=1))
+    return None
+
+
+def _plain_number(value: Decimal) -> bytes:
+    """A whole number as an integer is written, others without zeros at their end."""
+    text = f"{value:f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return b"0" if text in ("-0", "0", "-", "") else text.encode()
 
 
 # -- encoding: replace what MessagePack lacks by extension values ---------------------------------------

@@ -1,0 +1,69 @@
+"""Which columns a table's rows are told apart by, and which a ``SELECT *`` shows.
+
+The log names all columns, and neither of these on MariaDB. Read from the primary when a stream is opened, and again
+for a table that was raised, since its columns may have changed. Called by those who write the stream down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from freshness.backends.database import connect, read_rows, translated
+from freshness.config import ServerAddress
+
+_COLUMNS: Final = """SELECT c.table_name, c.column_name, c.extra, k.ordinal_position
+  FROM information_schema.columns AS c LEFT JOIN information_schema.key_column_usage AS k
+  ON k.table_schema = c.table_schema AND k.table_name = c.table_name AND k.column_name = c.column_name
+     AND k.constraint_name = 'PRIMARY'
+  WHERE c.table_schema = %s ORDER BY k.ordinal_position"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``key``: the primary key, in its order, empty where there is none. ``columns``: all of them; ``visible``: those
+    that ``SELECT *`` shows."""
+
+    key: tuple[str, ...]
+    columns: frozenset[str]
+    visible: frozenset[str]
+
+
+Layouts: TypeAlias = Mapping[str, Layout]
+ReadLayouts: TypeAlias = Callable[[], Layouts]
+
+
+def read_layouts(address: ServerAddress) -> dict[str, Layout]:
+    """Of all tables of the address's database, by name. Raises `SourceUnavailable` or `SourceUnsuitable`."""
+    connection = connect(address)
+    try:
+        rows = read_rows(connection, _COLUMNS, (address.database,))
+    except Exception as error:
+        raise translated(error, address, "reading the columns") from error
+    finally:
+        connection.close()
+    keys: dict[str, list[str]] = {}
+    columns: dict[str, set[str]] = {}
+    hidden: set[tuple[str, str]] = set()
+    for table, column, extra, place in rows:
+        columns.setdefault(table, set()).add(column)
+        if place is not None:
+            keys.setdefault(table, []).append(column)
+        if "INVISIBLE" in str(extra).upper():
+            hidden.add((table, column))
+    return {
+        table: Layout(
+            tuple(keys.get(table, ())),
+            frozenset(names),
+            frozenset(name for name in names if (table, name) not in hidden),
+        )
+        for table, names in columns.items()
+    }
+
+
+def find_key(layout: Layout | None, image: Mapping[str, object] | None) -> dict[str, object] | None:
+    """The primary key of a row; None where the table has none, or the image does not hold all of it."""
+    if layout is None or image is None or not layout.key or any(name not in image for name in layout.key):
+        return None
+    return {name: image[name] for name in layout.key}
