@@ -22,7 +22,7 @@ from freshness.backend import CacheNode
 from freshness.backends import open_node as open_configured_node
 from freshness.backends.codec import decode_value, encode_value
 from freshness.backends.database import Connection
-from freshness.backends.schema import key_columns
+from freshness.backends.schema import key_columns, keyspace_id
 from freshness.config import Config, ServerAddress, load_config
 from freshness.driver import BlockingDriver, running_clock
 from freshness.errors import ConfigError, FormatError
@@ -84,7 +84,7 @@ class Cache:
         self._open_node = open_node
         self._clock, self._sleep, self._jitter = clock, sleep, jitter
         self._databases = {name: Database(keyspace) for name, keyspace in config.keyspaces.items()}
-        self._definitions = build_registry(config, self._find_columns)
+        self._definitions = build_registry(config, self._find_columns, keyspace_id)
         self._loaders = {
             name: ObjectLoader(definition, self._databases[definition.config.keyspace], None)
             for name, definition in self._definitions.items()
@@ -191,7 +191,8 @@ class Cache:
         def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
             return key_columns(connection, address.database, table, column)
 
-        return database.run(read)
+        shard = database.keyspace.serving_shards[0]
+        return database.shards[shard.lineage].run(read)
 
     def _definition(self, object_name: str) -> ObjectDefinition:
         try:
@@ -206,7 +207,7 @@ class Cache:
         values = key if type(key) is tuple else (key,)
         cache_key = definition.builder.build(values)
         return Lookup(
-            definition.policy,
+            definition.policy_for(values),
             self._placement.node_for(cache_key.item),
             cache_key.item,
             definition.identity(cache_key),

@@ -30,6 +30,7 @@ _DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, Sourc
 
 _NO_SUCH_TABLE: Final = 1146
 _SESSION: Final = "SET SESSION transaction_isolation = 'REPEATABLE-READ'"
+_SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _SESSION_MARIADB: Final = "SET SESSION tx_isolation = 'REPEATABLE-READ'"
 
 
@@ -53,18 +54,22 @@ class QueryResult:
 
 
 class LoaderConnection:
-    """What a composite's loader reads with: one connection, one snapshot, read-only."""
+    """What a composite's loader reads with: one snapshot, read-only, on one connection to each shard that may hold
+    the object's rows: one shard, as a rule."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connections",)
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, *connections: Connection) -> None:
+        self._connections = connections
 
     def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
-        """All rows of one SELECT."""
-        with self._connection.cursor(DictCursor) as cursor:
-            cursor.execute(sql, params)
-            return list(cursor.fetchall())
+        """All rows of one SELECT; where it runs on several shards, the rows of all, shard by shard."""
+        rows: list[Row] = []
+        for connection in self._connections:
+            with connection.cursor(DictCursor) as cursor:
+                cursor.execute(sql, params)
+                rows += cursor.fetchall()
+        return rows
 
     def query_one(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Row | None:
         """The only row, None where there is none. More than one raises `ValueError`."""
@@ -96,19 +101,16 @@ class _ThreadState(threading.local):
 
 
 class Database:
-    """One keyspace, read from the replicas of its shard, or from the primary where there are none.
-
-    Safe for several threads: each has connections of its own.
-    """
+    """One keyspace: uncached reads that say how fresh they are. Safe for several threads: each has connections of
+    its own."""
 
     def __init__(self, keyspace: Keyspace, *, timeout_seconds: float = 5.0) -> None:
         self.keyspace = keyspace
-        self._timeout_seconds = timeout_seconds
-        self._thread = _ThreadState()
-
-    @property
-    def _shard(self) -> Shard:
-        return self.keyspace.shards[0]
+        self.shards = {
+            shard.lineage: ShardDatabase(keyspace.flavor, shard, timeout_seconds=timeout_seconds)
+            for shard in keyspace.shards
+        }
+        """By lineage, those that do not serve included."""
 
     def query(
         self,
@@ -121,14 +123,80 @@ class Database:
     ) -> QueryResult:
         """Run one SELECT on a replica. Never cached; the options say how fresh the rows are.
 
-        Raises `SourceUnavailable` when no server answers, `SourceUnsuitable` for an error in the statement or a
-        missing privilege, and `FormatError` for a token that does not parse or is of another flavor.
+        ``shard``: the name of the shard; it may be left out where there is one. Raises `SourceUnavailable` when no
+        server answers, `SourceUnsuitable` for an error in the statement or a missing privilege, and `FormatError`
+        for a token that does not parse or is of another flavor.
         """
-        if shard is not None and shard != self._shard.name:
-            raise ConfigError(
-                f"keyspace {self.keyspace.name} has no shard {shard!r}", hint=f"it has {self._shard.name!r}"
-            )
         sent = self._parse(compare_event_token)
+        return self.find_shard(shard).query(sql, params, include_event_token=include_event_token, sent=sent)
+
+    def find_shard(self, name: str | None) -> ShardDatabase:
+        """The serving shard of that name; the only one where none is named."""
+        serving = self.keyspace.serving_shards
+        found = [each for each in serving if name == each.name or (name is None and len(serving) == 1)]
+        if not found:
+            problem = "needs the name of a shard" if name is None else f"has no serving shard {name!r}"
+            known = ", ".join(repr(each.name) for each in serving)
+            raise ConfigError(f"keyspace {self.keyspace.name} {problem}", hint=f"expected one of {known}")
+        return self.shards[found[0].lineage]
+
+    def snapshot(
+        self, lineages: Sequence[str], load: Callable[[LoaderConnection], Result]
+    ) -> tuple[Result, list[EventToken | None]]:
+        """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them."""
+        if len(lineages) == 1:
+            result, token = self.shards[lineages[0]].snapshot(load)
+            return result, [token]
+        begun: list[tuple[ShardDatabase, Connection, ServerAddress, EventToken | None]] = []
+        try:
+            for lineage in lineages:
+                shard = self.shards[lineage]
+                begun.append((shard, *shard.begin_snapshot()))
+            try:
+                result = load(LoaderConnection(*(connection for _, connection, _, _ in begun)))
+            except _DATABASE_ERRORS as error:
+                for shard, _, address, _ in begun:  # which of them failed is not known
+                    shard.disconnect(address)
+                raise translated(error, begun[0][2], "reading several shards") from error
+        finally:
+            for shard, connection, address, _ in begun:
+                shard.end_snapshot(connection, address)
+        return result, [token for _, _, _, token in begun]
+
+    def _parse(self, token: EventToken | str | None) -> EventToken | None:
+        parsed = EventToken.parse(token) if isinstance(token, str) else token
+        if parsed is not None and parsed.position.flavor != self.keyspace.flavor:
+            raise FlavorMismatch(
+                f"a token of {parsed.position.flavor} was sent to keyspace {self.keyspace.name}, "
+                f"which is {self.keyspace.flavor}",
+                hint="tokens are good only in the keyspace they come from",
+            )
+        return parsed
+
+    def close(self) -> None:
+        """Close this thread's connections. The next read opens them again."""
+        for shard in self.shards.values():
+            shard.close()
+
+
+class ShardDatabase:
+    """One shard, read from its replicas, or from the primary where there are none."""
+
+    def __init__(self, flavor: str, shard: Shard, *, timeout_seconds: float = 5.0) -> None:
+        self._flavor = flavor
+        self._shard = shard
+        self._timeout_seconds = timeout_seconds
+        self._thread = _ThreadState()
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        include_event_token: bool = False,
+        sent: EventToken | None = None,
+    ) -> QueryResult:
+        """See `Database.query`."""
         wants_token = include_event_token or sent is not None
 
         def read(connection: Connection, address: ServerAddress) -> QueryResult:
@@ -146,13 +214,41 @@ class Database:
         def read(connection: Connection, _: ServerAddress) -> tuple[Result, EventToken | None]:
             token = self.read_token(connection)
             with connection.cursor() as cursor:
-                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                cursor.execute(_SNAPSHOT)
                 try:
                     return load(LoaderConnection(connection)), token
                 finally:
                     cursor.execute("ROLLBACK")
 
         return self.run(read)
+
+    def begin_snapshot(self) -> tuple[Connection, ServerAddress, EventToken | None]:
+        """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
+
+        def begin(
+            connection: Connection, address: ServerAddress
+        ) -> tuple[Connection, ServerAddress, EventToken | None]:
+            token = self.read_token(connection)
+            with connection.cursor() as cursor:
+                cursor.execute(_SNAPSHOT)
+            return connection, address, token
+
+        return self.run(begin)
+
+    def end_snapshot(self, connection: Connection, address: ServerAddress) -> None:
+        if self._thread.connections().get(address) is not connection:
+            return  # closed after an error
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+        except (
+            _DATABASE_ERRORS
+        ):  # whatever state it is in: it is not used again, and the value was read before
+            self.disconnect(address)
+
+    def disconnect(self, address: ServerAddress) -> None:
+        """Close this thread's connection to a server."""
+        self._thread.disconnect(address)
 
     def rows_with_token(self, sql: str, params: Sequence[Any]) -> tuple[list[Row], EventToken | None]:
         """One SELECT and the token that was read before it, on the same server."""
@@ -167,13 +263,13 @@ class Database:
         """What this server shows for sure from now on. None where no invalidator has prepared it yet."""
         try:
             with connection.cursor() as cursor:
-                cursor.execute(token_sql(self.keyspace.flavor))
+                cursor.execute(token_sql(self._flavor))
                 rows = cursor.fetchall()
         except Exception as error:
             if error.args and error.args[0] == _NO_SUCH_TABLE and HEARTBEAT_TABLE in str(error):
                 return None
             raise
-        return parse_token(self.keyspace.flavor, self._shard.lineage, self._shard.name, rows)
+        return parse_token(self._flavor, self._shard.lineage, self._shard.name, rows)
 
     def run(self, read: Callable[[Connection, ServerAddress], Result]) -> Result:
         """Run ``read`` on the server this thread uses, or on the next one that answers.
@@ -190,7 +286,7 @@ class Database:
                 failures.append(error)
                 thread.server += 1
         raise SourceUnavailable(
-            f"no server of {self.keyspace.name} answers: " + "; ".join(error.message for error in failures),
+            f"no server of {self._shard.lineage} answers: " + "; ".join(error.message for error in failures),
             hint=failures[-1].hint,
         ) from failures[-1]
 
@@ -210,18 +306,8 @@ class Database:
         connection = connect(address, timeout_seconds=self._timeout_seconds)
         self._thread.connections()[address] = connection
         with connection.cursor() as cursor:
-            cursor.execute(_SESSION_MARIADB if self.keyspace.flavor == "mariadb" else _SESSION)
+            cursor.execute(_SESSION_MARIADB if self._flavor == "mariadb" else _SESSION)
         return connection
-
-    def _parse(self, token: EventToken | str | None) -> EventToken | None:
-        parsed = EventToken.parse(token) if isinstance(token, str) else token
-        if parsed is not None and parsed.position.flavor != self.keyspace.flavor:
-            raise FlavorMismatch(
-                f"a token of {parsed.position.flavor} was sent to keyspace {self.keyspace.name}, "
-                f"which is {self.keyspace.flavor}",
-                hint="tokens are good only in the keyspace they come from",
-            )
-        return parsed
 
     def close(self) -> None:
         """Close this thread's connections. The next read opens them again."""

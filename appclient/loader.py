@@ -40,24 +40,50 @@ class ObjectLoader:
         if not self._definition.builder.is_exact:
             # Only the database knows which row answers to which spelling: one statement a key.
             return [self._load_rows([lookup])[0] for lookup in lookups]
-        loaded: list[Loaded] = []
-        for start in range(0, len(lookups), KEYS_PER_STATEMENT_MAX):
-            loaded += self._load_rows(lookups[start : start + KEYS_PER_STATEMENT_MAX])
-        return loaded
+        places_by_shards: dict[tuple[str, ...], list[int]] = {}
+        for place, lookup in enumerate(lookups):
+            places_by_shards.setdefault(lookup.policy.lineages, []).append(place)
+        loaded: dict[int, Loaded] = {}
+        for places in places_by_shards.values():
+            for start in range(0, len(places), KEYS_PER_STATEMENT_MAX):
+                some = places[start : start + KEYS_PER_STATEMENT_MAX]
+                loaded.update(zip(some, self._load_rows([lookups[place] for place in some]), strict=True))
+        return [loaded[place] for place in range(len(lookups))]
 
     # -- single rows ---------------------------------------------------------------------------------------
 
     def _load_rows(self, lookups: Sequence[Lookup]) -> list[Loaded]:
-        rows, token = self._database.rows_with_token(*self._statement(lookups))
-        tokens = self._tokens(token)
+        """Rows of lookups that all ask the same shards."""
+        statement = self._statement(lookups)
+        rows: list[Row] = []
+        tokens: dict[str, EventToken] = {}
+        lineages = lookups[0].policy.lineages
+        for lineage in lineages:
+            found, token = self._database.shards[lineage].rows_with_token(*statement)
+            rows += found
+            if token is not None:
+                tokens[lineage] = token
+        has_tokens = len(tokens) == len(lineages)
         if len(lookups) == 1 and len(rows) == 1:
-            return [self._loaded(lookups[0], rows[0], tokens)]
-        by_identity = {self._identity(row): row for row in rows}
-        return [self._loaded(lookup, by_identity.get(lookup.identity), tokens) for lookup in lookups]
+            return [self._loaded(lookups[0], rows[0], tokens, has_tokens)]
+        by_identity: dict[bytes, Row] = {}
+        doubled: set[bytes] = set()
+        for row in rows:
+            identity = self._identity(row)
+            if by_identity.setdefault(identity, row) is not row:
+                doubled.add(identity)  # in two shards: it moves between them just now
+        return [
+            Loaded(by_identity[lookup.identity], tokens, ReadOutcome.KEY)
+            if lookup.identity in doubled
+            else self._loaded(lookup, by_identity.get(lookup.identity), tokens, has_tokens)
+            for lookup in lookups
+        ]
 
-    def _loaded(self, lookup: Lookup, row: Row | None, tokens: Mapping[str, EventToken]) -> Loaded:
+    def _loaded(
+        self, lookup: Lookup, row: Row | None, tokens: Mapping[str, EventToken], has_tokens: bool
+    ) -> Loaded:
         if row is None or self._identity(row) == lookup.identity:
-            return Loaded(row, tokens, None if tokens else ReadOutcome.NO_TOKEN)
+            return Loaded(row, tokens, None if has_tokens else ReadOutcome.NO_TOKEN)
         return Loaded(row, tokens, ReadOutcome.KEY)
 
     def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, list[Any]]:
@@ -90,11 +116,9 @@ class ObjectLoader:
         def build(connection: LoaderConnection) -> Any:
             return function(connection, *lookup.values)
 
-        value, token = self._database.snapshot(build)
-        tokens = self._tokens(token)
+        lineages = lookup.policy.lineages
+        value, found = self._database.snapshot(lineages, build)
+        tokens = {token.lineage: token for token in found if token is not None}
         # As it would come out of the cache (a tuple becomes a list), so that a hit and a miss look alike.
         plain = None if value is None else decode_value(encode_value(value))
-        return Loaded(plain, tokens, None if tokens else ReadOutcome.NO_TOKEN)
-
-    def _tokens(self, token: EventToken | None) -> dict[str, EventToken]:
-        return {} if token is None else {token.lineage: token}
+        return Loaded(plain, tokens, None if len(tokens) == len(lineages) else ReadOutcome.NO_TOKEN)

@@ -44,7 +44,8 @@ CAS_ATTEMPTS_MAX: Final = 16
 class NodePolicy:
     """What all nodes of a lineage have in common. D, L and W of the design are in seconds.
 
-    ``objects``: name → fingerprint of its definition. ``trail_seconds`` is W, and W + 2L + 2 ≤ D.
+    ``objects``: name → fingerprint of its definition. ``trail_seconds`` is W, and W + 2L + 2 ≤ D. ``is_serving``:
+    False for a shard that is followed and not read: its records are kept, and never open.
     """
 
     namespace: str
@@ -56,6 +57,7 @@ class NodePolicy:
     trail_seconds: float
     heartbeat_age_max_seconds: float
     node_refresh_seconds: float
+    is_serving: bool = True
 
     def __post_init__(self) -> None:
         assert self.lease_seconds >= 2, "L < 2: nodes count whole seconds"
@@ -186,6 +188,8 @@ class Membership:
         """
         # Nodes keep an item up to a second longer than asked (F50); a lease must not outlive L, so one less is asked.
         lease = self.policy.lease_seconds - 1
+        if not self.policy.is_serving:
+            return replace(record, is_open=False), lease, now + lease
         age = float("inf") if self.heartbeat is None else now - self.heartbeat.written_at
         if (
             self.target is None

@@ -12,20 +12,53 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from freshness.cachekey import CacheKey, KeyBuilder
-from freshness.config import Config, ObjectConfig
-from freshness.errors import ConfigError
-from freshness.keycolumn import KeyColumn
+from freshness.config import Config, Keyspace, ObjectConfig
+from freshness.errors import ConfigError, FormatError
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyrange import KeyRange
 from freshness.rule import ObjectPolicy
+
+KeyspaceId = Callable[[str, object], bytes]
+"""(sharding function, value of the sharding column) → keyspace id. Raises `FormatError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFinder:
+    """Tells the shard of a key. ``place``: of the sharding column among the key's columns. ``policies``: the object
+    as it is in each serving shard, by key range."""
+
+    place: int
+    column: KeyColumn
+    function: str
+    policies: tuple[tuple[KeyRange, ObjectPolicy], ...]
+    keyspace_id: KeyspaceId
+
+    def find(self, values: Sequence[object]) -> ObjectPolicy:
+        """Raises `FormatError` for a value that has no keyspace id."""
+        value = values[self.place]
+        if self.column.kind is ColumnKind.INTEGER and not isinstance(value, int):
+            value = _parse_integer(self.column, value)
+        place = self.keyspace_id(self.function, value)
+        return next(policy for key_range, policy in self.policies if key_range.contains(place))
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectDefinition:
-    """One object. ``columns_by_table``: in each table, the columns that hold its key, in key order."""
+    """One object. ``columns_by_table``: in each table, the columns that hold its key, in key order.
+
+    ``policy`` is of the object in all serving shards. ``shards`` is None where the key does not tell the shard, or
+    where there is one: then every serving shard has a say in each entry.
+    """
 
     config: ObjectConfig
     policy: ObjectPolicy
     builder: KeyBuilder
     columns_by_table: Mapping[str, tuple[KeyColumn, ...]]
+    shards: ShardFinder | None = None
+
+    def policy_for(self, values: Sequence[object]) -> ObjectPolicy:
+        """The object as it is in the shard that holds this key."""
+        return self.policy if self.shards is None else self.shards.find(values)
 
     def identity(self, key: CacheKey) -> bytes:
         """What an entry says it is: the definition and the key as spelled."""
@@ -36,12 +69,16 @@ KeyColumns = Callable[[str, str, str | None], tuple[KeyColumn, ...]]
 """(keyspace, table, column) → that column, or the primary key in key order where the column is None."""
 
 
-def build_registry(config: Config, find_columns: KeyColumns) -> dict[str, ObjectDefinition]:
+def build_registry(
+    config: Config, find_columns: KeyColumns, keyspace_id: KeyspaceId
+) -> dict[str, ObjectDefinition]:
     """All objects of the configuration. Raises `ConfigError` naming the object, table and column at fault."""
-    return {name: _define(config, entry, find_columns) for name, entry in config.objects.items()}
+    return {name: _define(config, entry, find_columns, keyspace_id) for name, entry in config.objects.items()}
 
 
-def _define(config: Config, entry: ObjectConfig, find_columns: KeyColumns) -> ObjectDefinition:
+def _define(
+    config: Config, entry: ObjectConfig, find_columns: KeyColumns, keyspace_id: KeyspaceId
+) -> ObjectDefinition:
     if entry.table is not None:
         columns = find_columns(entry.keyspace, entry.table, None)
         by_table = {entry.table: columns}
@@ -51,14 +88,49 @@ def _define(config: Config, entry: ObjectConfig, find_columns: KeyColumns) -> Ob
         }
         columns = (_common_key(entry, by_table),)
     builder = KeyBuilder(config.cache.namespace, entry.name, columns)
+    keyspace = config.keyspaces[entry.keyspace]
     policy = ObjectPolicy(
         name=entry.name,
         fingerprint=_fingerprint(entry, by_table),
         tables=entry.tables,
-        lineages=tuple(shard.lineage for shard in config.keyspaces[entry.keyspace].shards),
+        lineages=tuple(shard.lineage for shard in keyspace.serving_shards),
         value_ttl_seconds=config.cache.value_ttl_seconds,
     )
-    return ObjectDefinition(entry, policy, builder, by_table)
+    shards = _find_shards(keyspace, columns, by_table, policy, keyspace_id)
+    return ObjectDefinition(entry, policy, builder, by_table, shards)
+
+
+def _find_shards(
+    keyspace: Keyspace,
+    columns: Sequence[KeyColumn],
+    by_table: Mapping[str, Sequence[KeyColumn]],
+    policy: ObjectPolicy,
+    keyspace_id: KeyspaceId,
+) -> ShardFinder | None:
+    """None where there is one shard, or where a row of the object can be in any: the sharding column is not in the
+    key of each of its tables, at the same place."""
+    sharding = keyspace.sharding
+    if sharding is None:
+        return None
+    names = [[column.name for column in of_table] for of_table in by_table.values()]
+    if not all(sharding.column in of_table for of_table in names):
+        return None
+    places = {of_table.index(sharding.column) for of_table in names}
+    if len(places) > 1:
+        return None
+    place = places.pop()
+    policies = tuple(
+        (KeyRange.parse(shard.name), replace(policy, lineages=(shard.lineage,)))
+        for shard in keyspace.serving_shards
+    )
+    return ShardFinder(place, columns[place], sharding.function, policies, keyspace_id)
+
+
+def _parse_integer(column: KeyColumn, value: object) -> int:
+    try:
+        return int(column.spell(value)[0])
+    except ValueError as error:
+        raise FormatError(f"{value!r} for {column.name} is no whole number") from error
 
 
 def _common_key(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]) -> KeyColumn:

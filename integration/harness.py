@@ -233,19 +233,19 @@ class System:
         ):
             cursor.execute(f"SELECT * FROM {table}")
             rows = {row[column]: row for row in cursor.fetchall()}
-        lineages = definition.policy.lineages
         connections = {node.address: MemcachedNode(node.address) for node in self.nodes}
         live, stale = 0, []
         try:
             for key in keys:
                 subject = self.subject(name, key)
+                lineages = subject.policy.lineages
                 requests = [Get(record_key("shop", lineage)) for lineage in lineages]
                 reply, *records = connections[subject.node].perform([Get(subject.item), *requests])
                 if not isinstance(reply, Item) or reply.value == STUB:
                     continue
                 entry = Filled.decode(reply.value)
                 found = {lineage: find_record(r) for lineage, r in zip(lineages, records, strict=True)}
-                if find_hit_refusal(definition.policy, subject.identity, entry, found) is not None:
+                if find_hit_refusal(subject.policy, subject.identity, entry, found) is not None:
                     continue
                 live += 1
                 value = None if entry.value is None else decode_value(entry.value)

@@ -430,7 +430,7 @@ def test_tokens_that_do_not_fit_are_refused(system: System, cache: Cache) -> Non
             database.query("SELECT 1", compare_event_token=sent)
     with pytest.raises(FormatError, match="is not an event token"):
         database.query("SELECT 1", compare_event_token="yesterday")
-    with pytest.raises(ConfigError, match="has no shard '80-'"):
+    with pytest.raises(ConfigError, match="has no serving shard '80-'"):
         database.query("SELECT 1", shard="80-")
     with pytest.raises(ConfigError, match="unknown keyspace 'shpo'"):
         cache.database("shpo")

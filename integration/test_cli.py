@@ -170,22 +170,22 @@ def test_the_http_service(system: System, port: int) -> None:
     assert code == 200
     assert json.loads(text) == {
         "ready": True,
-        "stream_open": True,
+        "streams_not_open": [],
         "nodes_not_joined": [],
         "nodes_not_open": [],
-        "last_error": "",
+        "last_errors": {},
     }
     code, text = fetch(port, "/v1/status")
     assert code == 200
     assert [node["state"] for node in json.loads(text)["nodes"]] == ["open", "open"]
     assert fetch(port, "/nowhere")[0] == 404
 
-    def sample(name: str) -> float:
+    def sample(name: str, labels: str = '{lineage="shop/-"}') -> float:
         _, samples = fetch(port, "/metrics")
-        [value] = [line.split()[1] for line in samples.splitlines() if line.startswith(f"{name} ")]
+        [value] = [line.split()[1] for line in samples.splitlines() if line.startswith(f"{name}{labels} ")]
         return float(value)
 
-    assert sample("freshness_nodes_configured") == 2
+    assert sample("freshness_nodes_configured", "") == 2
     assert sample("freshness_nodes_joined") == 2
     assert sample("freshness_stream_open") == 1
     before = sample("freshness_invalidations_total")
@@ -197,7 +197,7 @@ def test_the_http_service(system: System, port: int) -> None:
     down = system.nodes[0]
     down.kill()
     wait_until(lambda: fetch(port, "/readyz")[0] == 503, "a node is missed", system.describe)
-    assert json.loads(fetch(port, "/readyz")[1])["nodes_not_joined"] == [down.address]
+    assert json.loads(fetch(port, "/readyz")[1])["nodes_not_joined"] == [f"{down.address} shop/-"]
     assert fetch(port, "/healthz")[0] == 200
     assert [node["state"] for node in json.loads(fetch(port, "/v1/status")[1])["nodes"]] == [
         "unavailable",

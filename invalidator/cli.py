@@ -23,7 +23,7 @@ from freshness import __version__
 from freshness.backends.database import connect
 from freshness.backends.schema import load_registry
 from freshness.config import load_config
-from freshness.errors import FreshnessError
+from freshness.errors import ConfigError, FreshnessError
 from invalidator.app import Invalidator
 from invalidator.preflight import check_database
 from invalidator.status import find_subject, inspect, read_status
@@ -43,9 +43,12 @@ DEFAULT_CONFIG = Path("freshness.toml")
 @app.command()
 def run(
     config: ConfigPath = DEFAULT_CONFIG,
+    shard: Annotated[
+        list[str] | None, typer.Option(help="Take only this shard; may be repeated. Else all of them.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Follow the binlog and invalidate, until SIGTERM or SIGINT."""
+    """Follow the binlogs and invalidate, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise typer.BadParameter(f"unknown log level {log_level!r}")
@@ -53,7 +56,8 @@ def run(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     settings = load_config(config)
-    invalidator = Invalidator(settings)
+    invalidator = Invalidator(settings, shards=shard or ())
+    signal.signal(signal.SIGHUP, lambda *_: _reload(invalidator, config))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: invalidator.stop())
     service = None
@@ -61,13 +65,22 @@ def run(
         # Only here: the web framework takes longer to import than every other verb needs
         from invalidator.http import HttpService, create_api
 
-        service = HttpService(create_api(invalidator, lambda: read_status(settings)), settings.http.listen)
+        service = HttpService(
+            create_api(invalidator, lambda: read_status(invalidator.config)), settings.http.listen
+        )
         service.start()
     try:
         invalidator.run()
     finally:
         if service is not None:
             service.stop()
+
+
+def _reload(invalidator: Invalidator, path: Path) -> None:
+    try:
+        invalidator.reload(load_config(path))
+    except ConfigError as error:
+        logging.getLogger(__name__).error("the configuration stays as it was: %s", error)
 
 
 @app.command()
@@ -83,12 +96,12 @@ def check(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
             if definition.config.keyspace == keyspace.name
             for table in definition.columns_by_table
         }
-        address = keyspace.shards[0].primary
-        connection = connect(address)
-        try:
-            findings += check_database(connection, address, keyspace.flavor, tables)
-        finally:
-            connection.close()
+        for shard in keyspace.shards:
+            connection = connect(shard.primary)
+            try:
+                findings += check_database(connection, shard.primary, keyspace.flavor, tables)
+            finally:
+                connection.close()
     if as_json:
         _print_json(
             [{"severity": f.severity, "code": f.code, "message": f.message, "hint": f.hint} for f in findings]

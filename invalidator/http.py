@@ -31,18 +31,14 @@ def create_api(invalidator: Invalidator, read_status: Callable[[], dict[str, Any
 
     @api.get("/readyz")
     def readyz(response: Response) -> dict[str, Any]:
-        """200 while the stream is open and every configured node is joined and open, else 503 and what is missing."""
-        not_joined, not_open = _find_missing(invalidator)
-        is_streaming = invalidator.is_streaming
-        is_ready = is_streaming and not not_joined and not not_open
+        """200 while every stream is open and every node joined and open for it, else 503 and what is missing."""
+        missing = _find_missing(invalidator)
+        is_ready = bool(invalidator.workers) and not any(missing.values())
         response.status_code = 200 if is_ready else 503
-        return {
-            "ready": is_ready,
-            "stream_open": is_streaming,
-            "nodes_not_joined": not_joined,
-            "nodes_not_open": not_open,
-            "last_error": invalidator.last_error,
+        errors = {
+            each.assignment.shard.lineage: each.last_error for each in invalidator.workers if each.last_error
         }
+        return {"ready": is_ready, **missing, "last_errors": errors}
 
     @api.get("/metrics")
     def metrics() -> Response:
@@ -57,14 +53,23 @@ def create_api(invalidator: Invalidator, read_status: Callable[[], dict[str, Any
     return api
 
 
-def _find_missing(invalidator: Invalidator) -> tuple[list[str], list[str]]:
-    """(nodes that are not joined, joined nodes that allow neither hits nor fills yet)."""
-    if invalidator.shard is None:
-        return list(invalidator.config.cache.nodes), []
-    # Each record is looked at once: the invalidator's own thread may replace it at any time
-    records = {node: member.record for node, member in invalidator.shard.members.items()}
-    not_joined = [node for node, record in records.items() if record is None]
-    return not_joined, [node for node, record in records.items() if record is not None and not record.is_open]
+def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
+    """What is missing for each shard to be served: streams that are not open, nodes that are not joined, and joined
+    nodes that allow neither hits nor fills yet. Nodes of a shard that does not serve are not meant to."""
+    missing: dict[str, list[str]] = {"streams_not_open": [], "nodes_not_joined": [], "nodes_not_open": []}
+    for worker in invalidator.workers:
+        shard = worker.assignment.shard
+        if not worker.is_streaming:
+            missing["streams_not_open"].append(shard.lineage)
+        members = worker.invalidator.members if worker.invalidator is not None else {}
+        for node in worker.assignment.cache.nodes:
+            # Each record is looked at once: the worker's own thread may replace it at any time
+            record = members[node].record if node in members else None
+            if record is None:
+                missing["nodes_not_joined"].append(f"{node} {shard.lineage}")
+            elif not record.is_open and shard.serving:
+                missing["nodes_not_open"].append(f"{node} {shard.lineage}")
+    return missing
 
 
 class HttpService:

@@ -2,42 +2,107 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_BY_SHARD = ("lineage",)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMetrics:
+    """Those of one shard."""
+
+    transactions: Counter
+    invalidations: Counter
+    batch_seconds: Histogram
+    lag_seconds: Histogram
+    nodes_joined: Gauge
+    stream_open: Gauge
+    reopened: Counter
+    heartbeat_failures: Counter
 
 
 class Metrics:
-    """One registry for one process; nothing here is global."""
+    """One registry for one process; nothing here is global. Those of a shard have its lineage as label."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.transactions = Counter(
-            "freshness_transactions", "Transactions taken from the stream.", registry=self.registry
+        self._of_shards = ShardMetrics(
+            transactions=Counter(
+                "freshness_transactions",
+                "Transactions taken from the stream.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
+            invalidations=Counter(
+                "freshness_invalidations",
+                "Cache keys invalidated, repeats included.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
+            batch_seconds=Histogram(
+                "freshness_batch_seconds",
+                "Time to acknowledge one batch on all nodes.",
+                _BY_SHARD,
+                registry=self.registry,
+                buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
+            ),
+            lag_seconds=Histogram(
+                "freshness_lag_seconds",
+                "From writing the heartbeat on the primary to its acknowledgement by the nodes.",
+                _BY_SHARD,
+                registry=self.registry,
+                buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
+            ),
+            nodes_joined=Gauge(
+                "freshness_nodes_joined", "Cache nodes joined.", _BY_SHARD, registry=self.registry
+            ),
+            stream_open=Gauge(
+                "freshness_stream_open", "1 while the stream is open.", _BY_SHARD, registry=self.registry
+            ),
+            reopened=Counter(
+                "freshness_stream_reopened",
+                "How often the stream was opened.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
+            heartbeat_failures=Counter(
+                "freshness_heartbeat_failures",
+                "Heartbeats that could not be written.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
         )
-        self.invalidations = Counter(
-            "freshness_invalidations", "Cache keys invalidated, repeats included.", registry=self.registry
-        )
-        self.batch_seconds = Histogram(
-            "freshness_batch_seconds",
-            "Time to acknowledge one batch on all nodes.",
+        self.shard_failed = Gauge(
+            "freshness_shard_failed",
+            "1 for a shard that has stopped and needs an operator.",
+            _BY_SHARD,
             registry=self.registry,
-            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
         )
-        self.lag_seconds = Histogram(
-            "freshness_lag_seconds",
-            "From writing the heartbeat on the primary to its acknowledgement by the nodes.",
-            registry=self.registry,
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
-        )
-        self.nodes_joined = Gauge("freshness_nodes_joined", "Cache nodes joined.", registry=self.registry)
         self.nodes_configured = Gauge(
             "freshness_nodes_configured", "Cache nodes configured.", registry=self.registry
         )
-        self.stream_open = Gauge(
-            "freshness_stream_open", "1 while the stream is open.", registry=self.registry
+
+    def of_shard(self, lineage: str) -> ShardMetrics:
+        """The metrics of one shard, from now on shown."""
+        self.shard_failed.labels(lineage).set(0)
+        shard = self._of_shards
+        return ShardMetrics(
+            shard.transactions.labels(lineage),
+            shard.invalidations.labels(lineage),
+            shard.batch_seconds.labels(lineage),
+            shard.lag_seconds.labels(lineage),
+            shard.nodes_joined.labels(lineage),
+            shard.stream_open.labels(lineage),
+            shard.reopened.labels(lineage),
+            shard.heartbeat_failures.labels(lineage),
         )
-        self.reopened = Counter(
-            "freshness_stream_reopened", "How often the stream was opened.", registry=self.registry
-        )
-        self.heartbeat_failures = Counter(
-            "freshness_heartbeat_failures", "Heartbeats that could not be written.", registry=self.registry
-        )
+
+    def forget_shard(self, lineage: str) -> None:
+        """Show a shard no more: it is another process's now, or gone."""
+        for metric in (
+            self.shard_failed,
+            *(getattr(self._of_shards, each.name) for each in fields(ShardMetrics)),
+        ):
+            metric.remove(lineage)

@@ -13,7 +13,7 @@ from typing import Any
 
 from freshness.backends import open_node
 from freshness.backends.codec import decode_value, encode_value
-from freshness.backends.database import connect, translated
+from freshness.backends.database import connect, quote_name, translated
 from freshness.cachekey import tombstone_key
 from freshness.config import Config
 from freshness.envelope import STUB, Filled, Tombstone, record_key, resume_key
@@ -23,7 +23,7 @@ from freshness.membership import find_record
 from freshness.placement import Placement
 from freshness.registry import ObjectDefinition
 from freshness.request import Get, Item, Reply
-from freshness.rule import find_hit_refusal, find_record_refusal
+from freshness.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
 
 
 def read_status(config: Config) -> dict[str, Any]:
@@ -71,9 +71,10 @@ def _node_status(config: Config, name: str, lineage: str, placement: Placement) 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One object of one key, where it is kept."""
+    """One object of one key, where it is kept. ``policy``: the object as it is in the shard of the key."""
 
     definition: ObjectDefinition
+    policy: ObjectPolicy
     values: tuple[Any, ...]
     node: str
     item: bytes
@@ -98,7 +99,14 @@ def find_subject(
     values = tuple(_parse_value(column, text) for column, text in zip(columns, texts, strict=True))
     key = definition.builder.build(values)
     placement = Placement(config.cache.nodes, config.cache.namespace)
-    return Subject(definition, values, placement.node_for(key.item), key.item, definition.identity(key))
+    return Subject(
+        definition,
+        definition.policy_for(values),
+        values,
+        placement.node_for(key.item),
+        key.item,
+        definition.identity(key),
+    )
 
 
 def _parse_value(column: KeyColumn, text: str) -> str | bytes:
@@ -113,7 +121,7 @@ def _parse_value(column: KeyColumn, text: str) -> str | bytes:
 def inspect(config: Config, subject: Subject) -> dict[str, Any]:
     """Entry, tombstone and verdict of one key, and whether the value is the primary's row now."""
     namespace = config.cache.namespace
-    lineages = subject.definition.policy.lineages
+    lineages = subject.policy.lineages
     node = open_node(config.cache.backend, subject.node)
     try:
         entry, marker, *records = node.perform(
@@ -140,7 +148,7 @@ def inspect(config: Config, subject: Subject) -> dict[str, Any]:
         filled = Filled.decode(entry.value)
     except FormatError as error:
         return answer | {"entry": "foreign", "error": str(error)}
-    refusal = find_hit_refusal(subject.definition.policy, subject.identity, filled, found)
+    refusal = find_hit_refusal(subject.policy, subject.identity, filled, found)
     answer |= {
         "entry": "live" if refusal is None else refusal.name.lower(),
         "ttl_seconds": entry.ttl_seconds,
@@ -174,19 +182,23 @@ def _read_row(config: Config, subject: Subject) -> dict[str, Any] | None:
     from pymysql.cursors import DictCursor
 
     entry = subject.definition.config
-    address = config.keyspaces[entry.keyspace].shards[0].primary
-    names = [column.name for column in subject.definition.builder.columns]
-    where = " AND ".join(f"`{name}` = %s" for name in names)
-    connection = connect(address)
-    try:
-        with connection.cursor(DictCursor) as cursor:
-            cursor.execute(f"SELECT * FROM `{entry.table}` WHERE {where}", subject.values)
-            rows = cursor.fetchall()
-    except Exception as error:
-        raise translated(error, address, "reading the row") from error
-    finally:
-        connection.close()
-    return dict(rows[0]) if rows else None
+    names = [quote_name(column.name) for column in subject.definition.builder.columns]
+    where = " AND ".join(f"{name} = %s" for name in names)
+    for shard in config.keyspaces[entry.keyspace].shards:
+        if shard.lineage not in subject.policy.lineages:
+            continue
+        connection = connect(shard.primary)
+        try:
+            with connection.cursor(DictCursor) as cursor:
+                cursor.execute(f"SELECT * FROM {quote_name(str(entry.table))} WHERE {where}", subject.values)
+                rows = cursor.fetchall()
+        except Exception as error:
+            raise translated(error, shard.primary, "reading the row") from error
+        finally:
+            connection.close()
+        if rows:
+            return dict(rows[0])
+    return None
 
 
 def _digest(value: Any) -> str:

@@ -138,7 +138,7 @@ def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
 
     def read(key: ObjectKey) -> Any:
         subject = find_subject(config, registry, key[0], [str(key[1])])
-        policy = subject.definition.policy
+        policy = subject.policy
         entry, *replies = nodes[subject.node].perform(
             (
                 Get(subject.item),

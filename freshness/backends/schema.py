@@ -143,13 +143,20 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
     return KeyColumn(name, kind, str(collation) if kind is ColumnKind.STRING else "", length)
 
 
+def keyspace_id(function: str, value: object) -> bytes:
+    """`freshness.backends.sharding.keyspace_id`, whose packages only a sharded keyspace needs."""
+    from freshness.backends.sharding import keyspace_id as compute
+
+    return compute(function, value)
+
+
 def load_registry(config: Config) -> dict[str, ObjectDefinition]:
     """The objects of the configuration with the key columns of the primaries' schema. Raises `ConfigError`, and what
     `connect` raises."""
     connections: dict[str, Connection] = {}
 
     def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
-        address = config.keyspaces[keyspace].shards[0].primary
+        address = config.keyspaces[keyspace].serving_shards[0].primary
         if keyspace not in connections:
             connections[keyspace] = connect(address)
         try:
@@ -158,7 +165,7 @@ def load_registry(config: Config) -> dict[str, ObjectDefinition]:
             raise translated(error, address, "reading the schema") from error
 
     try:
-        return build_registry(config, find_columns)
+        return build_registry(config, find_columns, keyspace_id)
     finally:
         for connection in connections.values():
             connection.close()

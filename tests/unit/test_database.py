@@ -10,9 +10,9 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from appclient.database import Database
+from appclient.database import Database, LoaderConnection, ShardDatabase
 from freshness.config import Keyspace, ServerAddress, Shard
-from freshness.errors import SourceUnavailable, SourceUnsuitable
+from freshness.errors import ConfigError, SourceUnavailable, SourceUnsuitable
 
 FIRST, SECOND = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2")
 GONE = pymysql.err.OperationalError(2006, "server has gone away")
@@ -67,9 +67,9 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 @pytest.fixture
-def database() -> Database:
+def database() -> ShardDatabase:
     shard = Shard(primary=ServerAddress("10.0.0.9"), replicas=(FIRST, SECOND), lineage="shop/-")
-    return Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
+    return Database(Keyspace(name="shop", flavor="mysql", shards=(shard,))).find_shard(None)
 
 
 def host(_: Any, address: ServerAddress) -> str:
@@ -88,20 +88,20 @@ def raising(*errors: Exception) -> Callable[[Any, ServerAddress], str]:
     return read
 
 
-def test_a_connection_is_used_again(servers: Servers, database: Database) -> None:
+def test_a_connection_is_used_again(servers: Servers, database: ShardDatabase) -> None:
     assert [database.run(host), database.run(host)] == [FIRST.host, FIRST.host]
     assert len(servers.made) == 1
 
 
 def test_a_connection_that_was_closed_while_idle_is_made_anew_on_the_same_server(
-    servers: Servers, database: Database
+    servers: Servers, database: ShardDatabase
 ) -> None:
     database.run(host)
     assert database.run(raising(GONE)) == FIRST.host
     assert [each.is_open for each in servers.made] == [False, True]
 
 
-def test_a_server_that_fails_is_left_and_stays_left(servers: Servers, database: Database) -> None:
+def test_a_server_that_fails_is_left_and_stays_left(servers: Servers, database: ShardDatabase) -> None:
     assert database.run(raising(GONE)) == SECOND.host, "a new connection that fails is no idle one"
     assert database.run(host) == SECOND.host
     assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False), (SECOND, True)]
@@ -109,32 +109,32 @@ def test_a_server_that_fails_is_left_and_stays_left(servers: Servers, database: 
     assert database.run(raising(GONE)) == FIRST.host
 
 
-def test_every_server_that_failed_is_named(servers: Servers, database: Database) -> None:
+def test_every_server_that_failed_is_named(servers: Servers, database: ShardDatabase) -> None:
     servers.down = {FIRST, SECOND}
-    with pytest.raises(SourceUnavailable, match=r"no server of shop answers: 10\.0\.0\.1.*; 10\.0\.0\.2"):
+    with pytest.raises(SourceUnavailable, match=r"no server of shop/- answers: 10\.0\.0\.1.*; 10\.0\.0\.2"):
         database.run(host)
 
 
-def test_the_loaders_own_error_costs_no_connection(servers: Servers, database: Database) -> None:
+def test_the_loaders_own_error_costs_no_connection(servers: Servers, database: ShardDatabase) -> None:
     with pytest.raises(KeyError):
         database.run(raising(KeyError("mine")))
     assert database.run(host) == FIRST.host
     assert [each.is_open for each in servers.made] == [True]
 
 
-def test_a_wrong_statement_is_not_tried_elsewhere(servers: Servers, database: Database) -> None:
+def test_a_wrong_statement_is_not_tried_elsewhere(servers: Servers, database: ShardDatabase) -> None:
     with pytest.raises(SourceUnsuitable, match="syntax"):
         database.run(raising(pymysql.err.ProgrammingError(1064, "syntax")))
     assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False)]
 
 
-def test_a_connection_that_cannot_be_set_up_is_closed(servers: Servers, database: Database) -> None:
+def test_a_connection_that_cannot_be_set_up_is_closed(servers: Servers, database: ShardDatabase) -> None:
     servers.troubles = [GONE]
     assert database.run(host) == SECOND.host
     assert [each.is_open for each in servers.made] == [False, True]
 
 
-def test_a_closed_database_connects_again(servers: Servers, database: Database) -> None:
+def test_a_closed_database_connects_again(servers: Servers, database: ShardDatabase) -> None:
     database.run(host)
     database.close()
     database.close()
@@ -143,7 +143,7 @@ def test_a_closed_database_connects_again(servers: Servers, database: Database) 
 
 
 def test_a_forked_process_leaves_its_parents_connections_alone(
-    servers: Servers, database: Database, monkeypatch: pytest.MonkeyPatch
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They share the socket: what the child sends, even a farewell, the parent's server takes for the parent's."""
     database.run(host)
@@ -152,3 +152,54 @@ def test_a_forked_process_leaves_its_parents_connections_alone(
     database.close()
     assert database.run(host) == FIRST.host
     assert [each.is_open for each in servers.made] == [True, True]
+
+
+# -- several shards ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sharded() -> Database:
+    shards = tuple(
+        Shard(name=name, primary=address, lineage=f"shop/{name}", serving=serving)
+        for name, address, serving in (
+            ("-80", FIRST, True),
+            ("80-", SECOND, True),
+            ("-", ServerAddress("10.0.0.3"), False),
+        )
+    )
+    return Database(Keyspace(name="shop", flavor="mysql", shards=shards))
+
+
+def test_a_shard_is_named_where_there_are_several(sharded: Database) -> None:
+    with pytest.raises(ConfigError, match="needs the name of a shard"):
+        sharded.find_shard(None)
+    with pytest.raises(ConfigError, match="has no serving shard '-'"):
+        sharded.find_shard("-")
+    assert sharded.find_shard("80-") is sharded.shards["shop/80-"]
+
+
+def test_a_read_over_shards_takes_every_token_before_the_first_row(
+    servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda self, _: told.append(f"token {self._shard.name}"))
+
+    def load(connection: LoaderConnection) -> int:
+        told.append("rows")
+        return len(connection._connections)
+
+    assert sharded.snapshot(("shop/-80", "shop/80-"), load) == (2, [None, None])
+    assert told == ["token -80", "token 80-", "rows"]
+
+
+def test_after_a_failed_read_over_shards_no_connection_is_used_again(
+    servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+
+    def load(_: LoaderConnection) -> int:
+        raise GONE
+
+    with pytest.raises(SourceUnavailable):
+        sharded.snapshot(("shop/-80", "shop/80-"), load)
+    assert [each.is_open for each in servers.made] == [False, False]

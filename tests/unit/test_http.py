@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, empty_position
 from freshness.request import Head
-from invalidator.app import Invalidator, MetricsObserver
+from invalidator.app import Invalidator
 from invalidator.http import create_api
 from invalidator.shard import KeyFinder, ShardInvalidator
 from invalidator.source import Heartbeat, Transaction
+from invalidator.worker import Assignment, MetricsObserver, ShardWorker
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("127.0.0.1:21", "127.0.0.1:22")
@@ -43,9 +45,29 @@ primary = "mysql://app:s3cr3t@127.0.0.1:1/shop"
     return load_config(path, {})
 
 
+class Watched(Invalidator):
+    """An invalidator of one shard, whose worker is not run."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        (keyspace,) = config.keyspaces.values()
+        (shard,) = keyspace.shards
+        task = Assignment(keyspace.name, keyspace.flavor, shard, config.cache, config.stream, {})
+        self.worker = ShardWorker(task, self.metrics.of_shard(shard.lineage))
+
+    @property
+    def workers(self) -> list[ShardWorker]:
+        return [self.worker]
+
+
 @pytest.fixture
-def invalidator(config: Config) -> Invalidator:
-    return Invalidator(config)
+def invalidator(config: Config) -> Watched:
+    return Watched(config)
+
+
+@pytest.fixture
+def worker(invalidator: Watched) -> ShardWorker:
+    return invalidator.worker
 
 
 @pytest.fixture
@@ -92,77 +114,101 @@ def test_alive_from_the_start(client: TestClient) -> None:
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
-def test_not_ready_before_the_nodes_are_known(client: TestClient, invalidator: Invalidator) -> None:
-    invalidator.last_error = "127.0.0.1:1: connecting: refused"
+BOTH = [f"{node} shop/-" for node in NODES]
+
+
+def test_not_ready_before_the_nodes_are_known(client: TestClient, worker: ShardWorker) -> None:
+    worker.last_error = "127.0.0.1:1: connecting: refused"
     response = client.get("/readyz")
     assert response.status_code == 503
     assert response.json() == {
         "ready": False,
-        "stream_open": False,
-        "nodes_not_joined": list(NODES),
+        "streams_not_open": ["shop/-"],
+        "nodes_not_joined": BOTH,
         "nodes_not_open": [],
-        "last_error": "127.0.0.1:1: connecting: refused",
+        "last_errors": {"shop/-": "127.0.0.1:1: connecting: refused"},
     }
 
 
+def test_not_ready_without_any_shard(config: Config) -> None:
+    assert TestClient(create_api(Invalidator(config), lambda: STATUS)).get("/readyz").status_code == 503
+
+
 def test_ready_when_every_node_is_joined_and_open_and_the_stream_is(
-    client: TestClient, invalidator: Invalidator
+    client: TestClient, worker: ShardWorker
 ) -> None:
     nodes = Nodes()
-    invalidator.shard = nodes.shard
-    invalidator.is_streaming = True
+    worker.invalidator = nodes.shard
+    worker.is_streaming = True
     nodes.join()
     response = client.get("/readyz")
-    assert (response.status_code, response.json()["nodes_not_open"]) == (503, list(NODES))
+    assert (response.status_code, response.json()["nodes_not_open"]) == (503, BOTH)
     nodes.open()
     response = client.get("/readyz")
     assert response.status_code == 200
     assert response.json() == {
         "ready": True,
-        "stream_open": True,
+        "streams_not_open": [],
         "nodes_not_joined": [],
         "nodes_not_open": [],
-        "last_error": "",
+        "last_errors": {},
     }
-    invalidator.is_streaming = False
+    worker.is_streaming = False
     response = client.get("/readyz")
-    assert (response.status_code, response.json()["stream_open"]) == (503, False)
-    invalidator.is_streaming = True
+    assert (response.status_code, response.json()["streams_not_open"]) == (503, ["shop/-"])
+    worker.is_streaming = True
     nodes.shard.leave_all()
     response = client.get("/readyz")
-    assert (response.status_code, response.json()["nodes_not_joined"]) == (503, list(NODES))
+    assert (response.status_code, response.json()["nodes_not_joined"]) == (503, BOTH)
 
 
-def test_not_ready_while_one_node_is_down(client: TestClient, invalidator: Invalidator) -> None:
+def test_a_shard_that_does_not_serve_is_ready_with_closed_nodes(
+    client: TestClient, worker: ShardWorker
+) -> None:
     nodes = Nodes()
-    invalidator.shard = nodes.shard
-    invalidator.is_streaming = True
+    worker.invalidator = nodes.shard
+    worker.is_streaming = True
+    nodes.join()
+    task = worker.assignment
+    worker.assignment = replace(task, shard=replace(task.shard, serving=False))
+    assert client.get("/readyz").status_code == 200
+
+
+def test_not_ready_while_one_node_is_down(client: TestClient, worker: ShardWorker) -> None:
+    nodes = Nodes()
+    worker.invalidator = nodes.shard
+    worker.is_streaming = True
     nodes.stores[NODES[1]].down = True
     nodes.join()
     nodes.open()
     response = client.get("/readyz")
     assert response.status_code == 503
-    assert (response.json()["nodes_not_joined"], response.json()["nodes_not_open"]) == ([NODES[1]], [])
+    assert (response.json()["nodes_not_joined"], response.json()["nodes_not_open"]) == ([BOTH[1]], [])
 
 
-def test_the_stream_is_open_from_its_opening_to_its_end(invalidator: Invalidator) -> None:
-    observer = MetricsObserver(invalidator, Nodes().shard)
+def test_the_stream_is_open_from_its_opening_to_its_end(worker: ShardWorker) -> None:
+    observer = MetricsObserver(worker, Nodes().shard)
     observer.stream_opened(MysqlGtidSet.of(SOURCE, 1))
-    assert invalidator.is_streaming
+    assert worker.is_streaming
     observer.stream_closed()
-    assert not invalidator.is_streaming
+    assert not worker.is_streaming
 
 
-def test_metrics_are_this_invalidators_own(client: TestClient, invalidator: Invalidator) -> None:
-    invalidator.metrics.transactions.inc(7)
+def test_metrics_are_this_invalidators_own(client: TestClient, invalidator: Watched) -> None:
+    invalidator.worker.metrics.transactions.inc(7)
     invalidator.metrics.nodes_configured.set(2)
     response = client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     lines = response.text.splitlines()
-    assert "freshness_transactions_total 7.0" in lines
+    assert 'freshness_transactions_total{lineage="shop/-"} 7.0' in lines
     assert "freshness_nodes_configured 2.0" in lines
-    other = TestClient(create_api(Invalidator(invalidator.config), lambda: STATUS))
-    assert "freshness_transactions_total 0.0" in other.get("/metrics").text
+    other = TestClient(create_api(Watched(invalidator.config), lambda: STATUS))
+    assert 'freshness_transactions_total{lineage="shop/-"} 0.0' in other.get("/metrics").text
+
+
+def test_a_shard_that_is_gone_is_shown_no_more(client: TestClient, invalidator: Watched) -> None:
+    invalidator.metrics.forget_shard("shop/-")
+    assert "shop/-" not in client.get("/metrics").text
 
 
 def test_status_is_what_the_nodes_say(client: TestClient) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from freshness.backends.schema import keyspace_id
 from freshness.config import Config, load_config
-from freshness.errors import ConfigError
+from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.registry import ObjectDefinition, build_registry
 
@@ -38,6 +39,7 @@ SCHEMA: Columns = {
     ("customers", None): (INTEGER,),
     ("customers", "id"): (INTEGER,),
     ("orders", "customer_id"): (KeyColumn("customer_id", ColumnKind.INTEGER),),
+    ("customers", "customer_id"): (KeyColumn("customer_id", ColumnKind.INTEGER),),
 }
 Define = Callable[..., dict[str, ObjectDefinition]]
 
@@ -59,7 +61,7 @@ def define(tmp_path: Path) -> Define:
             assert keyspace == "shop"
             return schema[table, column]
 
-        return build_registry(config, find_columns)
+        return build_registry(config, find_columns, keyspace_id)
 
     return build
 
@@ -177,3 +179,61 @@ def test_a_row_object_may_have_a_key_of_several_spellings(define: Define) -> Non
 def test_no_objects_no_definitions(define: Define) -> None:
     registry = define(CUSTOMER)
     assert list(registry) == ["customer"]
+
+
+# -- shards --------------------------------------------------------------------------------------------
+
+SHARDS = """
+[[keyspaces.shop.shards]]
+name = "-80"
+primary = "mysql://app@127.0.0.1:3306/shop"
+[[keyspaces.shop.shards]]
+name = "80-"
+primary = "mysql://app@127.0.0.1:3307/shop"
+[[keyspaces.shop.shards]]
+name = "-40"
+serving = false
+primary = "mysql://app@127.0.0.1:3308/shop"
+"""
+
+
+def sharded(tmp_path: Path, column: str, objects: str) -> dict[str, ObjectDefinition]:
+    head = HEAD.partition("[[")[0] + f'sharding = {{ column = "{column}", function = "hash" }}\n' + SHARDS
+    path = tmp_path / "freshness.toml"
+    path.write_text(head + objects)
+    return build_registry(load_config(path, {}), lambda _, table, name: SCHEMA[table, name], keyspace_id)
+
+
+def test_a_key_names_its_shard(tmp_path: Path) -> None:
+    customer = sharded(tmp_path, "id", CUSTOMER)["customer"]
+    # hash(1) = 166b40b44aba4bd6, hash(4) = d2fd8867d50d2dfe
+    assert customer.policy_for((1,)).lineages == ("shop/-80",)
+    assert customer.policy_for((4,)).lineages == ("shop/80-",)
+    assert customer.policy_for(("4",)).lineages == ("shop/80-",)
+    assert customer.policy.lineages == ("shop/-80", "shop/80-")
+
+
+def test_the_policies_of_an_object_differ_in_the_shard_alone(tmp_path: Path) -> None:
+    customer = sharded(tmp_path, "id", CUSTOMER)["customer"]
+    alone = customer.policy_for((1,))
+    assert replace(alone, lineages=customer.policy.lineages) == customer.policy
+
+
+def test_an_object_whose_key_does_not_tell_the_shard_depends_on_all_that_serve(tmp_path: Path) -> None:
+    customer = sharded(tmp_path, "region", CUSTOMER)["customer"]
+    assert customer.policy_for((1,)).lineages == ("shop/-80", "shop/80-")
+
+
+def test_a_composite_is_of_one_shard_only_where_all_members_are(tmp_path: Path) -> None:
+    apart = sharded(tmp_path, "customer_id", PROFILE)["profile"]
+    assert apart.policy_for((1,)).lineages == ("shop/-80", "shop/80-"), "customers may lie elsewhere"
+    together = sharded(tmp_path, "customer_id", PROFILE.replace('"id"', '"customer_id"'))["profile"]
+    assert together.policy_for((1,)).lineages == ("shop/-80",)
+
+
+def test_a_value_without_keyspace_id_is_refused(tmp_path: Path) -> None:
+    customer = sharded(tmp_path, "id", CUSTOMER)["customer"]
+    with pytest.raises(FormatError):
+        customer.policy_for((None,))
+    with pytest.raises(FormatError):
+        customer.policy_for(("four",))

@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 
 from freshness.backends.memory import MemoryNode, MemoryStore
+from freshness.backends.schema import keyspace_id
 from freshness.cachekey import tombstone_key
-from freshness.config import CacheConfig, Config, HttpConfig, Keyspace, ObjectConfig, ServerAddress, Shard
+from freshness.config import (
+    ArchiveConfig,
+    CacheConfig,
+    Config,
+    HttpConfig,
+    Keyspace,
+    ObjectConfig,
+    ServerAddress,
+    Shard,
+)
 from freshness.config import StreamConfig as Stream
 from freshness.driver import BlockingDriver
 from freshness.envelope import NodeRecord, Tombstone, record_key
@@ -59,11 +69,12 @@ def config() -> Config:
         objects=objects,
         stream=Stream(),
         http=HttpConfig(),
+        archive=ArchiveConfig(),
         path=None,  # type: ignore[arg-type]  # no file
     )
 
 
-REGISTRY = build_registry(config(), lambda _, table, column: COLUMNS[table, column])
+REGISTRY = build_registry(config(), lambda _, table, column: COLUMNS[table, column], keyspace_id)
 
 
 def up_to(number: int) -> Position:

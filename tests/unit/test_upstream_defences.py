@@ -14,7 +14,7 @@ import pymysql
 import pytest
 
 from appclient import database as application
-from appclient.database import Database, LoaderConnection
+from appclient.database import Database, LoaderConnection, ShardDatabase
 from appclient.loader import ObjectLoader
 from freshness.admission import join
 from freshness.apply import renew
@@ -485,6 +485,10 @@ def open_database(servers: Sequence[Server], monkeypatch: pytest.MonkeyPatch) ->
     return Database(Keyspace(name="shop", flavor="mysql", shards=(topology,)))
 
 
+def open_shard(servers: Sequence[Server], monkeypatch: pytest.MonkeyPatch) -> ShardDatabase:
+    return open_database(servers, monkeypatch).find_shard(None)
+
+
 def is_ahead(rows: Sequence[Mapping[str, Any]], token: EventToken | None) -> bool:
     """Whether the token names a transaction that the rows do not show: what must never be."""
     assert token is not None
@@ -498,15 +502,15 @@ def test_token_and_rows_are_of_one_server(monkeypatch: pytest.MonkeyPatch) -> No
     def read() -> bool:
         ahead, behind = Server(12), Server(10)
         ahead.dies_at = "select"
-        return is_ahead(*open_database([ahead, behind], monkeypatch).rows_with_token("SELECT v", ()))
+        return is_ahead(*open_shard([ahead, behind], monkeypatch).rows_with_token("SELECT v", ()))
 
     assert not read()
 
-    def apart(self: Database, sql: str, params: Sequence[Any]) -> Any:
+    def apart(self: ShardDatabase, sql: str, params: Sequence[Any]) -> Any:
         token = self.run(lambda connection, _: self.read_token(connection))
         return self.run(lambda connection, _: LoaderConnection(connection).query(sql, params)), token
 
-    monkeypatch.setattr(Database, "rows_with_token", apart)
+    monkeypatch.setattr(ShardDatabase, "rows_with_token", apart)
     assert read()
 
 
@@ -520,11 +524,11 @@ def test_the_token_is_not_younger_than_the_snapshot(monkeypatch: pytest.MonkeyPa
     def read() -> bool:
         server = Server()
         server.commits_after = {"token", "start", "select"}
-        return is_ahead(*open_database([server], monkeypatch).snapshot(load_two_rows))
+        return is_ahead(*open_shard([server], monkeypatch).snapshot(load_two_rows))
 
     assert not read()
 
-    def snapshot_first(self: Database, load: Callable[[LoaderConnection], Any]) -> Any:
+    def snapshot_first(self: ShardDatabase, load: Callable[[LoaderConnection], Any]) -> Any:
         def within(connection: Any, _: ServerAddress) -> Any:
             with connection.cursor() as cursor:
                 cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
@@ -533,7 +537,7 @@ def test_the_token_is_not_younger_than_the_snapshot(monkeypatch: pytest.MonkeyPa
 
         return self.run(within)
 
-    monkeypatch.setattr(Database, "snapshot", snapshot_first)
+    monkeypatch.setattr(ShardDatabase, "snapshot", snapshot_first)
     assert read()
 
 
@@ -543,17 +547,17 @@ def test_a_composite_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> set[int]:
         server = Server()
         server.commits_after = {"select"}
-        rows, _ = open_database([server], monkeypatch).snapshot(load_two_rows)
+        rows, _ = open_shard([server], monkeypatch).snapshot(load_two_rows)
         return {row["changed_by"] for row in rows}
 
     assert len(read()) == 1
 
-    def without(self: Database, load: Callable[[LoaderConnection], Any]) -> Any:
+    def without(self: ShardDatabase, load: Callable[[LoaderConnection], Any]) -> Any:
         return self.run(
             lambda connection, _: (load(LoaderConnection(connection)), self.read_token(connection))
         )
 
-    monkeypatch.setattr(Database, "snapshot", without)
+    monkeypatch.setattr(ShardDatabase, "snapshot", without)
     assert len(read()) == 2
 
 
@@ -571,7 +575,7 @@ def test_a_row_of_another_key_is_never_stored(monkeypatch: pytest.MonkeyPatch) -
         return loaded
 
     assert load().refusal is ReadOutcome.KEY
-    monkeypatch.setattr(ObjectLoader, "_loaded", lambda _, __, row, tokens: Loaded(row, tokens))
+    monkeypatch.setattr(ObjectLoader, "_loaded", lambda _, __, row, tokens, ___: Loaded(row, tokens))
     assert load().refusal is None
 
 

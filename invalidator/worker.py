@@ -1,0 +1,258 @@
+"""The invalidation of one shard, with real connections: its composition root. One thread runs it.
+
+What it does is ``invalidator.loop``; here the loop gets its connections, clock and randomness. It knows nothing of
+other shards: containment needs no order between them, so none ever waits for another. Made by ``invalidator.app``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from freshness.backend import CacheNode
+from freshness.backends import open_node
+from freshness.backends.database import Connection, connect, executed_position, translated
+from freshness.backends.schema import find_cascades
+from freshness.config import CacheConfig, Shard, StreamConfig
+from freshness.driver import BlockingDriver, drive, running_clock
+from freshness.envelope import LIFE_SIZE
+from freshness.errors import FreshnessError
+from freshness.membership import NodePolicy
+from freshness.placement import Placement
+from freshness.position import Position, empty_position
+from freshness.registry import ObjectDefinition
+from freshness.request import Head
+from invalidator.binlog import BinlogSource
+from invalidator.heartbeat import HeartbeatWriter
+from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
+from invalidator.metrics import ShardMetrics
+from invalidator.preflight import check_database, require
+from invalidator.pulse import Pulse
+from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.source import Source, Transaction
+
+log = logging.getLogger(__name__)
+
+STOP_SEEN_SECONDS: Final = 0.1
+"""How long a pause may last before it is seen that the worker is to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one worker does. Two equal ones need no restart when the configuration is loaded again: ``objects`` is
+    all that matters of ``registry``, the fingerprint of each definition by its name."""
+
+    keyspace: str
+    flavor: str
+    shard: Shard
+    cache: CacheConfig
+    stream: StreamConfig
+    registry: Mapping[str, ObjectDefinition] = field(compare=False)
+    objects: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        objects = {name: definition.policy.fingerprint for name, definition in self.registry.items()}
+        object.__setattr__(self, "objects", objects)
+
+    @property
+    def tables(self) -> frozenset[str]:
+        return frozenset(table for each in self.registry.values() for table in each.columns_by_table)
+
+
+class Primary:
+    """Says where the primary of a shard is. One connection, opened when needed and again after an error."""
+
+    def __init__(self, shard: Shard, flavor: str, read_epoch: Callable[[], int]) -> None:
+        self._address = shard.primary
+        self._flavor = flavor
+        self._read_epoch = read_epoch
+        self._connection: Connection | None = None
+
+    def head(self) -> Head:
+        """The epoch first: labelled with an older one, the position is doubted rather than trusted.
+
+        Raises `SourceUnavailable` or `SourceUnsuitable`.
+        """
+        epoch = self._read_epoch()
+        if self._connection is None:
+            self._connection = connect(self._address)
+        try:
+            return Head(executed_position(self._connection, self._flavor), epoch)
+        except FreshnessError:
+            raise
+        except Exception as error:
+            self.close()
+            raise translated(error, self._address, "reading the head") from error
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+@dataclass(slots=True)
+class ShardWorker:
+    """`run` returns when `stop` was called; anything it cannot handle it raises.
+
+    What is public is for ``invalidator.http``, which reads it from another thread.
+    """
+
+    assignment: Assignment
+    metrics: ShardMetrics
+    last_error: str = ""
+    is_streaming: bool = False
+    invalidator: ShardInvalidator | None = None
+    _is_stopping: bool = field(default=False, init=False)
+
+    def stop(self) -> None:
+        """Finish the batch in hand and end."""
+        self._is_stopping = True
+
+    def run(self) -> None:
+        task = self.assignment
+        shard, flavor = task.shard, task.flavor
+        cascades = self._check()
+        instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
+        heartbeats = HeartbeatWriter(shard.primary, flavor, instance, task.stream.clock_error_seconds)
+        heartbeats.prepare()
+        # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
+        epochs = HeartbeatWriter(shard.primary, flavor, f"{instance}.e", 0)
+        primary = Primary(shard, flavor, epochs.epoch)
+        pulse = Pulse(
+            heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
+        )
+        nodes = {name: open_node(task.cache.backend, name) for name in task.cache.nodes}
+        driver = BlockingDriver(nodes, self._sleep, read_head=primary.head)
+        source = BinlogSource(shard.primary, flavor, task.tables, cascades=cascades)
+        self.invalidator = self._create_invalidator(instance, pulse)
+        pulse.start()
+        try:
+            if task.stream.start == "now":
+                self.invalidator.end_lives()
+            loop = run_loop(
+                self.invalidator,
+                transactions_max=task.stream.batch_transactions_max,
+                is_stopping=lambda: self._is_stopping,
+                observer=MetricsObserver(self, self.invalidator),
+            )
+            drive(loop, _answerer(driver, source, epochs))
+        finally:
+            source.close()
+            pulse.stop()
+            epochs.close()
+            primary.close()
+            _close_all(nodes)
+
+    # -- set-up --------------------------------------------------------------------------------------------
+
+    def _check(self) -> Mapping[str, frozenset[str]]:
+        """Refuse a primary that would lose invalidations. What foreign keys change, by table (F23)."""
+        task = self.assignment
+        primary = task.shard.primary
+        connection = connect(primary)
+        try:
+            findings = check_database(connection, primary, task.flavor, task.tables)
+            for finding in findings:
+                log.log(logging.ERROR if finding.severity == "error" else logging.WARNING, "%s", finding)
+            require(findings)
+            return find_cascades(connection, primary.database, task.tables)
+        finally:
+            connection.close()
+
+    def _create_invalidator(self, instance: str, pulse: Pulse) -> ShardInvalidator:
+        task, cache = self.assignment, self.assignment.cache
+        placement = Placement(cache.nodes, cache.namespace)
+        policy = NodePolicy(
+            namespace=cache.namespace,
+            lineage=task.shard.lineage,
+            ring=placement.ring_version,
+            objects=task.objects,
+            tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
+            lease_seconds=cache.lease_seconds,
+            trail_seconds=cache.trail_seconds,
+            heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
+            node_refresh_seconds=cache.node_refresh_seconds,
+            is_serving=task.shard.serving,
+        )
+        return ShardInvalidator.create(
+            cache.nodes,
+            policy,
+            placement,
+            KeyFinder(task.registry),
+            instance=instance,
+            clock=running_clock,
+            nonce=lambda: secrets.token_bytes(LIFE_SIZE),
+            find_heartbeat=pulse.find_begun,
+            nothing=empty_position(task.flavor),
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        until = running_clock() + seconds
+        while not self._is_stopping and (left := until - running_clock()) > 0:
+            time.sleep(min(left, STOP_SEEN_SECONDS))
+
+
+class MetricsObserver(LoopObserver):
+    """Turns what the loop tells into metrics."""
+
+    def __init__(self, worker: ShardWorker, invalidator: ShardInvalidator) -> None:
+        self._worker = worker
+        self._invalidator = invalidator
+        self._metrics = worker.metrics
+
+    def stream_opened(self, start: Position) -> None:
+        self._worker.last_error = ""
+        self._worker.is_streaming = True
+        self._metrics.stream_open.set(1)
+        self._metrics.reopened.inc()
+        log.info("streaming %s from %s", self._worker.assignment.shard.lineage, start)
+
+    def stream_closed(self) -> None:
+        self._worker.is_streaming = False
+        self._metrics.stream_open.set(0)
+
+    def applied(self, transactions: Sequence[Transaction], keys: int, begun: float) -> None:
+        now = running_clock()
+        self._metrics.batch_seconds.observe(now - begun)
+        self._metrics.transactions.inc(len(transactions))
+        self._metrics.invalidations.inc(keys)
+        for transaction in transactions:
+            for beat in transaction.heartbeats:
+                if beat.instance == self._invalidator.instance:
+                    written_at = self._invalidator.find_heartbeat(beat.sequence)
+                    if written_at is not None:
+                        self._metrics.lag_seconds.observe(now - written_at)
+
+    def nodes_joined(self, count: int) -> None:
+        self._metrics.nodes_joined.set(count)
+
+    def failed(self, error: FreshnessError) -> None:
+        self._worker.last_error = str(error)
+
+
+def _answerer(driver: BlockingDriver, source: Source, epochs: HeartbeatWriter) -> Callable[[LoopStep], Any]:
+    """Answers the loop's own steps with the real source, and all others with the driver."""
+
+    def answer(step: LoopStep) -> Any:
+        match step:
+            case Poll():
+                return source.poll(step.timeout_seconds, step.transactions_max)
+            case OpenStream():
+                return source.open(step.start)
+            case RaiseEpoch():
+                return epochs.raise_epoch()
+            case _:
+                return driver.answer(step)
+
+    return answer
+
+
+def _close_all(nodes: Mapping[str, CacheNode]) -> None:
+    for node in nodes.values():
+        node.close()

@@ -1,0 +1,181 @@
+"""The invalidator as a process: which workers run, what a new configuration changes, and when it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from freshness.config import Config, load_config
+from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, StreamStopped
+from invalidator import app
+from invalidator.app import Invalidator
+from invalidator.worker import ShardWorker
+
+HEAD = """
+[cache]
+nodes = ["127.0.0.1:11211"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mysql"
+sharding = { column = "id", function = "hash" }
+"""
+WAIT_SECONDS = 20.0
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def shards(*names: str, ports: int = 3306) -> str:
+    return "".join(
+        f'[[keyspaces.shop.shards]]\nname = "{name}"\nprimary = "mysql://a@127.0.0.1:{ports + place}/shop"\n'
+        for place, name in enumerate(names)
+    )
+
+
+class Scene:
+    """Workers that only wait to be stopped, or fail as they are told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "freshness.toml"
+        self.started: list[str] = []
+        self.failures: dict[str, FreshnessError] = {}
+        self.errors: list[BaseException] = []
+
+    def config(self, text: str) -> Config:
+        self.path.write_text(text)
+        return load_config(self.path, {})
+
+    def run_worker(self, worker: ShardWorker) -> None:
+        name = worker.assignment.shard.name
+        self.started.append(name)
+        while not worker._is_stopping:
+            if name in self.failures:
+                raise self.failures.pop(name)
+            time.sleep(0.005)
+
+    def start(self, invalidator: Invalidator) -> threading.Thread:
+        def run() -> None:
+            try:
+                invalidator.run()
+            except FreshnessError as error:
+                self.errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    made = Scene(tmp_path)
+    monkeypatch.setattr(ShardWorker, "run", lambda worker: made.run_worker(worker))
+    monkeypatch.setattr(app, "load_registry", lambda _: {})
+    monkeypatch.setattr(app, "RESTART_SECONDS", 0.05)
+    monkeypatch.setattr(app, "WATCH_SECONDS", 0.01)
+    return made
+
+
+def test_a_worker_for_each_shard_until_the_end(scene: Scene) -> None:
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    assert sorted(scene.started) == ["-80", "80-"]
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
+    assert scene.errors == []
+
+
+def test_only_the_shards_that_it_is_given(scene: Scene) -> None:
+    config = scene.config(HEAD + shards("-80", "80-"))
+    invalidator = Invalidator(config, shards=["80-"])
+    thread = scene.start(invalidator)
+    wait_until(lambda: bool(scene.started))
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert scene.started == ["80-"]
+    with pytest.raises(ConfigError, match="there is no shard '40-80'"):
+        Invalidator(config, shards=["40-80"]).run()
+
+
+def test_a_new_configuration_exchanges_what_it_concerns_and_nothing_else(scene: Scene) -> None:
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    kept = {each.assignment.shard.name: each for each in invalidator.workers}["-80"]
+    invalidator.reload(scene.config(HEAD + shards("-80") + shards("80-c0", "c0-", ports=4000)))
+    wait_until(lambda: len(scene.started) == 4)
+    now = {each.assignment.shard.name: each for each in invalidator.workers}
+    assert now.keys() == {"-80", "80-c0", "c0-"}
+    assert now["-80"] is kept
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert sorted(scene.started) == ["-80", "80-", "80-c0", "c0-"]
+
+
+def test_a_shard_that_serves_no_more_gets_another_worker(scene: Scene) -> None:
+    text = HEAD + shards("-80", "80-")
+    invalidator = Invalidator(scene.config(text))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    closing = text + '[[keyspaces.shop.shards]]\nname = "-"\nserving = false\nprimary = "mysql://a@h/shop"\n'
+    invalidator.reload(scene.config(closing))
+    wait_until(lambda: len(scene.started) == 3)
+    invalidator.reload(scene.config(closing.replace("serving = false", 'serving = false\nlineage = "other"')))
+    wait_until(lambda: len(scene.started) == 4)
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+
+
+def test_one_shard_that_stops_leaves_the_others_running(scene: Scene) -> None:
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    scene.failures["-80"] = StreamStopped("event 99 cannot be handled")
+    failed = invalidator.metrics.shard_failed.labels("shop/-80")
+    wait_until(lambda: failed._value.get() == 1)
+    assert thread.is_alive()
+    assert {each.last_error for each in invalidator.workers} == {"", "event 99 cannot be handled"}
+    scene.failures["80-"] = StreamStopped("event 98 cannot be handled")
+    thread.join(WAIT_SECONDS)
+    assert len(scene.errors) == 1
+    assert isinstance(scene.errors[0], StreamStopped)
+
+
+def test_a_primary_that_is_down_at_the_start_is_tried_again_beside_others(scene: Scene) -> None:
+    scene.failures["-80"] = SourceUnavailable("127.0.0.1:3306: connecting: refused")
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
+    thread = scene.start(invalidator)
+    wait_until(lambda: scene.started.count("-80") == 2)
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert scene.errors == []
+
+
+def test_a_schema_that_cannot_be_read_leaves_the_configuration_as_it_was(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    asked = threading.Event()
+
+    def refuse(_: Config) -> None:
+        asked.set()
+        raise SourceUnavailable("127.0.0.1:4000: connecting: refused")
+
+    monkeypatch.setattr(app, "load_registry", refuse)
+    invalidator.reload(scene.config(HEAD + shards("-")))
+    assert asked.wait(WAIT_SECONDS)
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert sorted(scene.started) == ["-80", "80-"]
+    assert len(invalidator.config.keyspaces["shop"].shards) == 2
