@@ -410,11 +410,16 @@ class Config:
         return tuple(shard.lineage for keyspace in self.keyspaces.values() for shard in keyspace.shards)
 
 
-def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read and validate a file. Raises `freshness.errors.ConfigError` with all problems in one report."""
+def load_config(
+    path: str | Path, environ: Mapping[str, str] = os.environ, *, instead: Mapping[str, Any] | None = None
+) -> Config:
+    """Read and validate a file. ``instead``: sections that take the place of the file's, in the file's own terms.
+
+    Raises `freshness.errors.ConfigError` with all problems in one report.
+    """
     from freshness.config_reader import read_config  # it imports the dataclasses above
 
-    return read_config(Path(path), environ)
+    return read_config(Path(path), environ, instead or {})
 
 
 # -- the settings as data ---------------------------------------------------------------------------------

@@ -46,9 +46,10 @@ _IDENTIFIER_EXPECTED = "a name of 1 to 64 characters, without its database"
 _SHOWN_CHARACTERS_MAX = 60
 
 
-def read_config(path: Path, environ: Mapping[str, str]) -> Config:
-    """Return what the file says. Raises `ConfigError` that lists all problems."""
-    return _Reader(path, environ).read(_parse_toml(path))
+def read_config(path: Path, environ: Mapping[str, str], instead: Mapping[str, Any]) -> Config:
+    """Return what the file says, with other sections in the place of its own. Raises `ConfigError` that lists all
+    problems."""
+    return _Reader(path, environ).read({**_parse_toml(path), **instead})
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:

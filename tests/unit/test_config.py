@@ -632,3 +632,14 @@ def test_every_key_of_the_example_is_described() -> None:
             keys.add(f"{section}.{match[1]}")
     assert len(keys) > 15
     assert keys <= described
+
+
+def test_sections_given_instead_are_held_to_the_same_rules(load: Load, tmp_path: Path) -> None:
+    load(MINIMAL)
+    path = tmp_path / "freshness.toml"
+    shard = {"name": "-", "primary": "mysql://app@10.0.0.1:3306/shop"}
+    config = load_config(path, {}, instead={"keyspaces": {"shop": {"flavor": "mysql", "shards": [shard]}}})
+    assert config.keyspaces["shop"].shards[0].primary.host == "10.0.0.1"
+    assert config.cache.namespace == "shop"
+    with pytest.raises(ConfigError, match="keyspaces.shop.flavor: found nothing"):
+        load_config(path, {}, instead={"keyspaces": {"shop": {"shards": [shard]}}})
