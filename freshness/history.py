@@ -51,6 +51,12 @@ CHANGES: Final = (
     ),
     Column("table", "string", True, "Table of the change; null for heartbeat and empty."),
     Column("items", "list<binary>", False, "Cache items that the change concerns."),
+    Column(
+        "row_items",
+        "list<binary>",
+        False,
+        "Those of the items whose whole value is this row: the digests are theirs. No composites, no former key.",
+    ),
     Column("key", "string", True, "The row's primary key as JSON, where the table has one."),
     Column("before", "string", True, "The row before as JSON."),
     Column("after", "string", True, "The row after as JSON."),
@@ -61,11 +67,23 @@ CHANGES: Final = (
 """One row for each row change of the update stream; a transaction without any has one row with op ``empty``."""
 
 ACTIONS: Final = (
-    Column("client", "string", False, "Who did it: host, process and program version."),
+    Column(
+        "client",
+        "string",
+        False,
+        "Who did it: HOST/PROCESS/VERSION; what follows the last / is the program version.",
+    ),
     Column("sequence", "int64", False, "Counts a client's actions, from 1: a gap is lost history."),
     Column("action", "string", False, "fill, hit, refusal, invalidation, publish, dropped."),
-    Column("outcome", "string", False, "Name of the `ReadOutcome`; of an invalidation: stored."),
+    Column(
+        "outcome",
+        "string",
+        False,
+        "Name of the `ReadOutcome`; of an invalidation: stored. NODE_DOWN for a fill that was sent and not answered: "
+        "it may be stored.",
+    ),
     Column("object", "string", True, "Object name; null for an invalidation."),
+    Column("tables", "list<string>", False, "Tables that the object depends on; empty for an invalidation."),
     Column("item", "binary", True, "Cache item; null for publish and dropped."),
     Column("item_hash", "int64", True, "First 8 bytes of blake2b(item), signed: the sampling goes by it."),
     Column("node", "string", True, "Cache node."),
@@ -83,7 +101,15 @@ ACTIONS: Final = (
         "digest", "binary", True, "Digest of the value filled or served; null for none and for no such row."
     ),
     Column("is_absent", "bool", False, "The value is that there is no such row."),
-    Column("version", "int64", True, "CAS version that was stored, where the node says."),
+    Column(
+        "version", "int64", True, "CAS version that was stored, of a hit: that was read, where the node says."
+    ),
+    Column(
+        "observed",
+        "int64",
+        True,
+        "Of a fill: CAS version of the stub that it replaced; null for a blind store.",
+    ),
     Column("begin_us", "int64", False, "Wall clock before the action was sent."),
     Column("end_us", "int64", False, "Wall clock after it was acknowledged."),
     Column("count", "int64", False, "Actions that this row stands for; above 1 only for dropped."),
