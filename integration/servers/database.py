@@ -72,6 +72,14 @@ class DatabaseServer(ServerProcess):
     def start_replication(self) -> None: ...
 
     @abstractmethod
+    def add_source(self, name: str, primary: Self) -> None:
+        """Follow one primary more, by GTID and from the start of its log, under a name of its own."""
+
+    @abstractmethod
+    def remove_sources(self) -> None:
+        """Stop following anybody, for good. What was executed stays executed."""
+
+    @abstractmethod
     def executed(self) -> str:
         """What this server has in its binlog and, on MariaDB, may not show yet (never a fill token, F2)."""
 

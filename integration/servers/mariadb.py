@@ -93,6 +93,20 @@ class MariadbServer(DatabaseServer):
     def start_replication(self) -> None:
         self.execute("START SLAVE")
 
+    def add_source(self, name: str, primary: DatabaseServer) -> None:
+        self.execute(
+            "CHANGE MASTER %s TO MASTER_HOST='127.0.0.1', MASTER_PORT=%s, MASTER_USER='app',"
+            " MASTER_PASSWORD='app', MASTER_USE_GTID=slave_pos, MASTER_CONNECT_RETRY=1",
+            name,
+            primary.port,
+        )
+        self.execute("START SLAVE %s", name)
+
+    def remove_sources(self) -> None:
+        self.execute("STOP ALL SLAVES")
+        for name, *_ in self.execute("SHOW ALL SLAVES STATUS"):
+            self.execute("RESET SLAVE %s ALL", name)
+
     def executed(self) -> str:
         [(position,)] = self.execute("SELECT @@global.gtid_binlog_pos")
         return str(position)

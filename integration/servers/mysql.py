@@ -104,6 +104,20 @@ class MysqlServer(DatabaseServer):
     def start_replication(self) -> None:
         self.execute("START REPLICA")
 
+    def add_source(self, name: str, primary: DatabaseServer) -> None:
+        self.execute(
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT=%s, SOURCE_USER='app',"
+            " SOURCE_PASSWORD='app', SOURCE_AUTO_POSITION=1, GET_SOURCE_PUBLIC_KEY=1,"
+            " SOURCE_CONNECT_RETRY=1, SOURCE_RETRY_COUNT=86400 FOR CHANNEL %s",
+            primary.port,
+            name,
+        )
+        self.execute("START REPLICA FOR CHANNEL %s", name)
+
+    def remove_sources(self) -> None:
+        self.execute("STOP REPLICA")
+        self.execute("RESET REPLICA ALL")
+
     def executed(self) -> str:
         [(position,)] = self.execute("SELECT @@global.gtid_executed")
         return str(position)
