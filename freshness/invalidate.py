@@ -10,10 +10,11 @@ simulator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Final
 
-from freshness.cachekey import tombstone_key
+from freshness.cachekey import TOMBSTONE_SUFFIX, tombstone_key
 from freshness.envelope import Tombstone, encode_single_tombstone
 from freshness.errors import FormatError, InvalidationFailed
 from freshness.position import Position
@@ -26,8 +27,11 @@ from freshness.request import (
     Flow,
     Get,
     Item,
+    Marks,
+    Merges,
     Procedure,
     Stored,
+    Version,
 )
 from freshness.value import value
 
@@ -119,3 +123,77 @@ def compact(tombstone: Tombstone, event: Event) -> Tombstone:
     if held.interval_count <= TOMBSTONE_INTERVALS_MAX:
         return tombstone
     return tombstone.union(event.lineage, event.epoch, held.fill_gaps(event.streamed))
+
+
+def invalidate_all(node: str, events: Mapping[bytes, Event], tombstone_ttl_seconds: int) -> Procedure[None]:
+    """Make sure that no reader without its event fills any of these keys of one node, then remove what is there.
+
+    Returns when the node has acknowledged it all. Raises `NodeUnavailable` when it did not answer and
+    `InvalidationFailed` when the race for a tombstone was lost `CAS_ATTEMPTS_MAX` times; then nothing may be
+    counted as acknowledged and the caller sends the events again.
+    """
+    left = events
+    for _ in range(CAS_ATTEMPTS_MAX):
+        # Each delete travels behind its add: on one connection it is executed after it. Where the tombstone
+        # exists already it comes too early, does no harm, and is sent again below.
+        keys = list(left)
+        tombstones = [event.tombstone for event in left.values()]
+        replies = yield Flow(node, Marks(keys, tombstones, TOMBSTONE_SUFFIX, tombstone_ttl_seconds))
+        present = [key for key, added in zip(keys, replies[::2], strict=True) if added is CONFLICT]
+        if not present:
+            return
+        left = yield from _accumulate_all(node, {key: left[key] for key in present}, tombstone_ttl_seconds)
+        if not left:
+            return
+    raise InvalidationFailed(
+        f"lost the race for the tombstone of {next(iter(left))!r} on {node} {CAS_ATTEMPTS_MAX} times",
+        hint="many invalidators write the same key; the batch is sent again",
+    )
+
+
+def _accumulate_all(
+    node: str, events: Mapping[bytes, Event], ttl_seconds: int
+) -> Procedure[dict[bytes, Event]]:
+    """Bring each event into the tombstone that is there. Those whose tombstone changed or vanished meanwhile."""
+    held = yield Flow(node, tuple([Get(key + TOMBSTONE_SUFFIX) for key in events]))
+    again: dict[bytes, Event] = {}
+    keys: list[bytes] = []
+    merged: list[tuple[bytes, Version, int]] = []
+    known: dict[tuple[bytes, bytes], bytes] = {}
+    for (key, event), item in zip(events.items(), held, strict=True):
+        if item is MISSING:
+            again[key] = event  # expired or evicted in between: add again
+            continue
+        both = item.value, event.tombstone
+        data = known.get(both)
+        if data is None:
+            data = known[both] = _merge(item.value, event)
+        # Never shorter than it was: another invalidator, with a larger D, counts on it. A node keeps items for a
+        # second more than asked (F50): without the 1 the tombstone of a busy key would live longer with every write.
+        keys.append(key)
+        merged.append((data, item.version, max(ttl_seconds, item.ttl_seconds - 1)))
+    if not keys:
+        return again
+    replies = yield Flow(node, Merges(keys, merged, TOMBSTONE_SUFFIX))
+    for key, stored in zip(keys, replies[::2], strict=True):
+        if stored is CONFLICT or stored is MISSING:
+            again[key] = events[key]
+        elif not isinstance(stored, Stored):
+            raise InvalidationFailed(
+                f"{node} refused the tombstone of {key!r}: {stored}",
+                hint="the node has no memory for tombstones",
+            )
+    return again
+
+
+def _merge(held: bytes, event: Event) -> bytes:
+    """The tombstone with the event in it."""
+    try:
+        tombstone = Tombstone.decode(held)
+    except FormatError:
+        # Foreign bytes: readers refuse to fill while they stand (doubt never fills), so keeping them for the full
+        # TTL protects at least as well as a tombstone with the event in it.
+        return held
+    # A duplicate is stored again as it is: it must not inherit the age of the first (F64). And the entry is
+    # removed again: whoever stored the tombstone may have died before removing it.
+    return compact(tombstone.union(event.lineage, event.epoch, event.position), event).encode()

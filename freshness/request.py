@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from enum import Enum
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from freshness.position import Position
 from freshness.value import value
@@ -77,6 +77,73 @@ class InspectStorage:
 
 
 Request: TypeAlias = Get | Add | Cas | Delete | InspectStorage
+
+
+class _Pairs(Sequence["Add | Cas | Delete"]):
+    """Requests in pairs, one pair for a key, made where they are looked at.
+
+    The requests of a batch of invalidations, which has thousands. A backend may send them as they stand here,
+    without an object for each; for everyone else they are a sequence like any other.
+    """
+
+    __slots__ = ()
+
+    def pair(self, place: int) -> tuple[Add | Cas, Delete]:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> Add | Cas | Delete: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Add | Cas | Delete]: ...
+
+    def __getitem__(self, index: int | slice) -> Add | Cas | Delete | list[Add | Cas | Delete]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        return self.pair(place // 2)[place % 2]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {len(self) // 2} keys"
+
+
+class Marks(_Pairs):
+    """For each key: add a tombstone, under the key with ``suffix``; delete the key."""
+
+    __slots__ = ("keys", "suffix", "tombstones", "ttl_seconds")
+
+    def __init__(
+        self, keys: Sequence[bytes], tombstones: Sequence[bytes], suffix: bytes, ttl_seconds: int
+    ) -> None:
+        self.keys, self.tombstones, self.suffix, self.ttl_seconds = keys, tombstones, suffix, ttl_seconds
+
+    def __len__(self) -> int:
+        return 2 * len(self.keys)
+
+    def pair(self, place: int) -> tuple[Add, Delete]:
+        key = self.keys[place]
+        return Add(key + self.suffix, self.tombstones[place], self.ttl_seconds), Delete(key)
+
+
+class Merges(_Pairs):
+    """For each key: replace its tombstone by CAS; delete the key. ``merged``: key → (bytes, version, TTL).
+
+    The `Stored` of these may leave the version out, and a refusal may fail the whole flow.
+    """
+
+    __slots__ = ("keys", "merged", "suffix")
+
+    def __init__(
+        self, keys: Sequence[bytes], merged: Sequence[tuple[bytes, Version, int]], suffix: bytes
+    ) -> None:
+        self.keys, self.merged, self.suffix = keys, merged, suffix
+
+    def __len__(self) -> int:
+        return 2 * len(self.keys)
+
+    def pair(self, place: int) -> tuple[Cas, Delete]:
+        key = self.keys[place]
+        return Cas(key + self.suffix, *self.merged[place]), Delete(key)
 
 
 # -- replies ------------------------------------------------------------------------------------------
@@ -155,7 +222,7 @@ class Flow:
     """
 
     node: str
-    requests: tuple[Request, ...]
+    requests: tuple[Request, ...] | Marks | Merges
 
 
 @value

@@ -18,8 +18,8 @@ its ``MN`` belongs to the run, what comes after it does not. Hence an error line
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -35,6 +35,8 @@ from freshness.request import (
     Get,
     InspectStorage,
     Item,
+    Marks,
+    Merges,
     Refused,
     Reply,
     Request,
@@ -88,12 +90,14 @@ class Plan:
 
     ``replies``: one per request; already right for the quiet ones, of which usually nothing is heard.
     ``awaited``: what the node will say, with the index of the request; for a fence the index after its run.
+    ``outcomes``: with which words a quiet request can say that it did not store.
     """
 
     requests: Sequence[Request]
     replies: list[Reply]
     awaited: list[tuple[ReplyKind, int]]
     versions_from: int
+    outcomes: Mapping[bytes, Reply] = field(default_factory=lambda: _ADD_OUTCOMES)
 
 
 # -- requests to bytes ---------------------------------------------------------------------------------
@@ -108,6 +112,10 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     no item (F8).
     """
     versions_from = connection * VERSION_LIMIT
+    if isinstance(requests, Marks):
+        return _encode_marks(requests, versions_from)
+    if isinstance(requests, Merges):
+        return _encode_merges(requests, versions_from)
     parts: list[bytes] = []
     replies: list[Reply] = []
     awaited: list[tuple[ReplyKind, int]] = []
@@ -160,6 +168,60 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     return parts, Plan(requests, replies, awaited, versions_from)
 
 
+def _encode_marks(marks: Marks, versions_from: int) -> tuple[list[bytes], Plan]:
+    """As `encode_flow` encodes the same requests one by one."""
+    lifetime = lifetime_seconds(marks.ttl_seconds)
+    suffix = marks.suffix
+    parts: list[bytes] = []
+    index = 0
+    for key, value in zip(marks.keys, marks.tombstones, strict=True):
+        marker = key + suffix
+        if not is_key(marker):
+            check_key(marker)
+        parts.append(
+            b"ms %b %d T%d ME q O%d\r\n%b\r\ndelete %b noreply\r\n"
+            % (marker, len(value), lifetime, index, value, key)
+        )
+        index += 2
+    return _fenced(marks, parts, index, versions_from, _ADD_OUTCOMES)
+
+
+def _encode_merges(merges: Merges, versions_from: int) -> tuple[list[bytes], Plan]:
+    suffix = merges.suffix
+    parts: list[bytes] = []
+    index = 0
+    lifetimes: dict[int, int] = {}
+    for key, (value, version, ttl_seconds) in zip(merges.keys, merges.merged, strict=True):
+        marker = key + suffix
+        if not is_key(marker):
+            check_key(marker)
+        lifetime = lifetimes.get(ttl_seconds)
+        if lifetime is None:
+            lifetime = lifetimes[ttl_seconds] = lifetime_seconds(ttl_seconds)
+        if not 0 < version - versions_from < VERSION_LIMIT:
+            return encode_flow(list(merges), versions_from // VERSION_LIMIT)
+        parts.append(
+            b"ms %b %d T%d C%d q O%d\r\n%b\r\ndelete %b noreply\r\n"
+            % (marker, len(value), lifetime, version - versions_from, index, value, key)
+        )
+        index += 2
+    return _fenced(merges, parts, index, versions_from, _CAS_OUTCOMES)
+
+
+def _fenced(
+    requests: Marks | Merges,
+    parts: list[bytes],
+    count: int,
+    versions_from: int,
+    outcomes: Mapping[bytes, Reply],
+) -> tuple[list[bytes], Plan]:
+    """A run of quiet pairs and the plan for it."""
+    if not parts:
+        return [], Plan(requests, [], [], versions_from)
+    parts.append(FENCE)
+    return parts, Plan(requests, [STORED, DONE] * (count // 2), [(_FENCE, count)], versions_from, outcomes)
+
+
 def _encode_spoken(request: Cas | Delete | InspectStorage, versions_from: int) -> tuple[ReplyKind, bytes]:
     """A request that always gets an answer, and is no `Get`."""
     if isinstance(request, InspectStorage):
@@ -184,6 +246,11 @@ def _encode_spoken(request: Cas | Delete | InspectStorage, versions_from: int) -
 # -- bytes to replies ----------------------------------------------------------------------------------
 
 
+_ADD_OUTCOMES: Final[Mapping[bytes, Reply]] = {b"NS": CONFLICT}
+_CAS_OUTCOMES: Final[Mapping[bytes, Reply]] = {b"EX": CONFLICT, b"NF": MISSING}
+_match_outcome: Final = re.compile(rb"(NS|EX|NF) O([0-9]{1,10})").fullmatch
+_match_outcomes: Final = re.compile(rb"(?:(?:NS|EX|NF) O[0-9]{1,10}\r\n)+").match
+_find_outcomes: Final = re.compile(rb"(NS|EX|NF) O([0-9]+)\r\n").findall
 _match_item: Final = re.compile(rb"VA ([0-9]{1,10}) c([0-9]{1,20}) t(-?[0-9]{1,10})((?: [WXZ])*)\r\n").match
 
 
@@ -212,6 +279,15 @@ class ReplyReader:
         if marks:
             return Item(value, versions_from + int(version), int(ttl_seconds), b"W" in marks, b"Z" in marks)
         return Item(value, versions_from + int(version), int(ttl_seconds))
+
+    def outcomes(self) -> list[tuple[bytes, bytes]]:
+        """(word, opaque) of the lines that have arrived and say how quiet stores ended; they are taken."""
+        run = _match_outcomes(self._buffer, self._position)
+        if run is None:
+            return []
+        found: list[tuple[bytes, bytes]] = _find_outcomes(self._buffer, self._position, run.end())
+        self._position = run.end()
+        return found
 
     def line(self) -> bytes:
         """The next line, without its end."""
@@ -278,7 +354,7 @@ def decode_flow(
         if kind is _ITEM:
             replies[index] = reader.item(versions_from) or _read_item(reader, versions_from)
         elif kind is _FENCE:
-            _read_run(reader, replies, run_start, index)
+            _read_run(reader, replies, run_start, index, plan.outcomes)
             run_start = index
         elif kind is ReplyKind.CAS:
             replies[index] = _read_cas(reader, versions_from)
@@ -343,17 +419,24 @@ def _read_cas(reader: ReplyReader, versions_from: int) -> Reply:
     raise ProtocolError(f"expected HD, EX or NF, got {line[:200]!r}")
 
 
-def _read_run(reader: ReplyReader, replies: list[Reply], start: int, end: int) -> None:
+def _read_run(
+    reader: ReplyReader, replies: list[Reply], start: int, end: int, outcomes: Mapping[bytes, Reply]
+) -> None:
     """What the quiet requests from ``start`` to ``end`` had to say, up to their fence."""
-    line = reader.line()
-    while line != b"MN":
-        if line[:4] != b"NS O":
-            raise ProtocolError(f"a quiet request failed: {line[:200].decode('latin-1')}")
-        try:
-            index = int(line[4:])
-        except ValueError as error:
-            raise ProtocolError(f"expected NS with O, got {line[:200]!r}") from error
-        if not start <= index < end or replies[index] is not STORED:
-            raise ProtocolError(f"{line[:200]!r} answers no add between {start} and {end}")
-        replies[index] = CONFLICT
+
+    def note(word: bytes, digits: bytes) -> None:
+        index = int(digits)
+        if not start <= index < end or replies[index] is not STORED or word not in outcomes:
+            raise ProtocolError(f"{word.decode()} O{index} answers no store between {start} and {end}")
+        replies[index] = outcomes[word]
+
+    while True:
+        for word, digits in reader.outcomes():
+            note(word, digits)
         line = reader.line()
+        if line == b"MN":
+            return
+        found = _match_outcome(line)
+        if found is None:
+            raise ProtocolError(f"a quiet request failed: {line[:200].decode('latin-1')}")
+        note(*found.groups())

@@ -24,6 +24,8 @@ from freshness.request import (
     Get,
     InspectStorage,
     Item,
+    Marks,
+    Merges,
     Refused,
     Reply,
     Request,
@@ -409,6 +411,63 @@ class BackendContract:
         node.close()
         node.close()
         assert item(node, b"k").value == b"v"
+
+    # -- pairs of a batch ------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("count", [0, 1, 3, 700])
+    def test_marks_do_what_their_requests_do(self, node: CacheNode, setup: Setup, count: int) -> None:
+        keys = [b"k%d" % number for number in range(count)]
+        for number in range(0, count, 3):  # every third has a tombstone already
+            one(node, Add(b"k%d!" % number, b"old", TTL_SECONDS))
+        for key in keys:
+            one(node, Add(key, b"entry", TTL_SECONDS))
+        values = [b"new%d" % number for number in range(count)]
+        marks = Marks(keys, values, b"!", TTL_SECONDS)
+        assert list(marks) == [
+            request
+            for key, value in zip(keys, values, strict=True)
+            for request in (Add(key + b"!", value, TTL_SECONDS), Delete(key))
+        ]
+        replies = node.perform(marks)
+        assert replies[1::2] == [DONE] * count
+        assert [reply is CONFLICT for reply in replies[::2]] == [number % 3 == 0 for number in range(count)]
+        assert all(reply is CONFLICT or isinstance(reply, Stored) for reply in replies[::2])
+        for number, key in enumerate(keys):
+            assert one(node, Get(key)) is MISSING
+            held = item(node, key + b"!")
+            assert held.value == (b"old" if number % 3 == 0 else values[number])
+            assert 0 < held.ttl_seconds <= TTL_SECONDS + 1
+
+    def test_merges_do_what_their_requests_do(self, node: CacheNode) -> None:
+        names = [b"fits", b"other", b"gone", b"former"]
+        versions = []
+        for name in names:
+            one(node, Add(name + b"!", b"old", TTL_SECONDS))
+            one(node, Add(name, b"entry", TTL_SECONDS))
+            versions.append(item(node, name + b"!").version)
+        one(node, Delete(b"gone!"))
+        versions[1] += 1 << 40
+        merged = [
+            (b"new " + name, version, TTL_SECONDS) for name, version in zip(names, versions, strict=True)
+        ]
+        merges = Merges(names[:3], merged[:3], b"!")
+        assert list(merges)[:2] == [Cas(b"fits!", b"new fits", versions[0], TTL_SECONDS), Delete(b"fits")]
+        stored, _, conflict, _, missing, _ = node.perform(merges)
+        assert isinstance(stored, Stored)
+        assert (conflict, missing) == (CONFLICT, MISSING)
+        assert [one(node, Get(name)) for name in names[:3]] == [MISSING] * 3
+        assert item(node, b"fits!").value == b"new fits"
+        assert item(node, b"other!").value == b"old"
+        # A version that no item can have on this connection, as after a reconnect
+        (reply, deleted) = node.perform(Merges(names[3:], [(b"x", -versions[3], TTL_SECONDS)], b"!"))
+        assert (reply, deleted) == (CONFLICT, DONE)
+        assert item(node, b"former!").value == b"old"
+
+    def test_pairs_with_a_key_that_no_node_takes_send_nothing(self, node: CacheNode) -> None:
+        for bad in (b"a b", b"k" * KEY_BYTES_MAX):
+            with pytest.raises(FormatError):
+                node.perform(Marks([b"good", bad], [b"v", b"v"], b"!", TTL_SECONDS))
+            assert one(node, Get(b"good!")) is MISSING
 
 
 class TestMemory(BackendContract):
