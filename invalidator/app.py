@@ -60,12 +60,14 @@ class _Running:
 
 
 class Invalidator:
-    """``shards``: names of the shards that this process takes, all where empty. `run` is for the main thread."""
+    """``shards``, ``nodes``: names of the shards and of the cache nodes that this process takes, all where empty.
+    `run` is for the main thread."""
 
-    def __init__(self, config: Config, *, shards: Collection[str] = ()) -> None:
+    def __init__(self, config: Config, *, shards: Collection[str] = (), nodes: Collection[str] = ()) -> None:
         self.config = config
         self.metrics = Metrics()
         self._shards = frozenset(shards)
+        self._nodes = frozenset(nodes)
         self._running: dict[str, _Running] = {}
         self._next: Config | None = None
         self._is_stopping = False
@@ -108,7 +110,7 @@ class Invalidator:
 
     def _assign(self, config: Config) -> None:
         """Start, exchange and stop workers so that there is one for each shard of ``config``."""
-        wanted = _assignments(config, load_registry(config), self._shards)
+        wanted = _assignments(config, load_registry(config), self._shards, self._nodes)
         changed = [
             lineage
             for lineage, running in self._running.items()
@@ -116,7 +118,7 @@ class Invalidator:
         ]
         self._stop(changed)
         self.config = config
-        self.metrics.nodes_configured.set(len(config.cache.nodes))
+        self.metrics.nodes_configured.set(len(self._nodes or config.cache.nodes))
         for lineage, assignment in wanted.items():
             if lineage not in self._running:
                 self._start(assignment)
@@ -154,15 +156,17 @@ class Invalidator:
 
 
 def _assignments(
-    config: Config, registry: Mapping[str, ObjectDefinition], shards: Collection[str]
+    config: Config,
+    registry: Mapping[str, ObjectDefinition],
+    shards: Collection[str],
+    nodes: Collection[str],
 ) -> dict[str, Assignment]:
-    """By lineage. Raises `ConfigError` for names of shards that there are none of."""
-    known = {shard.name for keyspace in config.keyspaces.values() for shard in keyspace.shards}
-    unknown = sorted(set(shards) - known)
-    if unknown:
-        raise ConfigError(
-            f"there is no shard {unknown[0]!r}", hint=f"expected one of {', '.join(sorted(known))}"
-        )
+    """By lineage. Raises `ConfigError` for names of shards or nodes that there are none of."""
+    _require_known(
+        "shard", shards, [s.name for keyspace in config.keyspaces.values() for s in keyspace.shards]
+    )
+    _require_known("cache node", nodes, config.cache.nodes)
+    mine = tuple(node for node in config.cache.nodes if not nodes or node in nodes)
     assignments = {}
     for keyspace in config.keyspaces.values():
         objects = {
@@ -173,6 +177,14 @@ def _assignments(
         for shard in keyspace.shards:
             if not shards or shard.name in shards:
                 assignments[shard.lineage] = Assignment(
-                    keyspace.name, keyspace.flavor, shard, config.cache, config.stream, objects
+                    keyspace.name, keyspace.flavor, shard, config.cache, mine, config.stream, objects
                 )
     return assignments
+
+
+def _require_known(what: str, names: Collection[str], known: Collection[str]) -> None:
+    for name in sorted(names):
+        if name not in known:
+            raise ConfigError(
+                f"there is no {what} {name!r}", hint=f"expected one of {', '.join(sorted(known))}"
+            )

@@ -46,6 +46,10 @@ def run(
     shard: Annotated[
         list[str] | None, typer.Option(help="Take only this shard; may be repeated. Else all of them.")
     ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(help="Look after this cache node only; may be repeated. Else all of them."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Follow the binlogs and invalidate, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
@@ -56,7 +60,7 @@ def run(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     settings = load_config(config)
-    invalidator = Invalidator(settings, shards=shard or ())
+    invalidator = Invalidator(settings, shards=shard or (), nodes=node or ())
     signal.signal(signal.SIGHUP, lambda *_: _reload(invalidator, config))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: invalidator.stop())

@@ -62,7 +62,7 @@ def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
         if not worker.is_streaming:
             missing["streams_not_open"].append(shard.lineage)
         members = worker.invalidator.members if worker.invalidator is not None else {}
-        for node in worker.assignment.cache.nodes:
+        for node in worker.assignment.nodes:
             # Each record is looked at once: the worker's own thread may replace it at any time
             record = members[node].record if node in members else None
             if record is None:

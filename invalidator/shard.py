@@ -262,7 +262,9 @@ class ShardInvalidator:
         self.keys_total += len(keys)
         by_node: dict[str, dict[bytes, Position]] = {node: {} for node in self.members}
         for item, position in keys.items():
-            by_node[self.placement.node_for(item)][item] = position
+            of_node = by_node.get(self.placement.node_for(item))
+            if of_node is not None:  # else another process looks after that node
+                of_node[item] = position
         members = self.joined
         results = yield from gather(
             [

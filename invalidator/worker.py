@@ -46,12 +46,14 @@ STOP_SEEN_SECONDS: Final = 0.1
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """What one worker does. Two equal ones need no restart when the configuration is loaded again: ``objects`` is
-    all that matters of ``registry``, the fingerprint of each definition by its name."""
+    all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: those of the cache's
+    nodes that the worker looks after."""
 
     keyspace: str
     flavor: str
     shard: Shard
     cache: CacheConfig
+    nodes: tuple[str, ...]
     stream: StreamConfig
     registry: Mapping[str, ObjectDefinition] = field(compare=False)
     objects: Mapping[str, int] = field(init=False)
@@ -127,7 +129,7 @@ class ShardWorker:
         pulse = Pulse(
             heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
         )
-        nodes = {name: open_node(task.cache.backend, name) for name in task.cache.nodes}
+        nodes = {name: open_node(task.cache.backend, name) for name in task.nodes}
         driver = BlockingDriver(nodes, self._sleep, read_head=primary.head)
         source = BinlogSource(shard.primary, flavor, task.tables, cascades=cascades)
         self.invalidator = self._create_invalidator(instance, pulse)
@@ -181,7 +183,7 @@ class ShardWorker:
             is_serving=task.shard.serving,
         )
         return ShardInvalidator.create(
-            cache.nodes,
+            task.nodes,
             policy,
             placement,
             KeyFinder(task.registry),

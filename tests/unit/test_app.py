@@ -106,6 +106,20 @@ def test_only_the_shards_that_it_is_given(scene: Scene) -> None:
         Invalidator(config, shards=["40-80"]).run()
 
 
+def test_only_the_nodes_that_it_is_given(scene: Scene) -> None:
+    config = scene.config(HEAD.replace('"]', '", "127.0.0.1:11212"]') + shards("-"))
+    invalidator = Invalidator(config, nodes=["127.0.0.1:11212"])
+    thread = scene.start(invalidator)
+    wait_until(lambda: bool(scene.started))
+    (worker,) = invalidator.workers
+    assert worker.assignment.nodes == ("127.0.0.1:11212",)
+    assert worker.assignment.cache.nodes == config.cache.nodes, "all of them make the ring"
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    with pytest.raises(ConfigError, match="there is no cache node 'n9'"):
+        Invalidator(config, nodes=["n9"]).run()
+
+
 def test_a_new_configuration_exchanges_what_it_concerns_and_nothing_else(scene: Scene) -> None:
     invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
     thread = scene.start(invalidator)

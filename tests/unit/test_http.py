@@ -52,7 +52,8 @@ class Watched(Invalidator):
         super().__init__(config)
         (keyspace,) = config.keyspaces.values()
         (shard,) = keyspace.shards
-        task = Assignment(keyspace.name, keyspace.flavor, shard, config.cache, config.stream, {})
+        cache = config.cache
+        task = Assignment(keyspace.name, keyspace.flavor, shard, cache, cache.nodes, config.stream, {})
         self.worker = ShardWorker(task, self.metrics.of_shard(shard.lineage))
 
     @property
