@@ -39,6 +39,8 @@ class MariadbServer(DatabaseServer):
             "--no-defaults",
             *_as_user(),
             f"--datadir={self.data_directory}",
+            # A server that starts removes temporary tables from its folder, whosever they are.
+            f"--tmpdir={self.directory}",
             f"--socket={self.socket_path}",
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
@@ -72,8 +74,11 @@ class MariadbServer(DatabaseServer):
         ]
         install += ["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=4M", *_as_user()]
         install += [f"--extra-file={users}", f"--datadir={directory}"]
+        temporary = run_directory() / "template-tmp"
+        temporary.mkdir(exist_ok=True)
         try:
-            subprocess.run(install, check=True, capture_output=True, text=True)
+            environment = {**os.environ, "TMPDIR": str(temporary)}
+            subprocess.run(install, check=True, capture_output=True, text=True, env=environment)
         except subprocess.CalledProcessError as error:
             raise ServerFailed(f"mariadb-install-db failed:\n{error.stdout}{error.stderr}") from error
 

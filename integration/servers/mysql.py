@@ -40,6 +40,8 @@ class MysqlServer(DatabaseServer):
         return [
             *self._program(),
             f"--datadir={self.data_directory}",
+            # A server that starts removes temporary tables from its folder, whosever they are.
+            f"--tmpdir={self.directory}",
             f"--socket={self.socket_path}",
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
