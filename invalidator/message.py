@@ -5,7 +5,7 @@ Made by ``invalidator.update_stream``; printed, archived and served by others. P
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from freshness.token import EventToken
@@ -18,9 +18,14 @@ class StreamMessage:
 
     ``token``: the transaction's own position. ``resume``: for every lineage of the stream, everything delivered up to
     and with this message; a piece that is not the last carries the vector from before its transaction.
-    ``first_row``: place of ``transaction.changes[0]`` in the whole transaction. ``min_timestamp_us``: no shard will
-    deliver anything older, as far as its watermark tells. ``is_aligned``: False where waiting for a slower shard was
-    given up.
+    ``first_row``: place in the whole transaction, as the shard's log has it, at which this piece begins.
+    ``row_numbers``: where rows of other key ranges were left out, the place of each change in ``transaction``; else
+    None, and they follow one another from ``first_row`` (`rows`). ``min_timestamp_us``: up to when every shard has
+    delivered, as far as its watermark tells. ``is_aligned``: False where waiting for a slower shard was given up.
+    ``key_range``: what the stream was asked for.
+
+    Pieces of one shard's transaction follow one another, with messages of other shards between them. Those without
+    a last one are void when the shard's next message begins at row 0.
     """
 
     keyspace: str
@@ -32,3 +37,13 @@ class StreamMessage:
     first_row: int = 0
     is_last: bool = True
     is_aligned: bool = True
+    row_numbers: tuple[int, ...] | None = None
+    key_range: str = "-"
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The place of each change in the whole transaction: with the GTID, its identity, also on other shards whose
+        log has the same GTID."""
+        if self.row_numbers is not None:
+            return self.row_numbers
+        return range(self.first_row, self.first_row + len(self.transaction.changes))

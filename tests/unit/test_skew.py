@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,7 +51,7 @@ class World:
             hold_seconds=HOLD,
         )
 
-    def add(self, name: str, messages: list[tuple[float, float]], since: float = 0.0) -> None:
+    def add(self, name: str, messages: Sequence[tuple[float, float]], since: float = 0.0) -> None:
         """``messages``: (arrives, time), in virtual seconds; the shard starts at ``since``."""
         self.arrivals[name] = deque(sorted(messages, key=lambda message: message[0]))
         self.alignment.join(name, round((START + since) * SECOND))
