@@ -1,0 +1,91 @@
+"""Reads of one shard of a Vitess keyspace through vtgate's MySQL protocol, with the token that they deserve.
+
+vtgate may send every statement to another tablet, and a query that equals one under way gets the result of that one
+(the consolidator): a position read beside the rows would then be newer than they are. So a read names shard and
+tablet type, and runs inside a transaction, which vtgate keeps on one tablet and never consolidates; and the server is
+asked its name before and after. The position comes from a statement of its own, before the transaction has a snapshot
+(F2, F17, F18). Called by application code that reads through vtgate; needs no gRPC.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from freshness.backends.database import Connection, read_rows
+from freshness.errors import ConfigError
+from freshness.heartbeat import HEARTBEAT_TABLE, parse_token
+from freshness.token import EventToken
+
+Result = TypeVar("Result")
+
+_FLAVOR: Final = "mysql"
+_NO_SUCH_TABLE: Final = 1146
+_NAME = re.compile(r"[^\x00-\x20\x7f`:@/|%]+")
+
+# No table in it, so it opens no snapshot: the one that the next statement opens is not older.
+_POSITION: Final = "SELECT @@global.gtid_executed, @@global.server_uuid"
+_SERVER: Final = "SELECT @@global.server_uuid"
+_HEARTBEATS: Final = f"SELECT id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE}"
+
+
+@dataclass(frozen=True, slots=True)
+class VitessShard:
+    """One shard and which of its tablets to read. ``lineage``: as the invalidator's configuration names it.
+
+    ``tablet``: the alias of one tablet (``zone1-101``), which Vitess 24 and later can be told.
+    """
+
+    keyspace: str
+    shard: str
+    lineage: str
+    tablet_type: Literal["primary", "replica", "rdonly"] = "replica"
+    tablet: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (self.keyspace, self.shard, *([self.tablet] if self.tablet else [])):
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{name[:60]!r} cannot be part of a Vitess target",
+                    hint="expected keyspace, shard and tablet without blanks, quotes and any of : @ / | %",
+                )
+
+    @property
+    def target(self) -> str:
+        """``keyspace:shard@type``: the name of the database, to vtgate."""
+        tablet = f"|{self.tablet}" if self.tablet else ""
+        return f"{self.keyspace}:{self.shard}@{self.tablet_type}{tablet}"
+
+
+def read_with_token(
+    connection: Connection, shard: VitessShard, read: Callable[[Connection], Result]
+) -> tuple[Result, EventToken | None]:
+    """What ``read`` returns, and a token whose position all of it reflects.
+
+    The token is None, and such a value must not be cached, where no invalidator has prepared the shard yet, or where
+    vtgate changed the tablet on the way. ``read`` uses the connection and neither commits nor chooses another
+    database. The connection stays on the shard. Errors of pymysql and of ``read`` come out as they are.
+    """
+    read_rows(connection, f"USE `{shard.target}`")
+    read_rows(connection, "BEGIN")
+    try:
+        [(position, server)] = read_rows(connection, _POSITION)
+        rows = [(position, *row) for row in _read_heartbeats(connection)]
+        result = read(connection)
+        [(server_after,)] = read_rows(connection, _SERVER)
+    finally:
+        connection.rollback()
+    if not server or server != server_after:
+        return result, None
+    return result, parse_token(_FLAVOR, shard.lineage, shard.shard, rows)
+
+
+def _read_heartbeats(connection: Connection) -> list[tuple[object, ...]]:
+    try:
+        return read_rows(connection, _HEARTBEATS)
+    except Exception as error:
+        if error.args and error.args[0] == _NO_SUCH_TABLE and HEARTBEAT_TABLE in str(error):
+            return []
+        raise

@@ -1,0 +1,86 @@
+"""The mailbox between a reader thread and the caller: bounded, in order, errors last."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from freshness.errors import SourceUnavailable
+from freshness.position import MysqlGtidSet
+from invalidator.mailbox import Mailbox
+from invalidator.vstream_journal import ShardsMoved
+
+JOIN_SECONDS = 10.0
+
+
+def box(transactions_max: int = 10, rows_max: int = 100) -> Mailbox[int]:
+    """Of numbers, each of which is its own number of rows."""
+    return Mailbox(transactions_max, rows_max, int)
+
+
+def test_what_goes_in_comes_out_in_order_and_at_most_as_many_as_wanted() -> None:
+    mailbox = box()
+    for number in (3, 1, 2):
+        assert mailbox.put(number)
+    assert mailbox.take(0, 2) == [3, 1]
+    assert mailbox.take(0, 2) == [2]
+    assert mailbox.take(0, 2) == []
+
+
+@pytest.mark.parametrize(("bounds", "held", "next_one"), [((2, 100), [1, 1], 1), ((9, 10), [4, 5], 2)])
+def test_a_full_mailbox_makes_the_reader_wait(
+    bounds: tuple[int, int], held: list[int], next_one: int
+) -> None:
+    mailbox = box(*bounds)
+    for number in held:
+        mailbox.put(number)
+    is_in = threading.Event()
+
+    def put() -> None:
+        assert mailbox.put(next_one)
+        is_in.set()
+
+    thread = threading.Thread(target=put, daemon=True)
+    thread.start()
+    assert not is_in.wait(0.05)
+    assert mailbox.take(0, 1) == held[:1]
+    assert is_in.wait(JOIN_SECONDS)
+    assert mailbox.take(0, 9) == [*held[1:], next_one]
+
+
+def test_one_that_is_larger_than_all_goes_in_alone() -> None:
+    mailbox = box(rows_max=10)
+    assert mailbox.put(1000)
+    assert mailbox.take(0, 1) == [1000]
+
+
+def test_a_reader_that_waits_is_released_when_nobody_takes_any_more() -> None:
+    mailbox = box(transactions_max=1)
+    mailbox.put(1)
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(mailbox.put(2)), daemon=True)
+    thread.start()
+    mailbox.close()
+    thread.join(JOIN_SECONDS)
+    assert answers == [False]
+
+
+def test_an_error_comes_after_everything_before_it_and_then_each_time() -> None:
+    mailbox = box()
+    mailbox.put(1)
+    mailbox.fail(SourceUnavailable("gone", hint="try again"))
+    assert mailbox.take(0, 9) == [1]
+    for _ in range(2):
+        with pytest.raises(SourceUnavailable, match="gone") as caught:
+            mailbox.take(0, 9)
+        assert caught.value.hint == "try again"
+
+
+def test_an_error_that_carries_more_comes_out_whole() -> None:
+    mailbox = box()
+    new = {"-": MysqlGtidSet()}
+    mailbox.fail(ShardsMoved("ks", 7, ("-80", "80-"), new))
+    with pytest.raises(ShardsMoved) as caught:
+        mailbox.take(0, 1)
+    assert (caught.value.journal_id, caught.value.old, caught.value.new) == (7, ("-80", "80-"), new)

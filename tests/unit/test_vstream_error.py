@@ -1,0 +1,110 @@
+"""Errors of vtgate and gRPC in our words: what is routine, what needs an operator, and what ends a history."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from freshness.errors import (
+    FreshnessError,
+    HistoryLost,
+    HistoryPurged,
+    SourceUnavailable,
+    SourceUnsuitable,
+    StreamStopped,
+)
+from freshness.position import MysqlGtidSet
+from invalidator.vstream_address import VtgateAddress
+from invalidator.vstream_error import translated
+from invalidator.vstream_journal import ShardsMoved
+
+REPLICA = VtgateAddress("h", "ks", user="u", password="geheim")
+PRIMARY = VtgateAddress("h", "ks", tablet_type="primary")
+MISMATCH = (
+    "GTIDSet Mismatch: requested source position:MySQL56/x:1-9, current target vrep position: MySQL56/x:1-8"
+)
+Code = grpc.StatusCode
+
+
+@dataclass
+class Failure(grpc.RpcError):  # type: ignore[misc]
+    """As grpcio raises it."""
+
+    status: grpc.StatusCode
+    text: str | None
+
+    def code(self) -> grpc.StatusCode:
+        return self.status
+
+    def details(self) -> str | None:
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        (Code.UNAVAILABLE, "stream is older than the maximum stream age", SourceUnavailable),
+        (Code.UNAVAILABLE, "keepalive watchdog timeout", SourceUnavailable),
+        (Code.UNAVAILABLE, "GOAWAY received", SourceUnavailable),
+        (Code.UNAVAILABLE, "failed to connect to all addresses; Connection refused", SourceUnavailable),
+        (Code.UNAVAILABLE, None, SourceUnavailable),
+        (Code.CANCELLED, "timed out while waiting for skew to reduce", SourceUnavailable),
+        (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", SourceUnavailable),
+        (Code.ABORTED, "", SourceUnavailable),
+        (Code.UNKNOWN, "vttablet: rpc error", SourceUnavailable),
+        (Code.INTERNAL, "Received RST_STREAM with error code 2", SourceUnavailable),
+        (Code.FAILED_PRECONDITION, "no healthy tablet", SourceUnavailable),
+        (Code.RESOURCE_EXHAUSTED, "too many streams", SourceUnavailable),
+        (Code.INVALID_ARGUMENT, MISMATCH, SourceUnavailable),
+        (Code.UNKNOWN, "the source purged required binary logs (errno 1236) (sqlstate HY000)", HistoryPurged),
+        (Code.UNKNOWN, "vttablet: ... (errno 1789) (sqlstate HY000)", HistoryPurged),
+        (Code.UNAUTHENTICATED, "username and password must be provided", SourceUnsuitable),
+        (Code.PERMISSION_DENIED, "auth failure", SourceUnsuitable),
+        (Code.INVALID_ARGUMENT, "vgtid must have at least one value", SourceUnsuitable),
+        (Code.UNIMPLEMENTED, "unknown service vtgateservice.Vitess", SourceUnsuitable),
+        (Code.NOT_FOUND, "keyspace x", SourceUnsuitable),
+        (
+            Code.FAILED_PRECONDITION,
+            "shard provided in VGTID, -80, not found in the ks keyspace",
+            SourceUnsuitable,
+        ),
+        (
+            Code.UNKNOWN,
+            "partial row image encountered: ensure binlog_row_image is set to 'full'",
+            SourceUnsuitable,
+        ),
+        (Code.UNAVAILABLE, "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED", SourceUnsuitable),
+        (Code.UNAVAILABLE, "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", SourceUnsuitable),
+        (Code.INTERNAL, "not all journaling participants are in the stream: journal: id:7", StreamStopped),
+        (Code.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (99 vs. 9)", StreamStopped),
+    ],
+)
+def test_every_end_of_a_stream_has_its_error(
+    code: grpc.StatusCode, details: str | None, kind: type[FreshnessError]
+) -> None:
+    error = translated(Failure(code, details), REPLICA)
+    assert type(error) is kind
+    assert code.name in error.message
+    assert "h:15991/ks" in error.message
+    assert error.hint
+    assert "geheim" not in str(error)
+
+
+def test_a_primary_that_lacks_the_position_has_lost_it_and_a_replica_may_lag() -> None:
+    failure = Failure(Code.INVALID_ARGUMENT, MISMATCH)
+    assert type(translated(failure, PRIMARY)) is HistoryLost
+    assert type(translated(failure, REPLICA)) is SourceUnavailable
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_every_code_is_translated(code: grpc.StatusCode) -> None:
+    assert isinstance(translated(Failure(code, "x"), REPLICA), FreshnessError)
+
+
+def test_a_hand_over_survives_pickling() -> None:
+    new = {"-40": MysqlGtidSet.of("3e11fa47-71ca-11e1-9e33-c80aa9429562", 3)}
+    moved = pickle.loads(pickle.dumps(ShardsMoved("ks", 7, ("-80",), new)))  # noqa: S301 - our own
+    assert (moved.keyspace, moved.journal_id, moved.old, moved.new) == ("ks", 7, ("-80",), new)
