@@ -68,6 +68,11 @@ class KeyBuilder:
         self._prefix = f"{namespace}:{object_name}:".encode("ascii")
         self._takes_one_integer = len(self.columns) == 1 and self.columns[0].kind is ColumnKind.INTEGER
 
+    @property
+    def prefix(self) -> bytes:
+        """What every item of this object starts with; behind it stand the coarse spellings, joined by ":"."""
+        return self._prefix
+
     def build(self, values: Sequence[object]) -> CacheKey:
         """The key of these values, in the order of the columns.
 
@@ -94,7 +99,7 @@ class KeyBuilder:
         # No spelling holds the separator, and their number is fixed: two tuples never join to one text.
         item = self._prefix + ":".join(coarse for coarse, _ in spellings).encode("ascii")
         identity = ":".join(fine for _, fine in spellings).encode("ascii")
-        return CacheKey(_shorten(item), identity, self.is_exact)
+        return CacheKey(shorten_item(item), identity, self.is_exact)
 
 
 def canonical_key(
@@ -114,7 +119,7 @@ def _find_builder(namespace: str, object_name: str, columns: tuple[KeyColumn, ..
     return KeyBuilder(namespace, object_name, columns)
 
 
-def _shorten(item: bytes) -> bytes:
+def shorten_item(item: bytes) -> bytes:
     """Keys too long for memcached keep their start and get a digest. "~" stands in no other key."""
     if len(item) <= ITEM_BYTES_MAX:
         return item

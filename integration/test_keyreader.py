@@ -1,0 +1,381 @@
+"""The key reader against real servers: random tables, rows and images; its items must be those of the full decoding,
+and those of the keys that the server itself shows.
+
+The log is read as bytes, so that the same events go through both decoders.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from freshness.backends.database import Connection, connect, executed_position, quote_name
+from freshness.backends.schema import key_columns
+from freshness.cachekey import KeyBuilder
+from freshness.errors import ConfigError, FormatError
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.position import Position
+from freshness.registry import ObjectDefinition
+from integration.servers import DatabaseServer, Pair
+from integration.test_binlog import address_of
+from invalidator import event as events
+from invalidator.binlog import BinlogSource
+from invalidator.keyreader import OPERATIONS, KeyedRows, KeyReader
+from invalidator.packets import PacketReader, check_sum
+from invalidator.rows import ChangedRows, RowDecoder
+from invalidator.shard import _items_of
+
+HEARTBEATS = (27, 41)
+GTID_EVENTS = {events.GTID: events.parse_mysql_gtid, events.MARIADB_GTID: events.parse_mariadb_gtid}
+ROUNDS = 10
+WIDE = ("utf16", "utf32", "ucs2", "utf16le")
+
+
+# -- the log as bytes -------------------------------------------------------------------------------------
+
+
+def read_log(server: DatabaseServer, start: Position) -> list[bytes]:
+    """All packets from the position to the present end of the log."""
+    address = replace(address_of(server), database="")
+    source = BinlogSource(address, server.flavor, frozenset(), heartbeat_seconds=0.05)
+    with connect(address, read_timeout_seconds=20.0) as connection:
+        position, end = start, executed_position(connection, server.flavor)
+        assert source._request_stream(connection, start)
+        reader = PacketReader(connection._sock)  # type: ignore[attr-defined]
+        received: list[bytes] = []
+        # MySQL sends heartbeats also while it looks for the start.
+        while not (position.contains(end) and received and received[-1][5] in HEARTBEATS):
+            packets = reader.read()
+            received += packets
+            for packet in packets:
+                check_sum(packet)
+                parse_gtid = GTID_EVENTS.get(packet[5])
+                if parse_gtid is not None:
+                    position = position.union(
+                        parse_gtid(events.parse_event(packet, has_checksum=True)).position
+                    )
+    return received
+
+
+@dataclass
+class Decoded:
+    """What both decoders make of the log of one statement, event by event."""
+
+    keyed: list[KeyedRows] = field(default_factory=list)
+    full: list[ChangedRows] = field(default_factory=list)
+
+    @property
+    def items(self) -> set[bytes]:
+        return {item for rows in self.keyed for item in rows.items}
+
+    @property
+    def problems(self) -> list[str]:
+        return [rows.problem for rows in self.keyed if rows.problem]
+
+
+def decode(flavor: str, packets: Sequence[bytes], definitions: Mapping[str, ObjectDefinition]) -> Decoded:
+    tables = frozenset(("goods",))
+    keys = KeyReader(flavor, "shop", tables, "beats", definitions)
+    rows = RowDecoder(flavor, "shop", tables)
+    decoded = Decoded()
+    for packet in packets:
+        kind = packet[5]
+        if kind == events.FORMAT_DESCRIPTION:
+            description = events.parse_format_description(packet)
+            keys.start_file(description)
+            rows.start_file(description)
+        elif kind == events.TABLE_MAP:
+            event = events.parse_event(packet, has_checksum=True)
+            keys.map_table(event)
+            rows.map_table(event)
+        elif kind in OPERATIONS:
+            event = events.parse_event(packet, has_checksum=True)
+            decoded.keyed.append(cast(KeyedRows, keys.read_rows(event)))
+            if kind in events.ROW_EVENTS:
+                decoded.full.append(rows.read_rows(event))
+    return decoded
+
+
+def items_of_full(rows: ChangedRows, definitions: Mapping[str, ObjectDefinition]) -> set[bytes] | None:
+    """None where the full decoding gives no key for a row."""
+    if rows.problem:
+        return None
+    try:
+        return {
+            item
+            for change in rows.changes
+            for definition in definitions.values()
+            for item in _items_of(definition, change.table, change.before, change.after)
+        }
+    except FormatError:
+        return None
+
+
+# -- random tables ----------------------------------------------------------------------------------------
+
+Value = Callable[[random.Random], str]
+
+
+def number_between(low: int, top: int) -> Value:
+    return lambda chance: str(chance.randrange(low, top))
+
+
+def text_in(charset: str) -> Value:
+    return lambda chance: random_text(chance, charset, 8)
+
+
+KEY_TYPES: dict[str, Value] = {
+    **{
+        f"{kind}{sign}": number_between(low, top)
+        for kind, bits in (("TINYINT", 8), ("SMALLINT", 16), ("MEDIUMINT", 24), ("INT", 32), ("BIGINT", 64))
+        for sign, low, top in (("", -(1 << bits - 1), 1 << bits - 1), (" UNSIGNED", 0, 1 << bits))
+    },
+    "YEAR": lambda chance: str(chance.choice((0, chance.randrange(1901, 2156)))),
+    "DECIMAL(5,2)": lambda chance: f"{chance.uniform(-999, 999):.2f}",
+    "DECIMAL(30,10)": lambda chance: f"{chance.randrange(-(10**20), 10**20)}.{chance.randrange(10**10):010d}",
+    "DECIMAL(18,0)": lambda chance: str(chance.randrange(-(10**18) + 1, 10**18)),
+    "DECIMAL(9,9)": lambda chance: f"{chance.choice('-+')}0.{chance.randrange(10**9):09d}",
+    "DATE": lambda chance: repr(chance.choice(("0000-00-00", random_date(chance), "2024-00-00"))),
+    **{
+        f"DATETIME({digits})": (lambda chance: f"'{random_date(chance)} {random_time(chance)}'")
+        for digits in range(7)
+    },
+    **{
+        f"{kind} CHARACTER SET {charset}": text_in(charset)
+        for kind in ("CHAR(10)", "VARCHAR(70)", "VARCHAR(300)")
+        for charset in ("utf8mb4", "latin1", "cp1251", "ascii", "gbk", *WIDE)
+    },
+    "TINYTEXT": lambda chance: random_text(chance, "latin1", 20),
+    "MEDIUMTEXT CHARACTER SET utf8mb4": lambda chance: random_text(chance, "utf8mb4", 200),
+    "BINARY(7)": lambda chance: f"x'{chance.randbytes(chance.randrange(7)).hex()}'",
+    "VARBINARY(300)": lambda chance: f"x'{chance.randbytes(chance.randrange(200)).hex()}'",
+    "BLOB": lambda chance: f"x'{chance.randbytes(chance.randrange(300)).hex()}'",
+    "ENUM('a','Bé','c d') CHARACTER SET latin1": lambda chance: str(chance.randrange(1, 4)),
+    "ENUM('x','€') CHARACTER SET utf8mb4": lambda chance: str(chance.randrange(1, 3)),
+}
+"""Types that can hold a key, with random values as SQL."""
+
+OTHER_TYPES: dict[str, Value] = {
+    "FLOAT": lambda chance: f"{chance.uniform(-9, 9)}",
+    "DOUBLE": lambda chance: f"{chance.uniform(-9, 9)}",
+    **{f"TIME({digits})": (lambda chance: f"'-{random_time(chance)}'") for digits in range(7)},
+    **{
+        f"TIMESTAMP({digits}) NULL": (
+            lambda chance: f"'{chance.randrange(1990, 2030)}-01-02 {random_time(chance)}'"
+        )
+        for digits in range(7)
+    },
+    "BIT(1)": lambda chance: "b'1'",
+    "BIT(29)": lambda chance: str(chance.randrange(1 << 29)),
+    "SET('p','q','r')": lambda chance: str(chance.randrange(8)),
+    "LONGTEXT": lambda chance: f"REPEAT('z', {chance.choice((0, 5, 16000))})",
+    "LONGBLOB": lambda chance: f"REPEAT('z', {chance.choice((0, 5, 70000))})",
+    "JSON": lambda chance: f'\'{{"a": [{chance.randrange(99)}, 2], "b": "x"}}\'',
+    "POINT": lambda chance: f"ST_GeomFromText('POINT({chance.randrange(9)} 1)')",
+    "ENUM('e1','e2')": lambda chance: "'e2'",
+}
+ONLY: dict[str, dict[str, Value]] = {
+    "mariadb": {
+        "UUID": lambda chance: f"'{chance.randbytes(16).hex()}'",
+        "INET6": lambda chance: f"'{chance.randrange(9999)}::'",
+        "INET4": lambda chance: "'1.2.3.4'",
+        "VARCHAR(255) COMPRESSED": lambda chance: f"REPEAT('y', {chance.randrange(250)})",
+        "VARCHAR(60) COMPRESSED": lambda chance: "'y'",
+        "LONGTEXT COMPRESSED": lambda chance: f"REPEAT('y', {chance.randrange(250)})",
+        "BLOB COMPRESSED": lambda chance: "'y'",
+    },
+    "mysql": {"VECTOR(3)": lambda chance: "STRING_TO_VECTOR('[1,2,3]')"},
+}
+CHARACTERS = {
+    "ascii": "abcXYZ01 _.-~%:!",
+    "latin1": "abcXYZ01 _.-~%:!éÄß€\x81",
+    "cp1251": "abcXYZ01 _.-~%:!жЩю",
+    "gbk": "abcXYZ01 _.-~%:!汉字",
+}
+
+
+def random_date(chance: random.Random) -> str:
+    return f"{chance.randrange(1000, 9999)}-{chance.randrange(1, 13):02d}-{chance.randrange(1, 29):02d}"
+
+
+def random_time(chance: random.Random) -> str:
+    hour, minute, second = chance.randrange(24), chance.randrange(60), chance.randrange(60)
+    return f"{hour:02d}:{minute:02d}:{second:02d}.{chance.choice((0, chance.randrange(10**6))):06d}"
+
+
+def random_text(chance: random.Random, charset: str, length_max: int) -> str:
+    characters = CHARACTERS.get(charset, "abcXYZ01 _.-~%:!éß€汉" + ("" if charset == "ucs2" else "🚲"))
+    text = "".join(chance.choices(characters, k=chance.randrange(length_max)))
+    return f"_utf8mb4 x'{text.encode().hex()}'"
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    sql: str
+    is_key: bool
+    value: Value
+
+    @property
+    def definition(self) -> str:
+        return f"{quote_name(self.name)} {self.sql}{' NOT NULL' if self.is_key else ''}"
+
+    def random_value(self, chance: random.Random) -> str:
+        return "NULL" if not self.is_key and chance.random() < 0.3 else str(self.value(chance))
+
+
+def random_columns(chance: random.Random, flavor: str) -> list[Column]:
+    kinds = {**OTHER_TYPES, **ONLY[flavor], **KEY_TYPES}
+    indexed = {sql: value for sql, value in KEY_TYPES.items() if "TEXT" not in sql and "BLOB" not in sql}
+    others = [
+        Column(f"c{place}", sql, False, kinds[sql])
+        for place, sql in enumerate(chance.choices(list(kinds), k=chance.choice((0, 1, 5, 9, 30))))
+    ]
+    keys = [
+        Column(f"k{place}", sql, True, indexed[sql])
+        for place, sql in enumerate(chance.choices(list(indexed), k=chance.choice((1, 1, 2, 3))))
+    ]
+    columns = [*others, *keys]
+    chance.shuffle(columns)
+    return columns
+
+
+def define(connection: Connection, name: str, column: str | None) -> ObjectDefinition | None:
+    """An object over the primary key, or over one column of any kind that can be a key."""
+    try:
+        columns = key_columns(connection, "shop", "goods", column)
+    except ConfigError as error:
+        if "it is in" not in str(error) and "is in" not in str(error):
+            return None
+        # A character set that the configuration refuses and the log tells.
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW KEYS FROM shop.goods WHERE Key_name = 'PRIMARY'")
+            names = [str(row[4]) for row in cursor.fetchall()] if column is None else [column]
+        columns = tuple(_any_column(connection, each) for each in names)
+    builder = KeyBuilder("n", name, columns)
+    return ObjectDefinition(cast(Any, None), cast(Any, None), builder, {"goods": columns})
+
+
+def _any_column(connection: Connection, name: str) -> KeyColumn:
+    try:
+        return key_columns(connection, "shop", "goods", name)[0]
+    except ConfigError:
+        return KeyColumn(name, ColumnKind.STRING, "utf8mb4_bin")
+
+
+# -- the tests --------------------------------------------------------------------------------------------
+
+
+def select_all(connection: Connection, columns: Sequence[Column]) -> Counter[tuple[Any, ...]]:
+    shown = (f"HEX({column.name})" if "VECTOR" in column.sql else column.name for column in columns)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {', '.join(shown)} FROM goods")
+        return Counter(cursor.fetchall())
+
+
+def items_of_rows(
+    rows: Iterator[tuple[Any, ...]], names: Sequence[str], definition: ObjectDefinition
+) -> set[bytes]:
+    items = set()
+    for row in rows:
+        shown = dict(zip(names, row, strict=True))
+        values = [shown[column.name] for column in definition.columns_by_table["goods"]]
+        if None not in values:
+            items.add(definition.builder.build(values).item)
+    return items
+
+
+def random_statements(chance: random.Random, columns: Sequence[Column]) -> Iterator[str]:
+    def insert(verb: str, count: int) -> str:
+        rows = ", ".join(
+            f"({', '.join(column.random_value(chance) for column in columns)})" for _ in range(count)
+        )
+        return f"{verb} goods VALUES {rows}"
+
+    def update(count: int) -> str:
+        changed = chance.sample(list(columns), min(len(columns), chance.choice((1, 1, 2, 5))))
+        values = ", ".join(f"{quote_name(each.name)} = {each.random_value(chance)}" for each in changed)
+        return f"UPDATE IGNORE goods SET {values} LIMIT {count}"
+
+    yield insert("INSERT IGNORE", 12)
+    yield update(1)
+    yield update(6)
+    yield insert("REPLACE", 3)
+    yield update(2)
+    yield f"DELETE FROM goods LIMIT {chance.choice((1, 20))}"
+
+
+@pytest.mark.parametrize("image", ["FULL", "MINIMAL", "NOBLOB"])
+def test_items_are_those_of_the_full_decoding_and_of_the_server(pair: Pair, image: str) -> None:
+    server = pair.primary
+    flavor = server.flavor
+    chance = random.Random(f"{flavor} {image} 1")
+    counts: Counter[str] = Counter()
+    address = address_of(server)
+    with connect(address, read_timeout_seconds=20.0) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = '', time_zone = '+02:00'")
+        cursor.execute(f"SET binlog_row_image = {image}")
+        for _ in range(ROUNDS):
+            if flavor == "mysql":
+                option = chance.choice(("''", "'PARTIAL_JSON'"))
+                cursor.execute(f"SET binlog_row_value_options = {option}")
+            columns = random_columns(chance, flavor)
+            names = [column.name for column in columns]
+            keys = ", ".join(quote_name(column.name) for column in columns if column.is_key)
+            cursor.execute("DROP TABLE IF EXISTS goods")
+            cursor.execute(
+                f"CREATE TABLE goods ({', '.join(c.definition for c in columns)}, PRIMARY KEY ({keys}))"
+            )
+            definitions = {
+                name: definition
+                for name in ("", *names)
+                if (definition := define(connection, f"o{name}", name or None)) is not None
+            }
+            for statement in random_statements(chance, columns):
+                start = executed_position(connection, flavor)
+                before = select_all(connection, columns)
+                cursor.execute(statement)
+                after = select_all(connection, columns)
+                changed = [*(before - after), *(after - before)]
+                packets = read_log(server, start)
+                for name, definition in definitions.items():
+                    decoded = decode(flavor, packets, {name: definition})
+                    expected = items_of_rows(iter(changed), names, definition)
+                    _compare(decoded, {name: definition}, expected, statement, counts)
+    print(counts)
+    assert counts["server"] > 200
+    assert counts["full"] > 100
+
+
+def _compare(
+    decoded: Decoded,
+    definitions: Mapping[str, ObjectDefinition],
+    expected: set[bytes],
+    statement: str,
+    counts: Counter[str],
+) -> None:
+    for keyed, full in zip(decoded.keyed, decoded.full, strict=True):
+        of_full = items_of_full(full, definitions)
+        if keyed.problem:
+            assert of_full is None, (keyed.problem, of_full, statement)
+            counts["no key"] += 1
+        elif of_full is not None:
+            # YEAR 0 and a character set that Python knows differently are the server's word, below.
+            assert set(keyed.items) == of_full or set(keyed.items) <= expected, (
+                statement,
+                keyed.items,
+                of_full,
+            )
+            counts["full"] += set(keyed.items) == of_full
+            counts["not as the library"] += set(keyed.items) != of_full
+    if not decoded.problems:
+        # A REPLACE with one key twice logs a row that nobody sees.
+        assert decoded.items == expected or (statement.startswith("REPLACE") and decoded.items >= expected), (
+            statement
+        )
+        counts["server"] += 1

@@ -1,0 +1,390 @@
+"""Which columns of a table hold keys, and the compiled code that reads them from the rows of an event.
+
+For each table as it was announced, kind of row event and bitmaps of present columns there is one function, made
+from source text: it steps over everything but the key columns. Rows with a NULL pattern that was seen before take
+a branch in which all distances are constants; others take a general branch that looks at each NULL bit. All that
+is compiled comes from numbers in the TABLE_MAP event and from our own names, never from text of the log.
+
+The function reads without looking at bounds: an event that is cut short or damaged either raises on the way or
+does not end exactly where its last row does, and then none of its keys is used. Called by ``invalidator.keyreader``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from freshness.cachekey import ITEM_BYTES_MAX, KeyBuilder, shorten_item
+from freshness.errors import FormatError
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.registry import ObjectDefinition
+from invalidator import tablemap as types
+from invalidator.fieldvalue import INTEGER_BYTES, STRINGS, decimal_bytes
+from invalidator.keyspelling import Spell, find_spelling
+from invalidator.tablemap import BLOBS, MappedColumn
+
+PATTERNS_MAX: Final = 6
+"""NULL patterns of one image that get a branch of their own."""
+
+CODES_MAX: Final = 64
+"""Functions of one table (it is announced anew when its columns change). More bitmaps than that start over."""
+
+Read = Callable[[bytes, int, int], list[bytes]]
+"""(packet, place of the first row, end of the last) → items. Raises anything where the bytes do not add up."""
+
+
+class Target(NamedTuple):
+    """The key of one object in one table."""
+
+    builder: KeyBuilder
+    columns: tuple[KeyColumn, ...]
+
+
+def find_targets(definitions: Mapping[str, ObjectDefinition]) -> dict[str, tuple[Target, ...]]:
+    """The keys that the rows of each table hold, of all objects."""
+    found: dict[str, tuple[Target, ...]] = {}
+    for definition in definitions.values():
+        for table, columns in definition.columns_by_table.items():
+            found[table] = (*found.get(table, ()), Target(definition.builder, tuple(columns)))
+    return found
+
+
+class Shape(NamedTuple):
+    """How a row event of one table is laid out. ``after`` is None but for an update. ``json_bits``: bytes of the
+    bitmap of partial values in front of an after-image, -1 in an event without such."""
+
+    before: bytes
+    after: bytes | None
+    json_bits: int
+
+
+@dataclass(slots=True)
+class _Image:
+    """One image of the shape: the columns in it, the NULL patterns that have a branch, and those seen since."""
+
+    letter: str
+    places: tuple[int, ...]
+    patterns: list[bytes] = field(default_factory=list)
+    fresh: set[Any] = field(default_factory=set)
+
+    @property
+    def null_bytes(self) -> int:
+        return (len(self.places) + 7) // 8
+
+
+class TablePlan:
+    """The keys of one table, as it was announced. Raises `FormatError` where a key cannot be read from it."""
+
+    def __init__(self, columns: Sequence[MappedColumn], targets: Sequence[Target], flavor: str) -> None:
+        self.columns = tuple(columns)
+        self._targets = tuple(targets)
+        self._steps = [_find_step(column, flavor) for column in columns]
+        by_name = {column.name: place for place, column in enumerate(columns)}
+        for target in targets:
+            for column in target.columns:
+                if column.name not in by_name:
+                    raise FormatError(f"the table has no column {column.name} in the binary log")
+        self._places = [[by_name[column.name] for column in target.columns] for target in targets]
+        self._spellings = [
+            [
+                _find_spelling(columns[place], of_table, of_object, flavor)
+                for place, of_table, of_object in zip(
+                    places, target.columns, target.builder.columns, strict=True
+                )
+            ]
+            for target, places in zip(targets, self._places, strict=True)
+        ]
+        self._codes: dict[Shape, _Code] = {}
+        json = sum(column.kind == types.JSON for column in columns)
+        self.json_bits = (json + 7) // 8
+
+    def find_code(self, shape: Shape) -> _Code:
+        """The reader of events of this shape. Raises `FormatError` where they do not hold the keys."""
+        code = self._codes.get(shape)
+        if code is None:
+            if len(self._codes) >= CODES_MAX:
+                self._codes.clear()
+            code = self._codes[shape] = _Code(self, shape)
+        return code
+
+    def present(self, bitmap: bytes) -> tuple[int, ...]:
+        return tuple(place for place in range(len(self.columns)) if bitmap[place >> 3] >> (place & 7) & 1)
+
+    # -- source text -----------------------------------------------------------------------------------------
+
+    def source(self, before: _Image, after: _Image | None, json_bits: int) -> tuple[str, dict[str, Any]]:
+        """The function's text, and what it names."""
+        names: dict[str, Any] = {**_NAMES, "fresh_x": before.fresh.add, "shorten": shorten_item}
+        lines = ["def read(b, o, e):"]
+        lines += [f" r{number} = []; a{number} = r{number}.append" for number in range(len(self._targets))]
+        lines.append(" while o < e:")
+        lines += _indent(2, self._image_lines(before, names))
+        if after is not None:
+            names["fresh_y"] = after.fresh.add
+            if json_bits >= 0:
+                lines += ["  if b[o] > 1: raise ValueError(b[o])", f"  o += {1 + json_bits} if b[o] else 1"]
+            lines += _indent(2, self._image_lines(after, names))
+        for number, places in enumerate(self._places):
+            lines += _indent(2, self._collect_lines(number, places, before, after))
+        lines.append(" if o != e: raise ValueError(f'the last row ends at {o} and not at {e}')")
+        results = [self._convert(number, names) for number in range(len(self._targets))]
+        lines.append(f" return {' + '.join(results) or '[]'}")
+        return "\n".join(lines), names
+
+    def _image_lines(self, image: _Image, names: dict[str, Any]) -> Iterator[str]:
+        size = image.null_bytes
+        if not size:
+            return
+        yield "k = b[o]" if size == 1 else f"k = b[o:o + {size}]"
+        word = "if"
+        for number, pattern in enumerate(image.patterns):
+            names[f"k{image.letter}{number}"] = pattern[0] if size == 1 else pattern
+            yield f"{word} k == k{image.letter}{number}:"
+            yield from _indent(1, self._known_pattern_lines(image, int.from_bytes(pattern, "little")))
+            word = "elif"
+        inner = 1 if image.patterns else 0
+        if inner:
+            yield "else:"
+        if len(image.patterns) < PATTERNS_MAX:
+            yield " " * inner + f"fresh_{image.letter}(k)"
+        yield from _indent(inner, self._any_pattern_lines(image))
+
+    def _known_pattern_lines(self, image: _Image, nulls: int) -> Iterator[str]:
+        """All distances up to the next value of variable length are one constant."""
+        offset = image.null_bytes
+        for index, place in enumerate(image.places):
+            variable = self._variable(place, image)
+            if nulls >> index & 1:
+                if variable:
+                    yield f"{variable} = None"
+                continue
+            step = self._steps[place]
+            if step.is_fixed:
+                if variable:
+                    yield f"{variable} = {step.read(_sum('o', offset))}"
+                offset += step.size
+            elif variable:
+                yield f"o += {offset + step.size}; n = {step.length(f'o - {step.size}')}"
+                yield f"{variable} = b[o:o + n]; o += n"
+                offset = 0
+            else:
+                yield f"o += {offset + step.size} + {step.length(_sum('o', offset))}"
+                offset = 0
+        if offset:
+            yield f"o += {offset}"
+
+    def _any_pattern_lines(self, image: _Image) -> Iterator[str]:
+        size = image.null_bytes
+        if size > 1:
+            yield "k = from_bytes(k, 'little')"
+        yield f"o += {size}"
+        for index, place in enumerate(image.places):
+            variable = self._variable(place, image)
+            step = self._steps[place]
+            mask = 1 << index
+            if step.is_fixed:
+                taken = (
+                    f"{variable} = {step.read('o')}; o += {step.size}" if variable else f"o += {step.size}"
+                )
+            elif variable:
+                taken = f"n = {step.length('o')}; o += {step.size}; {variable} = b[o:o + n]; o += n"
+            else:
+                taken = f"o += {step.size} + {step.length('o')}"
+            if variable:
+                yield f"if k & {mask}: {variable} = None"
+                yield f"else: {taken}"
+            else:
+                yield f"if not k & {mask}: {taken}"
+
+    def _variable(self, place: int, image: _Image) -> str:
+        return f"{image.letter}{place}" if any(place in places for places in self._places) else ""
+
+    def _collect_lines(
+        self, number: int, places: Sequence[int], before: _Image, after: _Image | None
+    ) -> Iterator[str]:
+        old = [f"x{place}" for place in places]
+        yield from self._append_lines(number, places, old, [])
+        if after is None or not set(places) & set(after.places):
+            return
+        new = [f"y{place}" if place in after.places else f"x{place}" for place in places]
+        yield from self._append_lines(number, places, new, old)
+
+    def _append_lines(
+        self, number: int, places: Sequence[int], variables: Sequence[str], other_than: Sequence[str]
+    ) -> Iterator[str]:
+        """NULL is no key: the row belongs to no object. An unchanged key is not named twice."""
+        conditions = [
+            f"{variable} is not None"
+            for place, variable in zip(places, variables, strict=True)
+            if self.columns[place].is_nullable
+        ]
+        changed = " or ".join(
+            f"{new} != {old}" for new, old in zip(variables, other_than, strict=False) if new != old
+        )
+        if changed:
+            conditions.insert(0, f"({changed})")
+        value = variables[0] if len(variables) == 1 else f"({', '.join(variables)})"
+        condition = f"if {' and '.join(conditions)}: " if conditions else ""
+        yield f"{condition}a{number}({value})"
+
+    def _convert(self, number: int, names: dict[str, Any]) -> str:
+        """The collected values of one target as a list of items."""
+        target, spellings = self._targets[number], self._spellings[number]
+        names[f"p{number}"] = target.builder.prefix + b":".join(
+            b"%d" if spelling is None else b"%b" for spelling in spellings
+        )
+        variables = [f"v{index}" for index in range(len(spellings))]
+        spelled = []
+        for index, spelling in enumerate(spellings):
+            if spelling is not None:
+                names[f"s{number}_{index}"] = spelling
+            spelled.append(variables[index] if spelling is None else f"s{number}_{index}({variables[index]})")
+        arguments = spelled[0] if len(spelled) == 1 else f"({', '.join(spelled)})"
+        listed = f"[p{number} % {arguments} for {', '.join(variables)} in r{number}]"
+        if all(spelling is None for spelling in spellings):
+            return listed
+        return f"[i if len(i) <= {ITEM_BYTES_MAX} else shorten(i) for i in {listed}]"
+
+
+class _Code:
+    """The compiled function of one shape, made anew when rows with other NULL patterns come."""
+
+    def __init__(self, plan: TablePlan, shape: Shape) -> None:
+        self._plan = plan
+        self._json_bits = shape.json_bits
+        self._before = _Image("x", plan.present(shape.before))
+        self._after = None if shape.after is None else _Image("y", plan.present(shape.after))
+        if not self._before.places:
+            raise FormatError("a row event whose rows have no columns")
+        for column in _missing(plan, self._before.places):
+            raise FormatError(f"column {column} is not in the binary log")
+        self._read = self._compile()
+
+    def read(self, packet: bytes, start: int, end: int) -> list[bytes]:
+        """The items of all rows from ``start`` to ``end``. Raises whatever the bytes lead to."""
+        items = self._read(packet, start, end)
+        if self._before.fresh or (self._after is not None and self._after.fresh):
+            self._learn()
+        return items
+
+    def _learn(self) -> None:
+        for image in (self._before, self._after):
+            if image is not None:
+                for pattern in sorted(image.fresh)[: PATTERNS_MAX - len(image.patterns)]:
+                    image.patterns.append(bytes((pattern,)) if isinstance(pattern, int) else pattern)
+                image.fresh.clear()
+        self._read = self._compile()
+
+    def _compile(self) -> Read:
+        source, names = self._plan.source(self._before, self._after, self._json_bits)
+        exec(compile(source, "<row reader>", "exec"), names)  # our own text, see the module
+        read: Read = names["read"]
+        return read
+
+
+def _missing(plan: TablePlan, present: Sequence[int]) -> Iterator[str]:
+    for places in plan._places:
+        yield from (plan.columns[place].name for place in places if place not in present)
+
+
+_NAMES: Final[Mapping[str, Any]] = {
+    "from_bytes": int.from_bytes,
+    **{f"u{size}": struct.Struct(f"<{code}").unpack_from for size, code in ((2, "H"), (4, "I"), (8, "Q"))},
+    **{
+        f"i{size}": struct.Struct(f"<{code}").unpack_from
+        for size, code in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
+    },
+}
+
+
+class _Step(NamedTuple):
+    """How a column is stepped over: ``size`` bytes, or as many as its length in ``size`` bytes says. ``number``:
+    the text that reads it as a number, with the place left open; "" where its bytes are taken."""
+
+    is_fixed: bool
+    size: int
+    number: str = ""
+
+    def read(self, place: str) -> str:
+        return self.number.format(place) if self.number else f"b[{place}:{place} + {self.size}]"
+
+    def length(self, place: str) -> str:
+        """The text of the length that stands at this place."""
+        return _LENGTHS[self.size].format(place)
+
+
+_LENGTHS: Final = {
+    1: "b[{0}]",
+    2: "u2(b, {0})[0]",
+    3: "from_bytes(b[{0}:{0} + 3], 'little')",
+    4: "u4(b, {0})[0]",
+}
+_FIXED: Final = {
+    types.FLOAT: 4,
+    types.DOUBLE: 8,
+    types.NULL: 0,
+    types.DATE: 3,
+    types.NEWDATE: 3,
+    types.TIME: 3,
+    types.DATETIME: 8,
+    types.TIMESTAMP: 4,
+}
+_WITH_FRACTION: Final = {types.TIMESTAMP2: 4, types.DATETIME2: 5, types.TIME2: 3}
+
+
+def _find_step(column: MappedColumn, flavor: str) -> _Step:
+    kind = column.kind
+    if kind in INTEGER_BYTES:
+        return _Step(True, INTEGER_BYTES[kind], _number_text(INTEGER_BYTES[kind], column.is_unsigned))
+    if kind == types.YEAR:
+        return _Step(True, 1, "(b[{0}] and b[{0}] + 1900)")
+    if kind in STRINGS or kind == types.VARCHAR_COMPRESSED:
+        return _Step(False, 1 if column.width < 256 else 2)
+    if kind in BLOBS and column.width in _LENGTHS:
+        return _Step(False, column.width)
+    if kind in _WITH_FRACTION and column.width <= 6:
+        return _Step(True, _WITH_FRACTION[kind] + (column.width + 1) // 2)
+    if kind in (types.TIME, types.DATETIME, types.TIMESTAMP) and flavor == "mariadb":
+        raise FormatError(
+            f"column {column.name} has the temporal format of old servers, whose width is not in the binary log",
+            hint="convert the table: SET GLOBAL mysql56_temporal_format=ON, then ALTER TABLE … FORCE",
+        )
+    if kind in _FIXED:
+        return _Step(True, _FIXED[kind])
+    if kind == types.NEWDECIMAL:
+        return _Step(True, decimal_bytes(column.width, column.scale))
+    if kind == types.BIT and 1 <= column.width <= 64:
+        return _Step(True, (column.width + 7) // 8)
+    if kind in (types.ENUM, types.SET) and 1 <= column.width <= 8:
+        return _Step(True, column.width)
+    raise FormatError(f"column {column.name} has the unknown type {kind} of width {column.width}")
+
+
+def _number_text(size: int, is_unsigned: bool) -> str:
+    if size == 1 and is_unsigned:
+        return "b[{0}]"
+    if size == 3:
+        return f"from_bytes(b[{{0}}:{{0}} + 3], 'little', signed={not is_unsigned})"
+    return f"{'u' if is_unsigned else 'i'}{size}(b, {{0}})[0]"
+
+
+def _find_spelling(
+    column: MappedColumn, of_table: KeyColumn, of_object: KeyColumn, flavor: str
+) -> Spell | None:
+    """None where the value is read as a number and spelled as one."""
+    if not (column.kind in INTEGER_BYTES or column.kind == types.YEAR):
+        return find_spelling(column, of_table, of_object, flavor)
+    if of_object.kind is ColumnKind.INTEGER:
+        return None
+    # A column that became a number since the definition was read, or a DECIMAL key.
+    return lambda number: of_object.spell(number)[0].encode("ascii")
+
+
+def _sum(name: str, offset: int) -> str:
+    return f"{name} + {offset}" if offset else name
+
+
+def _indent(depth: int, lines: Iterator[str]) -> Iterator[str]:
+    return (" " * depth + line for line in lines)
