@@ -40,6 +40,30 @@ def write_config(
     return path
 
 
+def write_sharded_config(
+    folder: Path,
+    flavor: str,
+    shards: Sequence[Mapping[str, Any]],
+    nodes: Sequence[str],
+    *,
+    column: str,
+    function: str = "hash",
+    objects: str = CUSTOMER,
+    cache: Mapping[str, Any] = {},
+    stream: Mapping[str, Any] = {},
+) -> Path:
+    """The same for a sharded keyspace; ``shards``: the keys of each shard's table."""
+    path = folder / "freshness.toml"
+    text = _section("cache", {"nodes": nodes, "namespace": "shop", **cache})
+    text += _section("keyspaces.shop", {"flavor": flavor})
+    text += f'sharding = {{ column = "{column}", function = "{function}" }}\n'
+    text += "".join(_section("[keyspaces.shop.shards]", shard) for shard in shards)
+    # In one piece: a process that loads it again must not find half of it
+    draft = path.with_suffix(".draft")
+    draft.write_text(text + _section("stream", stream) + objects)
+    return draft.replace(path)
+
+
 def _section(name: str, settings: Mapping[str, Any]) -> str:
     return f"[{name}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in settings.items())
 

@@ -6,11 +6,12 @@ belongs. A reshard goes in steps, so that a test can look on, or kill somebody, 
     reshard = prepare_replicated(cluster, sources, names)   # or prepare_copied
     stop_writes(reshard)                # the sources are read-only, writers wait in the router
     catch_up(reshard)                   # the destinations have everything
-    promote(reshard)                    # they follow nobody and may be written
+    promote(reshard)                    # they follow nobody any more
     switch(reshard, router)             # writers go on there
 
 `prepare_replicated` keeps GTIDs: a destination follows every source that overlaps it from the start of its log, so
-its own log has all of their transactions under the same GTIDs. `prepare_copied` copies rows: all GTIDs are new.
+its own log has all of their transactions, but for heartbeats, under the same GTIDs. `prepare_copied` copies rows: all
+GTIDs are new.
 
 For tests. A row's sharding column never changes. Waits are polls with a bound.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,8 +29,9 @@ from typing import Any, Final
 import pymysql
 
 from freshness.backends.sharding import keyspace_id
+from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.keyrange import KeyRange
-from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, wait_until
+from integration.harness import ORDERS_TABLE, wait_until
 from integration.servers import DatabaseServer, Flavor, ServerFailed
 from integration.servers.database import SCHEMA, Connection, make_database
 
@@ -36,11 +39,12 @@ FUNCTION: Final = "hash"
 BATCH_ROWS: Final = 500
 SERVERS_PER_SHARD_MAX: Final = 10
 WRITES_MAX: Final = 200_000
+BREATH_SECONDS: Final = 0.0005
 READ_ONLY_ERRORS: Final = frozenset((1290, 1792, 1836))
 """ER_OPTION_PREVENTS_STATEMENT, ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION, ER_READ_ONLY_MODE: nothing was written."""
 
 WRITER: Final = "writer"
-"""A user whom read_only stops; ``app`` has the privilege to write all the same."""
+"""A user who may only read and write the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,11 @@ class ShardedTable:
     column: str
 
 
+CUSTOMERS_TABLE: Final = "CREATE TABLE customers (customer_id BIGINT PRIMARY KEY, name VARCHAR(50), v INT)"
+"""Every table of a sharded keyspace has the sharding column."""
+
 TABLES: Final = (
-    ShardedTable("customers", CUSTOMERS_TABLE, "id"),
+    ShardedTable("customers", CUSTOMERS_TABLE, "customer_id"),
     ShardedTable("orders", ORDERS_TABLE, "customer_id"),
 )
 
@@ -137,8 +144,14 @@ class Cluster:
         options = (
             (f"--gtid-domain-id={number}", "--gtid-ignore-duplicates=1") if self.flavor == "mariadb" else ()
         )
+        # The heartbeats in a source's log are about the source; two sources would clash in their one epoch row.
+        ignored = f"--replicate-ignore-table={SCHEMA}.{HEARTBEAT_TABLE}"
         servers = [
-            make_database(self.flavor, server_id=number * SERVERS_PER_SHARD_MAX + index, options=options)
+            make_database(
+                self.flavor,
+                server_id=number * SERVERS_PER_SHARD_MAX + index,
+                options=options if index else (*options, ignored),
+            )
             for index in range(1 + self.replicas)
         ]
         return Shard(name, number, servers[0], tuple(servers[1:]))
@@ -152,10 +165,13 @@ class Cluster:
 
 
 def _make_writer(server: DatabaseServer) -> None:
-    with server.connect() as connection, connection.cursor() as cursor:
+    with server.connect(user="root") as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"CREATE USER {WRITER}@'%%' IDENTIFIED BY %s", (WRITER,))
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {SCHEMA}.* TO {WRITER}@'%'")
+        if server.flavor == "mariadb":
+            # It has no super_read_only: with this privilege app, as whom heartbeats are written, would go on.
+            cursor.execute("REVOKE READ_ONLY ADMIN ON *.* FROM app@'%'")
 
 
 @contextmanager
@@ -234,15 +250,18 @@ class Writer(threading.Thread):
         self._router = router
         self._customers = customers
         self._random = random.Random(seed)
-        self._is_stopped = threading.Event()
+        self._ending = threading.Event()
+        self._pause = threading.Lock()
 
     def run(self) -> None:
         try:
             for _ in range(WRITES_MAX):
-                if self._is_stopped.is_set():
+                if self._ending.is_set():
                     return
-                self._write()
-                self.writes += 1
+                with self._pause:
+                    self._write()
+                    self.writes += 1
+                time.sleep(BREATH_SECONDS)  # or who wants to pause it would wait for the lock for ever
             raise ServerFailed(f"nobody stopped the writer within {WRITES_MAX} writes")
         except BaseException as error:  # noqa: BLE001 - raised again in stop() and wait_for()
             self.error = error
@@ -257,9 +276,15 @@ class Writer(threading.Thread):
 
         wait_until(is_there, f"{writes} more writes", lambda: f"{self.writes} of {target}")
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is written meanwhile, and what was written is committed."""
+        with self._pause:
+            yield
+
     def stop(self) -> None:
         """Stop after the write that is under way. Raises what ended the thread before."""
-        self._is_stopped.set()
+        self._ending.set()
         wait_until(lambda: not self.is_alive(), "the writer has stopped")
         self._raise()
 
@@ -277,10 +302,12 @@ class Writer(threading.Thread):
             customers[customer] = row
         elif choice < 0.5:
             row = (customer, customers[customer][1], self.writes)
-            self._execute(customer, "UPDATE customers SET v = %s WHERE id = %s", self.writes, customer)
+            self._execute(
+                customer, "UPDATE customers SET v = %s WHERE customer_id = %s", self.writes, customer
+            )
             customers[customer] = row
         elif choice < 0.6:
-            self._execute(customer, "DELETE FROM customers WHERE id = %s", customer)
+            self._execute(customer, "DELETE FROM customers WHERE customer_id = %s", customer)
             del customers[customer]
         elif choice < 0.9:
             order = (self.writes + 1, customer, self._random.randrange(1000))
@@ -332,7 +359,6 @@ def prepare_replicated(cluster: Cluster, sources: Sequence[Shard], names: Sequen
     destinations = cluster.start(names, has_tables=False)
     reshard = Reshard(cluster, tuple(sources), tuple(destinations), keeps_gtids=True)
     for destination in destinations:
-        destination.primary.execute("SET GLOBAL read_only = 1")
         for source in reshard.sources_of(destination):
             destination.primary.add_source(f"shard_{source.number}", source.primary)
     _wait_replicated(reshard)
@@ -343,20 +369,20 @@ def prepare_copied(cluster: Cluster, sources: Sequence[Shard], names: Sequence[s
     """Start destinations with tables of their own and copy the rows that the sources have by now."""
     destinations = cluster.start(names)
     reshard = Reshard(cluster, tuple(sources), tuple(destinations), keeps_gtids=False)
-    for destination in destinations:
-        destination.primary.execute("SET GLOBAL read_only = 1")
     _copy_changes(reshard)
     return reshard
 
 
 def stop_writes(reshard: Reshard) -> None:
-    """Make the sources read-only; return when no write is under way. For good: they never serve again.
-
-    On MariaDB a user with all privileges may still write, as ``app`` may: nobody but `ShardRouter` should.
-    """
-    option = "super_read_only" if reshard.cluster.flavor == "mysql" else "read_only"
+    """Make the sources read-only, for ``app`` too; return when no write is under way. They never serve again."""
+    mariadb = reshard.cluster.flavor == "mariadb"
     for source in reshard.sources:
-        source.primary.execute(f"SET GLOBAL {option} = 1")
+        with source.primary.connect(user="root") as connection, connection.cursor() as cursor:
+            cursor.execute(f"SET GLOBAL {'read_only' if mariadb else 'super_read_only'} = 1")
+            if mariadb:
+                # A heartbeat, which a destination ignores, leaves no GTID in its log. This changes nothing and does:
+                # so all logs end with the same GTID.
+                cursor.execute(f"CREATE DATABASE IF NOT EXISTS {SCHEMA}")
 
 
 def catch_up(reshard: Reshard) -> None:
@@ -370,7 +396,7 @@ def catch_up(reshard: Reshard) -> None:
 
 
 def promote(reshard: Reshard, *, is_logged: bool = False) -> None:
-    """The destinations follow nobody any more, lose the rows of others, and may be written.
+    """The destinations follow nobody any more and lose the rows of others.
 
     ``is_logged``: see `drop_foreign_rows`.
     """
@@ -378,7 +404,6 @@ def promote(reshard: Reshard, *, is_logged: bool = False) -> None:
         if reshard.keeps_gtids:
             destination.primary.remove_sources()
             drop_foreign_rows(destination, reshard.cluster.tables, is_logged=is_logged)
-        destination.primary.execute("SET GLOBAL read_only = 0")
 
 
 def switch(reshard: Reshard, router: ShardRouter) -> None:

@@ -213,7 +213,7 @@ class MetricsObserver(LoopObserver):
         self._worker.is_streaming = True
         self._metrics.stream_open.set(1)
         self._metrics.reopened.inc()
-        log.info("streaming %s from %s", self._worker.assignment.shard.lineage, start)
+        log.info("streaming from %s of %s", start, self._worker.assignment.shard.lineage)
 
     def stream_closed(self) -> None:
         self._worker.is_streaming = False

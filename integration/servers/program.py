@@ -5,10 +5,11 @@ Not exported by the package: whoever wants a database need not import the invali
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
-from freshness.config import load_config
+from freshness.config import Config, load_config
 from integration.servers.process import ServerProcess
 from invalidator.status import read_status
 
@@ -40,8 +41,16 @@ class InvalidatorProcess(PythonProgram):
         self._log_size = len(self.log())
         super().launch()
 
+    def reload(self, config: Config) -> None:
+        """Make it load its file again, which says what ``config`` says."""
+        self._config = config
+        self._signal(signal.SIGHUP)
+
     def is_ready(self) -> bool:
-        return all(node["state"] == "open" for node in read_status(self._config)["nodes"])
+        """Whether all nodes are open for all shards that serve, and for no other."""
+        serving = {s.lineage for keyspace in self._config.keyspaces.values() for s in keyspace.serving_shards}
+        nodes = read_status(self._config)["nodes"]
+        return all((node["state"] == "open") == (node["lineage"] in serving) for node in nodes)
 
     def is_streaming(self) -> bool:
         """Whether it has opened its stream since it was last launched. It may have lost it again."""

@@ -1,0 +1,310 @@
+"""Shards are split and merged under readers and writers, and the cache holds the past of none of them.
+
+Two shards become four and two again by replication, which keeps GTIDs, and one and two again by copies, with new GTIDs. The steps are those of
+docs/topology.md. All the while rows are written, and read through the cache by clients that learn of each topology at
+moments of their own; readers that still have the former one go on for a while. After each step everything settles,
+and every live entry is compared with the rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from appclient import Cache
+from freshness.backends.codec import decode_value
+from freshness.backends.memcached import MemcachedNode
+from freshness.backends.schema import load_registry
+from freshness.config import Config, load_config
+from freshness.envelope import STUB, Filled, record_key
+from freshness.membership import find_record
+from freshness.position import parse_position
+from freshness.request import Get, Item
+from freshness.rule import find_hit_refusal, find_record_refusal
+from integration.configuration import write_sharded_config
+from integration.harness import CACHE, STREAM, wait_for_hits, wait_until
+from integration.servers import Flavor, Memcached
+from integration.servers.program import InvalidatorProcess
+from integration.shards import (
+    Cluster,
+    Reshard,
+    Shard,
+    ShardRouter,
+    Writer,
+    catch_up,
+    prepare_copied,
+    prepare_replicated,
+    promote,
+    start_shards,
+    stop_writes,
+    switch,
+    writing,
+)
+from invalidator.status import find_subject, read_status
+
+OBJECTS: Final = """[objects.customer]
+table = "customers"
+[objects.order]
+table = "orders"
+[objects.profile]
+key = "customer_id"
+members = { customers = "customer_id", orders = "customer_id" }
+"""
+CUSTOMERS: Final = tuple(range(1, 61))
+SOME: Final = 60
+"""Writes between two steps."""
+
+READS_MAX: Final = 100_000
+
+
+def open_cache(path: Path) -> Cache:
+    cache = Cache.open(path)
+
+    @cache.loader("profile")
+    def load_profile(db: Any, customer_id: int) -> dict[str, Any]:
+        orders = db.query("SELECT id, total FROM orders WHERE customer_id = %s ORDER BY id", (customer_id,))
+        customer = db.query_one("SELECT name, v FROM customers WHERE customer_id = %s", (customer_id,))
+        return {"customer": customer, "orders": orders}
+
+    return cache
+
+
+class Reader(threading.Thread):
+    """Reads all objects through a cache of the topology that it was made with, until it is stopped."""
+
+    def __init__(self, path: Path, writer: Writer) -> None:
+        super().__init__(name="reader", daemon=True)
+        self.hits = self.reads = 0
+        self.error: BaseException | None = None
+        self._cache = open_cache(path)
+        self._writer = writer
+        self._is_stopped = threading.Event()
+
+    def run(self) -> None:
+        try:
+            for _ in range(READS_MAX):
+                if self._is_stopped.is_set():
+                    return
+                orders = sorted(self._writer.expected["orders"].copy())[-40:]
+                for name, keys in (("customer", CUSTOMERS), ("profile", CUSTOMERS[:20]), ("order", orders)):
+                    found = self._cache.get_many(name, keys, explain=True)
+                    self.reads += len(found)
+                    self.hits += sum(each.is_hit for each in found.values())
+        except BaseException as error:  # noqa: BLE001 - raised again in stop()
+            self.error = error
+        finally:
+            self._cache.close()
+
+    def stop(self) -> None:
+        self._is_stopped.set()
+        wait_until(lambda: not self.is_alive(), "the reader has stopped")
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass(slots=True)
+class Deployment:
+    """The configuration of the moment, and those who live by it."""
+
+    cluster: Cluster
+    nodes: list[Memcached]
+    folder: Path
+    invalidator: InvalidatorProcess | None = None
+    path: Path = field(init=False)
+
+    def configure(self, serving: Sequence[Shard], waiting: Sequence[Shard] = ()) -> Config:
+        """Write the file with this topology."""
+        shards = [
+            {
+                "name": shard.name,
+                "lineage": f"shop/{shard.name}/{shard.number}",
+                "serving": shard in serving,
+                "primary": shard.primary.url,
+                "replicas": [replica.url for replica in shard.replicas],
+            }
+            for shard in (*serving, *waiting)
+        ]
+        self.path = write_sharded_config(
+            self.folder,
+            self.cluster.flavor,
+            shards,
+            [node.address for node in self.nodes],
+            column="customer_id",
+            objects=OBJECTS,
+            cache=CACHE,
+            stream=STREAM,
+        )
+        return load_config(self.path)
+
+    def reload(self, serving: Sequence[Shard], waiting: Sequence[Shard] = ()) -> None:
+        """The invalidator goes over to this topology; returns when its shards are open, and no others."""
+        assert self.invalidator is not None
+        self.invalidator.reload(self.configure(serving, waiting))
+        wait_until(self.invalidator.is_ready, "all nodes are open for the shards that serve", self.describe)
+
+    def describe(self) -> str:
+        assert self.invalidator is not None
+        states = "\n".join(map(str, read_status(load_config(self.path))["nodes"]))
+        return f"{states}\n{self.invalidator.log()[-6000:]}"
+
+    def wait_covered(self, shards: Sequence[Shard]) -> None:
+        """Return when every node has acknowledged what these primaries have executed by now."""
+        heads = {
+            f"shop/{shard.name}/{shard.number}": parse_position(
+                shard.primary.flavor, shard.primary.executed()
+            )
+            for shard in shards
+        }
+
+        def is_covered() -> bool:
+            return all(
+                parse_position(self.cluster.flavor, node.get("progress", "")).contains(heads[node["lineage"]])
+                for node in read_status(load_config(self.path))["nodes"]
+                if node["lineage"] in heads
+            )
+
+        wait_until(is_covered, "all nodes have acknowledged the heads", self.describe)
+
+    def assert_none_stale(self, serving: Sequence[Shard], writer: Writer) -> int:
+        """Nothing is written meanwhile. How many live entries there are, each equal to its rows."""
+        for shard in serving:
+            shard.wait_caught_up()
+        self.wait_covered(serving)
+        config = load_config(self.path)
+        customers = {
+            key: {"customer_id": key, "name": n, "v": v}
+            for key, n, v in writer.expected["customers"].values()
+        }
+        orders = {
+            key: {"id": key, "customer_id": c, "total": t} for key, c, t in writer.expected["orders"].values()
+        }
+
+        def profile(key: int) -> dict[str, Any]:
+            row = customers.get(key)
+            return {
+                "customer": None if row is None else {"name": row["name"], "v": row["v"]},
+                "orders": [
+                    {"id": order["id"], "total": order["total"]}
+                    for order in sorted(orders.values(), key=lambda each: each["id"])
+                    if order["customer_id"] == key
+                ],
+            }
+
+        find: dict[str, Callable[[int], Any]] = {
+            "customer": customers.get,
+            "order": orders.get,
+            "profile": profile,
+        }
+        keys = {"customer": CUSTOMERS, "profile": CUSTOMERS, "order": range(1, writer.writes + 2)}
+        live, stale = 0, []
+        for name, key, value in live_entries(config, keys):
+            live += 1
+            if value != find[name](key):
+                stale.append(f"{name} {key}: cached {value}, the shards have {find[name](key)}")
+        assert not stale, "\n".join([*stale[:20], self.describe()])
+        return live
+
+
+def live_entries(config: Config, keys: dict[str, Sequence[int]]) -> Iterator[tuple[str, int, Any]]:
+    """(object, key, value) of every entry that a reader of this topology would serve, read in raw."""
+    registry = load_registry(config)
+    connections = {node: MemcachedNode(node) for node in config.cache.nodes}
+    try:
+        for name in keys:
+            for key in keys[name]:
+                subject = find_subject(config, registry, name, [str(key)])
+                lineages = subject.policy.lineages
+                reply, *records = connections[subject.node].perform(
+                    [Get(subject.item), *(Get(record_key("shop", lineage)) for lineage in lineages)]
+                )
+                if not isinstance(reply, Item) or reply.value == STUB:
+                    continue
+                found = {lineage: find_record(r) for lineage, r in zip(lineages, records, strict=True)}
+                entry = Filled.decode(reply.value)
+                ring = next(iter(found.values()))
+                assert ring is not None
+                if any(find_record_refusal(record, ring.ring) for record in found.values()):
+                    continue
+                if find_hit_refusal(subject.policy, subject.identity, entry, found) is None:
+                    yield name, key, None if entry.value is None else decode_value(entry.value)
+    finally:
+        for node in connections.values():
+            node.close()
+
+
+@contextmanager
+def deployment(
+    flavor: Flavor, folder: Path, names: Sequence[str]
+) -> Iterator[tuple[Deployment, ShardRouter]]:
+    """Shards, two cache nodes and an invalidator, all open."""
+    with start_shards(flavor, names) as cluster, ExitStack() as stack:
+        nodes = [stack.enter_context(Memcached()) for _ in range(2)]
+        made = Deployment(cluster, nodes, folder)
+        made.configure(cluster.shards)
+        made.invalidator = stack.enter_context(InvalidatorProcess(made.path))
+        yield made, ShardRouter(cluster.shards)
+
+
+def reshard_under_load(
+    made: Deployment, router: ShardRouter, writer: Writer, names: Sequence[str], *, keeps_gtids: bool
+) -> None:
+    """The procedure of docs/topology.md, with readers of the former and of the new topology."""
+    former = router.shards
+    old = Reader(made.path, writer)
+    old.start()
+    # 1. The destinations exist and are followed, and nothing is cached from them
+    prepare = prepare_replicated if keeps_gtids else prepare_copied
+    reshard: Reshard = prepare(made.cluster, former, names)
+    made.reload(former, reshard.destinations)
+    writer.wait_for(SOME)
+    # 2. Nobody writes to the sources any more, and the destinations have everything
+    stop_writes(reshard)
+    catch_up(reshard)
+    promote(reshard)
+    # 3. Nothing is cached from the sources any more; only then do writes move
+    made.reload(reshard.destinations, former)
+    switch(reshard, router)
+    # 4. Applications follow, each when it likes
+    young = Reader(made.path, writer)
+    young.start()
+    writer.wait_for(SOME)
+    old.stop()
+    # 5. The sources are gone
+    made.reload(reshard.destinations)
+    writer.wait_for(SOME)
+    young.stop()
+    assert young.reads > 0
+    assert old.hits > 0, "a cache that was never hit proves nothing"
+    made.cluster.stop(former)
+
+
+STEPS: Final = {
+    "replicated": (("-40", "40-80", "80-c0", "c0-"), ("-80", "80-")),
+    "copied": (("-",), ("-80", "80-")),
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", STEPS)
+def test_two_shards_become_others_and_two_again(flavor: Flavor, tmp_path: Path, way: str) -> None:
+    with deployment(flavor, tmp_path, ["-80", "80-"]) as (made, router), writing(router) as writer:
+        writer.wait_for(SOME)
+        for names in STEPS[way]:
+            reshard_under_load(made, router, writer, names, keeps_gtids=way == "replicated")
+            with writer.paused():
+                made.assert_none_stale(router.shards, writer)
+        writer.stop()
+        made.assert_none_stale(router.shards, writer)
+        cache = open_cache(made.path)
+        try:
+            for name in ("customer", "profile"):
+                wait_for_hits(cache, name, CUSTOMERS, made.describe)
+        finally:
+            cache.close()
+        assert made.assert_none_stale(router.shards, writer) >= 2 * len(CUSTOMERS)
