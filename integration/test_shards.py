@@ -9,6 +9,7 @@ from functools import reduce
 import pymysql
 import pytest
 
+from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from freshness.position import Position, parse_position
 from integration.servers import DatabaseServer, Flavor, ServerFailed
 from integration.servers.database import SCHEMA
@@ -127,16 +128,37 @@ def test_shards_without_a_common_past_merge(flavor: Flavor) -> None:
             _assert_holds((whole,), writer)
 
 
-def test_a_stopped_shard_refuses_a_write_that_is_not_routed(flavor: Flavor) -> None:
+@pytest.mark.parametrize("user", [WRITER, "app"])
+def test_a_stopped_shard_refuses_a_write_that_is_not_routed(flavor: Flavor, user: str) -> None:
     with start_shards(flavor, ["-"], replicas=0) as cluster:
         [shard] = cluster.shards
         stop_writes(Reshard(cluster, (shard,), (), keeps_gtids=True))
         with (
-            shard.primary.connect(SCHEMA, user=WRITER) as connection,
+            shard.primary.connect(SCHEMA, user=user) as connection,
             connection.cursor() as cursor,
             pytest.raises(pymysql.err.MySQLError, match="read-only"),
         ):
             cursor.execute("INSERT INTO customers VALUES (1, 'late', 0)")
+
+
+def test_heartbeats_do_not_clash_and_leave_no_gap_at_the_end(flavor: Flavor) -> None:
+    """Every source has a row of the same name and beats last; the destinations' logs reach as far all the same."""
+    with start_shards(flavor, ["-80", "80-"]) as cluster:
+        for shard in cluster.shards:
+            shard.primary.execute(
+                f"CREATE TABLE {HEARTBEAT_TABLE} (id VARCHAR(64) PRIMARY KEY, sequence INT)", database=SCHEMA
+            )
+            shard.primary.execute(f"INSERT INTO {HEARTBEAT_TABLE} VALUES (%s, 0)", EPOCH_ROW, database=SCHEMA)
+        reshard = prepare_replicated(cluster, tuple(cluster.shards), ["-"])
+        for source in reshard.sources:
+            source.primary.execute(f"UPDATE {HEARTBEAT_TABLE} SET sequence = 1", database=SCHEMA)
+        stop_writes(reshard)
+        catch_up(reshard)
+        promote(reshard)
+        _assert_gtids(reshard)
+        [whole] = reshard.destinations
+        tables = {name for (name,) in whole.primary.execute("SHOW TABLES", database=SCHEMA)}
+        assert tables == {table.name for table in TABLES}
 
 
 def test_foreign_rows_are_dropped_with_and_without_log(flavor: Flavor) -> None:
@@ -154,7 +176,7 @@ def test_foreign_rows_are_dropped_with_and_without_log(flavor: Flavor) -> None:
             kept = [row for row in rows if half.contains(row[0])]
             assert 0 < len(kept) < len(rows)
             for server in whole.servers:
-                assert server.execute("SELECT * FROM customers ORDER BY id", database=SCHEMA) == kept
+                assert server.execute("SELECT * FROM customers ORDER BY 1", database=SCHEMA) == kept
 
 
 def test_a_router_wants_every_key_exactly_once() -> None:

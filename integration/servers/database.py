@@ -88,7 +88,7 @@ class DatabaseServer(ServerProcess):
 
     @abstractmethod
     def replication_status(self) -> dict[str, Any]:
-        """The row of SHOW REPLICA STATUS, empty on a server that is no replica."""
+        """A row of SHOW REPLICA STATUS, one with an error if there is any; empty on a server that is no replica."""
 
     @abstractmethod
     def _make_template(self, directory: Path) -> None: ...
@@ -174,7 +174,10 @@ class DatabaseServer(ServerProcess):
     def _find_status_row(self, statement: str) -> dict[str, Any]:
         with self.connect() as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
             cursor.execute(statement)
-            return dict(cursor.fetchone() or {})
+            rows = [dict(row) for row in cursor.fetchall()]
+        # One for each source: the one that has stopped says why.
+        failed = [row for row in rows if row["Last_SQL_Error"] or row["Last_IO_Error"]]
+        return next(iter([*failed, *rows]), {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,4 +121,4 @@ class MariadbServer(DatabaseServer):
         return bool(result == 0)
 
     def replication_status(self) -> dict[str, Any]:
-        return self._find_status_row("SHOW SLAVE STATUS")
+        return self._find_status_row("SHOW ALL SLAVES STATUS")
