@@ -184,9 +184,12 @@ class Shop:
     lives: Iterator[bytes] = field(default_factory=lambda: (bytes([n] * 8) for n in range(1, 100)))
     written: dict[int, float] = field(default_factory=dict)
     is_primary_down: bool = False
+    is_serving: bool = True
+    mine: tuple[str, ...] = NODES
+    stores: dict[str, MemoryStore] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stores = {
+        self.stores = self.stores or {
             node: MemoryStore(node, clock=lambda: self.now, temp_lru_ttl_seconds=700) for node in NODES
         }
         self.placement = Placement(NODES, "shop")
@@ -203,9 +206,10 @@ class Shop:
             trail_seconds=cache.trail_seconds,
             heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
             node_refresh_seconds=cache.node_refresh_seconds,
+            is_serving=self.is_serving,
         )
         self.shard = ShardInvalidator.create(
-            NODES,
+            self.mine,
             policy,
             self.placement,
             KeyFinder(REGISTRY),
@@ -476,3 +480,42 @@ def test_leases_are_kept_while_the_stream_is_silent(shop: Shop) -> None:
         shop.driver.run(shop.shard.renew())
         assert [shop.record(node).lineage for node in NODES] == [LINEAGE, LINEAGE], "none has lapsed"
     assert len(shop.shard.joined) == 2
+
+
+# -- shards that do not serve --------------------------------------------------------------------------
+
+
+def test_a_shard_that_serves_no_more_closes_its_records_at_once(shop: Shop) -> None:
+    shop.open()
+    shop.apply(shop.beat(11))
+    assert all(shop.record(node).is_open for node in NODES)
+    successor = Shop(stores=shop.stores, is_serving=False)
+    successor.now, successor.head = shop.now + 1, shop.head
+    successor.open()
+    successor.apply(successor.beat(12))
+    assert [shop.record(node).is_open for node in NODES] == [False, False]
+    assert [shop.record(node).progress.contains(up_to(12)) for node in NODES] == [True, True]
+
+
+def test_a_shard_that_does_not_serve_yet_is_followed_and_never_open() -> None:
+    shop = Shop(is_serving=False)
+    shop.open()
+    for number in range(11, 15):
+        shop.now += 1
+        shop.apply(shop.beat(number), customer(20 + number, 7))
+    assert [shop.record(node).is_open for node in NODES] == [False, False]
+    assert shop.tombstone(7) is not None
+
+
+# -- some of the nodes ---------------------------------------------------------------------------------
+
+
+def test_a_process_that_looks_after_one_node_leaves_the_others_alone() -> None:
+    shop = Shop(mine=NODES[1:])
+    shop.open()
+    here, there = shop.key_of(NODES[1]), shop.key_of(NODES[0])
+    shop.apply(shop.beat(11), customer(12, here), customer(13, there))
+    assert shop.record(NODES[1]).is_open
+    assert shop.tombstone(here) is not None
+    assert shop.tombstone(there) is None
+    assert shop.stores[NODES[0]].peek(record_key("shop", LINEAGE)) is None
