@@ -23,6 +23,7 @@ from freshness.errors import HistoryPurged
 from freshness.keyrange import KeyRange
 from freshness.position import Position, parse_position
 from freshness.request import Head
+from freshness.token import EventToken
 from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, database_pair
 from integration.servers.database import make_database
@@ -30,6 +31,7 @@ from invalidator.binlog import BinlogSource
 from invalidator.heartbeat import HeartbeatWriter
 from invalidator.message import StreamMessage
 from invalidator.resume import Deduplicator, ResumeVector, Start
+from invalidator.seek import find_position
 from invalidator.update_stream import Access, UpdateStream
 
 TABLES: Final = frozenset(("goods",))
@@ -71,6 +73,7 @@ def access_for(flavor: str) -> Access:
             rows_queued_max=5_000,
         ),
         find_head=lambda shard: find_head(shard, flavor),
+        seek=lambda shard, timestamp_us: find_position(shard.primary, flavor, timestamp_us),
         find_keyspace_id=find_keyspace_id,
     )
 
@@ -293,24 +296,6 @@ def test_a_primary_that_is_killed_comes_back_and_the_others_go_on(
         assert replay(of(messages, name), {}) == rows_of(server)
 
 
-def test_a_purged_log_ends_the_stream(primaries: list[DatabaseServer], shards: tuple[Shard, ...]) -> None:
-    starts = heads(primaries)
-    server = primaries[2]
-    server.execute("INSERT INTO shop.goods VALUES (1, 'x')")
-    server.execute("FLUSH BINARY LOGS")
-    server.execute("INSERT INTO shop.goods VALUES (2, 'x')")
-    [*_, (newest, *_)] = server.execute("SHOW BINARY LOGS")
-
-    def is_purged() -> bool:
-        # A log that a reader of the test before still holds stays, with a warning only.
-        server.execute(f"PURGE BINARY LOGS TO '{newest}'")
-        return len(server.execute("SHOW BINARY LOGS")) == 1
-
-    wait_until(is_purged, "the logs are purged")
-    with streaming(shards, primaries[0].flavor, starts) as stream, pytest.raises(HistoryPurged):
-        read_until(stream, lambda: False)
-
-
 def test_a_key_range_that_cuts_through_shards_has_its_rows_and_no_others(
     primaries: list[DatabaseServer], shards: tuple[Shard, ...]
 ) -> None:
@@ -381,6 +366,67 @@ def test_a_consumer_follows_a_shard_to_the_servers_that_took_over(flavor: Flavor
         assert replay(messages, {}) == rows_of(pair.replica)
 
 
+def test_a_stream_by_time_has_all_that_one_by_position_has_and_before_that_perhaps_more(
+    primaries: list[DatabaseServer], shards: tuple[Shard, ...]
+) -> None:
+    flavor = primaries[0].flavor
+    write_everywhere(primaries, count=10, seed=1)
+    time_us = time.time_ns() // 1000
+    starts = heads(primaries)
+    write_everywhere(primaries, count=10, seed=2)
+    ends = heads(primaries)
+    with streaming(shards, flavor, starts) as stream:
+        by_position = read_to(stream, ends)
+    with streaming(shards, flavor, time_us, rewind_seconds=1) as stream:
+        by_time = read_to(stream, ends)
+    for name in NAMES:
+        wanted = [message.transaction for message in of(by_position, name)]
+        found = [message.transaction for message in of(by_time, name)]
+        assert wanted
+        assert found[-len(wanted) :] == wanted
+    # Who has recorded up to then takes the same from both.
+    once = Deduplicator({name: EventToken(name, name, 1, 0, position) for name, position in starts.items()})
+    taken = [message for message in by_time if once.take(message) is not None]
+    for name in NAMES:
+        assert [each.transaction for each in of(taken, name)] == [
+            each.transaction for each in of(by_position, name)
+        ]
+
+
+def test_a_split_by_copied_data_goes_on_by_time(
+    primaries: list[DatabaseServer], shards: tuple[Shard, ...]
+) -> None:
+    """Fresh GTIDs: the new shards have nothing of the old one but the rows and the time."""
+    old, lower, upper = primaries
+    halves = {"-80": lower, "80-": upper}
+    with streaming([shard_of(old, "-", "old")], old.flavor, rewind_seconds=5) as stream:
+        messages = wait_started(stream, ["old"])
+        write(old, 1, 40, 5)
+        for row, value in rows_of(old).items():
+            place = find_keyspace_id("goods", {"id": row})
+            [server] = [each for name, each in halves.items() if KeyRange.parse(name).contains(place)]
+            server.execute("INSERT INTO shop.goods VALUES (%s, %s)", row, value)
+        stream.set_shards([shard_of(server, name, name) for name, server in halves.items()])
+        for number, server in enumerate(halves.values(), 5):
+            write(server, number, 20, 6)
+        messages += read_to(stream, {name: head_of(server) for name, server in halves.items()})
+        assert stream.resume.tokens.keys() == halves.keys()
+    assert of(messages, "old"), "what it still had came before it left"
+    for name, server in halves.items():
+        copy: dict[int, Any] = {}
+        for message in of(messages, name):
+            if (
+                message.transaction.raised_tables
+            ):  # the table was created: the rows of the test before are gone
+                copy.clear()
+            for change in message.transaction.changes:
+                if change.before is not None:
+                    copy.pop(change.before["id"], None)  # type: ignore[call-overload]
+                if change.after is not None:
+                    copy[change.after["id"]] = change.after["v"]  # type: ignore[index]
+        assert copy == rows_of(server)
+
+
 ROWS: Final = 1_000_000
 MILLION: Final[Mapping[str, str]] = {
     "mariadb": f"INSERT INTO goods SELECT seq, CONCAT('value of ', seq) FROM seq_1_to_{ROWS}",
@@ -442,3 +488,22 @@ def measure() -> None:
                 report["last pieces"] += message.is_last
         report["growth in bytes"] = peak_bytes() - before
     print(json.dumps(report))
+
+
+def test_a_purged_log_ends_the_stream(primaries: list[DatabaseServer], shards: tuple[Shard, ...]) -> None:
+    """The last test: the others would find their past gone."""
+    starts = heads(primaries)
+    server = primaries[2]
+    server.execute("INSERT INTO shop.goods VALUES (1, 'x')")
+    server.execute("FLUSH BINARY LOGS")
+    server.execute("INSERT INTO shop.goods VALUES (2, 'x')")
+    [*_, (newest, *_)] = server.execute("SHOW BINARY LOGS")
+
+    def is_purged() -> bool:
+        # A log that a reader of the test before still holds stays, with a warning only.
+        server.execute(f"PURGE BINARY LOGS TO '{newest}'")
+        return len(server.execute("SHOW BINARY LOGS")) == 1
+
+    wait_until(is_purged, "the logs are purged")
+    with streaming(shards, primaries[0].flavor, starts) as stream, pytest.raises(HistoryPurged):
+        read_until(stream, lambda: False)
