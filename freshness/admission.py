@@ -144,7 +144,7 @@ def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
 
 
 def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
-    member.applied = member.old = record.progress
+    member.start_from(record.progress)
     member.adopt(record, item, read_at)
 
 

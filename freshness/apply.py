@@ -33,6 +33,9 @@ KEYS_AT_ONCE_MAX: Final = 2000
 INSPECT_SECONDS: Final = 1.0
 """How often a node is asked whether it lost tombstones (F67); a longer pause inspects before it publishes."""
 
+LEFT_SHARE: Final = 1 / 4
+"""What is left of the lease when a record is written that another invalidator has kept so far."""
+
 RESUME_SECONDS: Final = 1.0
 """How often the resume copy is written. It may be old: what it lacks is sent again."""
 
@@ -62,7 +65,11 @@ class _Sent:
 
 def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
     """Acknowledge a batch on this node. Any error ends the membership, and the batch is not acknowledged."""
+    assert member.applied.contains(batch.before), (
+        "a batch that leaves a gap: progress would name what was not sent"
+    )
     try:
+        batch = _without_known(member, batch)
         for _ in range(RESENDS_MAX):
             sent = yield from _send(member, batch)
             if (yield from publish(member, sent)):
@@ -93,17 +100,22 @@ def _renew_if_due(member: Membership) -> Procedure[None]:
         yield from publish(member, None)
 
 
+def _without_known(member: Membership, batch: Batch) -> Batch:
+    """What this membership has not sent yet. What only another invalidator has sent is sent again: then its age is
+    known (ADR 0016)."""
+    if not member.known.contains(batch.before):
+        member.take_foreign_for_old()  # this stream does not bring what the other one has acknowledged
+    if batch.before.contains(member.known):
+        return batch
+    # The stream was opened earlier, for another node's sake.
+    keys = {key: position for key, position in batch.keys.items() if not member.known.contains(position)}
+    raised = {table: at for table, at in batch.raised.items() if not member.known.contains(at)}
+    return replace(batch, keys=keys, raised=raised)
+
+
 def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
     """Floors, tombstones, deletes. Returns when the node has acknowledged them all."""
-    assert member.applied.contains(batch.before), (
-        "a batch that leaves a gap: progress would name what was not sent"
-    )
     keys, raised = batch.keys, batch.raised
-    if not batch.before.contains(member.applied):
-        # The stream was opened earlier for another node's sake, or another invalidator is ahead: what this life
-        # has acknowledged already is not sent again.
-        keys = {key: position for key, position in keys.items() if not member.applied.contains(position)}
-        raised = {table: at for table, at in raised.items() if not member.applied.contains(at)}
     member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
     if raised or not member.is_trailing:
         yield from _raise_floors(member, raised, batch)
@@ -111,6 +123,7 @@ def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
     if keys:
         yield from _invalidate(member, keys, batch.streamed)
         _remember(member, sent_at, batch.streamed)
+    member.note_sent(batch.streamed)
     if raised:
         yield from _wait_for_readers(member)
     return _Sent(sent_at, batch)
@@ -173,12 +186,20 @@ def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
     """Store progress, floor and lease by one CAS. False: ``sent`` has grown too old and must be sent again."""
     if member.clock() - member.inspected_at >= INSPECT_SECONDS:
         yield from _inspect(member)
+    has_looked = False
     for _ in range(CAS_ATTEMPTS_MAX):
         now = member.clock()
         if sent is not None:
             if now - sent.at >= member.policy.trail_seconds:
                 return False
             member.heartbeat = sent.batch.heartbeat or member.heartbeat
+        if _is_other_ahead(member, sent):
+            if now < member.lease_until - member.policy.lease_seconds * LEFT_SHARE:
+                return True
+            if not has_looked:
+                has_looked = True
+                yield from member.reread()
+                continue
         record, applied, is_caught_up = _next_record(member, sent)
         target, member.target = member.target, None if is_caught_up else member.target
         if (yield from member.try_store(record)):
@@ -191,6 +212,22 @@ def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
     raise MembershipLost(
         f"{member.node}: lost the race for the node record {CAS_ATTEMPTS_MAX} times",
         hint="several invalidators publish at once; the batch is sent again",
+    )
+
+
+def _is_other_ahead(member: Membership, sent: _Sent | None) -> bool:
+    """Whether another invalidator has acknowledged all that is to be published, and more (ADR 0016).
+
+    A write would take what the other one has sent for old and put the floor at the head. So this one goes on sending,
+    and writes again when it has caught up, or when the lease runs out.
+    """
+    record = member.joined_record()
+    return (
+        member.foreign is not None
+        and member.is_trailing
+        and member.target is None
+        and record.is_open
+        and (sent is None or record.progress.contains(sent.batch.streamed))
     )
 
 
@@ -210,8 +247,7 @@ def _inspect(member: Membership) -> Procedure[None]:
     if not member.is_trailing:
         if report.keeps_tombstones:
             # From now on the floor may trail; what was stored until now may be evicted and stays in the floor.
-            member.old = member.applied
-            member.recent.clear()
+            member.start_from(member.applied)
             yield from member.store(lambda record: replace(record, losses=report.losses))
             member.is_trailing = True
     elif report.losses != member.joined_record().losses or not report.keeps_tombstones:

@@ -83,8 +83,10 @@ class Membership:
     ``clock`` is in seconds and runs during suspend. ``streamed``: everything that this process has streamed, in the
     history of ``streamed_epoch``. ``applied``: what this membership answers for, acknowledged
     in this life. ``old``: the part of it whose tombstones may have expired, so that the floor must hold it.
-    ``recent``: (sent at, streamed) of the batches of the last W seconds. ``target``: what must be applied before
-    a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
+    ``recent``: (sent at, streamed) of the batches of the last W seconds. ``known``: the part of ``applied`` whose age
+    is known, since this membership has sent it, or holds it in ``old``. ``foreign``: what another invalidator has
+    acknowledged and this one has not sent yet; the next write takes it for old (ADR 0016). ``target``: what must be
+    applied before a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
     ``opens_after``: heartbeats begun before that moment do not open it.
     """
 
@@ -99,6 +101,8 @@ class Membership:
     lease_until: float = 0.0
     applied: Position = field(init=False)
     old: Position = field(init=False)
+    known: Position = field(init=False)
+    foreign: Position | None = None
     recent: deque[tuple[float, Position]] = field(default_factory=deque)
     target: Position | None = None
     is_trailing: bool = False
@@ -111,7 +115,7 @@ class Membership:
     resume_written_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.applied = self.old = empty_position(self.streamed.flavor)
+        self.applied = self.old = self.known = empty_position(self.streamed.flavor)
 
     @property
     def record_key(self) -> bytes:
@@ -131,18 +135,34 @@ class Membership:
 
     def leave(self) -> None:
         """Forget everything: the next use must be a join."""
-        self.record = self.target = self.heartbeat = self.resume_version = None
+        self.record = self.target = self.heartbeat = self.resume_version = self.foreign = None
         self.resume_written_at = self.published_at = self.inspected_at = self.opens_after = float("-inf")
         self.version = 0
         self.recent.clear()
 
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
-        """Take a record as read from the node. Nobody knows the age of what it says is acknowledged: old."""
+        """Take a record as read from the node. When another one sent what this one has not, nobody here knows."""
         self.record, self.version = record, item.version
         self.lease_until = read_at + max(0, item.ttl_seconds) - 1
-        if not self.applied.contains(record.progress):
-            self.applied = self.applied.union(record.progress)
-            self.old = self.old.union(record.progress)
+        self.applied = self.applied.union(record.progress)
+        self.foreign = None if self.known.contains(record.progress) else record.progress
+
+    def start_from(self, position: Position) -> None:
+        """Answer for ``position`` from here on. Its age is unknown: old."""
+        self.applied = self.old = self.known = position
+        self.foreign = None
+        self.recent.clear()
+
+    def note_sent(self, streamed: Position) -> None:
+        """All of a batch is on the node, sent by this membership; before it there was nothing unknown."""
+        self.known = self.known.union(streamed)
+        if self.foreign is not None and self.known.contains(self.foreign):
+            self.foreign = None
+
+    def take_foreign_for_old(self) -> None:
+        if self.foreign is not None:
+            self.old, self.known = self.old.union(self.foreign), self.known.union(self.foreign)
+            self.foreign = None
 
     def everything(self, head: Head) -> Position:
         """All that may have happened before now: the primary's head, and what was streamed from the same history,
@@ -178,6 +198,7 @@ class Membership:
         """The record with the floor of this moment: all that may be protected by its tombstone no longer."""
         while self.recent and now - self.recent[0][0] >= self.policy.trail_seconds:
             self.old = self.old.union(self.recent.popleft()[1])
+        self.take_foreign_for_old()
         return replace(record, floor=record.floor.union(self.old if self.is_trailing else record.progress))
 
     def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int, float]:
@@ -310,7 +331,7 @@ class Membership:
             raise MembershipLost(f"{self.node}: the node record was replaced during admission")
         head = yield ReadHead()
         start = self.everything(head)
-        self.applied = self.old = start
+        self.start_from(start)
         self.adopt(current, item, read_at)
         self.inspected_at = read_at
         objects = {name: Coverage(mark, start) for name, mark in self.policy.objects.items()}

@@ -29,7 +29,7 @@ class Transport(Protocol):
         """Any other step, as atomic actions of which the last one gives the answer."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _FlowState:
     flow: Flow
     replies: list[Reply] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _FlowState:
         return self.error is not None or len(self.replies) == len(self.flow.requests)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Actor:
     """``restart`` gives a new procedure when the former one ended; None: the actor is done then."""
 
@@ -87,28 +87,32 @@ class Actor:
             if self.procedure is not None:
                 self._advance(None)
             return
-        for state in self._flows:
-            if not state.is_done:
-                self._request(state)
-                break
+        if self._flows:
+            self._request()
+        elif self._actions:
+            self._act()
         else:
-            if self._actions:
-                self._act()
-                return
-        self._finish_if_answered()
+            self._advance(None)  # it has waited, or has asked nobody anything
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _request(self, state: _FlowState) -> None:
-        node = state.flow.node
-        try:
-            state.replies.append(
-                self.transport.carry_out(self, node, state.flow.requests[len(state.replies)])
-            )
-        except NodeUnavailable as error:
-            state.error = error
-            rest = list(state.flow.requests[len(state.replies) + 1 :])
-            self.transport.abandon(self, node, rest)
+    def _request(self) -> None:
+        """The next request of the first flow that is not done; when all are done, the answer."""
+        for state in self._flows:
+            if state.is_done:
+                continue
+            node, requests, replies = state.flow.node, state.flow.requests, state.replies
+            try:
+                replies.append(self.transport.carry_out(self, node, requests[len(replies)]))
+            except NodeUnavailable as error:
+                state.error = error
+                self.transport.abandon(self, node, list(requests[len(replies) + 1 :]))
+            break
+        for state in self._flows:
+            if not state.is_done:
+                return
+        answers = [state.error or state.replies for state in self._flows]
+        self._advance(answers if isinstance(self._step, Flows) else answers[0])
 
     def _act(self) -> None:
         action = self._actions.pop(0)
@@ -120,19 +124,6 @@ class Actor:
             return
         if not self._actions:
             self._advance(answer)
-
-    def _finish_if_answered(self) -> None:
-        if any(not state.is_done for state in self._flows):
-            return
-        step = self._step
-        if isinstance(step, Flow):
-            (state,) = self._flows
-            self._advance(state.error or state.replies)
-        elif isinstance(step, Flows):
-            self._advance([state.error or state.replies for state in self._flows])
-        else:
-            assert isinstance(step, Wait)
-            self._advance(None)
 
     def _advance(self, answer: Any) -> None:
         """Hand the answer to the procedure and take its next step."""

@@ -210,15 +210,54 @@ def _progress_first() -> Planted:
 
 
 def _age_not_checked() -> Planted:
+    """Events count as sent when they enter progress. The age counts in two places, in the check before the CAS and in
+    the floor that goes with it; each alone suffices, so both forget it."""
+
     class Ageless(freshness.apply._Sent):
         def __init__(self, _: float, batch: Batch) -> None:
             super().__init__(float("inf"), batch)
 
-    return _patch(freshness.apply, "_Sent", Ageless)
+    original = Membership._with_floor
+
+    def with_floor(self: Membership, record: NodeRecord, now: float) -> NodeRecord:
+        published = self.joined_record().progress
+        for place, (_, streamed) in enumerate(self.recent):
+            if not published.contains(streamed):
+                self.recent[place] = (now, streamed)
+        return original(self, record, now)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_patch(freshness.apply, "_Sent", Ageless))
+    stack.enter_context(_patch(Membership, "_with_floor", with_floor))
+    return stack
 
 
 def _floor_stands_still() -> Planted:
     return _patch(Membership, "_with_floor", lambda _, record, now: record)
+
+
+def _foreign_is_own() -> Planted:
+    """What another invalidator has sent counts as sent by this one, now, and is never old."""
+
+    def forget(self: Membership) -> None:
+        if self.foreign is not None:
+            self.known, self.foreign = self.known.union(self.foreign), None
+
+    return _patch(Membership, "take_foreign_for_old", forget)
+
+
+def _foreign_is_old() -> Planted:
+    """As it was once (ADR 0016): what this one has just sent itself is old when another one has published it."""
+    original = Membership.adopt
+
+    def adopt(self: Membership, record: NodeRecord, item: Any, read_at: float) -> None:
+        is_new = not self.applied.contains(record.progress)
+        original(self, record, item, read_at)
+        if is_new:
+            self.foreign = record.progress
+            self.take_foreign_for_old()
+
+    return _patch(Membership, "adopt", adopt)
 
 
 def _lease_without_heartbeat() -> Planted:
@@ -331,7 +370,7 @@ def _revived_at_the_head() -> Planted:
     def revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
         yield from original(member, resume)
         if member.target is not None:
-            member.applied = member.applied.union(member.target)
+            member.start_from(member.applied.union(member.target))
 
     return _patch(freshness.admission, "_revive", revive)
 
@@ -448,6 +487,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "progress before acknowledge": _progress_first,
     "progress late": _age_not_checked,
     "floor late": _floor_stands_still,
+    "foreign progress is never old": _foreign_is_own,
     "lease without heartbeat": _lease_without_heartbeat,
     "foreign heartbeat": _foreign_heartbeat,
     "lapse and life ignored": _lapse_ignored,
@@ -466,6 +506,7 @@ PLANTED: Final[dict[str, Plant]] = {
     # These cache nothing for ever, and are found when all faults end (I5):
     "only the holder of a lease may fill": _only_winners_fill,
     "numbers that were never streamed": _hull_of_numbers,
+    "foreign progress is always old": _foreign_is_old,
     "a revived node never opens": _target_never_reached,
     "errant transactions in a floor": _nothing,
     # In the world's transport, see `World.bug`:

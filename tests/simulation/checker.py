@@ -22,9 +22,14 @@ from tests.simulation.database import Commit, Shard
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-PROTECTION_EVERY_STEPS: Final = 5
 NOTHING: Final = MysqlGtidSet()
 """Contains no commit of any flavor."""
+
+NEVER_SECONDS: Final = 1e9
+CLOCK_SLACK: Final = 0.99
+"""No clock of a world runs faster by more (`Options.clock_rate_error`)."""
+
+_WRITES: Final = (Add, Cas)
 
 # What bytes say does not change: each is decoded once.
 _entry_of = lru_cache(2048)(Filled.decode)
@@ -104,6 +109,8 @@ class Checker:
             for placement in world.placements
         }
         self._shards = {shard.lineage: shard for shard in world.shards}
+        self._affected: dict[tuple[str, int], tuple[Lookup, ...]] = {}
+        self._check_again_at = 0.0
         self._records = {record_key("sim", shard.lineage): shard for shard in world.shards}
         self.outcomes: Counter[ReadOutcome] = Counter()
         self.served: set[bytes] = set()
@@ -116,14 +123,19 @@ class Checker:
                 began = self._world.step_began(who)
                 self._seen[who, request.key] = Seen(began, reply.value, self._acknowledged[node])
         elif isinstance(request, Delete):
-            if request.key in self._lookups and request.version is None:
+            if request.key not in self._lookups:
+                self.node_changed()
+            elif request.version is None:
                 self._note_removal(node, request.key)
-        elif isinstance(request, Add | Cas) and isinstance(reply, Stored):
-            shard = self._records.get(request.key)
-            if shard is not None:
-                self._check_record(node, shard, _record_of(request.value))
-            elif request.key in self._lookups and request.value != STUB:
-                self._check_entry(node, self._lookups[request.key], request.value)
+        elif isinstance(request, _WRITES) and isinstance(reply, Stored):
+            lookup = self._lookups.get(request.key)
+            if lookup is None:
+                self.node_changed()
+                shard = self._records.get(request.key)
+                if shard is not None:
+                    self._check_record(node, shard, _record_of(request.value))
+            elif request.value != STUB:
+                self._check_entry(node, lookup, request.value)
 
     def read_done(self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read]) -> None:
         for lookup, read in zip(lookups, reads, strict=True):
@@ -133,8 +145,13 @@ class Checker:
                 self._check_hit(who, lookup, self._seen[who, lookup.item])
 
     def stepped(self) -> None:
-        if self._world.steps_taken % PROTECTION_EVERY_STEPS == 0:
+        """I2 holds until a record or tombstone is written, dropped, or expires; then it is looked after again."""
+        if self._world.now >= self._check_again_at:
             self._check_protection()
+
+    def node_changed(self) -> None:
+        """A record or a tombstone may be another or gone."""
+        self._check_again_at = 0.0
 
     def node_emptied(self, node: str) -> None:
         """Everything on the node is gone, its lives are over."""
@@ -144,12 +161,14 @@ class Checker:
 
     def node_damaged(self, node: str) -> None:
         """The node lost what it must not. Until somebody notices, nobody can know."""
+        self.node_changed()
         for key, life in self._lives.items():
             if key[0] == node:
                 life.is_damaged = True
 
     def tombstone_lost(self, node: str, data: bytes) -> None:
         """As above, but the node counts it (F67): it must be noticed with the next inspection."""
+        self.node_changed()
         tombstone = _tombstone_of(data)
         for (where, lineage, _), life in self._lives.items():
             if where != node:
@@ -249,6 +268,7 @@ class Checker:
 
     def _check_protection(self) -> None:
         """Every acknowledged event: its tombstone is alive, or a floor has it, or the record is not open."""
+        seconds_left = [NEVER_SECONDS]
         for (node, lineage, name), life in self._lives.items():
             if not life.unfloored or self._is_excused(lineage, life):
                 continue
@@ -260,28 +280,35 @@ class Checker:
                 continue
             life.unfloored = [c for c in life.unfloored if not record.floor.contains(c.position)]
             for commit in life.unfloored:
-                self._check_commit_protection(node, lineage, record, commit)
+                seconds_left += self._check_commit_protection(node, lineage, record, commit)
+        # A node counts whole seconds: after the TTL that it names less one, the item may be gone. Clocks differ.
+        self._check_again_at = self._world.now + max(0.0, min(seconds_left) - 1) * CLOCK_SLACK
 
-    def _check_commit_protection(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> None:
+    def _check_commit_protection(
+        self, node: str, lineage: str, record: NodeRecord, commit: Commit
+    ) -> Iterator[float]:
+        """How long the tombstones live on which this protection rests."""
         store = self._world.stores[node]
         for lookup in self._exposed(node, lineage, record, commit):
             held = store.peek(tombstone_key(lookup.item))
             tombstone = None if held is None else _tombstone_of(held.value)
-            if tombstone is None or not _holds(tombstone, lineage, commit.position):
+            if held is None or tombstone is None or not _holds(tombstone, lineage, commit.position):
                 raise Violation(
                     "I2",
                     f"{node}: commit {commit.number} of {lineage} is acknowledged, and neither a tombstone of "
                     f"{lookup.item.decode()} nor a floor holds it",
                 )
+            yield NEVER_SECONDS if held.ttl_seconds < 0 else held.ttl_seconds
 
     def _exposed(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> Iterator[Lookup]:
         """The keys that a commit changed and neither a table floor nor the object's start protects."""
+        affected = self._find_affected(lineage, commit)
+        if not affected:
+            return
         places = self._places.get(record.ring, {})
-        for lookup in self._lookups.values():
-            policy, key = lookup.policy, lookup.values[0]
-            if places.get(lookup.item) != node or lineage not in policy.lineages:
-                continue
-            if not any((table, key) in commit.rows for table in policy.tables):
+        for lookup in affected:
+            policy = lookup.policy
+            if places.get(lookup.item) != node:
                 continue
             coverage = record.objects.get(policy.name)
             if coverage is None or coverage.start.contains(commit.position):
@@ -290,6 +317,18 @@ class Checker:
             if any(floor is not None and floor.contains(commit.position) for floor in floors):
                 continue
             yield lookup
+
+    def _find_affected(self, lineage: str, commit: Commit) -> tuple[Lookup, ...]:
+        """The keys that a commit changed, wherever they are."""
+        known = self._affected.get((lineage, commit.number))
+        if known is None:
+            known = self._affected[lineage, commit.number] = tuple(
+                lookup
+                for lookup in self._lookups.values()
+                if lineage in lookup.policy.lineages
+                and any((table, lookup.values[0]) in commit.rows for table in lookup.policy.tables)
+            )
+        return known
 
     # -- I3, I4 --------------------------------------------------------------------------------------------
 
@@ -310,7 +349,11 @@ class Checker:
             **self._acknowledged[node],
             (shard.lineage, record.life): life.acknowledged,
         }
-        life.unfloored += [commit for commit in new if not record.floor.contains(commit.position)]
+        life.unfloored += [
+            commit
+            for commit in new
+            if self._find_affected(shard.lineage, commit) and not record.floor.contains(commit.position)
+        ]
         if record.is_open:
             self._check_growth(node, shard, life, before, record)
             life.open_floor, life.open_progress = record.floor, record.progress

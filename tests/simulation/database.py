@@ -15,7 +15,7 @@ Row = tuple[str, int]
 """(table, key)"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Commit:
     """One transaction of the log. ``rows``: what it changed, also by replacing a whole table."""
 
@@ -27,7 +27,7 @@ class Commit:
     at: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Server:
     """What a server shows: its executed set, and the version of each row in it."""
 
@@ -52,7 +52,7 @@ class Server:
         return self.versions.get(row, 0)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Shard:
     """One lineage. ``log`` is what the invalidator streams; the primary shows ``primary.applied`` of it (F2)."""
 

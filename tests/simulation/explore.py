@@ -41,6 +41,7 @@ LINEAGE: Final = "s0"
 SID: Final = "00000000-0000-0000-0000-000000000001"
 D_SECONDS: Final = 20
 L_SECONDS: Final = 3
+W_SECONDS: Final = D_SECONDS - 2 * L_SECONDS - 2
 NOTHING: Final = MysqlGtidSet()
 START: Final = 1000.0
 
@@ -50,8 +51,9 @@ class SmallWorld:
     """What one exhaustive world holds.
 
     ``commits``: changes of the one row, the first of them before anything is explored, so that the node is open.
-    ``polls``: how often each invalidator looks at the stream after the start. ``ticks``: lengths of time that may
-    pass, each once, at any moment. ``evictions``, ``losses``, ``restarts``, ``crashes``, ``lost_replies``: how
+    ``polls``: how often each invalidator looks at the stream after the start. ``is_first_gone``:
+    the first one has acknowledged the second commit and has died, before anything is explored. ``ticks``: lengths
+    of time that may pass, each once, at any moment. ``evictions``, ``losses``, ``restarts``, ``crashes``, ``lost_replies``: how
     often each may strike.
     """
 
@@ -61,6 +63,7 @@ class SmallWorld:
     reads: int = 1
     invalidators: int = 1
     polls: int = 2
+    is_first_gone: bool = False
     ticks: tuple[float, ...] = ()
     evictions: int = 0
     tombstone_evictions: int = 0
@@ -68,6 +71,9 @@ class SmallWorld:
     lost_replies: int = 0
     crashes: int = 0
     keeps_tombstones: bool = True
+    lease_seconds: int = L_SECONDS
+    trail_seconds: float = W_SECONDS
+    heartbeat_age_max_seconds: float = 4.0
     states_max: int = 2_000_000
 
 
@@ -75,6 +81,11 @@ WORLDS: Final = (
     SmallWorld("two readers, two events, eviction", readers=2, commits=3, polls=1, evictions=1),
     SmallWorld("one reader twice, two events, eviction", reads=2, commits=3, polls=2, evictions=1),
     SmallWorld("two invalidators, one of them paused anywhere", invalidators=2, commits=2, polls=1),
+    SmallWorld(
+        "what the other one sent grows old while the lease is kept",
+        invalidators=2, readers=0, commits=2, polls=4, is_first_gone=True, ticks=(7.4, 7.0, 7.0),
+        lease_seconds=8, trail_seconds=2.0, heartbeat_age_max_seconds=60.0,
+    ),
     SmallWorld("tombstones expire", reads=2, commits=2, polls=2, ticks=(25.0,)),
     SmallWorld("the lease lapses, the node is revived", reads=2, commits=2, polls=4, ticks=(4.0,)),
     SmallWorld("the lease lapses, then tombstones expire", commits=2, polls=2, ticks=(4.0, 18.0)),
@@ -148,6 +159,7 @@ class _Histories:
         self._entries: list[tuple[int, float, Any]] = []
         self._steps: list[Any] = []
         self._alive: dict[int, Generator[Any, Any, Any]] = {}
+        self.delivered: dict[int, set[int]] = {}
         self.root = self._add(-1, START, None)
 
     def step(self, history: int) -> Any:
@@ -156,13 +168,13 @@ class _Histories:
     def extended(self, history: int, now: float, answer: Any) -> int:
         key = (history, now, _freeze(answer))
         number = self._numbers.get(key)
-        return self._add(history, now, answer) if number is None else number
+        if number is None:
+            number = self._numbers[key] = self._add(history, now, answer)
+        return number
 
     def _add(self, parent: int, now: float, answer: Any) -> int:
         number = len(self._entries)
         self._entries.append((parent, now, answer))
-        if parent >= 0:
-            self._numbers[parent, now, _freeze(answer)] = number
         generator = self._alive.pop(parent, None) or self._rebuilt(parent)
         self._explorer.actor_now = now
         self._steps.append(_advance(generator, answer))
@@ -193,17 +205,19 @@ def _advance(generator: Generator[Any, Any, Any], answer: Any) -> Any:
 
 
 def _freeze(answer: Any) -> Any:
-    if isinstance(answer, list):
-        return tuple(_freeze(each) for each in answer)
-    if isinstance(answer, FreshnessError):
-        return type(answer).__name__
-    if isinstance(answer, Loaded):
-        return answer.value, str(answer.tokens[LINEAGE].position)
-    if isinstance(answer, Transaction):
-        return str(answer.position)
-    if isinstance(answer, Head):
-        return str(answer.position)
-    return answer
+    freeze = _FREEZE.get(type(answer))
+    if freeze is not None:
+        return freeze(answer)
+    return type(answer).__name__ if isinstance(answer, FreshnessError) else answer
+
+
+_FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
+    list: lambda answer: tuple([_freeze(each) for each in answer]),
+    Loaded: lambda answer: (answer.value, answer.tokens[LINEAGE].position),
+    Transaction: lambda answer: answer.position,
+    Head: lambda answer: answer.position,
+}
+"""What can be hashed, and is equal exactly where the answers are."""
 
 
 class Explorer:
@@ -241,7 +255,8 @@ class Explorer:
     def _invalidator(self, number: int, start: int) -> Callable[[], Generator[Any, Any, Any]]:
         def program() -> Generator[Any, Any, Any]:
             counter = iter(range(1, 1000))
-            polls = iter(range(self.world.polls + 1))
+            is_gone = self.world.is_first_gone and number == 0
+            polls = iter(range(2 if is_gone else self.world.polls + 1))
 
             def is_stopping() -> bool:
                 if next(polls, None) is None:
@@ -253,8 +268,8 @@ class Explorer:
             invalidator = ShardInvalidator.create(
                 (NODE,),
                 NodePolicy(
-                    "sim", LINEAGE, self.placement.ring_version, {"row": 1}, D_SECONDS, L_SECONDS,
-                    D_SECONDS - 2 * L_SECONDS - 2, 4.0, 1.0,
+                    "sim", LINEAGE, self.placement.ring_version, {"row": 1}, D_SECONDS, self.world.lease_seconds,
+                    self.world.trail_seconds, self.world.heartbeat_age_max_seconds, 1.0,
                 ),
                 self.placement,
                 KeyFinder({"row": self.definition}),
@@ -277,7 +292,7 @@ class Explorer:
         def program() -> Generator[Any, Any, Any]:
             context = ReadContext(
                 "sim", self.placement.ring_version, (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
-                lambda value: repr(value).encode(), L_SECONDS, 1.0, 4, 0.05, "bypass",
+                lambda value: repr(value).encode(), self.world.lease_seconds, 1.0, 4, 0.05, "bypass",
             )  # fmt: skip
             for _ in range(self.world.reads):
                 (read,) = yield from read_through(context, [self.lookup])
@@ -304,6 +319,12 @@ class Explorer:
             state = moved
             if isinstance(step, Poll) and self._record_of(state) is not None:
                 opened_at += 1
+        if world.is_first_gone:
+            # The second one has looked at the stream before that, and is about to renew the lease.
+            state = self._moved(state._replace(now=START + world.lease_seconds / 2), 1)
+            state = self._committed(state)
+            while not isinstance(self._step(state, 0), Done):
+                state = self._moved(state, 0)
         return state
 
     def explore(self) -> Result:
@@ -434,7 +455,9 @@ class Explorer:
 
     @staticmethod
     def _with_actor(state: State, place: int, actor: ActorState) -> State:
-        return state._replace(actors=(*state.actors[:place], actor, *state.actors[place + 1 :]))
+        actors = list(state.actors)
+        actors[place] = actor
+        return state._replace(actors=tuple(actors))
 
     def _request(self, state: State, place: int, step: Flow | Flows, flow: Flow) -> tuple[Label, State, str]:
         actor = state.actors[place]
@@ -488,6 +511,12 @@ class Explorer:
     def _delivered(self, state: State, place: int) -> set[int]:
         """What the open stream started from or has delivered, from the actor's own history."""
         histories, history = self._histories_of(state, place), state.actors[place].history
+        known = histories.delivered.get(history)
+        if known is None:
+            known = histories.delivered[history] = self._find_delivered(histories, history)
+        return known
+
+    def _find_delivered(self, histories: _Histories, history: int) -> set[int]:
         delivered: set[int] = set()
         while history >= 0:
             parent, _, answer = histories._entries[history]
@@ -495,7 +524,9 @@ class Explorer:
             if isinstance(step, Poll):
                 delivered |= {self._number(each.position) for each in answer}
             elif isinstance(step, OpenStream):
-                return delivered | {n for n in range(1, 50) if step.start.contains(_single(n))}
+                return delivered | {
+                    n for n in range(1, self.world.commits + 1) if step.start.contains(_single(n))
+                }
             history = parent
         return delivered
 

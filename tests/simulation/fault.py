@@ -77,6 +77,7 @@ def _strike_evict(world: World) -> None:
     if keys:
         key = world.random.choice(keys)
         store.evict(key)
+        world.checker.node_changed()
         world.note(f"{node} evicts {key.decode()}")
 
 
@@ -216,14 +217,10 @@ def struck_faults(faults: frozenset[str]) -> list[str]:
 
 
 def fillable_lag_seconds(world: World) -> float:
-    """From how late a replica fills must be possible: about W, if the floor trails.
-
-    It stands at the head where tombstones may be evicted, and where a second invalidator keeps the record: what
-    the other one has published is of unknown age.
-    """
+    """From how late a replica fills must be possible: about W, if the floor trails; it stands at the head where
+    tombstones may be evicted."""
     options = world.options
-    is_trailing = options.keeps_tombstones and options.invalidators == 1
-    return options.trail_seconds / 2 if is_trailing else 0.0
+    return options.trail_seconds / 2 if options.keeps_tombstones else 0.0
 
 
 def calm(world: World) -> None:

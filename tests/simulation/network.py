@@ -22,7 +22,7 @@ REQUEST_FAULT_SHARE: Final = 0.2
 REQUEST_FAULTS: Final = ("lose_request", "lose_reply", "delay_request")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Late:
     """A request on its way although its sender has given up."""
 
@@ -33,7 +33,7 @@ class Late:
     who: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Network:
     """``incarnations`` counts the restarts of each node; ``back_at``: when a node that is cut off is back."""
 
@@ -83,6 +83,7 @@ class Network:
                 reply = store.answer(request)
                 if isinstance(reply, Stored):
                     store.evict(tombstone_key(request.key))
+                    world.checker.node_changed()
         else:
             reply = store.answer(request)
         if world.trace is not None:

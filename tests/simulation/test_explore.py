@@ -24,6 +24,7 @@ def test_every_state_of_a_small_world_is_sound(world: SmallWorld) -> None:
         ("delete before tombstone", SmallWorld("order", polls=1)),
         ("progress before acknowledge", SmallWorld("acknowledge", polls=1)),
         ("floor of a new life is empty", SmallWorld("birth", polls=1)),
+        ("foreign progress is never old", next(world for world in WORLDS if world.is_first_gone)),
         ("record put back from memory", SmallWorld("lapse", polls=2, ticks=(25.0,))),
     ],
 )

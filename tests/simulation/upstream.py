@@ -31,7 +31,7 @@ class Beat:
     """The heartbeat actor's own step: write a heartbeat to the primary."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Process:
     """One invalidator of one shard, with its heartbeat.
 

@@ -372,35 +372,35 @@ class World:
 
     def step(self) -> None:
         self.steps_taken += 1
-        chance = self.random
-        self.network.deliver()
+        chance, network = self.random, self.network
+        if network.late or network.back_at:
+            network.deliver()
         if not self._is_warm:
             self._is_warm = self.now >= BEGINNING_SECONDS + self.options.warm_seconds
         elif not self.calm and chance.random() < self.options.fault_share:
             fault.strike(self)
         actor = self._choose()
-        if not self._stalls(actor):
+        if not (self.has_stalls and self._stalls(actor)):
             actor.run_step()
         self.now += _TICKS_SECONDS[int(chance.random() * 4)] * self.pace
         self.checker.stepped()
 
     def _choose(self) -> Actor:
         """One of those that can go on; if there is none, time passes until there is."""
-        runnable = self._runnable()
-        if not runnable:
-            self.now = min(max(actor.wake_at, actor.paused_until) for actor in self.actors)
-            runnable = self._runnable()
-        if self._last in runnable and self.random.random() < self.options.burst:
-            return self._last
-        self._last = runnable[int(self.random.random() * len(runnable))]
-        return self._last
-
-    def _runnable(self) -> list[Actor]:
         now = self.now
-        return [actor for actor in self.actors if actor.wake_at <= now and actor.paused_until <= now]
+        runnable = [actor for actor in self.actors if actor.wake_at <= now and actor.paused_until <= now]
+        if not runnable:
+            now = self.now = min([max(actor.wake_at, actor.paused_until) for actor in self.actors])
+            runnable = [actor for actor in self.actors if actor.wake_at <= now and actor.paused_until <= now]
+        burst, last = self.options.burst, self._last
+        if burst and last in runnable and self.random.random() < burst:
+            assert last is not None
+            return last
+        chosen = self._last = runnable[int(self.random.random() * len(runnable))]
+        return chosen
 
     def _stalls(self, actor: Actor) -> bool:
-        if not self.has_stalls or self.calm or not self._is_warm:
+        if self.calm or not self._is_warm:
             return False
         coming = actor.find_next_request()
         return coming is not None and fault.stall(self, actor, coming[1])

@@ -465,11 +465,34 @@ def test_what_has_unknown_age_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
         def dated_from_now(
             member: membership.Membership, record: NodeRecord, item: Item, read_at: float
         ) -> None:
-            member.applied = record.progress
+            member.start_from(record.progress)
             member.old = empty_position(record.progress.flavor)
             member.adopt(record, item, read_at)
 
         patch.setattr(admission, "_start_from", dated_from_now)
+
+    prove(schedule, (None, ReadOutcome.FLOOR), plant, "I1", monkeypatch)
+
+
+def test_what_the_other_one_sent_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F64, ADR 0016: one invalidator acknowledges an event and dies. The other, whose stream stands still, keeps the
+    record, and has not sent that event."""
+
+    def schedule(world: World) -> tuple[object, ReadOutcome]:
+        one, two = (start(world, heartbeat_age_max_seconds=290.0) for _ in range(2))
+        world.commit(KEY)
+        one.apply()
+        while world.now < 1125:
+            world.sleep(1.5)
+            two.renewing().finish()
+        return world.find_tombstone(KEY), read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def forget(member: membership.Membership) -> None:
+            if member.foreign is not None:
+                member.known, member.foreign = member.known.union(member.foreign), None
+
+        patch.setattr(membership.Membership, "take_foreign_for_old", forget)
 
     prove(schedule, (None, ReadOutcome.FLOOR), plant, "I1", monkeypatch)
 

@@ -276,7 +276,7 @@ def test_a_purged_log_ends_the_lives_that_need_it(monkeypatch: pytest.MonkeyPatc
         def begin_where_the_log_begins(self: ShardInvalidator) -> None:
             for member in self.joined:
                 assert member.target is not None
-                member.applied = member.applied.union(member.target)
+                member.start_from(member.applied.union(member.target))
 
         patch.setattr(ShardInvalidator, "end_lives_behind", begin_where_the_log_begins)
 

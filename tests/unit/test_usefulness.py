@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from freshness import read
-from freshness.envelope import Filled
+from freshness import apply, read
+from freshness.envelope import Filled, NodeRecord
+from freshness.membership import Membership
 from freshness.position import MysqlGtidSet
 from freshness.request import Get, Head, Item, Load, Procedure, Reply, Request, Wait
 from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.view import NodeView
 from tests.unit.test_defences import is_entry, start
-from tests.world import CUSTOMER, KEY, LINEAGE, NODE, Reader, ReadToken, World, lookup
+from tests.world import CUSTOMER, KEY, LINEAGE, NODE, Reader, ReadToken, World, is_record_write, lookup
 
 Schedule: TypeAlias = Callable[[World], object]
 Plant: TypeAlias = Callable[[World, pytest.MonkeyPatch], None]
@@ -127,6 +128,69 @@ def test_private_gtids_of_a_replica_are_in_no_floor(monkeypatch: pytest.MonkeyPa
         patch.setattr(world, "read_head", head_of_the_replica)
 
     prove_use(schedule, ReadOutcome.FILLED, plant, monkeypatch)
+
+
+# -- two invalidators ------------------------------------------------------------------------------------
+
+
+def read_one_second_late(world: World) -> ReadOutcome:
+    """From a replica that has all but the last commit."""
+    return Reader(world, world.replica(*world.database.transactions[:-1])).read()
+
+
+def test_two_invalidators_that_race_leave_the_floor_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ADR 0016: both send every event; who loses the race for the record has just sent what the winner published."""
+
+    def schedule(world: World) -> list[ReadOutcome]:
+        one, two = start(world), start(world)
+        outcomes = []
+        for _ in range(3):
+            world.sleep(1)
+            world.commit(lookup(2).item)
+            runs = [each.applying().until(is_record_write) for each in (one, two)]
+            for run in runs:
+                run.finish()
+            outcomes.append(read_one_second_late(world))
+            world.stores[NODE].evict(KEY)
+        return outcomes
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        adopt = Membership.adopt
+
+        def adopt_as_old(self: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
+            is_new = not self.applied.contains(record.progress)
+            adopt(self, record, item, read_at)
+            if is_new:
+                self.foreign = record.progress
+                self.take_foreign_for_old()
+
+        patch.setattr(Membership, "adopt", adopt_as_old)
+
+    prove_use(schedule, [ReadOutcome.FILLED] * 3, plant, monkeypatch)
+
+
+def test_who_is_behind_leaves_the_record_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ADR 0016: the stream of one invalidator is two seconds late. It has sent less than is acknowledged, and a write
+    of it would put the floor at the head."""
+
+    def schedule(world: World) -> list[ReadOutcome]:
+        one, two = start(world), start(world)
+        outcomes = []
+        for number in range(6):
+            world.sleep(1)
+            world.commit(lookup(2).item)
+            one.apply()
+            if number >= 2:
+                two.apply(two.batch(world.database.transactions[number - 2]))
+            two.renewing().finish()
+            outcomes.append(read_one_second_late(world))
+            world.stores[NODE].evict(KEY)
+        return outcomes
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(apply, "_is_other_ahead", lambda *_: False)
+
+    prove_use(schedule, [ReadOutcome.FILLED] * 6, plant, monkeypatch)
 
 
 # -- leases --------------------------------------------------------------------------------------------
