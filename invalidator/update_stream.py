@@ -156,6 +156,18 @@ class UpdateStream:
         finally:
             self._left_at = self._clock()
 
+    def wait_started(self, timeout_seconds: float) -> bool:
+        """Whether all shards know where they begin, and `resume` is the whole vector of the start. To be called
+        before the first `poll`; raises as that does."""
+        deadline = time.monotonic() + timeout_seconds
+        with self._changed:
+            while True:
+                self._settle()
+                left = deadline - time.monotonic()
+                if self._is_started or left <= 0:
+                    return self._is_started
+                self._changed.wait(min(left, RECHECK_SECONDS))
+
     def __iter__(self) -> Iterator[StreamMessage]:
         """All messages, until `close`."""
         while not self._is_closed:
@@ -240,8 +252,10 @@ class UpdateStream:
         return selected
 
     def _must_filter(self, shard: Shard) -> bool:
+        own = KeyRange.parse(shard.name)
         # A shard that was made from another by replication has the other's rows in its log.
-        return bool(shard.continues) or not self._key_range.contains_range(KeyRange.parse(shard.name))
+        has_others = bool(shard.continues) and not own.is_full
+        return has_others or not self._key_range.contains_range(own)
 
     def _plan(self, shard: Shard) -> ShardStart:
         """Where a shard begins that is not being read."""

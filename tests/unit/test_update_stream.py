@@ -410,7 +410,9 @@ def test_nothing_comes_before_every_shard_knows_where_it_begins() -> None:
     servers.logs["b"].head_faults += [SourceUnavailable("down")] * 2
     with streaming(servers) as stream:
         servers.logs["a"].add(transaction("a", 4))
+        assert not stream.wait_started(0)
         [message] = read(stream, 1)
+        assert stream.wait_started(0)
         assert message.resume.keys() == {"a", "b"}
         assert servers.logs["b"].head_faults == []
 
@@ -664,6 +666,8 @@ def test_rows_that_must_be_told_apart_need_a_way_to() -> None:
         UpdateStream(keyspace(servers.shards), servers.access(), key_range=KeyRange.parse("40-c0"))
     with pytest.raises(ConfigError, match="rows beside"):
         UpdateStream(keyspace([shard("a", continues=("o",))]), servers.access())
+    with streaming(Servers.of("m"), shards=[shard("m", continues=("a", "b"))]) as stream:
+        assert stream.wait_started(BOUND_SECONDS), "all rows are its own"
 
 
 # -- alignment --------------------------------------------------------------------------------------------------
