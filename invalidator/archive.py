@@ -107,6 +107,18 @@ def find_files(folder: Path) -> list[ArchiveFile]:
     return sorted(found, key=lambda file: (file.lineage_hash, file.last, file.first))
 
 
+def _find_newest(folder: Path) -> list[ArchiveFile]:
+    """Of each lineage."""
+    return list({file.lineage_hash: file for file in find_files(folder)}.values())  # the last one wins
+
+
+def find_resume(folder: Path, keyspace: str) -> dict[str, EventToken]:
+    """Up to where the archive of a keyspace goes, by lineage; empty where there is none. Raises `FormatError`."""
+    newest = _find_newest(folder / f"keyspace={keyspace}")
+    tokens = [EventToken.parse(read_metadata(file.path)[RESUME_KEY]) for file in newest]
+    return {token.lineage: token for token in tokens}
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """What a file says of itself. Raises `FormatError` where it is no archive file of this version."""
     try:
@@ -240,10 +252,8 @@ class ArchiveWriter:
                 f"the archive {folder} cannot be written: {error.strerror}",
                 hint="give another folder, or the right to write there",
             ) from error
-        newest = {file.lineage_hash: file for file in find_files(self._folder)}  # the last one wins
-        for file in newest.values():
-            metadata = read_metadata(file.path)
-            token = EventToken.parse(metadata[RESUME_KEY])
+        for file in _find_newest(self._folder):
+            token = EventToken.parse(read_metadata(file.path)[RESUME_KEY])
             self._lineages[token.lineage] = _Lineage(file.last, token, token)
 
     @property

@@ -9,24 +9,36 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from freshness import __version__
 from freshness.backends.database import connect
 from freshness.backends.schema import load_registry
 from freshness.config import load_config
-from freshness.errors import ConfigError, FreshnessError
+from freshness.errors import ConfigError, FreshnessError, NodeUnavailable
+from freshness.token import EventToken, compare
 from invalidator.app import Invalidator
 from invalidator.preflight import check_database
 from invalidator.status import find_subject, inspect, read_status
+
+if TYPE_CHECKING:
+    from invalidator.archive import ArchiveWriter
+    from invalidator.stream_access import OpenedStream
+
+STOP_SEEN_SECONDS: Final = 0.25
 
 app = typer.Typer(
     help="Keeps a cache of MySQL data fresh: follows the binlog and invalidates.",
@@ -38,6 +50,12 @@ app = typer.Typer(
 ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_CONFIG = Path("freshness.toml")
+_COUNTING: Final = (
+    SpinnerColumn(),
+    TextColumn("{task.description}"),
+    TimeElapsedColumn(),
+    TextColumn("{task.fields[shown]}"),
+)
 
 
 @app.command()
@@ -64,20 +82,28 @@ def run(
     signal.signal(signal.SIGHUP, lambda *_: _reload(invalidator, config))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: invalidator.stop())
-    service = None
-    if settings.http.listen is not None:
-        # Only here: the web framework takes longer to import than every other verb needs
-        from invalidator.http import HttpService, create_api
+    with ExitStack() as stack:
+        if settings.http.listen is not None:
+            # Only here: the web framework takes longer to import than every other verb needs
+            from invalidator.http import HttpService, create_api, read_access_token
 
-        service = HttpService(
-            create_api(invalidator, lambda: read_status(invalidator.config)), settings.http.listen
-        )
-        service.start()
-    try:
+            api = create_api(
+                invalidator,
+                lambda: read_status(invalidator.config),
+                access_token=read_access_token(settings),
+            )
+            service = HttpService(api, settings.http.listen)
+            service.start()
+            stack.callback(service.stop)
+        if settings.archive.path is not None:
+            from invalidator.record import Recorder
+            from invalidator.stream_access import StreamOpener
+
+            for keyspace in settings.keyspaces:
+                recorder = Recorder(StreamOpener(lambda: invalidator.config), keyspace)
+                recorder.start()
+                stack.callback(recorder.stop)
         invalidator.run()
-    finally:
-        if service is not None:
-            service.stop()
 
 
 def _reload(invalidator: Invalidator, path: Path) -> None:
@@ -159,6 +185,158 @@ def inspect_object(
     for title, value in answer.items():
         shown = _plain(value) if isinstance(value, Mapping | list) else value
         typer.echo(f"{title + ':':16}{shown}")
+
+
+KeyspaceName = Annotated[str | None, typer.Option("--keyspace", help="Needed where there are several.")]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", help='"now", a resume text, an event token, or a time such as 2026-01-31T12:00:00Z.'
+    ),
+]
+
+
+@app.command()
+def stream(
+    keyspace: KeyspaceName = None,
+    key_range: Annotated[str, typer.Option(help='Which keys, such as "-80".')] = "-",
+    since: Since = None,
+    skew: Annotated[
+        bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=0, help="End after so many lines; 0: never.")] = 0,
+    config: ConfigPath = DEFAULT_CONFIG,
+) -> None:
+    """Print every row change as a line of JSON, until SIGTERM or SIGINT."""
+    from invalidator.json_lines import LineWriter, encode_line
+    from invalidator.stream_access import StreamOpener
+
+    settings = load_config(config)
+    stopping = _stop_on_signals()
+    opened = StreamOpener(lambda: settings).open(keyspace, key_range, since or "now", minimize_skew=skew)
+    try:
+        out = LineWriter(opened.layouts, opened.stream.resume.format())
+        printed = 0
+        while not stopping.is_set():
+            message = opened.stream.poll(STOP_SEEN_SECONDS)
+            for line in out.lines(message) if message is not None else ():
+                sys.stdout.buffer.write(encode_line(line))
+                printed += 1
+                if printed == count:
+                    stopping.set()
+                    break
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # Whoever read it has enough; Python would complain once more when it closes the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        opened.stream.close()
+
+
+@app.command()
+def record(
+    out: Annotated[Path | None, typer.Option(help="Folder of the archive; default: archive.path.")] = None,
+    keyspace: KeyspaceName = None,
+    since: Since = None,
+    config: ConfigPath = DEFAULT_CONFIG,
+) -> None:
+    """Write every row change into an archive, until SIGTERM or SIGINT. An archive goes on where it ends."""
+    from invalidator.record import get_archive_path
+    from invalidator.record import record as write_archive
+    from invalidator.stream_access import StreamOpener
+
+    settings = load_config(config)
+    folder = get_archive_path(settings, out)
+    stopping = _stop_on_signals()
+    console = Console(stderr=True)
+    with Progress(*_COUNTING, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"recording into {folder}", total=None, shown="")
+
+        def report(archive: ArchiveWriter, opened: OpenedStream) -> None:
+            now = time.time_ns() // 1000
+            lag = (now - opened.stream.resume.min_timestamp_us) / 1e6
+            shown = f"{archive.transactions} transactions, {archive.rows_open} rows not on disk, {lag:.1f} s behind"
+            progress.update(task, shown=shown)
+
+        write_archive(StreamOpener(lambda: settings), folder, keyspace, since, stopping.is_set, report)
+
+
+@app.command()
+def replay(
+    path: Annotated[Path, typer.Argument(help="An archive, a part or a file of it, or JSON lines.")],
+    namespace: Annotated[
+        str, typer.Option(help='Namespace to replay into; default: the configured one with ".replay".')
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replay into a namespace that is in use: what it holds is lost.")
+    ] = False,
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Send a recorded stream through the invalidator's loop into the cache nodes, in a namespace of its own."""
+    from invalidator.replay import Replay, ReplayResult, open_recording
+
+    settings = load_config(config)
+    console = Console(stderr=True)
+    with Progress(*_COUNTING, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"replaying {path}", total=None, shown="")
+
+        def report(result: ReplayResult) -> None:
+            shown = f"{result.lineage}: {result.transactions} transactions, {result.keys} keys"
+            progress.update(task, shown=shown)
+
+        run = Replay(settings, open_recording(path), load_registry, namespace, force, report=report)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: run.stop())
+        results = run.run()
+    if as_json:
+        _print_json(
+            {"namespace": run.config.cache.namespace, "lineages": [each.to_json() for each in results]}
+        )
+    else:
+        for each in results:
+            typer.echo(
+                f"{each.lineage}: {each.transactions} transactions, {each.keys} keys invalidated,"
+                f" tables raised: {each.raised or 'none'}, up to {each.position}"
+            )
+    left_out = sorted({node for each in results for node in each.nodes_left_out})
+    if left_out:
+        raise NodeUnavailable(
+            f"not everything was acknowledged by {', '.join(left_out)}",
+            hint="see `invalidator status`; replay again with --force",
+        )
+
+
+@app.command("compare")
+def compare_tokens(
+    one: Annotated[str, typer.Argument(metavar="TOKEN")],
+    two: Annotated[str, typer.Argument(metavar="TOKEN")],
+    as_json: AsJson = False,
+) -> None:
+    """How the first event token stands to the second: older, equal, newer or unknown."""
+    tokens = EventToken.parse(one), EventToken.parse(two)
+    order = compare(*tokens).value
+    if not as_json:
+        typer.echo(order)
+        return
+    described = [
+        {
+            "lineage": token.lineage,
+            "shard": token.shard,
+            "epoch": token.epoch,
+            "timestamp": token.timestamp_us / 1e6,
+            "position": str(token.position),
+        }
+        for token in tokens
+    ]
+    _print_json({"order": order, "tokens": described})
+
+
+def _stop_on_signals() -> threading.Event:
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
 
 
 @app.command()

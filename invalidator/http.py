@@ -1,28 +1,55 @@
-"""The HTTP service of a running invalidator: liveness, readiness, metrics, status. FastAPI and uvicorn.
+"""The HTTP service of a running invalidator: liveness, readiness, metrics, status, and the update stream
+(``invalidator.serve``). FastAPI and uvicorn.
 
-Runs in a thread of its own and only ever reads; a slow client cannot slow the invalidator.
+Runs in a thread of its own; a slow client cannot slow the invalidator.
 """
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freshness import __version__
-from freshness.config import parse_host_port
+from freshness.config import Config, parse_host_port, read_password
 from freshness.errors import ConfigError
 from invalidator.app import Invalidator
+from invalidator.serve import Reload, StreamHub, add_routes
+from invalidator.stream_access import StreamOpener
+
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
+"""Answered without a token: they are for probes, and say nothing of the data."""
+
+GRACE_SECONDS: Final = 3
+STOP_SECONDS: Final = 8.0
 
 
-def create_api(invalidator: Invalidator, read_status: Callable[[], dict[str, Any]]) -> FastAPI:
-    """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.status``."""
+def create_api(
+    invalidator: Invalidator,
+    read_status: Callable[[], dict[str, Any]],
+    *,
+    access_token: str | None = None,
+    streams: StreamHub | None = None,
+    reload: Reload | None = None,
+) -> FastAPI:
+    """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.status``;
+    ``access_token``: what requests must bring; ``reload``: takes ``PUT /v1/topology`` over."""
     api = FastAPI(title="freshness invalidator", version=__version__)
+    hub = streams or StreamHub(StreamOpener(lambda: invalidator.config))
+    api.state.streams = hub
+    api.state.access_token = access_token
+    add_routes(api, hub, reload)
+    if access_token is not None:
+        api.add_middleware(TokenGate, access_token=access_token)
 
     @api.get("/healthz")
     def healthz() -> dict[str, str]:
@@ -72,11 +99,55 @@ def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
     return missing
 
 
+def read_access_token(config: Config) -> str | None:
+    """The first line of `http.token_file`; None where none is configured. Raises `ConfigError`."""
+    if config.http.token_file is None:
+        return None
+    try:
+        return read_password(config.path.parent / config.http.token_file)
+    except ConfigError as error:
+        raise ConfigError(f"http.token_file: {error.message}", hint="put a long random text there") from error
+
+
+class TokenGate:
+    """Lets requests pass that bring the token. In front of everything, the description of the service too."""
+
+    def __init__(self, app: ASGIApp, access_token: str) -> None:
+        self._app = app
+        self._expected = b"bearer " + access_token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        problem = {
+            "error": "Unauthorized",
+            "message": "this service demands its access token",
+            "hint": "send the header Authorization: Bearer TOKEN, with the token of http.token_file",
+        }
+        response = JSONResponse({"detail": problem}, 401, {"www-authenticate": "Bearer"})
+        await response(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        found = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(found) != 1:
+            return False
+        scheme, _, token = bytes(found[0]).partition(b" ")
+        return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._expected)
+
+
 class HttpService:
-    """Serves the API on ``listen`` ("host:port") until stopped. Raises `ConfigError` where it cannot listen."""
+    """Serves the API on ``listen`` ("host:port") until stopped. Raises `ConfigError` where it cannot listen, and for
+    an address other than loopback where the API demands no token."""
 
     def __init__(self, api: FastAPI, listen: str) -> None:
         host, port = parse_host_port(listen)
+        self._api = api
+        if getattr(api.state, "access_token", None) is None and not _is_loopback(host):
+            raise ConfigError(
+                f"http.listen = {listen}: not a loopback address, and no access token is demanded",
+                hint="set http.token_file, or listen on 127.0.0.1",
+            )
         try:
             self._socket = socket.create_server((host, port), family=_family(host))
         except OSError as error:
@@ -84,7 +155,14 @@ class HttpService:
                 f"http.listen = {listen}: {error.strerror or error}",
                 hint="choose another port, or leave it out",
             ) from error
-        settings = uvicorn.Config(api, host=host, port=port, log_level="warning", lifespan="off")
+        settings = uvicorn.Config(
+            api,
+            host=host,
+            port=port,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
@@ -92,8 +170,9 @@ class HttpService:
         self._thread.start()
 
     def stop(self) -> None:
+        self._api.state.streams.close()
         self._server.should_exit = True
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=STOP_SECONDS)
         self._socket.close()
 
     def _serve(self) -> None:
@@ -102,3 +181,12 @@ class HttpService:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -56,7 +56,9 @@ def make_registry(config: Config) -> dict[str, ObjectDefinition]:
 
 
 def token(number: int, shard: str = "-", *, epoch: int = 1, everything: bool = False) -> EventToken:
-    position = MysqlGtidSet.parse(f"{SOURCE}:1-{number}" if everything else f"{SOURCE}:{number}")
+    position = MysqlGtidSet.of(SOURCE, number) if number else MysqlGtidSet()
+    if everything and number:
+        position = MysqlGtidSet.parse(f"{SOURCE}:1-{number}")
     return EventToken(f"shop/{shard}", shard, epoch, NOW_US + number, position)
 
 

@@ -135,11 +135,17 @@ def test_the_command_line_is_documented_with_every_verb_and_option() -> None:
     assert set(documented) == set(verbs)
     for name, command in verbs.items():
         title = documented[name]
-        options = {option for one in command.params for option in one.opts if option.startswith("--")}
+        options = {
+            option
+            for one in command.params
+            for option in (*one.opts, *one.secondary_opts)
+            if option.startswith("--")
+        }
         arguments = [one for one in command.params if one.param_type_name == "argument"]
-        named = set(re.findall(r"^\* `(--[a-z-]+)", sections[title], re.MULTILINE))
+        lines = re.findall(r"^\* (`--.*?):", sections[title], re.MULTILINE)
+        named = {option for line in lines for option in re.findall(r"`(--[a-z-]+)", line)}
         assert named == options - {"--config"}, name
-        assert ("--config" in options) == (name != "version"), name
+        assert ("--config" in options) == (name not in ("compare", "version")), name
         assert len(title.split()) - 2 == len(arguments), f"arguments of {name}"
 
 
@@ -155,7 +161,7 @@ def test_every_address_of_the_http_service_is_documented(tmp_path: Path) -> None
     path.write_text(_snippets(CHECKOUT / "README.md", "toml")[0][1])
     api = create_api(Invalidator(load_config(path, ENVIRONMENT)), dict)
     served = {route.path for route in api.routes if isinstance(route, APIRoute)}
-    documented = set(re.findall(r"^\| `(/[^`]*)`", (DOCS / "metrics.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `(/[^`]*)`", (DOCS / "http.md").read_text(), re.MULTILINE))
     assert documented == served | {str(api.docs_url)}
 
 

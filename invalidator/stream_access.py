@@ -1,0 +1,254 @@
+"""Opens update streams on the configured servers: the composition root of everybody who reads the stream.
+
+The service, `invalidator stream` and `invalidator record` ask here. Each stream has sources of its own, so no reader
+slows another one, or the invalidator.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from freshness.backends.database import connect, translated
+from freshness.backends.schema import key_columns, keyspace_id, load_registry
+from freshness.config import Config, Keyspace, ServerAddress, Shard
+from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.keycolumn import KeyColumn
+from freshness.keyrange import KeyRange
+from freshness.registry import ObjectDefinition
+from freshness.request import Head
+from freshness.token import EventToken
+from invalidator.binlog import BinlogSource
+from invalidator.heartbeat import HeartbeatWriter
+from invalidator.json_lines import LayoutBook
+from invalidator.layout import Layouts, read_layouts
+from invalidator.replicas import ReplicaSource
+from invalidator.resume import Start, parse_start
+from invalidator.shard import KeyFinder
+from invalidator.source import Source
+from invalidator.update_stream import Access, UpdateStream
+from invalidator.worker import Primary
+
+PIECE_ROWS: Final = 1_000
+"""Rows of a huge transaction that are handed on at a time."""
+
+SOURCE_TRANSACTIONS_MAX: Final = 1_000
+SOURCE_ROWS_MAX: Final = 20_000
+"""What waits in the source of each shard, before the stream's own buffers."""
+
+START_SECONDS: Final = 20.0
+"""How long all shards together may take to say where they begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStream:
+    """A stream that has begun, and what its readers need. ``finder``: which cache items a change concerns."""
+
+    keyspace: Keyspace
+    stream: UpdateStream
+    layouts: LayoutBook
+    finder: KeyFinder
+    read_config: Callable[[], Config]
+
+    def follow(self) -> None:
+        """Take over the topology of a configuration that was loaded meanwhile. Raises `ConfigError` where the stream
+        cannot go on in it."""
+        keyspace = self.read_config().keyspaces.get(self.keyspace.name)
+        if keyspace is None:
+            raise ConfigError(f"keyspace {self.keyspace.name} is no longer configured")
+        self.stream.set_shards(keyspace.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpener:
+    """``read_config``: the configuration of now."""
+
+    read_config: Callable[[], Config]
+
+    def get_keyspace(self, name: str | None) -> Keyspace:
+        """Raises `ConfigError`: no such keyspace, or several and none is named."""
+        config = self.read_config()
+        if name is None and len(config.keyspaces) == 1:
+            return next(iter(config.keyspaces.values()))
+        if name is None or name not in config.keyspaces:
+            raise ConfigError(
+                "which keyspace?" if name is None else f"there is no keyspace {name!r}",
+                hint=f"one of {', '.join(config.keyspaces)}",
+            )
+        return config.keyspaces[name]
+
+    def open(
+        self,
+        keyspace_name: str | None = None,
+        key_range: str = "-",
+        since: str | Start = "now",
+        *,
+        minimize_skew: bool | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> OpenedStream:
+        """A stream that knows where it begins. ``since``: as `invalidator.resume.parse_start` reads it.
+
+        Raises `ConfigError` and `FormatError` for what was asked, `SourceUnavailable`, and what ends a stream:
+        `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
+        """
+        config, keyspace = self.read_config(), self.get_keyspace(keyspace_name)
+        start = parse_start(since) if isinstance(since, str) else since
+        definitions = {
+            name: each
+            for name, each in load_registry(config).items()
+            if each.config.keyspace == keyspace.name
+        }
+        finder = KeyFinder(definitions)
+        stream = UpdateStream(
+            keyspace,
+            _make_access(config, keyspace, finder.tables, definitions),
+            key_range=KeyRange.parse(key_range),
+            start=start,
+            minimize_skew=config.stream.minimize_skew if minimize_skew is None else minimize_skew,
+            rewind_seconds=config.stream.rewind_seconds,
+        )
+        try:
+            if not stream.wait_started(start_seconds):
+                errors = "; ".join(each.error for each in stream.status() if each.error)
+                raise SourceUnavailable(
+                    f"the stream did not begin within {start_seconds:g} s: {errors or 'no answer'}",
+                    hint="are the servers up? try again",
+                )
+        except BaseException:
+            stream.close()
+            raise
+        layouts = LayoutBook(partial(_read_layouts, {shard.name: shard for shard in keyspace.shards}))
+        return OpenedStream(keyspace, stream, layouts, finder, self.read_config)
+
+    def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken:
+        """All that the primary of a shard has executed by now, as a token. Raises `ConfigError`, `SourceUnavailable`,
+        `SourceUnsuitable`."""
+        keyspace = self.get_keyspace(keyspace_name)
+        shards = {shard.name: shard for shard in keyspace.shards}
+        if shard_name is None and len(shards) == 1:
+            shard_name = next(iter(shards))
+        if shard_name not in shards:
+            raise ConfigError(
+                "which shard?" if shard_name is None else f"there is no shard {shard_name!r}",
+                hint=f"one of {', '.join(shards)}",
+            )
+        now_us = time.time_ns() // 1000
+        shard = shards[shard_name]
+        head = _find_head(keyspace.flavor, shard)
+        return EventToken(shard.lineage, shard.name, head.epoch, now_us, head.position)
+
+    def describe_topology(self) -> dict[str, Any]:
+        """What is configured, without passwords."""
+        config = self.read_config()
+        return {
+            "cache": {
+                "backend": config.cache.backend,
+                "nodes": list(config.cache.nodes),
+                "namespace": config.cache.namespace,
+            },
+            "keyspaces": {name: _describe_keyspace(each) for name, each in config.keyspaces.items()},
+            "objects": {
+                name: {"keyspace": each.keyspace, "tables": list(each.tables)}
+                for name, each in config.objects.items()
+            },
+        }
+
+
+def _describe_keyspace(keyspace: Keyspace) -> dict[str, Any]:
+    sharding = keyspace.sharding
+    return {
+        "flavor": keyspace.flavor,
+        "sharding": None if sharding is None else {"column": sharding.column, "function": sharding.function},
+        "shards": [
+            {
+                "name": shard.name,
+                "lineage": shard.lineage,
+                "serving": shard.serving,
+                "continues": list(shard.continues),
+                "primary": str(shard.primary),
+                "replicas": [str(replica) for replica in shard.replicas],
+            }
+            for shard in keyspace.shards
+        ],
+    }
+
+
+def _make_access(
+    config: Config, keyspace: Keyspace, tables: frozenset[str], definitions: Mapping[str, ObjectDefinition]
+) -> Access:
+    def make_source(address: ServerAddress) -> Source:
+        return BinlogSource(
+            address,
+            keyspace.flavor,
+            tables,
+            piece_rows=PIECE_ROWS,
+            transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
+            rows_queued_max=SOURCE_ROWS_MAX,
+        )
+
+    def open_source(shard: Shard) -> Source:
+        if config.stream.replica_choice == "primary" or not shard.replicas:
+            return make_source(shard.primary)
+        return ReplicaSource(
+            shard.primary, shard.replicas, keyspace.flavor, config.stream.replica_choice, make_source
+        )
+
+    return Access(
+        open_source=open_source,
+        find_head=partial(_find_head, keyspace.flavor),
+        find_keyspace_id=_make_finder(keyspace, tables),
+    )
+
+
+def _make_finder(
+    keyspace: Keyspace, tables: frozenset[str]
+) -> Callable[[str, Mapping[str, object]], bytes] | None:
+    """Which keyspace id a row has; None where there is no sharding to tell by."""
+    sharding = keyspace.sharding
+    if sharding is None:
+        return None
+    columns = _read_columns(keyspace.serving_shards[0].primary, tables, sharding.column)
+
+    def find(table: str, row: Mapping[str, object]) -> bytes:
+        value = row[sharding.column]
+        if isinstance(value, bytes):
+            if table not in columns:
+                raise FormatError(f"the length of {table}.{sharding.column} is not known")
+            value = columns[table].pad(value)
+        return keyspace_id(sharding.function, value)
+
+    return find
+
+
+def _read_columns(address: ServerAddress, tables: frozenset[str], name: str) -> dict[str, KeyColumn]:
+    """The sharding column of each table. Raises `ConfigError` where one lacks it."""
+    connection = connect(address)
+    try:
+        return {table: key_columns(connection, address.database, table, name)[0] for table in tables}
+    except Exception as error:
+        raise translated(error, address, "reading the schema") from error
+    finally:
+        connection.close()
+
+
+def _find_head(flavor: str, shard: Shard) -> Head:
+    instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
+    epochs = HeartbeatWriter(shard.primary, flavor, instance, 0)
+    primary = Primary(shard, flavor, epochs.epoch)
+    try:
+        return primary.head()
+    finally:
+        primary.close()
+        epochs.close()
+
+
+def _read_layouts(shards: Mapping[str, Shard], name: str) -> Layouts:
+    if name not in shards:
+        raise SourceUnavailable(f"shard {name} is not of the configuration with which the stream was opened")
+    return read_layouts(shards[name].primary)
