@@ -20,6 +20,7 @@ from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
 from freshness.backend import CacheNode
 from freshness.backends import open_node as open_configured_node
+from freshness.backends import open_recorder
 from freshness.backends.codec import decode_value, encode_value
 from freshness.backends.database import Connection
 from freshness.backends.schema import key_columns, keyspace_id
@@ -90,6 +91,7 @@ class Cache:
             for name, definition in self._definitions.items()
         }
         self._placement = Placement(config.cache.nodes, config.cache.namespace)
+        self._recorder = open_recorder(config)
         self._local = threading.local()
 
     @classmethod
@@ -182,6 +184,8 @@ class Cache:
                 node.close()
         for database in self._databases.values():
             database.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -274,5 +278,6 @@ class Cache:
             fill_lease_ttl_seconds=settings.fill_lease_ttl_seconds,
             fill_wait_seconds=settings.fill_wait_ms / 1000,
             on_stale=settings.on_stale,
+            witness=self._recorder,
         )
         return _Reader(os.getpid(), nodes, BlockingDriver(nodes, self._sleep, load=self._load), context)

@@ -20,6 +20,7 @@ from freshness.invalidate import Event, invalidate
 from freshness.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, Membership
 from freshness.position import Position
 from freshness.request import Flow, InspectStorage, Procedure, Wait
+from freshness.witness import tell_invalidations, tell_publication
 
 RESENDS_MAX: Final = 3
 """How often one batch is sent again because its tombstones grew too old before its progress was stored (F65)."""
@@ -121,8 +122,11 @@ def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
         yield from _raise_floors(member, raised, batch)
     sent_at = member.clock()
     if keys:
+        sent_us = member.witness.now_us() if member.witness is not None else 0
         yield from _invalidate(member, keys, batch.streamed)
         _remember(member, sent_at, batch.streamed)
+        if member.witness is not None:
+            tell_invalidations(member.witness, member.node, member.joined_record(), keys, sent_us)
     member.note_sent(batch.streamed)
     if raised:
         yield from _wait_for_readers(member)
@@ -202,8 +206,11 @@ def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
                 continue
         record, applied, is_caught_up = _next_record(member, sent)
         target, member.target = member.target, None if is_caught_up else member.target
+        sent_us = member.witness.now_us() if member.witness is not None else 0
         if (yield from member.try_store(record)):
             member.applied, member.published_at = applied, now
+            if member.witness is not None:
+                tell_publication(member.witness, member.node, member.joined_record(), sent_us)
             if now - member.resume_written_at >= RESUME_SECONDS:
                 yield from member.write_resume()
             return True

@@ -393,6 +393,20 @@ class ArchiveConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryConfig:
+    """``[history]``: what is done to the cache, recorded as Parquet files by applications and invalidators, for the
+    audit."""
+
+    path: str | None = setting(
+        "Folder of the history, relative to this file; left out: nothing is recorded.", None
+    )
+    sample: float = setting(
+        "The share of items that is recorded, each of them completely.", 1.0, minimum=0, maximum=1
+    )
+    rotate_seconds: int = setting("A file is closed after so long.", 60, minimum=1, maximum=3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A whole, validated ``freshness.toml``. ``path``: the file; relative paths start at its folder."""
 
@@ -402,6 +416,7 @@ class Config:
     stream: StreamConfig
     http: HttpConfig
     archive: ArchiveConfig
+    history: HistoryConfig
     path: Path
 
     @property
@@ -443,6 +458,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("stream", StreamConfig),
     ("http", HttpConfig),
     ("archive", ArchiveConfig),
+    ("history", HistoryConfig),
 )
 
 

@@ -21,6 +21,7 @@ from freshness.config import (
     ArchiveConfig,
     CacheConfig,
     Config,
+    HistoryConfig,
     HttpConfig,
     Keyspace,
     ObjectConfig,
@@ -36,7 +37,7 @@ from freshness.config import (
 from freshness.errors import ConfigError, FormatError
 from freshness.keyrange import KeyRange
 
-Section = TypeVar("Section", CacheConfig, StreamConfig, HttpConfig, ArchiveConfig, Sharding)
+Section = TypeVar("Section", CacheConfig, StreamConfig, HttpConfig, ArchiveConfig, HistoryConfig, Sharding)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _NAME_EXPECTED = "1 to 60 of the characters A-Z a-z 0-9 _ . -"
@@ -80,7 +81,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def read(self, document: dict[str, Any]) -> Config:
-        known = ("cache", "keyspaces", "objects", "stream", "http", "archive")
+        known = ("cache", "keyspaces", "objects", "stream", "http", "archive", "history")
         self.refuse_unknown(document, known, "")
         cache = self.read_cache(self.section(document, "cache", required=True))
         keyspaces = self.read_keyspaces(self.section(document, "keyspaces", required=True))
@@ -88,9 +89,10 @@ class _Reader:
         stream = self.build(StreamConfig, self.section(document, "stream"), "stream")
         http = self.read_http(self.section(document, "http"))
         archive = self.build(ArchiveConfig, self.section(document, "archive"), "archive")
+        history = self.build(HistoryConfig, self.section(document, "history"), "history")
         if cache and stream:
             self.check_times(cache, stream)
-        if self.problems or not (cache and stream and http and archive):
+        if self.problems or not (cache and stream and http and archive and history):
             count = len(self.problems)
             report = "\n  ".join(self.problems)
             raise ConfigError(
@@ -104,6 +106,7 @@ class _Reader:
             stream=stream,
             http=http,
             archive=archive,
+            history=history,
             path=self.path,
         )
 

@@ -35,6 +35,7 @@ from freshness.request import (
     Stored,
     Version,
 )
+from freshness.witness import Witness
 
 CAS_ATTEMPTS_MAX: Final = 16
 """Lost races for a record before the membership is given up (I6)."""
@@ -87,7 +88,7 @@ class Membership:
     is known, since this membership has sent it, or holds it in ``old``. ``foreign``: what another invalidator has
     acknowledged and this one has not sent yet; the next write takes it for old (ADR 0016). ``target``: what must be
     applied before a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
-    ``opens_after``: heartbeats begun before that moment do not open it.
+    ``opens_after``: heartbeats begun before that moment do not open it. ``witness`` is told what was acknowledged.
     """
 
     node: str
@@ -113,6 +114,7 @@ class Membership:
     inspected_at: float = float("-inf")
     resume_version: Version | None = None
     resume_written_at: float = float("-inf")
+    witness: Witness | None = None
 
     def __post_init__(self) -> None:
         self.applied = self.old = self.known = empty_position(self.streamed.flavor)

@@ -40,6 +40,7 @@ from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.token import EventToken
 from freshness.value import value
 from freshness.view import NodeView
+from freshness.witness import Witness, tell_fill, tell_hit, tell_refusal
 
 _REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY))
 """Why an entry that is one of ours is no hit, and never will be for this key: a reader may take its place."""
@@ -106,6 +107,7 @@ class ReadContext:
     fill_lease_ttl_seconds: int
     fill_wait_seconds: float
     on_stale: Literal["bypass", "serve"]
+    witness: Witness | None = None
     views: dict[str, NodeView] = field(default_factory=dict)
 
 
@@ -187,6 +189,7 @@ def _look_up(
 ) -> Procedure[None]:
     """Hits get their `Read`; the others the version they observed, or why they must not be stored."""
     sent_at = context.clock()
+    sent_us = context.witness.now_us() if context.witness is not None else 0
     nodes = _by_node(entries)
     views: dict[str, NodeView | None] = {}
     flows = []
@@ -216,6 +219,10 @@ def _look_up(
         dead, stale = _judge(context, view, of_node, replies, max_staleness_seconds)
         if stale:
             yield from _serve_stale(context, node, stale)
+        if context.witness is not None:
+            for entry, reply in zip(of_node, replies, strict=False):
+                if entry.read is not None and isinstance(reply, Item):
+                    tell_hit(context.witness, entry.lookup, entry.read.outcome, reply, sent_us)
         if dead:
             yield from _claim(context, node, dead)
 
@@ -346,6 +353,10 @@ def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedu
             entry.read = Read(entry.refusal, value=row.value, tokens=row.tokens)
     yield from _fill(context, fills)
     yield from _drop_stubs([entry for entry in missing if entry.refusal is not None])
+    if context.witness is not None:
+        for entry, row in zip(missing, loaded, strict=True):
+            if entry.refusal is not None or entry.version is None:
+                tell_refusal(context.witness, entry.lookup, _answered(entry).outcome, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +408,8 @@ def _find_refusal(context: ReadContext, entry: _Pending, guard: _Guard, row: Loa
 
 def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guard, Loaded]]) -> Procedure[None]:
     """Step 4: store by CAS on the version observed in step 1."""
-    nodes: dict[str, list[tuple[_Pending, Loaded, Cas]]] = {}
+    witness = context.witness
+    nodes: dict[str, list[tuple[_Pending, _Guard, Loaded, Cas]]] = {}
     for entry, guard, row in fills:
         policy = entry.lookup.policy
         stamps = []
@@ -409,16 +421,20 @@ def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guard, Loaded]]
         data = Filled(tuple(stamps), entry.lookup.identity, value).encode()
         ttl = max(1, int(policy.value_ttl_seconds * (1 - 0.1 * context.jitter())))
         request = Cas(entry.lookup.item, data, _observed(entry), ttl)
-        nodes.setdefault(entry.lookup.node, []).append((entry, row, request))
+        nodes.setdefault(entry.lookup.node, []).append((entry, guard, row, request))
     if not nodes:
         return
-    flows = [Flow(node, tuple(cas for _, _, cas in of_node)) for node, of_node in nodes.items()]
+    flows = [Flow(node, tuple(cas for *_, cas in of_node)) for node, of_node in nodes.items()]
+    sent_us = witness.now_us() if witness is not None else 0
     answers = yield Flows(tuple(flows))
     for of_node, replies in zip(nodes.values(), answers, strict=True):
         failed = isinstance(replies, FreshnessError)
-        for place, (entry, row, _) in enumerate(of_node):
-            outcome = ReadOutcome.NODE_DOWN if failed else _stored(replies[place])
+        for place, (entry, guard, row, cas) in enumerate(of_node):
+            reply = None if failed else replies[place]
+            outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
             entry.read = Read(outcome, value=row.value, tokens=row.tokens)
+            if witness is not None:
+                tell_fill(witness, entry.lookup, outcome, guard.view.records, row, cas, reply, sent_us)
 
 
 def _stored(reply: object) -> ReadOutcome:

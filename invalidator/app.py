@@ -12,8 +12,9 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from freshness.backends import open_recorder
 from freshness.backends.schema import load_registry
 from freshness.config import Config
 from freshness.driver import running_clock
@@ -21,6 +22,9 @@ from freshness.errors import ConfigError, SourceUnavailable
 from freshness.registry import ObjectDefinition
 from invalidator.metrics import Metrics
 from invalidator.worker import Assignment, ShardWorker
+
+if TYPE_CHECKING:
+    from freshness.backends.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class Invalidator:
         self._running: dict[str, _Running] = {}
         self._next: Config | None = None
         self._is_stopping = False
+        self._recorder: Recorder | None = None
 
     @property
     def workers(self) -> list[ShardWorker]:
@@ -87,6 +92,7 @@ class Invalidator:
 
     def run(self) -> None:
         """Returns after `stop`. Raises what ended the last worker."""
+        self._recorder = open_recorder(self.config)
         try:
             self._assign(self.config)
             while not self._is_stopping:
@@ -97,6 +103,8 @@ class Invalidator:
                 threading.Event().wait(WATCH_SECONDS)
         finally:
             self._stop(list(self._running))
+            if self._recorder is not None:
+                self._recorder.close()
 
     # -- workers -------------------------------------------------------------------------------------------
 
@@ -125,7 +133,8 @@ class Invalidator:
 
     def _start(self, assignment: Assignment) -> None:
         lineage = assignment.shard.lineage
-        self._running[lineage] = _Running(ShardWorker(assignment, self.metrics.of_shard(lineage)))
+        worker = ShardWorker(assignment, self.metrics.of_shard(lineage), self._recorder)
+        self._running[lineage] = _Running(worker)
 
     def _stop(self, lineages: Collection[str]) -> None:
         stopping = [self._running.pop(lineage) for lineage in lineages]

@@ -22,6 +22,7 @@ from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
 from freshness.request import Procedure
+from freshness.witness import Witness
 from invalidator.source import UNREADABLE, Transaction
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class KeyFinder:
 
         In the order of the changes, so that a run can be repeated exactly.
         """
-        items: dict[bytes, None] = {}
+        # A source that was asked for keys has found them already.
+        items: dict[bytes, None] = dict.fromkeys(transaction.items)
         raised = {
             table: "; ".join(transaction.reasons) or "rows changed in a way that gives no keys"
             for table in sorted(transaction.raised_tables & self.tables)
@@ -131,8 +133,9 @@ class ShardInvalidator:
         nonce: Callable[[], bytes],
         find_heartbeat: FindHeartbeat,
         nothing: Position,
+        witness: Witness | None = None,
     ) -> ShardInvalidator:
-        members = {node: Membership(node, policy, clock, nonce, nothing) for node in nodes}
+        members = {node: Membership(node, policy, clock, nonce, nothing, witness=witness) for node in nodes}
         return cls(members, placement, finder, instance, clock, find_heartbeat, nothing)
 
     # -- membership ----------------------------------------------------------------------------------------

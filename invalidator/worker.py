@@ -28,6 +28,7 @@ from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
 from freshness.request import Head
+from freshness.witness import Witness
 from invalidator.binlog import BinlogSource
 from invalidator.heartbeat import HeartbeatWriter
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
@@ -107,6 +108,7 @@ class ShardWorker:
 
     assignment: Assignment
     metrics: ShardMetrics
+    witness: Witness | None = None
     last_error: str = ""
     is_streaming: bool = False
     invalidator: ShardInvalidator | None = None
@@ -192,6 +194,7 @@ class ShardWorker:
             nonce=lambda: secrets.token_bytes(LIFE_SIZE),
             find_heartbeat=pulse.find_begun,
             nothing=empty_position(task.flavor),
+            witness=self.witness,
         )
 
     def _sleep(self, seconds: float) -> None:

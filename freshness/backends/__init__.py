@@ -6,8 +6,14 @@ The cache nodes implement `freshness.backend.CacheNode`, pass one contract suite
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from freshness.backend import CacheNode
+from freshness.config import Config
 from freshness.errors import ConfigError
+
+if TYPE_CHECKING:
+    from freshness.backends.recorder import Recorder
 
 
 def open_node(backend: str, name: str) -> CacheNode:
@@ -24,3 +30,19 @@ def open_node(backend: str, name: str) -> CacheNode:
         f'cache.backend = "{backend}" cannot be opened by address',
         hint="an embedded cache is handed over by the program that embeds it: pass open_node=",
     )
+
+
+def open_recorder(config: Config) -> Recorder | None:
+    """The recorder that ``[history]`` asks for; None where nothing is recorded."""
+    history = config.history
+    if history.path is None:
+        return None
+    try:
+        from freshness.backends.recorder import Recorder
+    except ImportError as error:
+        raise ConfigError(
+            f"history.path = {history.path!r}: {error}",
+            hint="pip install 'freshness[history]', or leave it out",
+        ) from error
+    folder = config.path.parent / history.path
+    return Recorder(folder, sample=history.sample, rotate_seconds=history.rotate_seconds)

@@ -16,6 +16,7 @@ from freshness.config import (
     ArchiveConfig,
     CacheConfig,
     Config,
+    HistoryConfig,
     HttpConfig,
     Keyspace,
     ObjectConfig,
@@ -70,6 +71,7 @@ def config() -> Config:
         stream=Stream(),
         http=HttpConfig(),
         archive=ArchiveConfig(),
+        history=HistoryConfig(),
         path=None,  # type: ignore[arg-type]  # no file
     )
 

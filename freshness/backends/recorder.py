@@ -1,0 +1,255 @@
+"""The recorder of cache history: a witness that writes Parquet files beside the work, for the audit.
+
+Actions go into a bounded buffer; a thread turns them into rows and files. What does not fit is counted and told in
+the files as ``dropped``, so that an audit knows what it does not know. A file appears complete or not at all. After a
+fork each process records under a name of its own. Opened by the composition roots of ``appclient`` and
+``invalidator`` where ``history.path`` is set; needs the extra ``history``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from freshness import __version__
+from freshness.backends.codec import DIGEST_BYTES, decode_value, row_digest
+from freshness.errors import FormatError
+from freshness.history import ACTIONS, ACTIONS_VERSION, KIND_KEY, VERSION_KEY, Column
+from freshness.witness import Action
+
+log = logging.getLogger(__name__)
+
+KIND: Final = "actions"
+BUFFERED_MAX: Final = 100_000
+"""Actions that wait to be written. What comes beyond is dropped and counted (I6)."""
+
+FILE_ROWS_MAX: Final = 500_000
+WRITE_SECONDS: Final = 0.5
+STOP_SECONDS: Final = 10.0
+UNFINISHED: Final = ".unfinished"
+SAMPLE_SPACE: Final = 1 << 32
+
+_ARROW: Final[Mapping[str, pa.DataType]] = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "int64": pa.int64(),
+    "int32": pa.int32(),
+    "bool": pa.bool_(),
+    "list<binary>": pa.list_(pa.binary()),
+    "list<string>": pa.list_(pa.string()),
+}
+
+
+def make_schema(columns: Sequence[Column], kind: str, version: int) -> pa.Schema:
+    """Arrow's form of columns of `freshness.history`, with kind and version in the metadata."""
+    fields = [pa.field(column.name, _ARROW[column.type], column.nullable) for column in columns]
+    return pa.schema(fields, {KIND_KEY: kind, VERSION_KEY: str(version)})
+
+
+SCHEMA: Final = make_schema(ACTIONS, KIND, ACTIONS_VERSION)
+
+
+def hash_item(item: bytes) -> int:
+    """The signed 64-bit hash by which items are sampled and joined."""
+    return int.from_bytes(hashlib.blake2b(item, digest_size=8).digest(), "big", signed=True)
+
+
+class Recorder:
+    """``sample``: the share of items recorded, from 0 to 1. Safe for several threads. See `freshness.witness`.
+
+    It begins with the first action that it is told, and again after `close` and in a forked process, each time as
+    a client of its own.
+    """
+
+    def __init__(self, folder: Path, *, sample: float = 1.0, rotate_seconds: float = 60.0) -> None:
+        self._folder = folder
+        self._sample = round(sample * SAMPLE_SPACE)
+        self._rotate_seconds = rotate_seconds
+        self._process = 0
+        self._session: _Session | None = None
+        atexit.register(self.close)
+
+    # -- Witness -------------------------------------------------------------------------------------------
+
+    def wants(self, item: bytes) -> bool:
+        return hash_item(item) % SAMPLE_SPACE < self._sample
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def tell(self, action: Action) -> None:
+        if self._process != os.getpid():
+            # Forked: the parent has the thread and the file, and may have held the lock
+            self._process, self._lock, self._session = os.getpid(), threading.Lock(), None
+        with self._lock:
+            if self._session is None:
+                self._session = _Session(self._folder, self._rotate_seconds)
+            self._session.add(action)
+
+    def close(self) -> None:
+        """Write what waits, and end the file. Takes `STOP_SECONDS` at most."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+class _Session:
+    """One client in the history: a buffer, a thread, and its files."""
+
+    def __init__(self, folder: Path, rotate_seconds: float) -> None:
+        self._folder = folder
+        self._rotate_seconds = rotate_seconds
+        name = f"{socket.gethostname()[:40]}.{secrets.token_hex(4)}"
+        self._client = f"{name}/{os.getpid()}/{__version__}"
+        self._prefix = f"actions-{name}-{os.getpid()}"
+        self._lock = threading.Lock()
+        self._waiting: deque[Action] = deque()
+        self._dropped = 0
+        self._has_failed = False
+        self._sequence = 0
+        self._files = 0
+        self._file: _OpenFile | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        self._thread.start()
+
+    def add(self, action: Action) -> None:
+        with self._lock:
+            if len(self._waiting) < BUFFERED_MAX and not self._has_failed:
+                self._waiting.append(action)
+            else:
+                self._dropped += 1
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(WRITE_SECONDS):
+                self._write()
+            self._write()
+            self._close_file()
+        except (OSError, pa.ArrowException):
+            # The work goes on. The history ends here, without what waited: an audit sees a client that is cut off
+            log.exception("history is not recorded any more in %s", self._folder)
+            with self._lock:
+                self._has_failed = True
+                self._waiting.clear()
+
+    def _write(self) -> None:
+        with self._lock:
+            actions, self._waiting = self._waiting, deque()
+            dropped, self._dropped = self._dropped, 0
+        rows = [self._row(action) for action in actions]
+        if dropped:
+            rows.append(self._dropped_row(dropped))
+        if rows:
+            if self._file is None:
+                self._files += 1
+                self._file = _OpenFile(self._folder / f"{self._prefix}-{self._files:08d}.parquet")
+            self._file.add(rows)
+        if self._file is not None and (
+            self._file.rows >= FILE_ROWS_MAX or self._file.age_seconds() >= self._rotate_seconds
+        ):
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.finish()
+            self._file = None
+
+    def _row(self, action: Action) -> tuple[Any, ...]:
+        self._sequence += 1
+        lineages = list(action.traces)
+        traces = list(action.traces.values())
+        return (
+            self._client,
+            self._sequence,
+            action.kind,
+            action.outcome,
+            action.object_name,
+            list(action.tables),
+            action.item,
+            None if action.item is None else hash_item(action.item),
+            action.node,
+            lineages,
+            [str(trace.epoch) for trace in traces],
+            [trace.life for trace in traces],
+            ["" if trace.position is None else str(trace.position) for trace in traces],
+            ["" if trace.floor is None else str(trace.floor) for trace in traces],
+            _digest(action.payload),
+            action.is_absent,
+            _int64(action.version),
+            _int64(action.observed),
+            action.begin_us,
+            action.end_us,
+            1,
+        )
+
+    def _dropped_row(self, count: int) -> tuple[Any, ...]:
+        self._sequence += 1
+        now = time.time_ns() // 1000
+        nothing: list[Any] = []
+        head = (self._client, self._sequence, "dropped", "dropped", None, nothing, None, None, None)
+        return (*head, nothing, nothing, nothing, nothing, nothing, None, False, None, None, now, now, count)
+
+
+def _digest(payload: bytes | None) -> bytes | None:
+    """Of a row, what the archive says of the same row; of any other value, its encoding's."""
+    if payload is None:
+        return None
+    alone = hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()
+    try:
+        value = decode_value(payload)
+    except FormatError:
+        return alone
+    return (row_digest(value) if isinstance(value, dict) else None) or alone
+
+
+def _int64(version: int) -> int | None:
+    """A version as the node counts it, without the number of the connection above it."""
+    return version & 0x7FFF_FFFF_FFFF_FFFF or None
+
+
+class _OpenFile:
+    """A file that is being written, under a name that nobody reads."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._draft = path.with_name(path.name + UNFINISHED)
+        self._writer = pq.ParquetWriter(self._draft, SCHEMA, compression="zstd")
+        self._begun = time.monotonic()
+        self.rows = 0
+
+    def age_seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def add(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        columns = list(zip(*rows, strict=True))
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+        self.rows += len(columns[0])
+
+    def finish(self) -> None:
+        self._writer.close()
+        with self._draft.open("rb") as file:
+            os.fsync(file.fileno())
+        self._draft.replace(self._path)
