@@ -89,7 +89,8 @@ def find_position(
                 address.port,
             )
             return executed_position(connection, flavor)
-        return search(BinaryLog(connection, address, flavor), timestamp_us - round(margin * SECOND_US))
+        cut_us = timestamp_us - round(margin * SECOND_US)
+        return search(BinaryLog(connection, address, flavor), cut_us, int(now_us))
     except Exception as error:
         raise translated(error, address, "searching the binary log") from error
     finally:
@@ -175,7 +176,7 @@ def _read_mysql_mark(event: Event) -> Mark:
     return Mark(events.parse_mysql_gtid(event).position, time_us)
 
 
-def search(files: BinaryLog, cut_us: int) -> Position:
+def search(files: BinaryLog, cut_us: int, now_us: int) -> Position:
     """The position after which all lies that may have been committed later than ``cut_us``. See `find_position`.
 
     It takes as long as reading two log files at most: some 100,000 transactions a second.
@@ -183,7 +184,9 @@ def search(files: BinaryLog, cut_us: int) -> Position:
     names = files.files()
     if not names:
         raise StreamStopped(f"{files.name} has no binary log", hint="start the server with --log-bin")
-    return (_search_exact if files.flavor == "mysql" else _search_doubtful)(files, names, cut_us)
+    if files.flavor == "mysql":
+        return _search_exact(files, names, cut_us)
+    return _search_doubtful(files, names, cut_us, now_us)
 
 
 def _search_exact(files: BinaryLog, names: Sequence[str], cut_us: int) -> Position:
@@ -198,14 +201,14 @@ def _search_exact(files: BinaryLog, names: Sequence[str], cut_us: int) -> Positi
     raise _purged(files, names[0])
 
 
-def _search_doubtful(files: BinaryLog, names: Sequence[str], cut_us: int) -> Position:
+def _search_doubtful(files: BinaryLog, names: Sequence[str], cut_us: int, now_us: int) -> Position:
     """A file counts as one from before only if nothing in it says otherwise: a single session with a false time, or
     the time of a rotation, which is some session's, must not decide (F4)."""
     found: Position | None = None
     for name in reversed(names):
         start = files.start_of(name)
         begin, first = _read_head(files, name)
-        scan = scan_doubtful(_marks_of_one_file(files, name), start, cut_us)
+        scan = scan_doubtful(_marks_of_one_file(files, name), start, cut_us, now_us)
         if scan.is_cut:
             found = scan.position
         elif scan.position is not None:
@@ -264,18 +267,19 @@ class Scan:
     is_cut: bool
 
 
-def scan_doubtful(marks: Iterable[Mark], start: Position, cut_us: int) -> Scan:
+def scan_doubtful(marks: Iterable[Mark], start: Position, cut_us: int, now_us: int) -> Scan:
     """``start`` and the transactions before the last one whose time, not after ``cut_us``, was the latest so far.
 
-    Those behind it that seem to be older began early, or were given a time: when they were committed is unknown.
+    Those behind it that seem to be older began early, or were given a time: when they were committed is unknown. The
+    same goes for those whose time is yet to come.
     """
     position: Position | None = None
     reached, latest_us = start, 0
     for mark in marks:
         assert mark.position is not None
-        if mark.time_us > cut_us:
+        if cut_us < mark.time_us <= now_us:
             return Scan(position, is_cut=True)
-        if mark.time_us >= latest_us:
+        if latest_us <= mark.time_us <= cut_us:
             position, latest_us = reached, mark.time_us
         reached = reached.union(mark.position)
     return Scan(position, is_cut=False)

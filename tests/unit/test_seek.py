@@ -74,7 +74,12 @@ class FakeLog(BinaryLog):
         )
 
     def find(self, since: float, margin: float = MARGIN) -> Position:
-        return search(self, round((since - margin) * SECOND_US))
+        return search(self, round((since - margin) * SECOND_US), self.now_us())
+
+    def now_us(self) -> int:
+        """A moment after the last transaction."""
+        last = max((entry.committed for file in self.contents for entry in file.entries), default=0)
+        return round((last + 1) * SECOND_US)
 
     def assert_all_since(self, since: float, position: Position) -> None:
         entries = [entry for file in self.contents for entry in file.entries]
@@ -100,6 +105,11 @@ def test_mysql_finds_the_exact_place() -> None:
     assert log.find(10_000, 0) == log.prefix(6)
     assert log.find(350, 100) == log.prefix(2)
     assert log.find(99, 0).is_empty
+
+
+def test_a_clock_that_was_set_back_ends_the_search_at_the_first_later_time() -> None:
+    log = FakeLog("mysql", simple([100, 500, 200, 300]))
+    assert log.find(400, 0) == log.prefix(1)
 
 
 def test_mariadb_begins_with_the_last_one_from_before() -> None:
@@ -169,6 +179,14 @@ def test_a_long_statement_behind_others_is_streamed() -> None:
         log.assert_all_since(since, log.find(since))
 
 
+def test_a_time_that_is_yet_to_come_does_not_end_the_search() -> None:
+    entries = [Entry(second, second) for second in range(1_000, 1_200)]
+    entries.insert(50, Entry(1_050, 10**9))
+    log = FakeLog("mariadb", [LogFile(1_000, entries)])
+    assert log.find(1_190) == log.prefix(131)
+    log.assert_all_since(1_050, log.find(1_050))
+
+
 def test_a_false_time_after_an_idle_gap_is_streamed() -> None:
     log = FakeLog(
         "mariadb", [LogFile(0, [Entry(10, 10), Entry(20, 20), Entry(5_000, 1), Entry(5_001, 5_001)])]
@@ -200,7 +218,7 @@ def test_mysql_leaves_out_exactly_what_is_from_before(
     log = FakeLog("mysql", files)
     cut_us = round(since * SECOND_US)
     times = [log.time_us(entry) for file in files for entry in file.entries]
-    assert search(log, cut_us) == log.prefix(sum(time <= cut_us for time in times))
+    assert search(log, cut_us, log.now_us()) == log.prefix(sum(time <= cut_us for time in times))
 
 
 @settings(max_examples=150, deadline=None)
