@@ -37,7 +37,9 @@ from invalidator.transaction import TRANSACTION_ROWS_MAX
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS_MAX: Final = 10.0
-"""How long a replay that has come to its end waits for nodes that are out."""
+"""How long a replay waits, at its beginning and at its end, for nodes that are out."""
+
+JOIN_PAUSE_SECONDS: Final = 0.05
 
 NAMESPACE_SUFFIX: Final = ".replay"
 
@@ -306,14 +308,26 @@ class Replay:
                 case _:
                     return driver.answer(step)
 
+        absent = self._join_all(shard, answer)
         drive(loop, answer)
         result.position = str(source.position)
         result.nodes_left_out = [
             name
             for name, member in shard.members.items()
-            if not member.is_joined or not member.applied.contains(source.position)
+            if name in absent or not member.is_joined or not member.applied.contains(source.position)
         ]
         return result
+
+    def _join_all(self, shard: ShardInvalidator, answer: Callable[[Any], Any]) -> set[str]:
+        """Join all nodes before anything is sent: one that joins later begins there. Those that stayed away."""
+        deadline = running_clock() + ABSENT_SECONDS_MAX
+        while not self._is_stopping:
+            drive(shard.join_missing(), answer)
+            absent = {name for name, member in shard.members.items() if not member.is_joined}
+            if not absent or running_clock() > deadline:
+                return absent
+            time.sleep(JOIN_PAUSE_SECONDS)
+        return set(shard.members)
 
     def _create_invalidator(
         self, recording: Recording, objects: Mapping[str, ObjectDefinition]
