@@ -1,6 +1,6 @@
 """What is on its way from a source's reader thread to the caller: bounded, in order, and errors come last.
 
-Used by ``invalidator.binlog`` and ``invalidator.vstream``. Never drops anything: a full mailbox makes the reader
+Used by ``invalidator.vstream``. Never drops anything: a full mailbox makes the reader
 wait, and with it the server.
 """
 
@@ -17,23 +17,32 @@ from freshness.errors import FreshnessError
 
 TRANSACTIONS_QUEUED_MAX: Final = 5_000
 ROWS_QUEUED_MAX: Final = 100_000
-"""Rows in a mailbox. A single transaction may have more (`TRANSACTION_ROWS_MAX`); then it is alone there."""
+BYTES_QUEUED_MAX: Final = 64 << 20
+"""Rows in a mailbox, and bytes of their row events. A single transaction may have more; then it is alone there."""
 
 Mail = TypeVar("Mail")
 
 
 class Mailbox(Generic[Mail]):
-    """Bounded by the number of transactions and by their rows, which ``count_rows`` tells.
+    """Bounded by the number of transactions and by their rows and bytes, which ``measure`` tells.
 
     `put` and `fail` belong to the reader, `take` to the caller, `close` to either.
     """
 
-    def __init__(self, transactions_max: int, rows_max: int, count_rows: Callable[[Mail], int]) -> None:
+    def __init__(
+        self,
+        measure: Callable[[Mail], tuple[int, int]],
+        transactions_max: int = TRANSACTIONS_QUEUED_MAX,
+        rows_max: int = ROWS_QUEUED_MAX,
+        bytes_max: int = BYTES_QUEUED_MAX,
+    ) -> None:
+        self._measure = measure
         self._transactions_max = transactions_max
         self._rows_max = rows_max
-        self._count_rows = count_rows
+        self._bytes_max = bytes_max
         self._waiting: deque[Mail] = deque()
         self._rows = 0
+        self._bytes = 0
         self._error: FreshnessError | None = None
         self._is_closed = False
         self._changed = threading.Condition()
@@ -45,7 +54,7 @@ class Mailbox(Generic[Mail]):
             if self._is_closed:
                 return False
             self._waiting.append(mail)
-            self._rows += self._count_rows(mail)
+            self._count(mail, 1)
             self._changed.notify_all()
             return True
 
@@ -74,12 +83,20 @@ class Mailbox(Generic[Mail]):
                 # A new exception each time: one that is raised again keeps growing its traceback.
                 raise copy.copy(self._error) from self._error
             taken = [self._waiting.popleft() for _ in range(min(transactions_max, len(self._waiting)))]
-            self._rows -= sum(map(self._count_rows, taken))
+            for mail in taken:
+                self._count(mail, -1)
             self._changed.notify_all()
             return taken
 
+    def _count(self, mail: Mail, sign: int) -> None:
+        rows, size_bytes = self._measure(mail)
+        self._rows += sign * rows
+        self._bytes += sign * size_bytes
+
     def _has_room(self, mail: Mail) -> bool:
+        rows, size_bytes = self._measure(mail)
         return not self._waiting or (
             len(self._waiting) < self._transactions_max
-            and self._rows + self._count_rows(mail) <= self._rows_max
+            and self._rows + rows <= self._rows_max
+            and self._bytes + size_bytes <= self._bytes_max
         )

@@ -21,7 +21,7 @@ import grpc
 from freshness.errors import HistoryPurged, SourceUnavailable, SourceUnsuitable
 from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position
-from invalidator.mailbox import ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox
+from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.source import Transaction
 from invalidator.vstream_address import VtgateAddress
@@ -54,6 +54,7 @@ class VStream:
         bounds: Bounds = BOUNDS,
         transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
         rows_queued_max: int = ROWS_QUEUED_MAX,
+        bytes_queued_max: int = BYTES_QUEUED_MAX,
     ) -> None:
         """``tables``: each with the columns that are wanted of it (those of the keys), none for all of them.
 
@@ -66,7 +67,7 @@ class VStream:
         self._heartbeat_table = heartbeat_table
         self._silence_seconds = silence_seconds
         self._bounds = bounds
-        self._mailbox_bounds = (transactions_queued_max, rows_queued_max)
+        self._mailbox_bounds = (transactions_queued_max, rows_queued_max, bytes_queued_max)
         self._reader: Reader | None = None
         self._positions: dict[str, Position] = {}
 
@@ -106,9 +107,7 @@ class VStream:
                 for shard, position in start.items()
             },
         )
-        mailbox: Mailbox[ShardTransaction] = Mailbox(
-            *self._mailbox_bounds, lambda each: len(each.transaction.changes)
-        )
+        mailbox: Mailbox[ShardTransaction] = Mailbox(ShardTransaction.measure, *self._mailbox_bounds)
         self._positions = dict(start)
         self._reader = Reader(self._address, channel, call, splitter, mailbox)
         self._reader.start()

@@ -31,6 +31,7 @@ _PARTIAL_IMAGE = re.compile(r"partial row image encountered", re.IGNORECASE)
 _TLS = re.compile(
     r"CERTIFICATE_VERIFY_FAILED|WRONG_VERSION_NUMBER|certificate|handshake fail|SSL_ERROR", re.IGNORECASE
 )
+_UNDECODABLE = re.compile(r"deserializing response", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
 _DETAILS_CHARACTERS_MAX = 400
 
@@ -61,6 +62,10 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
     if _PARTICIPANTS.search(details):
         return StreamStopped(
             said, hint="the shards are being merged: open one stream with all shards of the keyspace"
+        )
+    if _UNDECODABLE.search(details):
+        return StreamStopped(
+            f"a response could not be decoded: {said}", hint="report it with the version of Vitess"
         )
     if _PARTIAL_IMAGE.search(details):
         return SourceUnsuitable(said, hint="set binlog_row_image=FULL on the tablets' servers")

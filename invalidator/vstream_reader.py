@@ -27,6 +27,10 @@ class ShardTransaction(NamedTuple):
     shard: str
     transaction: Transaction
 
+    def measure(self) -> tuple[int, int]:
+        """Its rows, and the bytes of their events."""
+        return len(self.transaction.changes), self.transaction.size_bytes
+
 
 class Splitter:
     """Hands each event to its shard, and notices when all shards of a journal have come to it."""
@@ -108,12 +112,11 @@ class Reader:
     def _run(self) -> None:
         try:
             for response in self._call:
-                self.heard_at = time.monotonic()
                 for event in response.events:
                     for done in self._splitter.add(event):
                         if not self.mailbox.put(done):
                             return
-                self.heard_at = time.monotonic()  # waiting for room in the mailbox is no silence of vtgate's
+                self.heard_at = time.monotonic()  # not before: waiting for room in the mailbox is no silence
             raise ended(self._address)
         except Exception as error:  # noqa: BLE001 - it must reach the caller, whatever it is
             self.mailbox.fail(self._describe(error))

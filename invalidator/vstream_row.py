@@ -64,13 +64,10 @@ def _read_change(table: str, fields: TableFields, change: pb.RowChange) -> RowCh
     before = _read_row(fields, change.before) if has_before else None
     after = _read_row(fields, change.after) if has_after else None
     if after is not None:
-        absent = _find_absent(fields.names, change.data_columns)
-        for name in absent:  # its length of -1 is no NULL
-            del after[name]
-            if (
-                before is not None and before[name] is None
-            ):  # not in the image before either, or NULL: who knows
-                del before[name]
+        for name in _find_absent(fields.names, change.data_columns):
+            del after[name]  # its length of -1 is no NULL
+            if before is not None and before[name] is None:
+                del before[name]  # NULL, or missing there, too: it cannot be told
         if any(change.json_partial_values.cols):
             # Instructions for the former document, not a document.
             after.update(dict.fromkeys(fields.json_names & after.keys(), UNREADABLE))

@@ -272,6 +272,7 @@ class ShardAssembler:
             frozenset(group.raised),
             tuple(group.heartbeats),
             tuple(group.reasons),
+            size_bytes=group.size_bytes,
         )
         return [*done, transaction]
 

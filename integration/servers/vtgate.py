@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,16 +62,21 @@ class Certificates:
 
 
 class Vtgate:
-    """From `start` to `stop`; also a context manager. ``requests``, ``logins``: what clients have sent so far."""
+    """From `start` to `stop`; also a context manager. ``requests``, ``logins``: what clients have sent so far.
+
+    ``then``: played for every stream after those of ``scripts``.
+    """
 
     def __init__(
         self,
         *scripts: Script,
+        then: Script | None = None,
         users: Mapping[str, str] | None = None,
         certificates: Certificates | None = None,
         wants_client_certificate: bool = False,
     ) -> None:
         self._scripts = list(scripts)
+        self._then = then
         self._users = users
         self._certificates = certificates
         self._wants_client_certificate = wants_client_certificate
@@ -79,11 +85,6 @@ class Vtgate:
         self.port = 0
         self.requests: list[pb.VStreamRequest] = []
         self.logins: list[dict[str, str]] = []
-
-    def add(self, script: Script) -> None:
-        """For the stream that is opened when all other scripts have been played."""
-        with self._lock:
-            self._scripts.append(script)
 
     def start(self) -> Self:
         """Listen, on the same port as before after a `stop`."""
@@ -130,14 +131,16 @@ class Vtgate:
             self.logins.append(login)
         self._refuse(request, login, context)
         with self._lock:
-            assert self._scripts, "no script is left"
-            script = self._scripts.pop(0)
+            script = self._scripts.pop(0) if self._scripts else self._then
+        assert script is not None, "no script is left"
         for step in script(request) if callable(script) else script:
             if isinstance(step, Fail):
                 context.abort(step.code, step.details)
             elif isinstance(step, Hold):
                 context.add_callback(step.released.set)
                 step.released.wait(HOLD_SECONDS_MAX)
+                if not context.is_active():
+                    return
             else:
                 yield step
 
@@ -157,6 +160,64 @@ class Vtgate:
                 )
             if entry.gtid not in ("", "current") and not entry.gtid.startswith("MySQL56/"):
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unknown GTIDSet flavor in {entry.gtid!r}")
+
+
+class Log:
+    """What one shard has executed: a script that sends what is behind the position of the request, and what comes.
+
+    ``ends_after``: vtgate ends each stream with this error after so many responses, as one that grew too old.
+    """
+
+    def __init__(self, shard: str = SHARD, *, ends_after: int = 0, end: Fail | None = None) -> None:
+        self._shard = shard
+        self._ends_after = ends_after
+        self._end = end
+        self._responses: list[tuple[int, pb.VStreamResponse]] = []
+        self._holds: list[Hold] = []
+        self._lock = threading.Lock()
+        self.last = 10
+
+    def append(self, *events: pb.VEvent) -> int:
+        """Commit a transaction with these events. Its number."""
+        with self._lock:
+            self.last += 1
+            self._responses.append((self.last, transaction(self.last, *events, shard=self._shard)))
+            self._release()
+            return self.last
+
+    def append_ddl(self, sql: str) -> int:
+        with self._lock:
+            self.last += 1
+            self._responses.append((self.last, ddl(self.last, sql, self._shard)))
+            self._release()
+            return self.last
+
+    def _release(self) -> None:
+        for hold in self._holds:
+            hold.released.set()
+        self._holds.clear()
+
+    def __call__(self, request: pb.VStreamRequest) -> Iterator[Step]:
+        (start,) = [entry.gtid for entry in request.vgtid.shard_gtids if entry.shard == self._shard]
+        number = int(start.rpartition("-")[2])
+        for sent in itertools.count(1):
+            if self._end is not None and sent > self._ends_after:
+                yield self._end
+            step = self._next(number)
+            while isinstance(step, Hold):
+                yield step
+                step = self._next(number)
+            number, response = step
+            yield response
+
+    def _next(self, number: int) -> tuple[int, pb.VStreamResponse] | Hold:
+        with self._lock:
+            for last, response in self._responses:
+                if last > number:
+                    return last, response
+            hold = Hold()
+            self._holds.append(hold)
+            return hold
 
 
 # -- events -----------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from invalidator.vstream_journal import ShardsMoved
 JOIN_SECONDS = 10.0
 
 
-def box(transactions_max: int = 10, rows_max: int = 100) -> Mailbox[int]:
-    """Of numbers, each of which is its own number of rows."""
-    return Mailbox(transactions_max, rows_max, int)
+def box(transactions_max: int = 10, rows_max: int = 100, bytes_max: int = 1000) -> Mailbox[int]:
+    """Of numbers, each of which is its own number of rows, of 10 bytes each."""
+    return Mailbox(lambda number: (number, 10 * number), transactions_max, rows_max, bytes_max)
 
 
 def test_what_goes_in_comes_out_in_order_and_at_most_as_many_as_wanted() -> None:
@@ -28,9 +28,12 @@ def test_what_goes_in_comes_out_in_order_and_at_most_as_many_as_wanted() -> None
     assert mailbox.take(0, 2) == []
 
 
-@pytest.mark.parametrize(("bounds", "held", "next_one"), [((2, 100), [1, 1], 1), ((9, 10), [4, 5], 2)])
+@pytest.mark.parametrize(
+    ("bounds", "held", "next_one"),
+    [((2, 100, 1000), [1, 1], 1), ((9, 10, 1000), [4, 5], 2), ((9, 100, 100), [4, 5], 2)],
+)
 def test_a_full_mailbox_makes_the_reader_wait(
-    bounds: tuple[int, int], held: list[int], next_one: int
+    bounds: tuple[int, int, int], held: list[int], next_one: int
 ) -> None:
     mailbox = box(*bounds)
     for number in held:

@@ -79,6 +79,7 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
         (Code.UNAVAILABLE, "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED", SourceUnsuitable),
         (Code.UNAVAILABLE, "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", SourceUnsuitable),
         (Code.INTERNAL, "not all journaling participants are in the stream: journal: id:7", StreamStopped),
+        (Code.INTERNAL, "Exception deserializing response!", StreamStopped),
         (Code.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (99 vs. 9)", StreamStopped),
     ],
 )

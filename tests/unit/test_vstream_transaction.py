@@ -319,7 +319,7 @@ def test_a_partial_image_leaves_columns_out_and_never_makes_them_null() -> None:
 def test_a_partial_json_value_is_unreadable() -> None:
     announced = fields("customers", (column("id", 265), column("doc", 2078)))
     partial = change(
-        image("5", "{}"), image("5", "JSON_SET(%s)"), json_partial_values=pb.Bitmap(count=1, cols=b"\x01")
+        image("5", "{}"), image("5", "[1]"), json_partial_values=pb.Bitmap(count=1, cols=b"\x01")
     )
     (done,) = play(transaction(11, announced, rows("customers", partial)))
     assert done.changes[0].before == {"id": 5, "doc": {}}
