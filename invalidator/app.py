@@ -51,7 +51,6 @@ class _Running:
     def __post_init__(self) -> None:
         name = self.worker.assignment.shard.lineage
         self.thread = threading.Thread(target=self._run, name=f"shard {name}", daemon=True)
-        self.thread.start()
 
     def _run(self) -> None:
         try:
@@ -134,7 +133,8 @@ class Invalidator:
     def _start(self, assignment: Assignment) -> None:
         lineage = assignment.shard.lineage
         worker = ShardWorker(assignment, self.metrics.of_shard(lineage), self._recorder)
-        self._running[lineage] = _Running(worker)
+        running = self._running[lineage] = _Running(worker)
+        running.thread.start()
 
     def _stop(self, lineages: Collection[str]) -> None:
         stopping = [self._running.pop(lineage) for lineage in lineages]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from appclient import Cache
-from appclient.database import Database
+from appclient.database import ShardDatabase
 from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.config import load_config
 from freshness.keycolumn import ColumnKind, KeyColumn
@@ -61,7 +61,7 @@ def nodes() -> Nodes:
 def cache(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     """Of a database in which no customer exists."""
     schema: list[Any] = [(KeyColumn("id", ColumnKind.INTEGER),)]
-    monkeypatch.setattr(Database, "run", lambda *_: schema.pop() if schema else ([], None))
+    monkeypatch.setattr(ShardDatabase, "run", lambda *_: schema.pop() if schema else ([], None))
     path = tmp_path / "freshness.toml"
     path.write_text(CONFIG)
     return Cache(load_config(path, {}), open_node=nodes.open)
