@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pymysql
 import pytest
 
-from freshness.backends.database import connect, executed_position
+from freshness.backends.database import Connection, connect, executed_position
+from freshness.backends.schema import key_columns
+from freshness.cachekey import KeyBuilder
 from freshness.config import ServerAddress
 from freshness.errors import FreshnessError, HistoryLost, SourceUnavailable, StreamStopped
 from freshness.position import Position, empty_position, parse_position
+from freshness.registry import ObjectDefinition
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.binlog import BinlogSource
@@ -601,23 +604,53 @@ def poll_until_error(source: BinlogSource, received: list[Transaction]) -> None:
         received += source.poll(1.0, 100)
 
 
-def test_compressed_events_stop_the_stream_after_what_came_before(own_server: DatabaseServer) -> None:
-    compress: dict[str, Callable[[], str]] = {
-        "mariadb": lambda: "SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10",
-        "mysql": lambda: "SET SESSION binlog_transaction_compression = ON",
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_compressed_events_are_read(own_server: DatabaseServer, is_keyed: bool) -> None:
+    run(own_server, "ALTER TABLE goods MODIFY v VARCHAR(2000)")
+    compress = {
+        "mariadb": "SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10",
+        "mysql": "SET SESSION binlog_transaction_compression = ON",
     }
-    with streaming(own_server) as stream:
+    with (
+        connect(address_of(own_server)) as connection,
+        streaming(own_server, definitions=definitions_of(connection) if is_keyed else None) as stream,
+    ):
         run(own_server, "INSERT INTO goods VALUES (1, 'a')")
-        with own_server.connect("shop") as connection, connection.cursor() as cursor:
-            cursor.execute(compress[own_server.flavor]())
-            cursor.execute("INSERT INTO goods VALUES (2, REPEAT('compressible', 1))")
-        received: list[Transaction] = []
-        with pytest.raises(StreamStopped) as caught:
-            poll_until_error(stream.source, received)
-    assert [(change.after or {})["id"] for change in changes_of(received)] == [1]
-    expected = {"mariadb": "log_bin_compress=OFF", "mysql": "binlog_transaction_compression=OFF"}
-    assert expected[own_server.flavor] in caught.value.hint
-    assert "event 1" in str(caught.value) or "event 40" in str(caught.value)
+        run(
+            own_server,
+            compress[own_server.flavor],
+            "INSERT INTO goods VALUES (2, REPEAT('compressible', 50)), (3, 'x')",
+            "UPDATE goods SET id = id + 10 WHERE id = 2",
+            "DELETE FROM goods WHERE v LIKE '%compressible%'",
+            f"TRUNCATE goods /* {'a comment that is long enough to be compressed ' * 9} */",
+        )
+        received = stream.read_up_to(head_of(own_server))
+    if is_keyed:
+        items = [each.items for each in received if each.items]
+        assert items == [
+            (b"n:goods:1",),
+            (b"n:goods:2", b"n:goods:3"),
+            (b"n:goods:2", b"n:goods:12"),
+            (b"n:goods:12",),
+        ]
+        assert changes_of(received) == []
+    else:
+        keys = [
+            ((each.before or {}).get("id"), (each.after or {}).get("id")) for each in changes_of(received)
+        ]
+        assert keys == [(None, 1), (None, 2), (None, 3), (2, 12), (12, None)]
+    assert raised_by(received) == {"goods"}
+    assert received[-1].reasons[0].startswith("statement: TRUNCATE")
+
+
+def definitions_of(connection: Connection, *tables: str) -> dict[str, ObjectDefinition]:
+    """An object over the primary key of each table, ``goods`` by default. Items are as in ``n:goods:1``."""
+    found = {}
+    for table in tables or ("goods",):
+        columns = key_columns(connection, "shop", table)
+        builder = KeyBuilder("n", table, columns)
+        found[table] = ObjectDefinition(cast(Any, None), cast(Any, None), builder, {table: columns})
+    return found
 
 
 def test_a_tagged_gtid_stops_the_stream() -> None:

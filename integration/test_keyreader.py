@@ -25,7 +25,7 @@ from integration.servers import DatabaseServer, Pair
 from integration.test_binlog import address_of
 from invalidator import event as events
 from invalidator.binlog import BinlogSource
-from invalidator.keyreader import OPERATIONS, KeyedRows, KeyReader
+from invalidator.keyreader import OPERATIONS, KeyReader
 from invalidator.packets import PacketReader, check_sum
 from invalidator.rows import ChangedRows, RowDecoder
 from invalidator.shard import _items_of
@@ -66,7 +66,7 @@ def read_log(server: DatabaseServer, start: Position) -> list[bytes]:
 class Decoded:
     """What both decoders make of the log of one statement, event by event."""
 
-    keyed: list[KeyedRows] = field(default_factory=list)
+    keyed: list[ChangedRows] = field(default_factory=list)
     full: list[ChangedRows] = field(default_factory=list)
 
     @property
@@ -95,7 +95,7 @@ def decode(flavor: str, packets: Sequence[bytes], definitions: Mapping[str, Obje
             rows.map_table(event)
         elif kind in OPERATIONS:
             event = events.parse_event(packet, has_checksum=True)
-            decoded.keyed.append(cast(KeyedRows, keys.read_rows(event)))
+            decoded.keyed.append(keys.read_rows(event))
             if kind in events.ROW_EVENTS:
                 decoded.full.append(rows.read_rows(event))
     return decoded

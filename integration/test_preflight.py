@@ -64,8 +64,6 @@ def test_a_server_as_it_should_be_has_no_error(server: DatabaseServer) -> None:
         ("mysql", "binlog_row_image", "NOBLOB", ("error", "F35")),
         ("mariadb", "binlog_row_metadata", "NO_LOG", ("error", "F27")),
         ("mysql", "binlog_row_metadata", "MINIMAL", ("error", "F27")),
-        ("mariadb", "log_bin_compress", "ON", ("error", "F27")),
-        ("mysql", "binlog_transaction_compression", "ON", ("error", "F27")),
         ("mariadb", "gtid_strict_mode", "OFF", ("error", "F59")),
         ("mysql", "gtid_mode", "ON_PERMISSIVE", ("error", "F29")),
         ("mariadb", "sync_binlog", "0", ("warning", "F55")),

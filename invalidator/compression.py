@@ -21,18 +21,32 @@ QUERY_COMPRESSED: Final = 165
 PLAIN_KINDS: Final = {166: 23, 167: 24, 168: 25, 169: 30, 170: 31, 171: 32}
 """Compressed row events of MariaDB, and what they are without compression."""
 
+_SECOND_VERSION: Final = 30
+_UPDATES: Final = (24, 31)
+
 EVENT_BYTES_MAX: Final = 1 << 30
 """Of one event when it is unpacked; both servers bound an event to this."""
 
+_KIND_PLACE: Final = 5
+_SIZE_PLACE: Final = 10
 _HEADER: Final = struct.Struct("<IBIIIH")
 _PAYLOAD_END, _PAYLOAD_SIZE, _PAYLOAD_METHOD, _PAYLOAD_LENGTH = range(4)
 _METHOD_ZSTD: Final = 0
 _METHOD_NONE: Final = 255
 
 
-def unpack_rows(event: Event, start: int) -> Event:
-    """The row event without compression. ``start``: where its rows begin, behind the bitmaps."""
-    return _replaced(event, PLAIN_KINDS[event.kind], start)
+def unpack_rows(event: Event) -> Event:
+    """The row event without compression: only its rows are compressed, which begin behind the bitmaps."""
+    kind = PLAIN_KINDS[event.kind]
+    try:
+        place = event.start + 8
+        if kind >= _SECOND_VERSION:
+            place += int.from_bytes(event.packet[place : place + 2], "little")
+        count, place = read_packed(event.packet, place)
+    except (IndexError, FormatError) as error:
+        raise _damaged(event, "it is shorter than its head") from error
+    bitmaps = 2 if kind in _UPDATES else 1
+    return _replaced(event, kind, place + bitmaps * ((count + 7) >> 3))
 
 
 def unpack_query(event: Event, post_header_length: int = 13) -> Event:
@@ -46,7 +60,12 @@ def unpack_query(event: Event, post_header_length: int = 13) -> Event:
 
 
 def unpack_transaction(event: Event) -> Iterator[bytes]:
-    """The events of a TRANSACTION_PAYLOAD as packets (with the OK byte) without checksums, one after the other."""
+    """The events of a TRANSACTION_PAYLOAD as packets (with the OK byte), one after the other.
+
+    They have no checksums. Where the events of the log have one, zero bytes stand in its place, so that all can be
+    read alike.
+    """
+    trailer = bytes(len(event.packet) - event.end)
     method, length, content = _read_payload(event)
     if method == _METHOD_NONE:
         reader: Any = io.BytesIO(content)
@@ -60,7 +79,8 @@ def unpack_transaction(event: Event) -> Iterator[bytes]:
         size = _HEADER.unpack(header)[3]
         if not _HEADER.size <= size <= min(EVENT_BYTES_MAX, length - done):
             raise _damaged(event, f"an event of {size} bytes in {length - done}")
-        yield b"\0" + header + _read_exactly(event, reader, size - _HEADER.size)
+        body = _read_exactly(event, reader, size - _HEADER.size)
+        yield _resized(b"\0" + header + body + trailer)
         done += size
 
 
@@ -113,12 +133,19 @@ def _read_exactly(event: Event, reader: Any, size: int) -> bytes:
 
 
 def _replaced(event: Event, kind: int, start: int) -> Event:
-    """The event with another number and with what is compressed from ``start`` on unpacked; without a checksum."""
+    """The event with another number, and with what is compressed from ``start`` on unpacked. Its checksum is void."""
     if start >= event.end:
         raise _damaged(event, "nothing is compressed in it")
     content = _inflate(event, event.packet[start : event.end])
-    packet = event.packet[:start] + content
-    return event._replace(kind=kind, packet=packet, end=len(packet))
+    head = event.packet[:_KIND_PLACE] + bytes((kind,)) + event.packet[_KIND_PLACE + 1 : start]
+    trailer = event.packet[event.end :]
+    packet = _resized(head + content + trailer)
+    return event._replace(kind=kind, packet=packet, end=len(packet) - len(trailer))
+
+
+def _resized(packet: bytes) -> bytes:
+    """The packet with its own length in the event's header."""
+    return packet[:_SIZE_PLACE] + (len(packet) - 1).to_bytes(4, "little") + packet[_SIZE_PLACE + 4 :]
 
 
 def _inflate(event: Event, data: bytes) -> bytes:

@@ -59,15 +59,7 @@ HARMLESS: Final = frozenset(
 REMEDIES: Final[dict[int, tuple[str, str]]] = {
     26: ("INCIDENT", "the server lost events of its own log; rebuild the cache: end the lives of all nodes"),
     34: ("ANONYMOUS_GTID", "a transaction without a GTID: set gtid_mode=ON on the server"),
-    40: ("TRANSACTION_PAYLOAD", "set binlog_transaction_compression=OFF, also in every session"),
     42: ("GTID_TAGGED", "tagged GTIDs are not supported: do not set gtid_next='AUTOMATIC:tag'"),
-    165: ("QUERY_COMPRESSED", "set log_bin_compress=OFF, also in every session"),
-    166: ("WRITE_ROWS_COMPRESSED_V1", "set log_bin_compress=OFF, also in every session"),
-    167: ("UPDATE_ROWS_COMPRESSED_V1", "set log_bin_compress=OFF, also in every session"),
-    168: ("DELETE_ROWS_COMPRESSED_V1", "set log_bin_compress=OFF, also in every session"),
-    169: ("WRITE_ROWS_COMPRESSED", "set log_bin_compress=OFF, also in every session"),
-    170: ("UPDATE_ROWS_COMPRESSED", "set log_bin_compress=OFF, also in every session"),
-    171: ("DELETE_ROWS_COMPRESSED", "set log_bin_compress=OFF, also in every session"),
 }
 
 IGNORABLE_FLAG: Final = 0x80

@@ -96,18 +96,29 @@ class TablePlan:
             ]
             for target, places in zip(targets, self._places, strict=True)
         ]
-        self._codes: dict[Shape, _Code] = {}
+        self._codes: dict[Shape, Code] = {}
+        self.heads: dict[tuple[int, bytes], Code] = {}
+        """By the number of a row event and its bytes between flags and rows; `head_bytes` says how many."""
+        self.head_bytes: dict[int, int] = {}
         json = sum(column.kind == types.JSON for column in columns)
         self.json_bits = (json + 7) // 8
 
-    def find_code(self, shape: Shape) -> _Code:
+    def find_code(self, shape: Shape) -> Code:
         """The reader of events of this shape. Raises `FormatError` where they do not hold the keys."""
         code = self._codes.get(shape)
         if code is None:
             if len(self._codes) >= CODES_MAX:
                 self._codes.clear()
-            code = self._codes[shape] = _Code(self, shape)
+                self.heads.clear()
+            code = self._codes[shape] = Code(self, shape)
         return code
+
+    def remember_head(self, kind: int, head: bytes, code: Code) -> None:
+        """Rows of this kind that begin like this are read by ``code``."""
+        if len(self.heads) >= CODES_MAX:
+            self.heads.clear()
+        self.head_bytes[kind] = len(head)
+        self.heads[kind, head] = code
 
     def present(self, bitmap: bytes) -> tuple[int, ...]:
         return tuple(place for place in range(len(self.columns)) if bitmap[place >> 3] >> (place & 7) & 1)
@@ -248,7 +259,7 @@ class TablePlan:
         return f"[i if len(i) <= {ITEM_BYTES_MAX} else shorten(i) for i in {listed}]"
 
 
-class _Code:
+class Code:
     """The compiled function of one shape, made anew when rows with other NULL patterns come."""
 
     def __init__(self, plan: TablePlan, shape: Shape) -> None:
@@ -264,6 +275,8 @@ class _Code:
 
     def read(self, packet: bytes, start: int, end: int) -> list[bytes]:
         """The items of all rows from ``start`` to ``end``. Raises whatever the bytes lead to."""
+        if start >= end:
+            raise FormatError("a row event without rows")
         items = self._read(packet, start, end)
         if self._before.fresh or (self._after is not None and self._after.fresh):
             self._learn()

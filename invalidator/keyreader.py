@@ -1,7 +1,7 @@
 """Row events to the cache items that they concern, without decoding the rest of their rows.
 
 Stands where `invalidator.rows.RowDecoder` stands and has its surface, for a consumer that wants keys alone: a row
-event gives `KeyedRows` with the items of both images, for every object that has the table. Rows of the heartbeat
+event gives `ChangedRows` with the items of both images, for every object that has the table. Rows of the heartbeat
 table still go through the other decoder. A row that gives no key is never skipped: the event's ``problem`` says
 so, no item of the event is used, and the table is raised. Called by ``invalidator.decoder``.
 """
@@ -33,10 +33,12 @@ OPERATIONS: Final[Mapping[int, Operation]] = {
 }
 """Every row event, with the compressed ones."""
 
-_NO_TABLE: Final = 0xFFFFFF
-_STATEMENT_END: Final = 1
+STATEMENT_END: Final = 1
+"""The flag of the last row event of a statement."""
+
+_NO_TABLE: Final = b"\xff\xff\xff\0\0\0"
 _PARTIAL_UPDATE: Final = 39
-_FIRST_VERSION: Final = frozenset((23, 24, 25, 166, 167, 168))
+_FIRST_VERSION: Final = frozenset((23, 24, 25))
 _NAMES_START: Final = 8
 
 
@@ -45,13 +47,6 @@ class KeyedTable(MappedTable):
     """A table whose keys are read by ``plan``; None where its rows concern no object, or with a ``problem``."""
 
     plan: TablePlan | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyedRows(ChangedRows):
-    """One row event as the items that it concerns. ``changes`` is empty."""
-
-    items: list[bytes] | tuple[()] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +77,7 @@ class KeyReader:
         self._targets = find_targets(definitions)
         self._heartbeats = RowDecoder(flavor, database, frozenset((heartbeat_table,)))
         self._names_start = _NAMES_START
-        self._mapped: dict[int, MappedTable] = {}
+        self._mapped: dict[bytes, MappedTable] = {}
         self._layouts: dict[bytes, _Layout] = {}
 
     def start_file(self, description: FormatDescription) -> None:
@@ -100,7 +95,7 @@ class KeyReader:
     def map_table(self, event: Event) -> MappedTable:
         """See `RowDecoder.map_table`."""
         body = event.packet[event.start : event.end]
-        table_id = int.from_bytes(body[:6], "little")
+        table_id = body[:6]
         known = self._mapped.get(table_id)
         if known is not None and known.body == body:
             return known
@@ -112,35 +107,41 @@ class KeyReader:
         self._mapped[table_id] = table
         return table
 
+    def find_table(self, body: bytes) -> KeyedTable | None:
+        """The table of the body of a table map, where the very same is known and is not the heartbeat table."""
+        known = self._mapped.get(body[:6])
+        return known if isinstance(known, KeyedTable) and known.body == body else None
+
     def read_rows(self, event: Event) -> ChangedRows:
         """See `RowDecoder.read_rows`. Raises `StreamStopped` too for a compressed event that cannot be unpacked."""
         kind, packet, start, end = event.kind, event.packet, event.start, event.end
         if end < start + 8:
             raise StreamStopped(f"row event {kind} at {event.log_pos} is shorter than its head")
         op = OPERATIONS[kind]
-        table_id = int.from_bytes(packet[start : start + 6], "little")
-        ends_statement = bool(packet[start + 6] & _STATEMENT_END)
+        table_id = packet[start : start + 6]
+        ends_statement = bool(packet[start + 6] & STATEMENT_END)
         if table_id == _NO_TABLE:
             return ChangedRows(None, op, ends_statement)
         table = self._mapped.get(table_id)
         if table is None:
+            number = int.from_bytes(table_id, "little")
             raise StreamStopped(
-                f"row event at {event.log_pos} for table number {table_id}, which was not announced",
+                f"row event at {event.log_pos} for table number {number}, which was not announced",
                 hint="the stream was joined inside a transaction: resume from a GTID position (F61)",
             )
         if not isinstance(table, KeyedTable):
             return self._heartbeats.read_rows(event)
         plan = table.plan
         if plan is None:
-            return KeyedRows(table, op, ends_statement, problem=table.problem)
+            return ChangedRows(table, op, ends_statement, problem=table.problem, items=[])
         try:
             items = read_items(plan, event)
         except StreamStopped:
             raise
         except Exception as error:  # noqa: BLE001 - whatever does not add up, the table is raised
             problem = f"rows of {table.name} at {event.log_pos} give no keys: {_describe(error)}"
-            return KeyedRows(table, op, ends_statement, problem=problem)
-        return KeyedRows(table, op, ends_statement, items=items)
+            return ChangedRows(table, op, ends_statement, problem=problem, items=[])
+        return ChangedRows(table, op, ends_statement, items=items)
 
     def _read_table(self, event: Event, body: bytes) -> MappedTable:
         rest = body[_NAMES_START:]
@@ -172,6 +173,23 @@ class KeyReader:
 
 def read_items(plan: TablePlan, event: Event) -> list[bytes]:
     """The items of a row event. Raises anything where its bytes do not add up."""
+    if event.kind in PLAIN_KINDS:
+        event = unpack_rows(event)
+    packet, kind, start = event.packet, event.kind, event.start + 8
+    length = plan.head_bytes.get(kind, 0)
+    # The usual head was seen before, byte by byte.
+    code = plan.heads.get((kind, packet[start : start + length]))
+    if code is not None:
+        return code.read(packet, start + length, event.end)
+    shape, place = _read_head(plan, event)
+    code = plan.find_code(shape)
+    if kind not in plan.head_bytes or place == start + length:
+        plan.remember_head(kind, packet[start:place], code)
+    return code.read(packet, place, event.end)
+
+
+def _read_head(plan: TablePlan, event: Event) -> tuple[Shape, int]:
+    """How the rows are laid out, and where they begin."""
     packet, kind = event.packet, event.kind
     place = event.start + 8
     if kind not in _FIRST_VERSION:
@@ -189,12 +207,9 @@ def read_items(plan: TablePlan, event: Event) -> list[bytes]:
     if OPERATIONS[kind] == "update":
         after = packet[place : place + size]
         place += size
-    if place >= event.end:
-        raise FormatError("a row event without rows")
-    code = plan.find_code(Shape(before, after, plan.json_bits if kind == _PARTIAL_UPDATE else -1))
-    if kind in PLAIN_KINDS:
-        event = unpack_rows(event, place)
-    return code.read(event.packet, place, event.end)
+    if place > event.end:
+        raise FormatError("a row event shorter than its head")
+    return Shape(before, after, plan.json_bits if kind == _PARTIAL_UPDATE else -1), place
 
 
 def _read_name(body: bytes, place: int) -> tuple[str, int]:

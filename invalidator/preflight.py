@@ -7,6 +7,7 @@ Called by ``invalidator check`` and before every start.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -133,9 +134,12 @@ def _check_log(server: _Server) -> Iterator[Finding]:
         yield server.error(
             "F29", f"gtid_mode is {server['gtid_mode']}", "set gtid_mode=ON and enforce_gtid_consistency=ON"
         )
-    for name in ("log_bin_compress", "binlog_transaction_compression"):
-        if server.is_on(name):
-            yield server.error("F27", f"{name} is ON: its events cannot be read", f"SET GLOBAL {name} = OFF")
+    if server.is_on("binlog_transaction_compression") and importlib.util.find_spec("zstandard") is None:
+        yield server.error(
+            "F27",
+            "binlog_transaction_compression is ON, and the package zstandard is not installed",
+            "install zstandard (extra compression), or SET GLOBAL binlog_transaction_compression = OFF",
+        )
     if server["sync_binlog"] != "1":
         yield server.warning(
             "F55",

@@ -61,13 +61,17 @@ class MappedTable:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """One row event. ``table`` is None where it only ends a statement. With a ``problem`` the rows are not known."""
+    """One row event. ``table`` is None where it only ends a statement. With a ``problem`` the rows are not known.
+
+    ``items``: the cache items that its rows concern, where those were asked for instead of ``changes``, else None.
+    """
 
     table: MappedTable | None
     op: Operation
     ends_statement: bool
     changes: tuple[RowChange, ...] = ()
     problem: str = ""
+    items: list[bytes] | None = None
 
 
 class _Server:

@@ -80,6 +80,9 @@ class Transaction:
     that it was committed and may enter a position. Pieces without a last one are void: the transaction comes again
     from its first row, or never was. ``is_prepared``: an XA PREPARE (told by the last piece), whose rows are not
     visible and come again with the GTID of the commit, if there is one. ``size_bytes``: of its row events.
+
+    A source that was asked for keys delivers ``items``, the cache items that the changed rows concern (a row may
+    concern several, and an item may be named twice), and no ``changes``; ``first_row`` then counts items.
     """
 
     position: Position
@@ -92,6 +95,7 @@ class Transaction:
     is_last: bool = True
     is_prepared: bool = False
     size_bytes: int = field(default=0, compare=False)
+    items: tuple[bytes, ...] = ()
 
 
 class Source(Protocol):

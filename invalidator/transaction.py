@@ -64,6 +64,8 @@ class _Group:
     start: GroupStart
     in_transaction: bool
     changes: list[RowChange] = field(default_factory=list)
+    items: list[bytes] = field(default_factory=list)
+    tables_of_items: set[str] = field(default_factory=set)
     raised: set[str] = field(default_factory=set)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -75,6 +77,15 @@ class _Group:
     announced: set[str] = field(default_factory=set)
     with_rows: set[str] = field(default_factory=set)
     shrunk: set[str] = field(default_factory=set)
+
+    @property
+    def rows(self) -> int:
+        """Changes or items: what is bounded."""
+        return len(self.changes) + len(self.items)
+
+    @property
+    def tables(self) -> set[str]:
+        return self.tables_of_items | {change.table for change in self.changes}
 
     def raise_tables(self, tables: frozenset[str] | set[str], reason: str) -> None:
         if tables:
@@ -98,12 +109,14 @@ class _Group:
             is_last,
             is_prepared,
             self.size_bytes,
+            tuple(self.items),
         )
         if not is_last or is_prepared:
-            self.rows_handed_out += len(self.changes)
-            self.tables_handed_out |= self.raised | {change.table for change in self.changes}
-            for part in (self.changes, self.raised, self.heartbeats, self.reasons):
+            self.rows_handed_out += self.rows
+            self.tables_handed_out |= self.raised | self.tables
+            for part in (self.changes, self.items, self.tables_of_items, self.raised, self.heartbeats):
                 part.clear()
+            self.reasons.clear()
             self.size_bytes = 0
         return taken
 
@@ -112,6 +125,11 @@ class _Group:
 class _Prepared:
     changes: tuple[RowChange, ...]
     raised: frozenset[str]
+    items: tuple[bytes, ...]
+
+    @property
+    def rows(self) -> int:
+        return len(self.changes) + len(self.items)
 
 
 class TransactionAssembler:
@@ -139,6 +157,16 @@ class TransactionAssembler:
         self._group: _Group | None = None
         self._prepared: dict[Xid, _Prepared] = {}
         self._prepared_rows = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transaction is being read."""
+        return self._group is None
+
+    @property
+    def cascades(self) -> Cascades:
+        """The foreign keys that are not logged."""
+        return self._cascades
 
     def restart(self) -> None:
         """A new connection: what was half read comes again. Raises what ``find_cascades`` raises."""
@@ -176,10 +204,10 @@ class TransactionAssembler:
                 self._add_wanted(group, rows, rows.table.name)
         if rows.ends_statement:
             self._end_statement(group)
-        if group.changes:
+        if group.rows:
             group.size_bytes += size_bytes
         if self._piece_rows is None or not (
-            len(group.changes) >= self._piece_rows or group.size_bytes >= PIECE_BYTES_MAX
+            group.rows >= self._piece_rows or group.size_bytes >= PIECE_BYTES_MAX
         ):
             return None
         return group.take(is_last=False)
@@ -222,15 +250,14 @@ class TransactionAssembler:
 
     def _remember_prepared(self, xid: Xid, transaction: Transaction, tables: set[str]) -> None:
         """``tables``: those of all its rows, and raised ones, also of the pieces handed out before."""
-        changes, raised = transaction.changes, transaction.raised_tables
+        prepared = _Prepared(transaction.changes, transaction.raised_tables, transaction.items)
         self._forget_prepared(xid)
-        if transaction.first_row or self._prepared_rows + len(changes) > XA_ROWS_MAX:
-            raised |= tables
-            changes = ()
+        if transaction.first_row or self._prepared_rows + prepared.rows > XA_ROWS_MAX:
+            prepared = _Prepared((), prepared.raised | tables, ())
         if len(self._prepared) >= XA_TRANSACTIONS_MAX:
             self._forget_prepared(next(iter(self._prepared)))
-        self._prepared[xid] = _Prepared(changes, raised)
-        self._prepared_rows += len(changes)
+        self._prepared[xid] = prepared
+        self._prepared_rows += prepared.rows
 
     def _current(self, what: str) -> _Group:
         if self._group is None:
@@ -246,18 +273,24 @@ class TransactionAssembler:
             self._add_heartbeats(group, rows)
         elif rows.problem:
             group.raise_tables({table}, rows.problem)
-        elif self._piece_rows is None and len(group.changes) + len(rows.changes) > self._rows_max:
+        elif (
+            self._piece_rows is None
+            and group.rows + len(rows.changes if rows.items is None else rows.items) > self._rows_max
+        ):
             self._drop_rows(group)
             group.raise_tables({table}, f"more than {self._rows_max} rows in one transaction")
+        elif rows.items is not None:
+            group.items += rows.items
+            group.tables_of_items.add(table)
         elif not rows.changes:
             group.raise_tables({table}, f"a row event of {table} without rows")
         else:
             group.changes.extend(rows.changes)
 
     def _drop_rows(self, group: _Group) -> None:
-        tables = {change.table for change in group.changes}
-        group.raise_tables(tables, f"more than {self._rows_max} rows in one transaction")
-        group.changes.clear()
+        group.raise_tables(group.tables, f"more than {self._rows_max} rows in one transaction")
+        for part in (group.changes, group.items, group.tables_of_items):
+            part.clear()
 
     def _add_heartbeats(self, group: _Group, rows: ChangedRows) -> None:
         if rows.problem:
@@ -312,13 +345,14 @@ class TransactionAssembler:
             group.raise_tables(self._subject.tables, f"commit of an unknown XA transaction: {sql[:120]}")
             return
         group.changes.extend(prepared.changes)
+        group.items.extend(prepared.items)
         group.raise_tables(prepared.raised, "tables raised by the XA transaction at its PREPARE")
         self._forget_prepared(xid)
 
     def _forget_prepared(self, xid: Xid | None) -> None:
         prepared = None if xid is None else self._prepared.pop(xid, None)
         if prepared is not None:
-            self._prepared_rows -= len(prepared.changes)
+            self._prepared_rows -= prepared.rows
 
 
 def _qualified(table: MappedTable, database: str) -> str:

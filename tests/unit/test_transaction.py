@@ -411,6 +411,14 @@ def decoder(flavor: str = "mysql") -> EventDecoder:
     return made
 
 
+def decode(made: EventDecoder, data: bytes) -> Transaction | None:
+    """The transaction that one packet completed."""
+    found: list[Transaction] = []
+    made.decode([data], found)
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
 def gtid_body(number: int) -> bytes:
     return b"\0" + uuid.UUID(SID).bytes + struct.pack("<QBQQ", number, 2, 1, 2)
 
@@ -432,10 +440,10 @@ def test_unknown_status_variables_do_not_hide_the_statement() -> None:
 
 def test_load_data_as_a_statement_raises_all() -> None:
     made = decoder()
-    made.decode(packet(33, gtid_body(5)))
-    made.decode(packet(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0BEGIN"))
-    assert made.decode(packet(18, b"x" * 40)) is None
-    ended = made.decode(packet(16, b"x" * 8))
+    decode(made, packet(33, gtid_body(5)))
+    decode(made, packet(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0BEGIN"))
+    assert decode(made, packet(18, b"x" * 40)) is None
+    ended = decode(made, packet(16, b"x" * 8))
     assert ended is not None
     assert ended.raised_tables == TABLES
 
@@ -445,38 +453,45 @@ def test_xa_prepare_as_bytes() -> None:
     assert parse_xa_prepare(parse_event(packet(38, body), has_checksum=False)) == (Xid(b"a", b"bc", 7), True)
 
 
-@pytest.mark.parametrize(
-    "kind", [26, 34, 40, 42, 165, 166, 167, 168, 169, 170, 171, 1, 8, 20, 43, 99, 172, 255]
-)
+@pytest.mark.parametrize("kind", [26, 34, 42, 1, 8, 20, 43, 99, 172, 255])
 def test_an_event_that_must_not_be_skipped_stops_the_stream(kind: int) -> None:
     made = decoder()
-    made.decode(packet(33, gtid_body(5)))
+    decode(made, packet(33, gtid_body(5)))
     with pytest.raises(StreamStopped, match=rf"event {kind} .*4711.*{SID}:5") as caught:
-        made.decode(packet(kind, b"x" * 30))
+        decode(made, packet(kind, b"x" * 30))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("kind", [40, 165, 166, 167, 168, 169, 170, 171])
+def test_a_compressed_event_that_cannot_be_unpacked_stops_the_stream(kind: int) -> None:
+    made = decoder()
+    decode(made, packet(33, gtid_body(5)))
+    with pytest.raises(StreamStopped, match=rf"event {kind} at 4711") as caught:
+        decode(made, packet(kind, b"x" * 30))
     assert caught.value.hint
 
 
 def test_harmless_events_pass_and_so_does_what_the_server_calls_ignorable() -> None:
     made = decoder()
     for kind in HARMLESS:
-        assert made.decode(packet(kind, b"x" * 30)) is None
-    assert made.decode(packet(99, b"x" * 30, flags=0x80)) is None
+        assert decode(made, packet(kind, b"x" * 30)) is None
+    assert decode(made, packet(99, b"x" * 30, flags=0x80)) is None
 
 
 def test_rows_of_a_table_that_was_not_announced_stop_the_stream() -> None:
     made = decoder()
-    made.decode(packet(33, gtid_body(5)))
+    decode(made, packet(33, gtid_body(5)))
     with pytest.raises(StreamStopped, match="not announced"):
-        made.decode(packet(30, (99).to_bytes(6, "little") + b"\1\0" + b"x" * 30))
+        decode(made, packet(30, (99).to_bytes(6, "little") + b"\1\0" + b"x" * 30))
 
 
 @pytest.mark.parametrize("kind", [2, 19, 33, 38])
 def test_events_that_are_cut_off_stop_the_stream(kind: int) -> None:
     made = decoder()
     with pytest.raises(StreamStopped):
-        made.decode(packet(kind, b"xx"))
+        decode(made, packet(kind, b"xx"))
     with pytest.raises(StreamStopped):
-        made.decode(packet(kind, b"x" * 40)[:-1])
+        decode(made, packet(kind, b"x" * 40)[:-1])
 
 
 def test_numbers_of_a_mariadb_domain_only_rise() -> None:
@@ -484,11 +499,11 @@ def test_numbers_of_a_mariadb_domain_only_rise() -> None:
     made = decoder("mariadb")
     group = packet(162, struct.pack("<QIB", 100, 0, 1) + b"\0" * 6)
     commit = packet(2, struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0GRANT x")
-    made.decode(group)
-    ended = made.decode(commit)
+    decode(made, group)
+    ended = decode(made, commit)
     assert ended is not None
     assert ended.position == MariadbPosition.of(0, 7, 100)
     with pytest.raises(StreamStopped, match="0-7-100 comes after"):
-        made.decode(group)
+        decode(made, group)
     made.restart(has_checksum=False)  # resumed from an earlier position, it comes again
-    assert made.decode(group) is None
+    assert decode(made, group) is None

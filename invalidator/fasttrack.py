@@ -1,0 +1,239 @@
+"""Transactions of the usual form from packets to items in one loop: GTID, BEGIN, then table map and rows, commit.
+
+The general way (``invalidator.decoder``) makes an object of each event and asks several others about it. Here the
+packets of a transaction are held until its commit, and whatever is not of the usual form is handed to the general
+way, from the transaction's first packet on; so nothing is decided here that is not decided there, and both give
+the same, which the tests compare. For keys alone, never for rows. Called by ``invalidator.decoder``.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Final
+from zlib import crc32
+
+from freshness.position import MariadbPosition, MysqlGtidSet, Position
+from invalidator import event as events
+from invalidator.keyreader import STATEMENT_END, KeyedTable, KeyReader
+from invalidator.packets import CHECKSUM_RESIDUE, CHECKSUM_START, check_sum
+from invalidator.source import Transaction
+from invalidator.transaction import TransactionAssembler
+
+HELD_PACKETS_MAX: Final = 64
+HELD_BYTES_MAX: Final = 1 << 20
+"""Of one transaction. A larger one goes the general way, which can hand it out in pieces."""
+
+SOURCES_KEPT_MAX: Final = 1024
+"""Texts of MySQL server UUIDs that are kept."""
+
+_BODY: Final = 20
+"""Where an event's body begins in its packet."""
+
+_QUERY_HEAD: Final = 13
+_ARTIFICIAL_FLAG: Final = 0x20
+_BEGIN: Final = b"BEGIN"
+_SILENT: Final = events.HARMLESS | {events.ROTATE}
+_ROWS: Final = frozenset((23, 24, 25, 30, 31, 32))
+
+_u4 = struct.Struct("<I").unpack_from
+_u8 = struct.Struct("<Q").unpack_from
+_mariadb_gtid = struct.Struct("<QIB").unpack_from
+
+_IDLE, _BEGUN, _BETWEEN, _IN_ROWS, _GENERAL = range(5)
+"""What came last: nothing, a GTID of MySQL, the begin or the end of a statement, a table map or rows that do not
+end their statement; or the general way has the transaction."""
+
+Decode = Callable[[bytes, list[Transaction]], None]
+
+
+def verify(packet: bytes, *, has_checksum: bool) -> None:
+    """Raises `StreamStopped` for a wrong checksum.
+
+    What the server makes up on the way, artificial events that say nothing, may lack one while it changes over.
+    """
+    kind = packet[5] if len(packet) > _BODY else 0
+    if kind == events.FORMAT_DESCRIPTION:
+        if packet[-events.CHECKSUM_BYTES - 1] == 1:
+            check_sum(packet)
+    elif has_checksum and not (kind in _SILENT and packet[18] & _ARTIFICIAL_FLAG):
+        check_sum(packet)
+
+
+class FastTrack:
+    """One for each decoder. ``decode`` is the general way, for one verified packet; ``sequences``: the highest
+    number of each MariaDB domain, shared with it."""
+
+    def __init__(
+        self,
+        keys: KeyReader,
+        assembler: TransactionAssembler,
+        sequences: dict[int, int],
+        decode: Decode,
+        items_max: int,
+    ) -> None:
+        self._trailer_bytes = 0
+        self._keys = keys
+        self._assembler = assembler
+        self._sequences = sequences
+        self._decode = decode
+        self._items_max = items_max
+        self._sources: dict[bytes, str] = {}
+        self._steps: dict[tuple[int, int], Callable[[bytes], bool]] = {
+            (_IDLE, events.MARIADB_GTID): self._take_mariadb_gtid,
+            (_IDLE, events.GTID): self._take_mysql_gtid,
+            (_BEGUN, events.QUERY): self._take_begin,
+            (_BETWEEN, events.TABLE_MAP): self._take_table,
+            **{(_IN_ROWS, kind): self._take_rows for kind in _ROWS},
+            (_BETWEEN, events.XID): self._commit,
+        }
+        self._stage = _IDLE
+        self._found: list[Transaction] = []
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._items: list[bytes] = []
+        self._rows_bytes = 0
+        self._table: KeyedTable | None = None
+        self._table_id = b""
+        self.position: Position | None = None
+        """The last GTID, also of the general way."""
+        self._timestamp_us = 0
+        self._sequence: tuple[int, int] | None = None
+
+    def restart(self) -> None:
+        """A new connection: what was half read comes again."""
+        self._reset()
+
+    def decode(self, packets: Iterable[bytes], found: list[Transaction]) -> None:
+        """Append the transactions that the packets complete, also those before an error. Raises `StreamStopped`."""
+        self._found = found
+        steps, held = self._steps, self._held
+        for packet in packets:
+            if crc32(packet, CHECKSUM_START) != CHECKSUM_RESIDUE:
+                verify(packet, has_checksum=self.has_checksum)
+            if len(packet) < _BODY or _u4(packet, 10)[0] != len(packet) - 1:
+                self._leave(packet)
+                continue
+            step = steps.get((self._stage, packet[5]))
+            if step is not None and step(packet):
+                held.append(packet)
+            elif packet[5] not in events.HARMLESS:
+                self._leave(packet)
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the events end with one."""
+        return self._trailer_bytes > 0
+
+    @has_checksum.setter
+    def has_checksum(self, has_checksum: bool) -> None:
+        self._trailer_bytes = events.CHECKSUM_BYTES if has_checksum else 0
+
+    def _reset(self) -> None:
+        self._stage = _IDLE
+        self._items = []
+        self._held_bytes = self._rows_bytes = 0
+
+    def _leave(self, packet: bytes) -> None:
+        """Hand what is held and this packet to the general way, until the transaction ends."""
+        # While idle, what is held was committed.
+        held = [packet] if self._stage == _IDLE else [*self._held, packet]
+        self._held.clear()
+        self._stage = _GENERAL
+        for each in held:
+            self._decode(each, self._found)
+        if self._assembler.is_idle:
+            self._reset()
+
+    def _take_mariadb_gtid(self, packet: bytes) -> bool:
+        if len(packet) - self._trailer_bytes < _BODY + 13:
+            return False
+        sequence, domain, flags = _mariadb_gtid(packet, _BODY)
+        if flags & 1 or sequence <= self._sequences.get(domain, 0):
+            return False
+        self._sequence = (domain, sequence)
+        self.position = MariadbPosition.of(domain, _u4(packet, 6)[0], sequence)
+        self._timestamp_us = _u4(packet, 1)[0] * 1_000_000
+        self._stage = _BETWEEN
+        self._held.clear()
+        return True
+
+    def _take_mysql_gtid(self, packet: bytes) -> bool:
+        # See `invalidator.event.parse_mysql_gtid`.
+        if len(packet) - self._trailer_bytes < _BODY + 49:
+            return False
+        source = self._sources.get(packet[21:37])
+        if source is None:
+            if len(self._sources) >= SOURCES_KEPT_MAX:
+                self._sources.clear()
+            source = self._sources[packet[21:37]] = str(uuid.UUID(bytes=packet[21:37]))
+        timestamp_us = int.from_bytes(packet[62:69], "little")
+        if timestamp_us >> 55:
+            if len(packet) - self._trailer_bytes < _BODY + 56:
+                return False
+            timestamp_us = int.from_bytes(packet[69:76], "little")
+        self.position = MysqlGtidSet.of(source, _u8(packet, 37)[0])
+        self._timestamp_us = timestamp_us
+        self._stage = _BEGUN
+        self._held.clear()
+        return True
+
+    def _take_begin(self, packet: bytes) -> bool:
+        """Whether the statement is BEGIN and nothing else."""
+        if len(packet) < _BODY + _QUERY_HEAD:
+            return False
+        text = _BODY + _QUERY_HEAD + packet[_BODY + 8] + (packet[_BODY + 11] | packet[_BODY + 12] << 8) + 1
+        if packet[text : len(packet) - self._trailer_bytes] != _BEGIN:
+            return False
+        self._stage = _BETWEEN
+        return True
+
+    def _take_table(self, packet: bytes) -> bool:
+        table = self._keys.find_table(packet[_BODY : len(packet) - self._trailer_bytes])
+        if table is None or table.problem or len(self._held) > HELD_PACKETS_MAX:
+            return False
+        if self._assembler.cascades and table.wanted:
+            # Rows may change that are not logged.
+            return False
+        self._table, self._table_id, self._stage = table, packet[_BODY : _BODY + 6], _IN_ROWS
+        return True
+
+    def _take_rows(self, packet: bytes) -> bool:
+        table = self._table
+        start = _BODY + 8
+        if table is None or packet[_BODY : _BODY + 6] != self._table_id or len(packet) < start:
+            return False
+        self._held_bytes += len(packet)
+        if self._held_bytes > HELD_BYTES_MAX or len(self._held) > HELD_PACKETS_MAX:
+            return False
+        plan = table.plan
+        if plan is not None:
+            kind, end = packet[5], len(packet) - self._trailer_bytes
+            length = plan.head_bytes.get(kind, 0)
+            code = plan.heads.get((kind, packet[start : start + length]))
+            if code is None:
+                return False
+            try:
+                self._items += code.read(packet, start + length, end)
+            except Exception:  # noqa: BLE001 - the general way says what is wrong, and raises the table
+                return False
+            if len(self._items) > self._items_max:
+                return False
+        if table.wanted:
+            self._rows_bytes += len(packet)
+        if packet[_BODY + 6] & STATEMENT_END:
+            self._stage = _BETWEEN
+        return True
+
+    def _commit(self, _: bytes) -> bool:
+        if self._sequence is not None:
+            domain, sequence = self._sequence
+            self._sequences[domain] = sequence
+            self._sequence = None
+        position = self.position
+        assert position is not None
+        items, size_bytes = tuple(self._items), self._rows_bytes if self._items else 0
+        self._found.append(Transaction(position, self._timestamp_us, size_bytes=size_bytes, items=items))
+        self._reset()
+        return True
