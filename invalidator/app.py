@@ -12,11 +12,11 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from freshness.backends import open_recorder
 from freshness.backends.schema import load_registry
-from freshness.config import Config
+from freshness.config import Config, load_config
 from freshness.driver import running_clock
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.registry import ObjectDefinition
@@ -88,6 +88,20 @@ class Invalidator:
     def reload(self, config: Config) -> None:
         """Go on with another configuration. Workers that it does not concern are left alone. Safe in any thread."""
         self._next = config
+
+    def change_topology(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on with other keyspaces until the file is loaded again: ``{"keyspaces": {...}}``, as the file has them.
+
+        Raises `ConfigError` with all problems; then nothing changes.
+        """
+        if document.keys() != {"keyspaces"}:
+            raise ConfigError(
+                f"the topology has the keys {sorted(document)}",
+                hint='expected {"keyspaces": {"NAME": {"flavor": ..., "shards": [...]}}}, as in freshness.toml',
+            )
+        config = load_config(self.config.path, instead=document)
+        self.reload(config)
+        return {"lineages": list(config.lineages)}
 
     def run(self) -> None:
         """Returns after `stop`. Raises what ended the last worker."""

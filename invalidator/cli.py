@@ -91,6 +91,7 @@ def run(
                 invalidator,
                 lambda: read_status(invalidator.config),
                 access_token=read_access_token(settings),
+                reload=invalidator.change_topology,
             )
             service = HttpService(api, settings.http.listen)
             service.start()

@@ -19,7 +19,7 @@ from freshness.backend import CacheNode
 from freshness.backends import open_node
 from freshness.backends.database import Connection, connect, executed_position, translated
 from freshness.backends.schema import find_cascades
-from freshness.config import CacheConfig, Shard, StreamConfig
+from freshness.config import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE
 from freshness.errors import FreshnessError
@@ -35,8 +35,10 @@ from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoc
 from invalidator.metrics import ShardMetrics
 from invalidator.preflight import check_database, require
 from invalidator.pulse import Pulse
+from invalidator.replicas import ReplicaSource
 from invalidator.shard import KeyFinder, ShardInvalidator
 from invalidator.source import Source, Transaction
+from invalidator.transaction import Cascades
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +135,7 @@ class ShardWorker:
         )
         nodes = {name: open_node(task.cache.backend, name) for name in task.nodes}
         driver = BlockingDriver(nodes, self._sleep, read_head=primary.head)
-        source = BinlogSource(shard.primary, flavor, task.tables, cascades=cascades)
+        source = self._create_source(cascades)
         self.invalidator = self._create_invalidator(instance, pulse)
         pulse.start()
         try:
@@ -155,7 +157,7 @@ class ShardWorker:
 
     # -- set-up --------------------------------------------------------------------------------------------
 
-    def _check(self) -> Mapping[str, frozenset[str]]:
+    def _check(self) -> Cascades:
         """Refuse a primary that would lose invalidations. What foreign keys change, by table (F23)."""
         task = self.assignment
         primary = task.shard.primary
@@ -168,6 +170,18 @@ class ShardWorker:
             return find_cascades(connection, primary.database, task.tables)
         finally:
             connection.close()
+
+    def _create_source(self, cascades: Cascades) -> Source:
+        task = self.assignment
+
+        def of(server: ServerAddress) -> Source:
+            return BinlogSource(server, task.flavor, task.tables, cascades=cascades)
+
+        if task.stream.replica_choice == "primary":
+            return of(task.shard.primary)
+        return ReplicaSource(
+            task.shard.primary, task.shard.replicas, task.flavor, task.stream.replica_choice, of
+        )
 
     def _create_invalidator(self, instance: str, pulse: Pulse) -> ShardInvalidator:
         task, cache = self.assignment, self.assignment.cache

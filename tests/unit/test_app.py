@@ -193,3 +193,26 @@ def test_a_schema_that_cannot_be_read_leaves_the_configuration_as_it_was(
     thread.join(WAIT_SECONDS)
     assert sorted(scene.started) == ["-80", "80-"]
     assert len(invalidator.config.keyspaces["shop"].shards) == 2
+
+
+def test_another_topology_is_held_to_the_rules_of_the_file(scene: Scene) -> None:
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    half = {"name": "-80", "primary": "mysql://a@127.0.0.1:3306/shop"}
+    rest = {"name": "80-", "primary": "mysql://a@127.0.0.1:4000/shop"}
+    sharding = {"column": "id", "function": "hash"}
+    with pytest.raises(ConfigError, match="serving shards up to 80"):
+        invalidator.change_topology(
+            {"keyspaces": {"shop": {"flavor": "mysql", "sharding": sharding, "shards": [half]}}}
+        )
+    with pytest.raises(ConfigError, match=r"the topology has the keys \['cache'\]"):
+        invalidator.change_topology({"cache": {}})
+    answer = invalidator.change_topology(
+        {"keyspaces": {"shop": {"flavor": "mysql", "sharding": sharding, "shards": [half, rest]}}}
+    )
+    assert answer == {"lineages": ["shop/-80", "shop/80-"]}
+    wait_until(lambda: len(scene.started) == 3)
+    assert scene.started[2] == "80-", "only its primary is another"
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
