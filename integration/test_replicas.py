@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -17,13 +17,14 @@ from freshness.config import ServerAddress
 from freshness.errors import FreshnessError, HistoryPurged, SourceUnavailable
 from freshness.position import Position
 from integration.harness import wait_until
-from integration.servers import DatabaseServer, Flavor
+from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import SCHEMA, make_database
 from integration.test_binlog import TABLES, address_of, head_of, run, streaming
 from invalidator.binlog import BinlogSource
 from invalidator.candidate import Choice, ReplicaBounds
 from invalidator.heartbeat import HeartbeatWriter
 from invalidator.replicas import ReplicaSource
+from invalidator.seek import find_position
 from invalidator.server import look_at
 from invalidator.source import Transaction
 
@@ -442,3 +443,25 @@ def test_a_replica_whose_log_would_lack_changes_is_found_out(
         own_state = look_at(address_of(primary), flavor, timeout_seconds=5)
         assert (own_state.follows, own_state.unfit, own_state.stopped) == (False, "", "")
         assert own_state.heartbeat_us == 0
+
+
+def test_the_account_of_the_invalidator_may_look_and_search(pair: Pair) -> None:
+    """With no more than `invalidator check` asks for, and the heartbeat table."""
+    monitor = {"mariadb": "BINLOG MONITOR, REPLICA MONITOR", "mysql": "REPLICATION CLIENT"}[
+        pair.primary.flavor
+    ]
+    pair.primary.execute("CREATE USER IF NOT EXISTS low@'%' IDENTIFIED BY 'low'")
+    pair.primary.execute(f"GRANT REPLICATION SLAVE, {monitor} ON *.* TO low@'%'")
+    pair.primary.execute("GRANT SELECT ON shop.* TO low@'%'")
+    writer = HeartbeatWriter(address_of(pair.primary), pair.primary.flavor, "me", 0.0)
+    writer.prepare()
+    writer.beat()
+    writer.close()
+    pair.wait_caught_up()
+    for server in (pair.primary, pair.replica):
+        address = replace(address_of(server), user="low", password="low")
+        state = look_at(address, server.flavor, timeout_seconds=5)
+        assert state.follows == (server is pair.replica)
+        assert state.executed.contains(head_of(server))
+        assert state.heartbeat_us > 0
+        find_position(address, server.flavor, state.heartbeat_us)

@@ -157,9 +157,9 @@ class ReplicaSource:
     def open(self, start: Position) -> None:
         """See `Source.open`: from the best server that has the start position and the log after it.
 
-        Raises `HistoryLost` where the primary lacks the start position, `HistoryPurged` where all servers that answer
-        and that could serve have purged it, `SourceUnavailable` where one may serve later. Takes two rounds of looks
-        at most, and what it takes to connect.
+        Raises `HistoryLost` where the primary lacks the start position, `HistoryPurged` where the primary and all
+        others that answer and that could serve have purged it, `SourceUnavailable` where one may serve later. Takes
+        two rounds of looks at most, and what it takes to connect.
         """
         self._end_stream()
         self._note(self._begin_round().result())
@@ -233,7 +233,7 @@ class ReplicaSource:
                 raise
             server.error = error
             # A replica whose log does not lead on from the start, which it contains, has another history
-            return Verdict(Refusal.UNFIT if _is_final(error) else Refusal.DOWN, error.message)
+            return Verdict(Refusal.NOT_YET if error.is_retryable else Refusal.UNFIT, error.message)
         self.serving = server.address
         return None
 
@@ -257,7 +257,8 @@ class ReplicaSource:
         named = zip(self._servers, verdicts, strict=True)
         reasons = "; ".join(f"{server.name}: {verdict.reason}" for server, verdict in named)
         grades = {verdict.grade for verdict in verdicts}
-        if Refusal.PURGED in grades and grades <= {Refusal.PURGED, Refusal.UNFIT, Refusal.DOWN}:
+        # A primary that does not answer may still have the log; the end of all lives cannot be taken back
+        if verdicts[0].grade is Refusal.PURGED and grades <= {Refusal.PURGED, Refusal.UNFIT, Refusal.DOWN}:
             return HistoryPurged(
                 f"no server that answers has the log from the start position on: {reasons}",
                 hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",

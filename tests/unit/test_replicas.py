@@ -407,6 +407,35 @@ def test_what_is_purged_where_all_that_could_serve_are_up_counts_as_lost(flavor:
     assert "replica s2:3306: its replication is broken" in str(caught.value)
 
 
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_primary_that_does_not_answer_may_have_what_the_replicas_have_purged(flavor: str) -> None:
+    scene = Scene(flavor)
+    scene.open()
+    for server in scene.servers:
+        server.first = 2
+    scene.primary.is_up = False
+    with pytest.raises(SourceUnavailable, match="no server can serve the stream now"):
+        scene.open()
+    scene.primary.is_up = True
+    with pytest.raises(HistoryPurged):
+        scene.open()
+
+
+def test_a_primary_that_answers_and_does_not_open_may_have_what_the_replicas_have_purged() -> None:
+    scene = Scene(replicas=1)
+    make_source = scene.make_source
+
+    def make_failing(address: ServerAddress) -> FakeSource:
+        source = make_source(address)
+        source.error_at_open = SourceUnavailable("too many connections")
+        return source
+
+    scene.source._make_source = make_failing
+    scene.replicas[0].first = 2
+    with pytest.raises(SourceUnavailable, match="too many connections"):
+        scene.open()
+
+
 def test_only_the_primary_can_tell_that_history_is_lost() -> None:
     scene = Scene()
     scene.acknowledged = scene.primary.state().executed
