@@ -29,7 +29,15 @@ from freshness.request import Head
 from freshness.token import EventToken
 from invalidator import update_stream as module
 from invalidator.message import StreamMessage
-from invalidator.resume import Deduplicator, ResumeVector, Start, join_positions, parse_start
+from invalidator.resume import (
+    Deduplicator,
+    ResumeVector,
+    ShardStart,
+    Start,
+    join_positions,
+    parse_start,
+    plan_start,
+)
 from invalidator.skew import Alignment
 from invalidator.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from invalidator.update_stream import Access, RowFilter, UpdateStream
@@ -484,20 +492,24 @@ def test_a_slow_consumer_makes_the_source_wait() -> None:
         assert len(read(stream, 999)) == 999
 
 
-def test_many_rows_and_many_bytes_fill_the_buffer_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS_BUFFERED_MAX", 10)
-    monkeypatch.setattr(module, "BYTES_BUFFERED_MAX", 1000)
-    for size_bytes, rows in ((0, 8), (800, 1)):
-        servers = Servers.of("a")
-        changes = [insert(number) for number in range(rows)]
-        servers.logs["a"].add(
-            *(replace(transaction("a", number, *changes), size_bytes=size_bytes) for number in range(1, 51))
-        )
-        with streaming(servers, BEGINNING) as stream:
-            read(stream, 1)
-            time.sleep(0.2)
-            assert servers.logs["a"].polled <= module.TRANSACTIONS_PER_POLL
-            assert len(read(stream, 49)) == 49
+@pytest.mark.parametrize(
+    ("bound", "most", "rows", "size_bytes"),
+    [("ROWS_BUFFERED_MAX", 10, 8, 0), ("BYTES_BUFFERED_MAX", 1000, 1, 800)],
+)
+def test_many_rows_and_many_bytes_fill_the_buffer_too(
+    monkeypatch: pytest.MonkeyPatch, bound: str, most: int, rows: int, size_bytes: int
+) -> None:
+    monkeypatch.setattr(module, bound, most)
+    servers = Servers.of("a")
+    changes = [insert(number) for number in range(rows)]
+    servers.logs["a"].add(
+        *(replace(transaction("a", number, *changes), size_bytes=size_bytes) for number in range(1, 51))
+    )
+    with streaming(servers, BEGINNING) as stream:
+        read(stream, 1)
+        time.sleep(0.2)
+        assert servers.logs["a"].polled <= module.TRANSACTIONS_PER_POLL
+        assert len(read(stream, 49)) == 49
 
 
 def test_the_status_says_what_is_wrong() -> None:
@@ -756,6 +768,17 @@ def test_a_split_with_gtids_kept_loses_and_repeats_nothing() -> None:
     assert servers.logs["o"].is_closed
 
 
+def test_a_shard_that_leaves_delivers_what_its_server_has_by_then() -> None:
+    servers = filled("o", count=3 * module.TRANSACTIONS_BUFFERED_MAX)
+    access = servers.access(find_keyspace_id=find_keyspace_id)
+    with streaming(servers, BEGINNING, shards=[shard("o")], access=access) as stream:
+        messages = read(stream, 1)
+        stream.set_shards(split(servers))
+        messages += read_until(stream, lambda: stream.resume.tokens.keys() == {"a", "b"})
+    assert positions_of(messages, "o") == [each.position for each in servers.logs["o"].transactions]
+    assert servers.logs["a"].opened == servers.logs["b"].opened == [servers.logs["o"].head]
+
+
 def test_resuming_after_a_split_goes_on_in_the_new_shards() -> None:
     servers = Servers.of("o")
     for number in range(1, 7):
@@ -795,6 +818,13 @@ def test_a_merge_with_gtids_kept_begins_at_the_union() -> None:
         assert lineages_of(stream) == {"m"}
         assert nothing_comes(stream)
     assert servers.logs["m"].opened == [up_to(a=4, b=4)]
+
+
+def test_a_merge_of_which_only_a_part_was_followed_begins_by_time() -> None:
+    """The positions of the lineages that the stream did not follow are not known: theirs would all come again."""
+    start = ResumeVector("shop", KeyRange(), {"a": EventToken("a", "-80", 1, 7, up_to(a=4))})
+    merged = shard("m", continues=("a", "b"))
+    assert plan_start(start, merged, "mysql", "shop", KeyRange()) == ShardStart(timestamp_us=7)
 
 
 def test_fresh_gtids_begin_at_the_least_time_less_the_margin() -> None:
