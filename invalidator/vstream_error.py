@@ -20,17 +20,16 @@ from freshness.errors import (
 )
 from invalidator.vstream_address import VtgateAddress
 
-_MISMATCH = re.compile(r"GTIDSet ?Mismatch", re.IGNORECASE)
+_MISMATCH = re.compile(r"GTIDSet ?Mismatch|has more GTIDs than the (?:source|master)", re.IGNORECASE)
+_KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
 _PURGED = re.compile(
-    r"errno:? ?(?:1236|1789)\b|purged required binary logs|purged required gtids|binlog(?:s| files) have been purged",
+    r"errno:? ?(?:1236|1789)\b|purged required (?:binary logs|gtids)|binlog(?:s| files) have been purged",
     re.IGNORECASE,
 )
 _PARTICIPANTS = re.compile(r"not all journaling participants are in the stream", re.IGNORECASE)
 _SHARD_GONE = re.compile(r"shard.*not found|shard provided in VGTID", re.IGNORECASE)
 _PARTIAL_IMAGE = re.compile(r"partial row image encountered", re.IGNORECASE)
-_TLS = re.compile(
-    r"CERTIFICATE_VERIFY_FAILED|WRONG_VERSION_NUMBER|certificate|handshake fail|SSL_ERROR", re.IGNORECASE
-)
+_TLS = re.compile(r"SSL_ERROR_SSL|CERTIFICATE_VERIFY_FAILED|not in peer certificate", re.IGNORECASE)
 _UNDECODABLE = re.compile(r"deserializing response", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
 _DETAILS_CHARACTERS_MAX = 400
@@ -44,11 +43,6 @@ def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:
 
 
 def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError | None:
-    if _PURGED.search(details):
-        return HistoryPurged(
-            said,
-            hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
-        )
     if _MISMATCH.search(details):
         if address.tablet_type == "primary":
             return HistoryLost(
@@ -58,6 +52,13 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
         return SourceUnavailable(
             said,
             hint="no tablet has executed all of the start position yet: wait, or use tablet_type=primary",
+        )
+    if _KICKED_OUT.search(details):
+        return SourceUnavailable(said, hint="another reader of the tablet took over; it is tried again")
+    if _PURGED.search(details):
+        return HistoryPurged(
+            said,
+            hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
         )
     if _PARTICIPANTS.search(details):
         return StreamStopped(
