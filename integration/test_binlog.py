@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pymysql
@@ -649,7 +650,8 @@ def definitions_of(connection: Connection, *tables: str) -> dict[str, ObjectDefi
     for table in tables or ("goods",):
         columns = key_columns(connection, "shop", table)
         builder = KeyBuilder("n", table, columns)
-        found[table] = ObjectDefinition(cast(Any, None), cast(Any, None), builder, {table: columns})
+        named = SimpleNamespace(name=table)
+        found[table] = ObjectDefinition(cast(Any, named), cast(Any, None), builder, {table: columns})
     return found
 
 

@@ -70,8 +70,8 @@ _PATCHES: Final[Mapping[str, Mapping[int, str]]] = {
     "koi8u": {0x95: "\u2022"},
     "cp866": {0xFC: "\u207f", 0xFD: "\u00b2"},
 }
+_REPLACED: Final[Mapping[str, tuple[str, str]]] = {"sjis": ("\uff3c", "\\")}
 _DISTRUSTED: Final[Mapping[str, str]] = {
-    "sjis": "\uff3c",
     "big5": "\u2574\uffe3\u02cd\uff0f\uff3c\u5341\u5345",
 }
 """Characters that the server reads differently, where one byte does not tell them."""
@@ -258,10 +258,11 @@ def _text_decoder(collation: int, flavor: str) -> Decode:
         table = _patched_table(charset)
         return lambda raw: _decode_by_table(raw, table)
     distrusted = frozenset(_DISTRUSTED.get(charset, ""))
+    replaced = _REPLACED.get(charset, ("\0", "\0"))
 
     def decode(raw: bytes) -> object:
         try:
-            text = raw.decode(codec)
+            text = raw.decode(codec).replace(*replaced)
         except UnicodeDecodeError:
             return UNREADABLE
         return UNREADABLE if distrusted and not distrusted.isdisjoint(text) else text
