@@ -340,6 +340,27 @@ def test_the_watermark_is_the_earliest_of_all_and_never_falls() -> None:
 # -- chance -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_shards_that_come_and_go_stall_nobody(seed: int) -> None:
+    """Reshards at any moment, with new shards that begin far back, as those that are found by time do."""
+    chance = random.Random(seed)
+    world = World()
+    world.now = 1000
+    world.add("stays", live(1000, 1300), since=1000)
+    world.add("0", live(1000, 1300, lag=chance.choice((0, 3))), since=1000)
+    for number in range(1, 5):
+        at = 1000 + 60.0 * number
+        world.run(at)
+        world.remove(str(number - 1))
+        back = chance.choice((0.0, 5.0, 300.0))
+        history = [(at + step / 100, at - back + step) for step in range(int(back))]
+        world.add(str(number), [*history, *live(at + 3, at + 60)], since=at - back)
+        assert len(world.of("stays")) >= at - 1000 - SILENCE - 5
+    world.run(1400)
+    assert world.times("stays") == [1000.0 + number for number in range(300)]
+    assert not world.unaligned
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_comes_all_is_delivered_in_order_and_what_is_called_aligned_is(seed: int) -> None:
     """`World` itself fails when every shard waits. Shards live, lag, stop, come back, and leave."""
