@@ -23,8 +23,8 @@ Look: TypeAlias = "ServerState | FreshnessError"
 class ReplicaBounds:
     """When a server is left, and what keeps the choice from flapping. All in seconds.
 
-    ``lag_max``: by how much the newest heartbeat of a replica may be older than the primary's; a server is chosen
-    only below the half of it. ``stuck``: how long its executed position may stand still while the primary's moves,
+    ``lag_max``: by how much a replica may be behind with the primary's heartbeats; a server is chosen only below the
+    half of it. ``stuck``: how long its executed position may stand still while the primary's moves,
     and how long the server that is read from may leave looks unanswered. ``look``: pause between two looks;
     ``look_timeout``: what a server has for one. ``holdoff``: how long a server that was left, or that failed, comes
     after all others. ``back``: how long a server of a better `Rank` must be there before a good one is left for it.
@@ -60,7 +60,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a server is good for, and why. ``lag_us``: of its newest heartbeat behind the primary's."""
+    """What a server is good for, and why. ``lag_us``: see `Server.find_lag`."""
 
     grade: Rank | Refusal
     reason: str
@@ -69,7 +69,11 @@ class Verdict:
 
 @dataclass(slots=True)
 class Server:
-    """What is known of one server. ``state``: of the last look that it answered, at ``answered_at``."""
+    """What is known of one server. ``state``: of the last look that it answered, at ``answered_at``.
+
+    ``moved_at``: when it was last seen to execute something, or to have all of the primary's; ``level_at``: to have
+    its heartbeats.
+    """
 
     address: ServerAddress
     is_primary: bool
@@ -77,6 +81,7 @@ class Server:
     error: FreshnessError | None = None
     answered_at: float = 0.0
     moved_at: float = 0.0
+    level_at: float | None = None
     held_until: float = 0.0
     held_for: str = ""
 
@@ -94,6 +99,17 @@ class Server:
         is_level = primary is None or look.executed.contains(primary.executed)
         if is_level or before is None or before.executed != look.executed:
             self.moved_at = now
+        if primary is None or look.heartbeat_us >= primary.heartbeat_us:
+            self.level_at = now
+
+    def find_lag(self, primary: ServerState, now: float) -> int:
+        """How far its heartbeats are behind the primary's, in µs. No longer than they have been behind: between two
+        of them may lie a long time, and the newer one may be on its way."""
+        assert self.state is not None
+        behind_us = max(0, primary.heartbeat_us - self.state.heartbeat_us)
+        if self.level_at is None:
+            return behind_us
+        return min(behind_us, round((now - self.level_at) * 1_000_000))
 
     def hold(self, reason: str, until: float) -> None:
         self.held_for, self.held_until = reason, until
@@ -129,7 +145,7 @@ def judge(server: Server, situation: Situation, *, is_current: bool) -> Verdict:
         return Verdict(Refusal.NOT_YET, "lacks a part of the start position")
     if not (is_read or situation.position.contains(state.purged)):
         return Verdict(Refusal.PURGED, "no longer has the log from the start position")
-    lag_us = 0 if server.is_primary else max(0, situation.primary.heartbeat_us - state.heartbeat_us)
+    lag_us = server.find_lag(situation.primary, situation.now)
     held_back = _find_drawback(server, situation, lag_us, is_current=is_current)
     if held_back:
         return Verdict(Rank.LAST, held_back, lag_us)
