@@ -150,11 +150,11 @@ def hash_lineage(lineage: str) -> str:
 
 @dataclass(slots=True)
 class _Lineage:
-    """How far a lineage is written. ``durable``: up to where complete files go."""
+    """How far a lineage is written. ``durable``: up to where complete files go; None while there is none."""
 
     ordinal: int
     token: EventToken
-    durable: EventToken
+    durable: EventToken | None
 
 
 @dataclass(slots=True)
@@ -246,20 +246,24 @@ class ArchiveWriter:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self._folder)
-            self._remove_unfinished()
         except OSError as error:
-            raise ConfigError(
-                f"the archive {folder} cannot be written: {error.strerror}",
-                hint="give another folder, or the right to write there",
-            ) from error
-        for file in _find_newest(self._folder):
-            token = EventToken.parse(read_metadata(file.path)[RESUME_KEY])
-            self._lineages[token.lineage] = _Lineage(file.last, token, token)
+            raise _cannot_write(folder, error) from error
+        try:
+            self._remove_unfinished()
+            for file in _find_newest(self._folder):
+                token = EventToken.parse(read_metadata(file.path)[RESUME_KEY])
+                self._lineages[token.lineage] = _Lineage(file.last, token, token)
+        except BaseException as error:
+            self._lock.close()
+            if isinstance(error, OSError):
+                raise _cannot_write(folder, error) from error
+            raise
 
     @property
     def resume(self) -> dict[str, EventToken]:
-        """Of each lineage, everything that complete files hold: from here the stream is to be opened."""
-        return {name: lineage.durable for name, lineage in self._lineages.items()}
+        """Of each lineage, everything that complete files hold: from here the stream is to be opened. A lineage that
+        came with a reshard is not in it before its first complete file: its start is found as for other readers."""
+        return {name: each.durable for name, each in self._lineages.items() if each.durable is not None}
 
     @property
     def rows_open(self) -> int:
@@ -283,7 +287,7 @@ class ArchiveWriter:
                 f"a message of keyspace {message.keyspace!r} for the archive of {self._keyspace!r}"
             )
         if lineage not in self._lineages:
-            self.begin({lineage: _nothing_before(message.token)})
+            self._lineages[lineage] = _Lineage(0, _nothing_before(message.token), None)
         state = self._lineages[lineage]
         self.tick()
         if state.token.epoch == message.token.epoch and state.token.position.contains(message.token.position):
@@ -495,6 +499,13 @@ def _with_totals(batch: pa.RecordBatch, ordinal: int, rows: int, transaction: Tr
 def _nothing_before(token: EventToken) -> EventToken:
     """For a stream that does not say where it began: nothing is known from before its first transaction."""
     return replace(token, position=empty_position(token.position.flavor))
+
+
+def _cannot_write(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the archive {folder} cannot be written: {error.strerror}",
+        hint="give another folder, or the right to write there",
+    )
 
 
 def _lock(folder: Path) -> IO[bytes]:

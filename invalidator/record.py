@@ -25,8 +25,9 @@ from invalidator.stream_access import OpenedStream, StreamOpener
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.5
-RETRY_SECONDS: Final = 10.0
-"""Pause before a recorder in the invalidator's process tries again."""
+RETRY_MIN_SECONDS: Final = 0.5
+RETRY_MAX_SECONDS: Final = 10.0
+"""A recorder in the invalidator's process tries again after a pause that doubles between these two."""
 
 STOP_SECONDS: Final = 10.0
 
@@ -129,6 +130,7 @@ class Recorder:
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
+        pause_seconds = RETRY_MIN_SECONDS
         while not self._is_stopping.is_set():
             try:
                 folder = get_archive_path(self.opener.read_config())
@@ -136,9 +138,10 @@ class Recorder:
             except (FreshnessError, OSError) as error:
                 self.last_error = str(error)
                 log.error(
-                    "the archive of %s is not written: %s; next try in %.0f s",
+                    "the archive of %s is not written: %s; next try in %.1f s",
                     self.keyspace,
                     error,
-                    RETRY_SECONDS,
+                    pause_seconds,
                 )
-                self._is_stopping.wait(RETRY_SECONDS)
+                self._is_stopping.wait(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, RETRY_MAX_SECONDS)

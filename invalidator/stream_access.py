@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from freshness.backends.database import connect, translated
 from freshness.backends.schema import key_columns, keyspace_id, load_registry
-from freshness.config import Config, Keyspace, ServerAddress, Shard
+from freshness.config import Config, Keyspace, ObjectConfig, ServerAddress, Shard
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keycolumn import KeyColumn
 from freshness.keyrange import KeyRange
@@ -30,6 +30,7 @@ from invalidator.json_lines import LayoutBook
 from invalidator.layout import Layouts, read_layouts
 from invalidator.replicas import ReplicaSource
 from invalidator.resume import Start, parse_start
+from invalidator.seek import find_position
 from invalidator.shard import KeyFinder
 from invalidator.source import Source
 from invalidator.update_stream import Access, UpdateStream
@@ -54,14 +55,21 @@ class OpenedStream:
     stream: UpdateStream
     layouts: LayoutBook
     finder: KeyFinder
+    objects: Mapping[str, ObjectConfig]
     read_config: Callable[[], Config]
 
     def follow(self) -> None:
         """Take over the topology of a configuration that was loaded meanwhile. Raises `ConfigError` where the stream
         cannot go on in it."""
-        keyspace = self.read_config().keyspaces.get(self.keyspace.name)
+        config = self.read_config()
+        keyspace = config.keyspaces.get(self.keyspace.name)
         if keyspace is None:
             raise ConfigError(f"keyspace {self.keyspace.name} is no longer configured")
+        if config.objects != self.objects:
+            raise ConfigError(
+                "the configured objects have changed, and with them the tables of the stream",
+                hint="open the stream again from its resume text",
+            )
         self.stream.set_shards(keyspace.shards)
 
 
@@ -123,8 +131,8 @@ class StreamOpener:
         except BaseException:
             stream.close()
             raise
-        layouts = LayoutBook(partial(_read_layouts, {shard.name: shard for shard in keyspace.shards}))
-        return OpenedStream(keyspace, stream, layouts, finder, self.read_config)
+        layouts = LayoutBook(partial(_read_layouts, self.read_config, keyspace.name))
+        return OpenedStream(keyspace, stream, layouts, finder, config.objects, self.read_config)
 
     def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken:
         """All that the primary of a shard has executed by now, as a token. Raises `ConfigError`, `SourceUnavailable`,
@@ -202,6 +210,7 @@ def _make_access(
     return Access(
         open_source=open_source,
         find_head=partial(_find_head, keyspace.flavor),
+        seek=lambda shard, timestamp_us: find_position(shard.primary, keyspace.flavor, timestamp_us),
         find_keyspace_id=_make_finder(keyspace, tables),
     )
 
@@ -248,7 +257,10 @@ def _find_head(flavor: str, shard: Shard) -> Head:
         epochs.close()
 
 
-def _read_layouts(shards: Mapping[str, Shard], name: str) -> Layouts:
-    if name not in shards:
-        raise SourceUnavailable(f"shard {name} is not of the configuration with which the stream was opened")
-    return read_layouts(shards[name].primary)
+def _read_layouts(read_config: Callable[[], Config], keyspace_name: str, shard_name: str) -> Layouts:
+    keyspace = read_config().keyspaces.get(keyspace_name)
+    shards = () if keyspace is None else sorted(keyspace.shards, key=lambda shard: not shard.serving)
+    for shard in shards:
+        if shard.name == shard_name:
+            return read_layouts(shard.primary)
+    raise SourceUnavailable(f"shard {shard_name} is no longer configured")

@@ -87,12 +87,18 @@ def message(
 
 
 class World:
-    """``is_reader``: only reads what is there."""
+    """``begins_at``: number of the transaction after which a new archive begins. ``is_reader``: only reads."""
 
     def __init__(
-        self, folder: Path, policy: RotationPolicy | None = None, *, is_reader: bool = False
+        self,
+        folder: Path,
+        policy: RotationPolicy | None = None,
+        *,
+        begins_at: int = 0,
+        is_reader: bool = False,
     ) -> None:
         self.folder = folder
+        self.begins_at = begins_at
         self.policy = policy or RotationPolicy()
         self.now = 1000.0
         self.now_us = NOW_US
@@ -110,6 +116,7 @@ class World:
             clock=lambda: self.now,
             now_us=lambda: self.now_us,
         )
+        self.writer.begin(start(self.begins_at))
 
     def read(self) -> list[StreamMessage]:
         return [each for lineage in open_archive(self.folder) for each in lineage.messages()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from freshness import __version__, errors
+from freshness.position import MysqlGtidSet
+from freshness.token import EventToken
 from invalidator import cli
 
 USAGE = 2
@@ -56,7 +59,7 @@ def test_only_the_http_service_imports_the_web_framework() -> None:
 def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:
     result = CliRunner().invoke(cli.app, ["--help"])
     assert result.exit_code == 0
-    for verb in ("run", "check", "status", "inspect", "version"):
+    for verb in (*("run", "check", "status", "inspect", "stream", "record", "replay", "compare", "version"),):
         assert verb in result.stdout
         assert CliRunner().invoke(cli.app, [verb, "--help"]).exit_code == 0
     assert CliRunner().invoke(cli.app, []).exit_code == USAGE
@@ -166,3 +169,69 @@ def test_a_bug_is_not_hidden(config: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["invalidator", "status", "-c", str(config)])
     with pytest.raises(ZeroDivisionError):
         cli.main()
+
+
+# -- the stream ----------------------------------------------------------------------------------------------
+
+
+def event_token(number: int, lineage: str = "shop/-") -> str:
+    position = MysqlGtidSet.parse(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{number}")
+    return str(EventToken(lineage, "-", 1, 0, position))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "order"),
+    [
+        (event_token(5), event_token(6), "older"),
+        (event_token(6), event_token(6), "equal"),
+        (event_token(7), event_token(6), "newer"),
+        (event_token(7), event_token(6, "other"), "unknown"),
+    ],
+)
+def test_tokens_are_compared(
+    one: str, two: str, order: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "compare", one, two) == 0
+    assert capsys.readouterr().out == f"{order}\n"
+    assert run_main(monkeypatch, "compare", one, two, "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["order"] == order
+    assert answer["tokens"][0]["lineage"] == "shop/-"
+
+
+@pytest.mark.parametrize(
+    ("verb", "problem"),
+    [
+        (["compare", "x", event_token(1)], "'x' is not an event token"),
+        (["stream", "--since", "yesterday"], "start 'yesterday'"),
+        (["stream", "--keyspace", "none"], "there is no keyspace 'none'"),
+        (["record"], "where to write the archive?"),
+        (["replay", "nowhere"], "nowhere: cannot be read: No such file or directory"),
+    ],
+)
+def test_what_was_asked_wrongly_is_one_line(
+    verb: list[str],
+    problem: str,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = verb if verb[0] == "compare" else [*verb, "-c", str(config)]
+    assert run_main(monkeypatch, *arguments) == USAGE
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"invalidator: {problem}")
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("verb", [["stream"], ["record", "--out", "archive"]])
+def test_a_stream_of_an_unreachable_database(
+    verb: list[str],
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_main(monkeypatch, *verb, "-c", str(config)) == errors.SourceUnavailable.exit_code
+    assert SECRET not in capsys.readouterr().err
