@@ -1,9 +1,9 @@
 """Shards are split and merged under readers and writers, and the cache holds the past of none of them.
 
-Two shards become four and two again by replication, which keeps GTIDs, and one and two again by copies, with new GTIDs. The steps are those of
-docs/topology.md. All the while rows are written, and read through the cache by clients that learn of each topology at
-moments of their own; readers that still have the former one go on for a while. After each step everything settles,
-and every live entry is compared with the rows.
+Two shards become four and two again by replication, which keeps GTIDs, and one and two again by copies, with new
+GTIDs. The steps are those of docs/topology.md. All the while rows are written, and read through the cache by clients
+that learn of each topology at moments of their own; readers that still have the former one go on for a while. After
+each reshard everything settles, and every live entry is compared with the rows.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class Reader(threading.Thread):
         self.error: BaseException | None = None
         self._cache = open_cache(path)
         self._writer = writer
-        self._is_stopped = threading.Event()
+        self._ending = threading.Event()
 
     def run(self) -> None:
         try:
             for _ in range(READS_MAX):
-                if self._is_stopped.is_set():
+                if self._ending.is_set():
                     return
                 orders = sorted(self._writer.expected["orders"].copy())[-40:]
                 for name, keys in (("customer", CUSTOMERS), ("profile", CUSTOMERS[:20]), ("order", orders)):
@@ -102,7 +102,7 @@ class Reader(threading.Thread):
             self._cache.close()
 
     def stop(self) -> None:
-        self._is_stopped.set()
+        self._ending.set()
         wait_until(lambda: not self.is_alive(), "the reader has stopped")
         if self.error is not None:
             raise self.error

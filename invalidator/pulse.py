@@ -47,7 +47,8 @@ class Pulse:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(timeout=10)
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout=10)
         self._writer.close()
 
     def find_begun(self, sequence: int) -> float | None:

@@ -22,7 +22,7 @@ from freshness.backends.schema import find_cascades
 from freshness.config import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE
-from freshness.errors import FreshnessError
+from freshness.errors import FreshnessError, SourceUnsuitable
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
@@ -126,7 +126,7 @@ class ShardWorker:
         cascades = self._check()
         instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
         heartbeats = HeartbeatWriter(shard.primary, flavor, instance, task.stream.clock_error_seconds)
-        heartbeats.prepare()
+        has_heartbeats = self._prepare(heartbeats)
         # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
         epochs = HeartbeatWriter(shard.primary, flavor, f"{instance}.e", 0)
         primary = Primary(shard, flavor, epochs.epoch)
@@ -137,7 +137,8 @@ class ShardWorker:
         driver = BlockingDriver(nodes, self._sleep, read_head=primary.head)
         source = self._create_source(cascades)
         self.invalidator = self._create_invalidator(instance, pulse)
-        pulse.start()
+        if has_heartbeats:
+            pulse.start()
         try:
             if task.stream.start == "now":
                 self.invalidator.end_lives()
@@ -170,6 +171,17 @@ class ShardWorker:
             return find_cascades(connection, primary.database, task.tables)
         finally:
             connection.close()
+
+    def _prepare(self, heartbeats: HeartbeatWriter) -> bool:
+        """Whether heartbeats can be written. A former source of a reshard is read-only, and needs none."""
+        try:
+            heartbeats.prepare()
+        except SourceUnsuitable as error:
+            if self.assignment.shard.serving:
+                raise
+            log.warning("shard %s is followed without heartbeats: %s", self.assignment.shard.lineage, error)
+            return False
+        return True
 
     def _create_source(self, cascades: Cascades) -> Source:
         task = self.assignment
