@@ -427,6 +427,54 @@ def test_a_split_by_copied_data_goes_on_by_time(
         assert copy == rows_of(server)
 
 
+def test_a_split_by_replication_brings_each_row_change_once(flavor: Flavor) -> None:
+    """Both halves replicate all of the old shard, GTIDs included, and clear away the other's rows afterwards."""
+    servers = [make_database(flavor, server_id=number) for number in (1, 2, 3)]
+    old, *halves = servers
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.stop)
+            server.launch()
+        for server in servers:
+            server.wait_ready()
+        for server in halves:
+            server.replicate_from(old)
+        old.execute("CREATE DATABASE shop")
+        prepare(old)
+        stream = stack.enter_context(streaming([shard_of(old, "-", "old")], flavor))
+        messages = wait_started(stream, ["old"])
+        write(old, 1, 40, 1)
+        messages += read_to(stream, {"old": head_of(old)})
+        write(old, 2, 40, 2)  # what has not been read when the topology changes
+        shards = [
+            shard_of(server, name, name, continues=("old",))
+            for server, name in zip(halves, ("-80", "80-"), strict=True)
+        ]
+        for server in halves:
+            server.wait_caught_up(old)
+            server.stop_replication()
+        stream.set_shards(shards)
+        for server, shard in zip(halves, shards, strict=True):
+            for row in rows_of(server):
+                if not KeyRange.parse(shard.name).contains(find_keyspace_id("goods", {"id": row})):
+                    server.execute("DELETE FROM shop.goods WHERE id = %s", row)
+            write(server, 1, 30, server.port)
+        messages += read_to(
+            stream, {shard.lineage: head_of(server) for server, shard in zip(halves, shards, strict=True)}
+        )
+        assert stream.resume.tokens.keys() == {"-80", "80-"}
+        found = [(message.token.position, row) for message in messages for row in message.rows]
+        assert len(found) == len(set(found))
+        rows = {
+            row: value
+            for server, shard in zip(halves, shards, strict=True)
+            for row, value in rows_of(server).items()
+            if KeyRange.parse(shard.name).contains(find_keyspace_id("goods", {"id": row}))
+        }
+        assert replay(messages, {}) == rows
+        assert {message.token.lineage for message in messages} == {"old", "-80", "80-"}
+
+
 ROWS: Final = 1_000_000
 MILLION: Final[Mapping[str, str]] = {
     "mariadb": f"INSERT INTO goods SELECT seq, CONCAT('value of ', seq) FROM seq_1_to_{ROWS}",
