@@ -1,7 +1,7 @@
 """The VStream source and the tokens of reads against a real Vitess: ``compose/vitess.yaml`` says how to start one.
 
 Not part of ``make test``, which has no Docker: name this file to pytest. It fails where no Vitess answers.
-FRESHNESS_VTGATE (``vitess://…``) and FRESHNESS_VTGATE_MYSQL (``mysql://…``) lead to another one; its tables are dropped.
+FRESHNESS_VTGATE (``vitess:``) and FRESHNESS_VTGATE_MYSQL (``mysql:``) lead to another one; its tables are dropped.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ from integration.servers.vtgate import (
 from invalidator.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.shard import KeyFinder, ShardInvalidator
-from invalidator.source import Transaction
+from invalidator.source import Source, Transaction
 from invalidator.vstream import VStream, VStreamSource
 from invalidator.vstream_address import VtgateAddress
 from invalidator.vstream_journal import ShardsMoved
@@ -841,7 +841,7 @@ class Process:
             nothing=empty_position("mysql"),
         )
         columns = {"customers": ("id",)}
-        self._source = VStreamSource(address_of(vtgate), SHARD, columns)
+        self._source: Source = VStreamSource(address_of(vtgate), SHARD, columns)
         self._driver = BlockingDriver(
             {name: MemcachedNode(name) for name in cache.nodes},
             time.sleep,

@@ -67,14 +67,59 @@ def _read_numbers(position: Position) -> _Numbers:
 
 
 def _cut(intervals: list[tuple[int, int]], held: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Both sorted; one walk through them."""
     left = []
+    place = 0
     for first, last in intervals:
-        for held_first, held_last in held:
-            if held_last < first or held_first > last:
-                continue
-            if first < held_first:
-                left.append((first, held_first - 1))
-            first = held_last + 1
+        while place < len(held) and held[place][1] < first:
+            place += 1
+        at = place
+        while at < len(held) and held[at][0] <= last:
+            if first < held[at][0]:
+                left.append((first, held[at][0] - 1))
+            first = held[at][1] + 1
+            at += 1
         if first <= last:
             left.append((first, last))
     return left
+
+
+class ShardProgress:
+    """Where a shard is, told by texts that differ a little each time: only what differs is read.
+
+    A position may have thousands of intervals, and vtgate sends it with every transaction.
+    """
+
+    def __init__(self, start: Position) -> None:
+        self.position = start
+        self._parts = _split(str(start)) or frozenset()
+
+    def find_added(self, text: str, what: str) -> Position | None:
+        """What the position in ``text`` has beyond this one; None where it lacks some of this one.
+
+        Raises `StreamStopped` where it is no MySQL GTID set.
+        """
+        parts = _split(text)
+        if parts is not None:
+            fresh = parse_gtid(",".join(parts - self._parts), what)
+            gone = parse_gtid(",".join(self._parts - parts), what)
+            if fresh.contains(gone):
+                return subtract(fresh, gone)
+        whole = parse_gtid(text, what)
+        return subtract(whole, self.position) if whole.contains(self.position) else None
+
+    def advance(self, added: Position, text: str = "") -> None:
+        """``added`` was executed, after which the position is that of ``text``, if it is given."""
+        self.position = self.position.union(added)
+        self._parts = _split(text or str(self.position)) or frozenset()
+
+
+def _split(text: str) -> frozenset[str] | None:
+    """Each interval with its source, as text. None where it is not of the plain form that Vitess writes."""
+    parts = []
+    for item in filter(None, text.removeprefix(_PREFIX).split(",")):
+        source, *intervals = item.split(":")
+        if not intervals or not all(interval[:1].isdigit() for interval in intervals):
+            return None
+        parts += [f"{source}:{interval}" for interval in intervals]
+    return frozenset(parts)

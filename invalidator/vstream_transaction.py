@@ -21,7 +21,7 @@ from invalidator.proto import vitess_pb2 as pb
 from invalidator.source import Heartbeat, RowChange, Transaction
 from invalidator.statement import tables_changed_by
 from invalidator.transaction import TRANSACTION_ROWS_MAX
-from invalidator.vstream_position import parse_gtid, subtract
+from invalidator.vstream_position import ShardProgress, parse_gtid, subtract
 from invalidator.vstream_row import TableFields, Unreadable, read_changes, read_fields
 
 TRANSACTION_BYTES_MAX: Final = 256 << 20
@@ -57,7 +57,7 @@ class _Group:
 
     in_transaction: bool
     timestamp_us: int = 0
-    reached: Position | None = None
+    reached: str = ""
     own: Position | None = None
     own_text: str = ""
     changes: list[RowChange] = field(default_factory=list)
@@ -92,15 +92,19 @@ class ShardAssembler:
         heartbeat_table: str,
         bounds: Bounds,
     ) -> None:
-        self.position = start
         self.journal: pb.Journal | None = None
         self._keyspace = keyspace
         self._shard = shard
         self._tables = tables
         self._heartbeat_table = heartbeat_table
         self._bounds = bounds
+        self._progress = ShardProgress(start)
         self._fields: dict[str, TableFields] = {}
         self._group: _Group | None = None
+
+    @property
+    def position(self) -> Position:
+        return self._progress.position
 
     def add(self, event: pb.VEvent) -> list[Transaction]:
         """Take one event of this shard; what it completed. Raises `StreamStopped`.
@@ -142,7 +146,7 @@ class ShardAssembler:
 
     def _begin(self, event: pb.VEvent) -> None:
         if self._group is not None:
-            if self._group.reached is not None:
+            if self._group.reached:
                 raise self._stopped("a transaction begins where the COMMIT of the last one is missing")
             # A tablet was lost inside a transaction that came in pieces. It comes again from its first row.
             _log.warning("shard %s/%s: vtgate begins a transaction anew", self._keyspace, self._shard)
@@ -217,13 +221,13 @@ class ShardAssembler:
         self._note(group, event)
         group.reached = self._find_position(event.vgtid)
 
-    def _find_position(self, vgtid: pb.VGtid) -> Position:
+    def _find_position(self, vgtid: pb.VGtid) -> str:
         """This shard's entry; the order of the entries means nothing."""
         for entry in vgtid.shard_gtids:
             if entry.shard == self._shard and entry.keyspace in (self._keyspace, ""):
                 if entry.table_p_ks:
                     raise self._stopped("vtgate copies tables, which was not asked for")
-                return parse_gtid(entry.gtid, f"the position of shard {self._shard}")
+                return str(entry.gtid)
         raise self._stopped(
             f"a VGTID without this shard, but with {[entry.shard for entry in vgtid.shard_gtids][:20]}"
         )
@@ -247,23 +251,26 @@ class ShardAssembler:
     def _finish(self, group: _Group) -> list[Transaction]:
         """The transaction; before it, one without rows for what vtgate passed over silently."""
         self._group = None
-        reached, own, start = group.reached, group.own, self.position
-        if reached is None:
-            if own is None:
-                if group.is_void:  # BEGIN, COMMIT and no VGTID: of a transaction that is none
-                    return []
-                raise self._stopped("a transaction with rows came without its position (VGTID)")
-            reached = start.union(own)
-        if not reached.contains(start) or not (own is None or reached.contains(own)):
-            raise self._stopped(f"the position that follows, {str(reached)[:200]!r}, lacks some of it")
-        added = subtract(reached, start)
+        own = group.own
+        if group.reached:
+            added = self._progress.find_added(group.reached, f"the position of shard {self._shard}")
+            if added is None:
+                raise self._stopped(f"the position that follows lacks some of it: {group.reached[:200]!r}")
+        elif own is not None:
+            added = subtract(own, self.position)
+        elif group.is_void:  # BEGIN, COMMIT and no VGTID: of a transaction that is none
+            return []
+        else:
+            raise self._stopped("a transaction with rows came without its position (VGTID)")
         if added.is_empty and group.is_void:
             return []
         position = added if own is None else own
-        passed_over = subtract(added, position)
         if position.is_empty:
             raise self._stopped("a transaction with rows did not move the position (VGTID)")
-        self.position = reached
+        if not self.position.union(added).contains(position):
+            raise self._stopped(f"the position that follows lacks the transaction's own GTID {position}")
+        passed_over = subtract(added, position)
+        self._progress.advance(added, group.reached)
         done = [] if passed_over.is_empty else [Transaction(passed_over, group.timestamp_us)]
         transaction = Transaction(
             position,

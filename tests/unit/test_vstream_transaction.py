@@ -447,7 +447,7 @@ STOPS: dict[str, tuple[list[Any], str]] = {
     "position goes back": ([transaction(9)], "lacks some of it"),
     "own GTID not in the position": (
         [response(begin(event_gtid=f"{OTHER_UUID}:1"), vgtid(11), commit())],
-        "lacks some of it",
+        "lacks the transaction's own GTID",
     ),
     "DDL without position": ([response(event(pb.DDL, statement="TRUNCATE customers"))], "DDL came without"),
     "unknown event": ([response(begin(), event(99), vgtid(11), commit())], "type 99"),
@@ -470,6 +470,7 @@ STOPS: dict[str, tuple[list[Any], str]] = {
                         shard_gtids=[pb.ShardGtid(keyspace=KEYSPACE, shard=SHARD, gtid="MariaDB/0-1-100")]
                     ),
                 ),
+                commit(),
             )
         ],
         "MariaDB/0-1-100",
