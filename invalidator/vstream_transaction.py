@@ -205,10 +205,16 @@ class ShardAssembler:
 
     def _add_heartbeats(self, group: _Group, changes: list[RowChange]) -> None:
         for change in changes:
-            if change.after is None or change.after.get("id") == EPOCH_ROW:
+            row = {**(change.before or {}), **(change.after or {})}
+            instance = row.get("id")
+            if isinstance(
+                instance, bytes
+            ):  # the column has a binary collation, which some versions call bytes
+                row["id"] = instance.decode("ascii", "replace")
+            if change.after is None or row.get("id") == EPOCH_ROW:
                 continue
             try:
-                group.heartbeats.append(parse_heartbeat({**(change.before or {}), **change.after}))
+                group.heartbeats.append(parse_heartbeat(row))
             except FormatError as error:
                 group.add_reason(str(error))
 

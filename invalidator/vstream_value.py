@@ -34,7 +34,8 @@ JSON: Final = 2078
 
 _INTEGERS: Final = (257, 770, 259, 772, 261, 774, 263, 776, 265, 778, 785)  # INT8 … UINT64, YEAR
 _TEXTS: Final = (6163, 6165, 6167)  # TEXT, VARCHAR, CHAR
-_BYTES: Final = (10260, 10262, 2077, 2083)  # BLOB, VARBINARY, GEOMETRY, VECTOR
+_BLOBS: Final = (10260, 10262)  # BLOB, VARBINARY
+_BYTES: Final = (2077, 2083)  # GEOMETRY, VECTOR
 
 _TIME = re.compile(rb"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 _LABELS = re.compile(r"(?i:enum|set)\s*\((.*)\)", re.DOTALL)
@@ -62,8 +63,13 @@ def _choose(field: pb.Field, has_labels: bool) -> Decoder:
     known = _BY_TYPE.get(field.type)
     if known is not None:
         return known
-    if field.type in _TEXTS:
+    if field.type in _TEXTS or field.type in _BLOBS:
+        # Vitess tells text with a binary collation (utf8mb4_bin) from bytes by the collation alone.
         return _text_decoder(field.charset)
+    if field.type == BINARY:
+        # vttablet pads it to its length; the role says that zero bytes at the end are stripped.
+        read_text = _text_decoder(field.charset)
+        return lambda data: read_text(data.rstrip(b"\0"))
     if field.type == BIT:
         return lambda data: _read_bits(data, field.column_length)
     if field.type == ENUM:
@@ -114,11 +120,6 @@ def _read_time(data: bytes) -> timedelta:
     return -value if sign else value
 
 
-def _read_binary(data: bytes) -> bytes:
-    """vttablet pads BINARY(n) to n; the role says that zero bytes at the end are stripped."""
-    return data.rstrip(b"\0")
-
-
 def _read_bits(data: bytes, length: int) -> str:
     bits = "".join(f"{byte:08b}" for byte in data)
     return bits[-length:].rjust(length, "0") if length else bits
@@ -135,7 +136,6 @@ _BY_TYPE: Final[dict[int, Decoder]] = {
     2062: _read_date,
     TIME: _read_time,
     2064: _read_datetime,
-    BINARY: _read_binary,
     JSON: json.loads,
 }
 
@@ -144,7 +144,8 @@ _BY_TYPE: Final[dict[int, Decoder]] = {
 
 
 def _text_decoder(collation: int) -> Decoder:
-    """By the number of the collation. In one that is not known the bytes stay as they are, and give no key."""
+    """By the number of the collation. In ``binary``, and in one that is not known, the bytes stay as they are; they
+    give no key of text, so that the table is raised."""
     charset = charset_by_id(collation, "mysql")
     if charset is None:
         return bytes

@@ -405,13 +405,18 @@ BEAT_COLUMNS = (
 )
 
 
-def test_rows_of_our_heartbeat_table_are_heartbeats() -> None:
+@pytest.mark.parametrize(
+    "id_column", [column("id", 6165, charset=65), column("id", 10262), column("id", 10262, charset=65)]
+)
+def test_rows_of_our_heartbeat_table_are_heartbeats(id_column: pb.Field) -> None:
     beat = rows(
         "freshness_heartbeat",
         change(image("me", "1", "1", "2", "3", ""), image("me", "2", "5", "6", "3", "")),
     )
     epoch = rows("freshness_heartbeat", inserted("epoch", "0", "0", "0", "1", ""))
-    (done,) = play(transaction(11, fields("freshness_heartbeat", BEAT_COLUMNS), beat, epoch))
+    (done,) = play(
+        transaction(11, fields("freshness_heartbeat", (id_column, *BEAT_COLUMNS[1:])), beat, epoch)
+    )
     assert done.heartbeats == (Heartbeat("me", 2, 5, 6, 3),)
     assert (done.changes, done.raised_tables) == ((), frozenset())
 

@@ -107,6 +107,20 @@ def test_text_is_read_in_its_character_set(kind: int, collation: int, data: byte
     assert decoded(kind, data, charset=collation) == value
 
 
+@pytest.mark.parametrize("kind", [10260, 10262, 10264])
+@pytest.mark.parametrize("collation", [46, 83, 309])
+def test_text_with_a_binary_collation_is_text_though_its_type_says_bytes(kind: int, collation: int) -> None:
+    """utf8mb4_bin, utf8mb3_bin, utf8mb4_0900_bin."""
+    assert decoded(kind, "Grün".encode(), charset=collation) == "Grün"
+
+
+@pytest.mark.parametrize("collation", [0, 63])
+def test_bytes_are_bytes(collation: int) -> None:
+    assert decoded(10260, b"abc", charset=collation) == b"abc"
+    assert decoded(10262, b"abc\0", charset=collation) == b"abc\0"
+    assert decoded(10264, b"abc\0", charset=collation) == b"abc"
+
+
 def test_text_that_is_not_in_its_character_set_is_unreadable() -> None:
     assert decoded(6165, b"\xff", charset=255) is UNREADABLE
 
