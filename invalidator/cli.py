@@ -188,6 +188,27 @@ def inspect_object(
         typer.echo(f"{title + ':':16}{shown}")
 
 
+@app.command("invalidate")
+def invalidate_by_hand(
+    name: Annotated[str, typer.Argument(metavar="OBJECT")],
+    key: Annotated[list[str], typer.Argument(metavar="KEY...")],
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what the cache holds of these keys; nothing older than the primary is now can be stored again."""
+    from invalidator.by_hand import invalidate_keys
+    from invalidator.stream_access import StreamOpener
+
+    settings = load_config(config)
+    read_head = StreamOpener(lambda: settings).read_token
+    subjects = invalidate_keys(settings, load_registry(settings), name, key, read_head)
+    if as_json:
+        _print_json([{"object": name, "node": each.node, "item": each.item.decode()} for each in subjects])
+        return
+    for each in subjects:
+        typer.echo(f"{each.item.decode()} on {each.node}: invalidated")
+
+
 KeyspaceName = Annotated[str | None, typer.Option("--keyspace", help="Needed where there are several.")]
 Since = Annotated[
     str | None,

@@ -59,7 +59,20 @@ def test_only_the_http_service_imports_the_web_framework() -> None:
 def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:
     result = CliRunner().invoke(cli.app, ["--help"])
     assert result.exit_code == 0
-    for verb in (*("run", "check", "status", "inspect", "stream", "record", "replay", "compare", "version"),):
+    for verb in (
+        *(
+            "run",
+            "check",
+            "status",
+            "inspect",
+            "invalidate",
+            "stream",
+            "record",
+            "replay",
+            "compare",
+            "version",
+        ),
+    ):
         assert verb in result.stdout
         assert CliRunner().invoke(cli.app, [verb, "--help"]).exit_code == 0
     assert CliRunner().invoke(cli.app, []).exit_code == USAGE

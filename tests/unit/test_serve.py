@@ -28,7 +28,7 @@ from freshness.errors import (
 from freshness.keyrange import KeyRange
 from freshness.token import EventToken
 from invalidator.app import Invalidator
-from invalidator.http import HttpService, create_api
+from invalidator.http import HttpService, create_api, read_access_token
 from invalidator.json_lines import LayoutBook, LineReader
 from invalidator.message import StreamMessage
 from invalidator.resume import ResumeVector
@@ -434,3 +434,13 @@ def test_other_than_loopback_demands_a_token(opener: ScriptedOpener) -> None:
     api = create_api(Invalidator(opener.config), dict, streams=StreamHub(opener))
     with pytest.raises(ConfigError, match="not a loopback address"):
         HttpService(api, "0.0.0.0:8080")
+
+
+def test_the_access_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{ACCESS}\nnot this\n")
+    config = make_config(tmp_path, f'{CONFIG}[http]\nlisten = "0.0.0.0:8080"\ntoken_file = "token"\n')
+    assert read_access_token(config) == ACCESS
+    (tmp_path / "token").unlink()
+    with pytest.raises(ConfigError, match=r"http\.token_file: "):
+        read_access_token(config)
+    assert read_access_token(make_config(tmp_path)) is None

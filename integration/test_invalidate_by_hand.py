@@ -1,0 +1,74 @@
+"""`invalidator invalidate` beside a running invalidator: what was there is gone, and what is older is not stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from freshness.envelope import Tombstone
+from integration.configuration import CUSTOMER, PROFILE
+from integration.harness import (
+    CUSTOMERS_TABLE,
+    ORDERS_TABLE,
+    System,
+    call_cli,
+    running_system,
+    wait_for_hits,
+)
+from integration.servers import Pair
+
+USAGE = 2
+PAIR_TABLE = "CREATE TABLE pairs (a INT, b INT, v INT, PRIMARY KEY (a, b))"
+
+
+@pytest.fixture
+def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
+    with running_system(
+        pair,
+        tmp_path,
+        tables=(CUSTOMERS_TABLE, ORDERS_TABLE, PAIR_TABLE),
+        objects=CUSTOMER + PROFILE + '[objects.pair]\ntable = "pairs"\n',
+    ) as started:
+        yield started
+
+
+def test_what_was_there_is_gone_and_comes_back_from_the_database(system: System) -> None:
+    for number in (1, 2, 3):
+        system.execute("INSERT INTO customers VALUES (%s, 'n', 0)", number)
+    cache = system.open_cache()
+    system.settle()  # else the stream's own invalidation could come after the fills
+    wait_for_hits(cache, "customer", [1, 2, 3], system.describe)
+    result = call_cli("invalidate", "customer", "1", "2", "--json", "-c", system.config_path)
+    assert result.returncode == 0, result.stderr
+    assert [each["item"] for each in json.loads(result.stdout)] == ["shop:customer:1", "shop:customer:2"]
+    assert [system.find_item("customer", key) is None for key in (1, 2, 3)] == [True, True, False]
+    marker = system.find_tombstone("customer", 1)
+    assert marker is not None
+    lineage = system.config.keyspaces["shop"].shards[0].lineage
+    assert {held for held, _ in Tombstone.decode(marker.value).positions} == {lineage}
+    wait_for_hits(cache, "customer", [1, 2, 3], system.describe)
+    system.assert_none_stale(cache, "customer", [1, 2, 3])
+
+
+def test_keys_of_several_columns(system: System) -> None:
+    system.execute("INSERT INTO pairs VALUES (1, 2, 0), (3, 4, 0)")
+    result = call_cli("invalidate", "pair", "1", "2", "3", "4", "-c", system.config_path)
+    assert (result.returncode, result.stdout.count("invalidated")) == (0, 2)
+    assert system.find_tombstone("pair", 1, 2) is not None
+    assert system.find_tombstone("pair", 3, 4) is not None
+    refused = call_cli("invalidate", "pair", "1", "2", "3", "-c", system.config_path)
+    assert refused.returncode == USAGE
+    assert "a key has 2: a, b" in refused.stderr
+    unknown = call_cli("invalidate", "nothing", "1", "-c", system.config_path)
+    assert (unknown.returncode, "unknown object" in unknown.stderr) == (USAGE, True)
+
+
+def test_a_node_that_is_down_is_an_error(system: System) -> None:
+    node = next(node for node in system.nodes if node.address == system.subject("customer", 1).node)
+    node.stop()
+    result = call_cli("invalidate", "customer", "1", "-c", system.config_path)
+    assert result.returncode == 3
+    assert node.address in result.stderr
