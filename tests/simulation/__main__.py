@@ -6,13 +6,10 @@ Exit code 0: everything holds and every planted bug was caught; 1: a violation; 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import re
-import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from rich.console import Console
@@ -23,17 +20,21 @@ from tests.simulation.campaign import (
     Caught,
     Finding,
     Tally,
-    be_silent,
-    catch_all,
+    Task,
+    catch,
+    chunks_of,
     is_lively,
-    run_range,
     run_seed,
+    run_seeds,
+    run_tasks,
+    search,
 )
+from tests.simulation.directed import SCHEDULE_FILES, Schedules, run_schedules
+from tests.simulation.explore import WORLDS, Result, explore
+from tests.simulation.quick import be_silent
 from tests.simulation.report import find_history, tell_bugs, tell_costs, tell_finding
 from tests.simulation.shrink import shrink
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-SCHEDULE_FILES: Final = ("tests/unit/test_defences.py", "tests/unit/test_schedules.py")
 SHOWN_MAX: Final = 3
 """How many violations are made small and printed; the others are listed."""
 
@@ -60,10 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _show_seed(options.shrink, options.bug, is_traced=options.trace, is_shrunk=True)
     console = Console(stderr=True)
     if options.bugs:
-        caught = _catch_all(console, is_search=True)
+        caught = _search_all(console)
         print(tell_bugs(caught))  # noqa: T201
-        return 0 if all(each.finding is not None for each in caught) else 1
-    return _run(options.seeds, console, is_json=options.json)
+        return 0 if all(each.finding is not None or each.bug in SELDOM_CAUGHT for each in caught) else 1
+    return _run(options.seeds, console, is_json=options.json, is_seeds_only=options.seeds_only)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         "--seeds", type=_seeds, default=range(20_000), metavar="A:B", help="the worlds to run (0:20000)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON, alone on stdout")
+    parser.add_argument(
+        "--seeds-only", action="store_true", help="leave out schedules, bugs, exhaustive worlds"
+    )
     parser.add_argument(
         "--bugs", action="store_true", help="search for the first seed that catches each planted bug"
     )
@@ -121,33 +125,82 @@ def _needs_calm(finding: Finding) -> bool:
 # -- the whole run -------------------------------------------------------------------------------------
 
 
-def _run(seeds: range, console: Console, *, is_json: bool) -> int:
-    summary = Summary(planted_bugs=len(PLANTED))
-    complaints: list[str] = []
-    summary.schedules, failed = _run_schedules()
-    complaints += failed
-    tally = _run_seeds(seeds, console)
-    summary.seeds = tally.seeds
-    for number, finding in enumerate(sorted(tally.findings, key=lambda each: each.options.seed)):
+@dataclass(slots=True)
+class Results:
+    """What the tasks of a run came to."""
+
+    tally: Tally = field(default_factory=Tally)
+    schedules: list[Schedules] = field(default_factory=list)
+    caught: list[Caught] = field(default_factory=list)
+    explored: list[Result] = field(default_factory=list)
+
+    def add(self, result: Any) -> None:
+        match result:
+            case Tally():
+                self.tally.add(result)
+            case Schedules():
+                self.schedules.append(result)
+            case Caught():
+                self.caught.append(result)
+            case Result():
+                self.explored.append(result)
+            case _:
+                raise AssertionError(result)
+
+    @property
+    def complaints(self) -> list[str]:
+        """All that must not be, apart from the violations of seeds."""
+        return [
+            *(
+                f"DIRECTED SCHEDULES FAILED: {each.file}\n{each.complaint}"
+                for each in self.schedules
+                if each.complaint
+            ),
+            *(
+                f"PLANTED BUG NOT CAUGHT: {each.bug}; the checkers see less than they did"
+                for each in self.caught
+                if each.finding is None
+            ),
+            *(
+                "\n".join([f"VIOLATION in {each.name}: {each.violation}", *each.history])
+                for each in self.explored
+                if each.violation
+            ),
+        ]
+
+    def sum_up(self) -> Summary:
+        return Summary(
+            seeds=self.tally.seeds,
+            schedules=sum(each.passed for each in self.schedules),
+            exhaustive_worlds=len(self.explored),
+            states=sum(each.states for each in self.explored),
+            violations=len(self.complaints) + len(self.tally.findings),
+            planted_bugs_caught=sum(each.finding is not None for each in self.caught),
+            planted_bugs=len(PLANTED),
+        )
+
+
+def _run(seeds: range, console: Console, *, is_json: bool, is_seeds_only: bool) -> int:
+    tasks: list[Task] = []
+    if not is_seeds_only:
+        tasks += [(explore, world) for world in WORLDS]  # the longest first
+        tasks += [(run_schedules, file) for file in SCHEDULE_FILES]
+        tasks += [(catch, bug) for bug in PLANTED if bug not in SELDOM_CAUGHT]
+    tasks += [(run_seeds, chunk) for chunk in chunks_of(seeds)]
+    results = Results()
+    with _progress(console) as progress:
+        shown = progress.add_task("worlds and schedules", total=len(tasks))
+        for result in run_tasks(tasks):
+            results.add(result)
+            progress.advance(shown)
+    summary, complaints = results.sum_up(), results.complaints
+    for number, finding in enumerate(sorted(results.tally.findings, key=lambda each: each.options.seed)):
         complaints.append(_explain(finding, console) if number < SHOWN_MAX else f"also {finding.message}")
-    caught = _catch_all(console)
-    summary.planted_bugs_caught = sum(each.finding is not None for each in caught)
-    complaints += [
-        f"PLANTED BUG NOT CAUGHT: {each.bug}; the checkers see less than they did"
-        for each in caught
-        if each.finding is None
-    ]
-    explored = _explore(console)
-    summary.exhaustive_worlds, summary.states = len(explored), sum(each.states for each in explored)
-    for each in explored:
-        if each.violation:
-            complaints.append("\n".join([f"VIOLATION in {each.name}: {each.violation}", *each.history]))
-    summary.violations = len(complaints)
+    out = Console(stderr=is_json, soft_wrap=True, markup=False, highlight=False)
     if is_json:
         print(json.dumps(asdict(summary)))  # noqa: T201
-    out = Console(stderr=is_json, soft_wrap=True, markup=False, highlight=False)
-    if not is_json:
-        out.print(tell_costs(tally))
+    else:
+        out.print(tell_costs(results.tally))
         out.print("\n" + " · ".join(f"{name} {value}" for name, value in asdict(summary).items()))
     for complaint in complaints:
         out.print("\n" + complaint)
@@ -166,24 +219,13 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _run_seeds(seeds: range, console: Console) -> Tally:
-    tally = Tally()
-    with _progress(console) as progress:
-        task = progress.add_task("seeds", total=len(seeds))
-        for part in run_range(seeds):
-            tally.add(part)
-            progress.update(task, completed=tally.seeds)
-    return tally
-
-
-def _catch_all(console: Console, *, is_search: bool = False) -> list[Caught]:
+def _search_all(console: Console) -> list[Caught]:
     caught = []
     with _progress(console) as progress:
-        task = progress.add_task("planted bugs", total=len(PLANTED))
-        bugs = [bug for bug in PLANTED if is_search or bug not in SELDOM_CAUGHT]
-        for each in catch_all(bugs, is_search=is_search):
+        shown = progress.add_task("planted bugs", total=len(PLANTED))
+        for each in run_tasks([(search, bug) for bug in PLANTED]):
             caught.append(each)
-            progress.advance(task)
+            progress.advance(shown)
     order = list(PLANTED)
     return sorted(caught, key=lambda each: order.index(each.bug))
 
@@ -193,24 +235,6 @@ def _explain(finding: Finding, console: Console) -> str:
         small = shrink(finding, is_lively=_needs_calm(finding))
     history = find_history(small, is_lively=_needs_calm(small))
     return f"{finding.message}\n{tell_finding(small, history)}"
-
-
-def _run_schedules() -> tuple[int, list[str]]:
-    """The directed schedules of the unit tests: (how many hold, what does not)."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SCHEDULE_FILES]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    passed = re.search(r"(\d+) passed", run.stdout)
-    count = int(passed[1]) if passed is not None else 0
-    return count, [] if run.returncode == 0 else [f"DIRECTED SCHEDULES FAILED\n{run.stdout}{run.stderr}"]
-
-
-def _explore(console: Console) -> list[Any]:
-    """The exhaustive worlds, where there are any."""
-    if not (Path(__file__).parent / "explore.py").exists():
-        return []
-    with console.status("exhaustive worlds"):
-        results: list[Any] = importlib.import_module("tests.simulation.explore").run_all()
-    return results
 
 
 if __name__ == "__main__":

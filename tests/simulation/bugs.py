@@ -400,12 +400,14 @@ def _epoch_ignored() -> Planted:
 
 
 def _empty_newborn() -> Planted:
+    """Neither the floor nor the objects of a new life begin at the head; each alone suffices."""
     original = Membership.begin_life
 
     def begin_life(self: Membership, losses: int) -> Procedure[None]:
         yield from original(self, losses)
-        nothing = empty_position(self.streamed.flavor)
-        self.old, self.record = nothing, replace(self.joined_record(), floor=nothing)
+        nothing, record = empty_position(self.streamed.flavor), self.joined_record()
+        objects = {name: Coverage(each.fingerprint, nothing) for name, each in record.objects.items()}
+        self.old, self.record = nothing, replace(record, floor=nothing, objects=objects)
 
     return _patch(Membership, "begin_life", begin_life)
 

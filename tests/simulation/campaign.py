@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from freshness.errors import FreshnessError
 from tests.simulation.bugs import KNOWN_SEEDS, Planting
 from tests.simulation.checker import Violation
 from tests.simulation.liveness import LIVELY_EVERY_SEEDS, check_liveness
 from tests.simulation.options import Options
+from tests.simulation.quick import be_quick, collect
 from tests.simulation.world import BEGINNING_SECONDS, World
 
 PROCESSES: Final = 2
@@ -121,13 +121,6 @@ def run_seeds(seeds: range) -> Tally:
     return tally
 
 
-def run_range(seeds: range) -> Iterator[Tally]:
-    """All seeds, in `PROCESSES` processes; a tally for each chunk, as it is finished."""
-    chunks = [seeds[at : at + CHUNK_SEEDS] for at in range(0, len(seeds), CHUNK_SEEDS)]
-    with get_context("spawn").Pool(PROCESSES, initializer=be_silent) as pool:
-        yield from pool.imap_unordered(run_seeds, chunks)
-
-
 @dataclass(frozen=True, slots=True)
 class Caught:
     """Which seed caught a planted bug, with what; ``finding`` None: none of the seeds did."""
@@ -162,11 +155,22 @@ def _find_planted(bug: str, seed: int) -> Finding | None:
     return finding if finding is not None and run_seed(seed) is None else None
 
 
-def catch_all(bugs: Iterable[str], *, is_search: bool = False) -> Iterator[Caught]:
-    with get_context("spawn").Pool(PROCESSES, initializer=be_silent) as pool:
-        yield from pool.imap_unordered(search if is_search else catch, list(bugs))
+Task: TypeAlias = tuple[Callable[[Any], Any], Any]
+"""A function of a module, and its argument."""
 
 
-def be_silent() -> None:
-    """The production code logs what the simulator does to it; nobody wants to read that."""
-    logging.disable(logging.CRITICAL)
+def chunks_of(seeds: range) -> list[range]:
+    return [seeds[at : at + CHUNK_SEEDS] for at in range(0, len(seeds), CHUNK_SEEDS)]
+
+
+def run_tasks(tasks: Sequence[Task]) -> Iterator[Any]:
+    """The result of each, as it is finished. `PROCESSES` processes take the next one in turn: put long ones first."""
+    with get_context("spawn").Pool(PROCESSES, initializer=be_quick) as pool:
+        yield from pool.imap_unordered(_perform, tasks)
+
+
+def _perform(task: Task) -> Any:
+    function, argument = task
+    result = function(argument)
+    collect()
+    return result

@@ -15,7 +15,7 @@ from freshness.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
 from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
 from freshness.read import Lookup, Read
-from freshness.request import Add, Cas, Delete, Get, Item, Reply, Request, Stored
+from freshness.request import Add, Cas, Delete, Get, InspectStorage, Item, Reply, Request, Stored
 from freshness.rule import ReadOutcome
 from tests.simulation.database import Commit, Shard
 
@@ -64,7 +64,7 @@ class Life:
     """What was published in one life of one node, for one lineage.
 
     ``scanned``: how much of the log is known to be acknowledged without a gap. ``is_damaged``: it lost what it must
-    not, and nobody may have noticed yet.
+    not, and nobody may have noticed yet. ``lost``: tombstones that it lost and counted, and when.
     """
 
     acknowledged: Position = NOTHING
@@ -75,8 +75,7 @@ class Life:
     scanned: int = 0
     is_damaged: bool = False
     ended_at: float | None = None
-    lost: Position | None = None
-    lost_tombstone_at: float | None = None
+    lost: list[tuple[float, Position]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -111,6 +110,7 @@ class Checker:
         self._shards = {shard.lineage: shard for shard in world.shards}
         self._affected: dict[tuple[str, int], tuple[Lookup, ...]] = {}
         self._check_again_at = 0.0
+        self._inspected: dict[tuple[str, str], float] = {}
         self._records = {record_key("sim", shard.lineage): shard for shard in world.shards}
         self.outcomes: Counter[ReadOutcome] = Counter()
         self.served: set[bytes] = set()
@@ -133,9 +133,11 @@ class Checker:
                 self.node_changed()
                 shard = self._records.get(request.key)
                 if shard is not None:
-                    self._check_record(node, shard, _record_of(request.value))
+                    self._check_record(who, node, shard, _record_of(request.value))
             elif request.value != STUB:
                 self._check_entry(node, lookup, request.value)
+        elif isinstance(request, InspectStorage):
+            self._inspected[who, node] = self._world.now
 
     def read_done(self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read]) -> None:
         for lookup, read in zip(lookups, reads, strict=True):
@@ -178,8 +180,7 @@ class Checker:
                 continue
             for (name, _), position in tombstone.positions.items():
                 if name == lineage:
-                    life.lost = position if life.lost is None else life.lost.union(position)
-                    life.lost_tombstone_at = life.lost_tombstone_at or self._world.now
+                    life.lost.append((self._world.now, position))
 
     def history_lost(self, shard: Shard) -> None:
         """Commits are gone for good: in this epoch what was cached from them has no truth to be compared with."""
@@ -332,14 +333,14 @@ class Checker:
 
     # -- I3, I4 --------------------------------------------------------------------------------------------
 
-    def _check_record(self, node: str, shard: Shard, record: NodeRecord) -> None:
+    def _check_record(self, who: str, node: str, shard: Shard, record: NodeRecord) -> None:
         life = self._lives.setdefault((node, shard.lineage, record.life), Life(shard.nothing))
         before, life.last = life.last, record
         former, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
         if former is not life:
             former.ended_at, life.ended_at = self._world.now, None
         if self._is_excused(shard.lineage, life):
-            self._check_end(node, life, record)
+            self._check_end(who, node, life, record)
             return
         new = self._newly_acknowledged(shard, life, record)
         for commit in new:
@@ -388,17 +389,16 @@ class Checker:
             if record.progress.contains(commit.position) and not life.acknowledged.contains(commit.position)
         ]
 
-    def _check_end(self, node: str, life: Life, record: NodeRecord) -> None:
+    def _check_end(self, who: str, node: str, life: Life, record: NodeRecord) -> None:
         """F67: a life in which a tombstone was lost may not be published as open after the next inspection, unless
-        the floor holds what was lost."""
-        lost_at = life.lost_tombstone_at
-        if lost_at is None or life.lost is None or not record.is_open or record.floor.contains(life.lost):
+        the floor holds what was lost. Who has inspected the node since must know."""
+        if not record.is_open:
             return
+        now, inspected_at = self._world.now, self._inspected.get((who, node), 0.0)
         grace = INSPECT_SECONDS + self._world.options.lease_seconds + 1
-        if self._world.now > lost_at + grace:
-            raise Violation(
-                "I2", f"{node} lost a tombstone {self._world.now - lost_at:.1f} s ago and goes on"
-            )
+        for lost_at, position in life.lost:
+            if not record.floor.contains(position) and (inspected_at > lost_at or now > lost_at + grace):
+                raise Violation("I2", f"{node} lost a tombstone {now - lost_at:.1f} s ago and goes on")
 
     def _check_acknowledged(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> None:
         """I4: whatever progress names was carried out on this node, or is in the floor."""

@@ -32,7 +32,10 @@ STALLS: Final = ("publish", "record", "tombstone", "fill", "guard", "resume")
 """Before which kind of request a process stalls; publish: a record, when tombstones have been sent before."""
 
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
-PROFILES: Final = ("any", "steady", "lagging", "two", "behind", "storm", "restarts", "raised", "placement")
+PROFILES: Final = (
+    "any", "steady", "lagging", "two", "takeover", "revival", "behind", "losses", "storm", "restarts", "raised",
+    "placement",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Options:
         """A world of every kind: small ones often, every fault sometimes, often only a few at once."""
         random = Random(f"options {seed}")
         share = random.choice((0.0, 0.1, 0.2, 0.5))
-        ttl, lease = random.choice(((12, 3), (12, 3), (14, 3), (20, 3)))
+        ttl, lease = random.choice(((12, 3), (12, 3), (14, 3), (20, 3), (10, 2)))
         flavor: Flavor = "mariadb" if random.random() < 0.2 else "mysql"
         base = cls(
             seed=seed,
@@ -121,7 +124,8 @@ class Options:
             max_staleness_seconds=random.choice((8.0, 8.0, 30.0)),
             clock_rate_error=random.choice((0.0, 0.005)),
         )
-        return _shape(base, random)
+        shaped = _shape(base, random)
+        return replace(shaped, holds_commits=random.random() < 0.2)
 
 
 def _shape(base: Options, random: Random) -> Options:
@@ -178,6 +182,60 @@ def _shape(base: Options, random: Random) -> Options:
                 stall_seconds=1.1 * ttl if is_far_behind else 0.0,
                 faults=(base.faults & {"evict", "crash", "lose_reply"}) | {"stall"},
                 fault_share=0.003 if is_far_behind else random.choice((0.01, 0.03)),
+            )
+        case (
+            "takeover"
+        ):  # one stands still after a TRUNCATE, before its resume copy; the other, late, revives the node
+            return replace(
+                base,
+                profile=profile,
+                keys=1,
+                shards=1,
+                nodes=1,
+                readers=2,
+                invalidators=2,
+                keeps_tombstones=True,
+                behind_seconds=random.choice((4.0, 6.0, 8.0)),
+                max_staleness_seconds=60.0,
+                quiet_seconds=3.0,
+                think_seconds=0.5,
+                lag_seconds=random.choice((10.0, 15.0, 25.0)),
+                replicas=1,
+                steps=900,
+                warm_seconds=random.choice((3.0, 15.0)),
+                stall_at=random.choice(("resume", "resume", "record")),
+                stall_seconds=random.choice((1.2, 1.6, 2.0)) * base.lease_seconds,
+                faults=(base.faults & {"lose_reply"}) | {"truncate", "stall"},
+                fault_share=0.02,
+            )
+        case "revival":  # entries that nobody reads from a TRUNCATE until the node is revived
+            return replace(
+                base,
+                profile=profile,
+                keys=3,
+                shards=1,
+                nodes=1,
+                readers=1,
+                invalidators=1,
+                keeps_tombstones=True,
+                behind_seconds=0.0,
+                max_staleness_seconds=30.0,
+                lag_seconds=0.0,
+                quiet_seconds=15.0,
+                think_seconds=2.0,
+                faults=frozenset({"truncate", random.choice(("crash", "jump"))}),
+                fault_share=0.01,
+            )
+        case "losses":  # tombstones are lost while nobody is there to see it
+            return replace(
+                base,
+                profile=profile,
+                keys=1,
+                nodes=1,
+                keeps_tombstones=True,
+                quiet_seconds=0.5,
+                faults=frozenset({"lose_tombstone", random.choice(("crash", "pause"))}),
+                fault_share=0.02,
             )
         case "behind":  # the only invalidator is so late that nobody may vouch for the node
             return replace(

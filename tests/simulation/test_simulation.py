@@ -14,8 +14,9 @@ import pytest
 
 from tests.simulation.__main__ import main
 from tests.simulation.bugs import KNOWN_SEEDS, PLANTED, SELDOM_CAUGHT, Planting
-from tests.simulation.campaign import Finding, Tally, be_silent, catch, run_seeds, run_world
+from tests.simulation.campaign import Finding, Tally, catch, run_seeds, run_world
 from tests.simulation.options import FAULTS, PROFILES, Options
+from tests.simulation.quick import be_silent
 from tests.simulation.report import find_history, tell_costs, tell_finding
 from tests.simulation.shrink import shrink, size
 
