@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,12 +27,21 @@ PAIR_TABLE = "CREATE TABLE pairs (a INT, b INT, v INT, PRIMARY KEY (a, b))"
 
 
 @pytest.fixture
-def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+@pytest.fixture
+def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
     with running_system(
         pair,
         tmp_path,
         tables=(CUSTOMERS_TABLE, ORDERS_TABLE, PAIR_TABLE),
         objects=CUSTOMER + PROFILE + '[objects.pair]\ntable = "pairs"\n',
+        extra=f'[http]\nlisten = "127.0.0.1:{port}"\n',
     ) as started:
         yield started
 
@@ -72,3 +83,24 @@ def test_a_node_that_is_down_is_an_error(system: System) -> None:
     result = call_cli("invalidate", "customer", "1", "-c", system.config_path)
     assert result.returncode == 3
     assert node.address in result.stderr
+
+
+def post(port: int, document: object) -> tuple[int, dict[str, object]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    headers = {"content-type": "application/json"}
+    connection.request("POST", "/v1/invalidate", json.dumps(document), headers)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def test_over_http(system: System, port: int) -> None:
+    system.execute("INSERT INTO pairs VALUES (1, 2, 0)")
+    status, answer = post(port, {"object": "pair", "keys": [["1", "2"], ["3", "4"]]})
+    assert (status, len(answer["invalidated"])) == (200, 2)  # type: ignore[arg-type]
+    assert system.find_tombstone("pair", 1, 2) is not None
+    assert post(port, {"object": "pair", "keys": [["1", "2", "3"], ["4"]]})[0] == 400
+    assert post(port, {"object": "nothing", "keys": [["1"]]})[0] == 400
+    assert post(port, {"object": "pair", "keys": []})[0] == 422
+    for node in system.nodes:
+        node.stop()
+    assert post(port, {"object": "pair", "keys": [["1", "2"]]})[0] == 503

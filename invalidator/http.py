@@ -10,27 +10,41 @@ import hmac
 import ipaddress
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
 
 import uvicorn
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freshness import __version__
+from freshness.backends.schema import load_registry
 from freshness.config import Config, parse_host_port, read_password
-from freshness.errors import ConfigError
+from freshness.errors import ConfigError, FormatError, FreshnessError
+from freshness.registry import ObjectDefinition
 from invalidator.app import Invalidator
-from invalidator.serve import Reload, StreamHub, add_routes
+from invalidator.by_hand import invalidate_keys
+from invalidator.serve import Reload, StreamHub, add_routes, refuse
 from invalidator.stream_access import StreamOpener
 
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
 """Answered without a token: they are for probes, and say nothing of the data."""
 
+KEYS_MAX: Final = 1_000
+"""Keys of one request."""
+
 GRACE_SECONDS: Final = 3
 STOP_SECONDS: Final = 8.0
+
+
+class Invalidation(BaseModel):
+    """Keys as texts, as on the command line: one list for each key, with a text for each of its columns."""
+
+    object: str
+    keys: Annotated[list[list[str]], Field(min_length=1, max_length=KEYS_MAX)]
 
 
 def create_api(
@@ -44,7 +58,7 @@ def create_api(
     """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.status``;
     ``access_token``: what requests must bring; ``reload``: takes ``PUT /v1/topology`` over."""
     api = FastAPI(title="freshness invalidator", version=__version__)
-    hub = streams or StreamHub(StreamOpener(lambda: invalidator.config))
+    hub = streams or StreamHub(StreamOpener(lambda: invalidator.config, invalidator.find_times))
     api.state.streams = hub
     api.state.access_token = access_token
     add_routes(api, hub, reload)
@@ -71,6 +85,19 @@ def create_api(
     def metrics() -> Response:
         """Prometheus metrics, see docs/metrics.md."""
         return Response(generate_latest(invalidator.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @api.post("/v1/invalidate")
+    def invalidate(wanted: Invalidation) -> dict[str, Any]:
+        """Invalidate keys of an object, as `invalidator invalidate` does."""
+        config = invalidator.config
+        texts = [text for key in wanted.keys for text in key]
+        try:
+            registry = load_registry(config)
+            _require_widths(registry, wanted)
+            subjects = invalidate_keys(config, registry, wanted.object, texts, hub.opener.read_token)
+        except FreshnessError as error:
+            raise refuse(error) from error
+        return {"invalidated": [{"node": each.node, "item": each.item.decode()} for each in subjects]}
 
     @api.get("/v1/status")
     def status() -> dict[str, Any]:
@@ -107,6 +134,17 @@ def read_access_token(config: Config) -> str | None:
         return read_password(config.path.parent / config.http.token_file)
     except ConfigError as error:
         raise ConfigError(f"http.token_file: {error.message}", hint="put a long random text there") from error
+
+
+def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidation) -> None:
+    if wanted.object not in registry:
+        return  # said by whoever looks it up
+    names = [column.name for column in registry[wanted.object].builder.columns]
+    for key in wanted.keys:
+        if len(key) != len(names):
+            raise FormatError(
+                f"a key of {wanted.object} got {len(key)} values", hint=f"give {', '.join(names)}"
+            )
 
 
 class TokenGate:

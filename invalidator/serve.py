@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from freshness.config import Config
-from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryLost, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryLost
 from freshness.token import EventToken
 from invalidator.json_lines import (
     EndLine,
@@ -452,7 +452,7 @@ def refuse(error: FreshnessError) -> HTTPException:
         status = 400
     elif isinstance(error, HistoryLost):
         status = 410
-    elif isinstance(error, SourceUnavailable):
+    elif error.is_retryable:
         status = 503
     detail = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
     return HTTPException(status, detail)
