@@ -20,6 +20,7 @@ from freshness.backends.schema import key_columns
 from freshness.cachekey import KeyBuilder
 from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyfinder import KeyFinder, _items_of
 from freshness.position import Position
 from freshness.registry import ObjectDefinition
 from integration.servers import DatabaseServer, Pair
@@ -29,7 +30,6 @@ from invalidator.binlog import BinlogSource
 from invalidator.keyreader import OPERATIONS, KeyReader
 from invalidator.packets import PacketReader, check_sum
 from invalidator.rows import ChangedRows, RowDecoder
-from invalidator.shard import KeyFinder, _items_of
 
 HEARTBEATS = (27, 41)
 GTID_EVENTS = {events.GTID: events.parse_mysql_gtid, events.MARIADB_GTID: events.parse_mariadb_gtid}

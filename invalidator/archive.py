@@ -13,8 +13,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,23 +23,41 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freshness.archive_file import (
+    BEFORE_KEY,
+    KEYSPACE_KEY,
+    KIND,
+    RESUME_KEY,
+    SHARD_KEY,
+    UNFINISHED,
+    ArchiveFile,
+    find_files,
+    format_name,
+    hash_lineage,
+)
 from freshness.errors import ConfigError, FormatError, StreamStopped
 from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY, Column
+from freshness.json_value import to_json_row
+from freshness.keyfinder import KeyFinder
 from freshness.position import empty_position
 from freshness.token import EventToken
 from invalidator.image import digest_image
-from invalidator.json_lines import LayoutBook, heartbeat_to_json, to_json_row
+from invalidator.json_lines import LayoutBook, heartbeat_to_json
 from invalidator.layout import find_key
 from invalidator.message import StreamMessage
-from invalidator.shard import KeyFinder
 from invalidator.source import RowChange, Transaction
 
-KIND: Final = "changes"
-KEYSPACE_KEY: Final = "freshness.keyspace"
-SHARD_KEY: Final = "freshness.shard"
-BEFORE_KEY: Final = "freshness.before"
-RESUME_KEY: Final = "freshness.resume"
-"""Event tokens: everything of the lineage before the file's first transaction, and up to and with its last."""
+__all__ = [
+    "SCHEMA",
+    "UNFINISHED",
+    "ArchiveFile",
+    "ArchiveWriter",
+    "RotationPolicy",
+    "find_files",
+    "find_resume",
+    "make_schema",
+    "read_metadata",
+]
 
 GROUP_ROWS_MAX: Final = 10_000
 GROUP_BYTES_MAX: Final = 8 << 20
@@ -51,8 +67,6 @@ FILE_ROWS_MAX: Final = 1_000_000
 ROW_BYTES: Final = 200
 """What a row takes beside its texts, for the bounds above."""
 
-UNFINISHED: Final = ".unfinished"
-_NAME: Final = re.compile(r"changes-([0-9a-f]{8})-(\d{16})-(\d{16})\.parquet")
 _ARROW: Final[Mapping[str, pa.DataType]] = {
     "string": pa.string(),
     "binary": pa.binary(),
@@ -82,29 +96,6 @@ class RotationPolicy:
     seconds: float = 300
     bytes_max: int = 64 << 20
     rows_max: int = FILE_ROWS_MAX
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveFile:
-    """A complete file, as its name says: ordinals of its first and last transaction. ``last`` < ``first``: it holds
-    none, and marks where the archive of a lineage begins."""
-
-    path: Path
-    lineage_hash: str
-    first: int
-    last: int
-
-
-def parse_name(path: Path) -> ArchiveFile | None:
-    """None for a file that is not of the archive."""
-    match = _NAME.fullmatch(path.name)
-    return None if match is None else ArchiveFile(path, match[1], int(match[2]), int(match[3]))
-
-
-def find_files(folder: Path) -> list[ArchiveFile]:
-    """All complete files below, of each lineage in the order of the ordinals."""
-    found = [file for file in map(parse_name, folder.rglob("changes-*.parquet")) if file is not None]
-    return sorted(found, key=lambda file: (file.lineage_hash, file.last, file.first))
 
 
 def _find_newest(folder: Path) -> list[ArchiveFile]:
@@ -141,11 +132,6 @@ def read_metadata(path: Path) -> dict[str, str]:
             f"{path}: its metadata names no position", hint="was it written by another program?"
         )
     return found
-
-
-def hash_lineage(lineage: str) -> str:
-    """What stands for a lineage in names of files, which cannot hold all of its characters."""
-    return f"{zlib.crc32(lineage.encode()):08x}"
 
 
 @dataclass(slots=True)
@@ -367,7 +353,7 @@ class ArchiveWriter:
         file.file.flush()
         os.fsync(file.file.fileno())
         file.file.close()
-        name = f"changes-{hash_lineage(file.lineage)}-{file.first:016d}-{state.ordinal:016d}.parquet"
+        name = format_name(hash_lineage(file.lineage), file.first, state.ordinal)
         file.path.rename(file.folder / name)
         for folder in (file.folder, file.folder.parent, self._folder):
             _sync_folder(folder)

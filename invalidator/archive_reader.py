@@ -1,7 +1,8 @@
 """Reads an archive back as the messages of which it was written, lineage by lineage, in the order of the ordinals.
 
 Nothing is passed over: a transaction that is missing, doubled or cut is a `FormatError` with its file. Memory is
-bounded by `PIECE_ROWS_MAX` rows, however large a transaction. Called by ``invalidator.replay``.
+bounded by `PIECE_ROWS_MAX` rows, or a row group of a merged file, however large a transaction. Called by
+``invalidator.replay``.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freshness.archive_file import BEFORE_KEY, KEYSPACE_KEY, ORDER_KEY, ArchiveFile, find_files, parse_name
 from freshness.errors import FormatError
+from freshness.json_value import from_json_row
 from freshness.position import parse_position
 from freshness.token import EventToken
-from invalidator.archive import BEFORE_KEY, KEYSPACE_KEY, ArchiveFile, find_files, parse_name, read_metadata
-from invalidator.json_lines import PIECE_ROWS_MAX, from_json_row, heartbeat_from_json, make_message
+from invalidator.archive import read_metadata
+from invalidator.json_lines import PIECE_ROWS_MAX, heartbeat_from_json, make_message
 from invalidator.message import StreamMessage
 from invalidator.source import Heartbeat, RowChange, Transaction
 
@@ -126,10 +129,20 @@ class _FileReader:
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         try:
             with pq.ParquetFile(self.file.path) as parquet:
-                for batch in parquet.iter_batches(BATCH_ROWS, columns=list(_COLUMNS)):
+                for batch in self._batches(parquet):
                     yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"{self.file.path}: {error}", hint="restore the file from a copy") from error
+
+    def _batches(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        """In the order of the ordinals, which a merged file keeps from row group to row group and not within one."""
+        if ORDER_KEY.encode() not in (parquet.metadata.metadata or {}):
+            yield from parquet.iter_batches(BATCH_ROWS, columns=list(_COLUMNS))
+            return
+        for number in range(parquet.num_row_groups):
+            group = parquet.read_row_group(number, columns=list(_COLUMNS))
+            ordered = group.sort_by([("ordinal", "ascending"), ("row", "ascending")])
+            yield from ordered.to_batches(BATCH_ROWS)
 
     def _add(self, group: _Group, row: Mapping[str, Any]) -> None:
         op = row["op"]

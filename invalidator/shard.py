@@ -15,15 +15,17 @@ from typing import Final
 
 from freshness.admission import join
 from freshness.apply import Batch, apply_batch, renew
-from freshness.errors import FormatError, FreshnessError
+from freshness.errors import FreshnessError
 from freshness.gather import gather
+from freshness.keyfinder import KeyFinder
 from freshness.membership import HeartbeatSeen, Membership, NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
-from freshness.registry import ObjectDefinition
 from freshness.request import Procedure
 from freshness.witness import Witness
-from invalidator.source import UNREADABLE, Transaction
+from invalidator.source import Transaction
+
+__all__ = ["KeyFinder", "ShardInvalidator"]
 
 log = logging.getLogger(__name__)
 
@@ -41,66 +43,6 @@ class _Rejoin:
 
     at: float = float("-inf")
     pause_seconds: float = REJOIN_MIN_SECONDS
-
-
-@dataclass(slots=True)
-class KeyFinder:
-    """Which cache items a row change concerns. ``definitions``: the objects of this keyspace."""
-
-    definitions: Mapping[str, ObjectDefinition]
-    _by_table: dict[str, list[ObjectDefinition]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for definition in self.definitions.values():
-            for table in definition.columns_by_table:
-                self._by_table.setdefault(table, []).append(definition)
-
-    @property
-    def tables(self) -> frozenset[str]:
-        return frozenset(self._by_table)
-
-    def find(self, transaction: Transaction) -> tuple[dict[bytes, None], dict[str, str]]:
-        """(items, tables whose floor must be raised with the reason): both images of every change (F35).
-
-        In the order of the changes, so that a run can be repeated exactly.
-        """
-        # A source that was asked for keys has found them already.
-        items: dict[bytes, None] = dict.fromkeys(transaction.items)
-        raised = {
-            table: "; ".join(transaction.reasons) or "rows changed in a way that gives no keys"
-            for table in sorted(transaction.raised_tables & self.tables)
-        }
-        for change in transaction.changes:
-            for definition in self._by_table.get(change.table, ()):
-                try:
-                    items.update(
-                        dict.fromkeys(_items_of(definition, change.table, change.before, change.after))
-                    )
-                except FormatError as error:
-                    raised[change.table] = f"a row gives no key for object {definition.config.name}: {error}"
-        return items, raised
-
-
-def _items_of(
-    definition: ObjectDefinition,
-    table: str,
-    before: Mapping[str, object] | None,
-    after: Mapping[str, object] | None,
-) -> Iterable[bytes]:
-    columns = definition.columns_by_table[table]
-    known = before or {}
-    for image in (before, after):
-        if image is None:
-            continue
-        values = []
-        for column in columns:
-            # A MINIMAL after-image leaves out what did not change.
-            value = image[column.name] if column.name in image else known.get(column.name, UNREADABLE)
-            if value is UNREADABLE:
-                raise FormatError(f"column {table}.{column.name} is not in the binary log")
-            values.append(column.pad(value) if isinstance(value, bytes) else value)
-        if None not in values:  # NULL is no key: the row belongs to no object
-            yield definition.builder.build(values).item
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshness.errors import FormatError, SourceUnavailable
+from freshness.json_value import from_json, to_json
 from freshness.keyrange import KeyRange
 from freshness.position import MysqlGtidSet
 from freshness.token import EventToken
@@ -24,9 +25,7 @@ from invalidator.json_lines import (
     LineWriter,
     encode_line,
     error_line,
-    from_json,
     read_json_lines,
-    to_json,
 )
 from invalidator.layout import Layout
 from invalidator.message import StreamMessage

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from freshness.backends import pulse as pulse_module
 from freshness.config import ServerAddress
 from freshness.errors import SourceUnavailable
-from invalidator import pulse as pulse_module
 from invalidator.heartbeat import HeartbeatWriter
 from invalidator.pulse import Pulse
 

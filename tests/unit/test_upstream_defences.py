@@ -16,6 +16,7 @@ import pytest
 from appclient import database as application
 from appclient.database import Database, LoaderConnection, ShardDatabase
 from appclient.loader import ObjectLoader
+from freshness import keyfinder
 from freshness.admission import join
 from freshness.apply import renew
 from freshness.cachekey import KeyBuilder
@@ -32,7 +33,7 @@ from freshness.registry import ObjectDefinition
 from freshness.request import Flow, Flows, ReadHead, Wait
 from freshness.rule import ObjectPolicy, ReadOutcome
 from freshness.token import EventToken
-from invalidator import loop, shard
+from invalidator import loop
 from invalidator.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.shard import KeyFinder, ShardInvalidator
 from invalidator.source import Heartbeat, Operation, RowChange, Transaction
@@ -370,12 +371,12 @@ def test_both_images_of_a_change_are_invalidated(monkeypatch: pytest.MonkeyPatch
         return read_key(world)
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        items_of = shard._items_of
+        items_of = keyfinder._items_of
 
         def of_the_last_image(definition: Any, table: str, before: Any, after: Any) -> Iterable[bytes]:
             return items_of(definition, table, None if after is not None else before, after)
 
-        patch.setattr(shard, "_items_of", of_the_last_image)
+        patch.setattr(keyfinder, "_items_of", of_the_last_image)
 
     prove(schedule, ReadOutcome.TOMBSTONE, plant, monkeypatch)
 
@@ -398,12 +399,12 @@ def test_an_insert_invalidates_that_there_was_no_row(monkeypatch: pytest.MonkeyP
         return read_key(world)
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        items_of = shard._items_of
+        items_of = keyfinder._items_of
 
         def of_rows_that_were(definition: Any, table: str, before: Any, after: Any) -> Iterable[bytes]:
             return [] if before is None else items_of(definition, table, before, after)
 
-        patch.setattr(shard, "_items_of", of_rows_that_were)
+        patch.setattr(keyfinder, "_items_of", of_rows_that_were)
 
     prove(schedule, ReadOutcome.TOMBSTONE, plant, monkeypatch, invariant=None)
 

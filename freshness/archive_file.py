@@ -1,0 +1,94 @@
+"""Files of the archive by their names: which transactions each holds, and which of them count (docs/archive.md).
+
+Written by ``invalidator.archive``, merged by ``spark.compact``, read by both sides. No I/O but for `find_files`.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+KIND: Final = "changes"
+KEYSPACE_KEY: Final = "freshness.keyspace"
+SHARD_KEY: Final = "freshness.shard"
+BEFORE_KEY: Final = "freshness.before"
+RESUME_KEY: Final = "freshness.resume"
+"""Event tokens: everything of the lineage before the file's first transaction, and up to and with its last."""
+
+ORDER_KEY: Final = "freshness.order"
+ORDER_KEYS: Final = "keys"
+"""In the metadata of a merged file: each row group holds what followed one another, sorted by key."""
+
+UNFINISHED: Final = ".unfinished"
+_NAME: Final = re.compile(r"changes-([0-9a-f]{8})-(\d{16})-(\d{16})\.parquet")
+_KEYSPACE: Final = re.compile(r"keyspace=(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """A complete file, as its name says: ordinals of its first and last transaction. ``last`` < ``first``: it holds
+    none, and marks where the archive of a lineage begins."""
+
+    path: Path
+    lineage_hash: str
+    first: int
+    last: int
+
+    @property
+    def keyspace(self) -> str:
+        """As the folder is called; "" for a file outside of one."""
+        return next((match[1] for match in map(_KEYSPACE.fullmatch, self.path.parts) if match), "")
+
+    def is_within(self, other: ArchiveFile) -> bool:
+        """A mark is within nothing."""
+        return (
+            self.first <= self.last
+            and (self.first, self.last) != (other.first, other.last)
+            and other.first <= self.first
+            and self.last <= other.last
+        )
+
+
+def parse_name(path: Path) -> ArchiveFile | None:
+    """None for a file that is not of the archive."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else ArchiveFile(path, match[1], int(match[2]), int(match[3]))
+
+
+def format_name(lineage_hash: str, first: int, last: int) -> str:
+    """The inverse of `parse_name`."""
+    return f"changes-{lineage_hash}-{first:016d}-{last:016d}.parquet"
+
+
+def find_files(folder: Path) -> list[ArchiveFile]:
+    """All files below that count, of each lineage in the order of the ordinals."""
+    return choose_files(folder.rglob("changes-*.parquet"))
+
+
+def choose_files(paths: Iterable[Path]) -> list[ArchiveFile]:
+    """Of these, the files of an archive that count, of each lineage in the order of the ordinals.
+
+    A file whose transactions all lie within a larger one was merged into that, and waits to be deleted: it does not.
+    """
+    found = [file for file in map(parse_name, paths) if file is not None]
+    found.sort(key=lambda file: (file.keyspace, file.lineage_hash, file.first, -file.last))
+    kept: list[ArchiveFile] = []
+    for file in found:
+        former = kept[-1] if kept else None
+        if (
+            former is not None
+            and (former.keyspace, former.lineage_hash) == (file.keyspace, file.lineage_hash)
+            and file.is_within(former)
+        ):
+            continue
+        kept.append(file)
+    return sorted(kept, key=lambda file: (file.lineage_hash, file.last, file.first))
+
+
+def hash_lineage(lineage: str) -> str:
+    """What stands for a lineage in names of files, which cannot hold all of its characters."""
+    return f"{zlib.crc32(lineage.encode()):08x}"

@@ -1,0 +1,173 @@
+"""The heartbeat row: liveness, real lag, and on MariaDB the watermark that reads from the primary need.
+
+One row for each invalidator, and one row ``epoch`` for the database, in a table of the keyspace's own database
+on the primary. A row is written in one autocommitted statement. No thread and no clock of its own: the
+invalidator's application calls `HeartbeatWriter.beat` in its rhythm; the stream brings the row back and
+``invalidator.transaction`` reads it with `parse_heartbeat`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from freshness.backends.database import Connection, connect, translated
+from freshness.config import ServerAddress
+from freshness.errors import FormatError, SourceUnsuitable
+from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
+from freshness.source import Heartbeat
+
+ABANDONED_AFTER_US: Final = 24 * 3600 * 1_000_000
+_INSTANCE_CHARACTERS_MAX: Final = 64
+
+_CREATE = f"""CREATE TABLE IF NOT EXISTS {HEARTBEAT_TABLE} (
+  id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+  sequence BIGINT UNSIGNED NOT NULL,
+  min_us BIGINT NOT NULL,
+  max_us BIGINT NOT NULL,
+  epoch BIGINT UNSIGNED NOT NULL,
+  watermark VARCHAR(1024) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
+) ENGINE=InnoDB"""
+_CREATE_EPOCH = f"INSERT IGNORE INTO {HEARTBEAT_TABLE} VALUES ('{EPOCH_ROW}', 0, 0, 0, 1, '')"
+_BEAT = f"""INSERT INTO {HEARTBEAT_TABLE} (id, sequence, min_us, max_us, epoch, watermark)
+SELECT %(id)s, %(sequence)s, %(min_us)s, %(max_us)s, origin.epoch, %(watermark)s
+FROM {HEARTBEAT_TABLE} AS origin WHERE origin.id = '{EPOCH_ROW}'
+ON DUPLICATE KEY UPDATE sequence = %(sequence)s, min_us = %(min_us)s, max_us = %(max_us)s,
+  epoch = origin.epoch, watermark = %(watermark)s"""
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class HeartbeatWriter:
+    """Writes one invalidator's row to the primary. Not for use by several threads at once.
+
+    ``instance`` must be unique among the invalidators of this database: two with one name would take each
+    other's row for their own round trip (F71).
+    """
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        flavor: str,
+        instance: str,
+        clock_error_seconds: float,
+        *,
+        timeout_seconds: float = 5.0,
+        now_us: Callable[[], int] = _now_us,
+    ) -> None:
+        if (
+            not 0 < len(instance) <= _INSTANCE_CHARACTERS_MAX
+            or not instance.isascii()
+            or instance == EPOCH_ROW
+        ):
+            raise FormatError(
+                f"heartbeat instance {instance[:80]!r}",
+                hint=f"expected 1 to {_INSTANCE_CHARACTERS_MAX} ASCII characters other than {EPOCH_ROW!r}",
+            )
+        self._address = address
+        self._flavor = flavor
+        self._instance = instance
+        self._clock_error_us = round(clock_error_seconds * 1_000_000)
+        self._timeout_seconds = timeout_seconds
+        self._now_us = now_us
+        self._connection: Connection | None = None
+        self._sequence: int | None = None
+
+    def prepare(self) -> None:
+        """Create the table and the epoch row where they are missing; delete the rows of instances that are gone
+        for a day. Raises `SourceUnavailable`, or `SourceUnsuitable` where the account may not."""
+        self._execute(_CREATE)
+        self._execute(_CREATE_EPOCH)
+        self._execute(
+            f"DELETE FROM {HEARTBEAT_TABLE} WHERE id NOT IN (%s, %s) AND max_us < %s",
+            (EPOCH_ROW, self._instance, self._now_us() - ABANDONED_AFTER_US),
+        )
+
+    def beat(self) -> int:
+        """Write the row with the next sequence number, which is returned. Raises as `prepare`.
+
+        On MariaDB the row carries a watermark: ``@@last_gtid``, the GTID of this session's previous beat. That
+        commit had returned before this row was written, and MariaDB makes transactions of a domain visible in
+        the order of the log. So whoever sees this row in the primary sees everything up to the watermark, which
+        no variable of a MariaDB primary can say (DATABASES.md §C2: `gtid_binlog_pos` runs ahead of the engine).
+        It is empty after a reconnect, and on MySQL, where ``@@global.gtid_executed`` serves.
+        """
+        sequence = self._next_sequence()
+        now_us = self._now_us()
+        parameters = {
+            "id": self._instance,
+            "sequence": sequence,
+            "min_us": now_us - self._clock_error_us,
+            "max_us": now_us + self._clock_error_us,
+            "watermark": self._read_watermark(),
+        }
+        if self._execute(_BEAT, parameters)[1] == 0:
+            raise SourceUnsuitable(
+                f"{self._address.host}:{self._address.port}: {HEARTBEAT_TABLE} has no row {EPOCH_ROW!r}",
+                hint="its epoch is unknown: restore the row with a higher epoch than ever before",
+            )
+        self._sequence = sequence
+        return sequence
+
+    def epoch(self) -> int:
+        """The epoch that is in force on the primary. Raises as `beat`."""
+        rows, _ = self._execute(f"SELECT epoch FROM {HEARTBEAT_TABLE} WHERE id = %s", (EPOCH_ROW,))
+        if not rows:
+            raise SourceUnsuitable(f"{HEARTBEAT_TABLE} has no row {EPOCH_ROW!r}", hint="run prepare")
+        return int(rows[0][0])
+
+    def raise_epoch(self) -> int:
+        """Declare the former history lost (F28, F29): positions of another epoch compare as UNKNOWN. Returns the
+        new epoch."""
+        self._execute(f"UPDATE {HEARTBEAT_TABLE} SET epoch = epoch + 1 WHERE id = %s", (EPOCH_ROW,))
+        return self.epoch()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # it may be dead already, and nothing depends on a farewell
+                connection.close()
+
+    def _next_sequence(self) -> int:
+        if self._sequence is None:
+            rows, _ = self._execute(
+                f"SELECT sequence FROM {HEARTBEAT_TABLE} WHERE id = %s", (self._instance,)
+            )
+            self._sequence = int(rows[0][0]) if rows else 0
+        return self._sequence + 1
+
+    def _read_watermark(self) -> str:
+        if self._flavor != "mariadb":
+            return ""
+        rows, _ = self._execute("SELECT @@last_gtid")
+        return str(rows[0][0] or "")
+
+    def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
+        """The rows and the number of changed rows. After an error the next call connects anew."""
+        if self._connection is None:
+            self._connection = connect(self._address, timeout_seconds=self._timeout_seconds)
+        try:
+            with self._connection.cursor() as cursor:
+                count = cursor.execute(sql, parameters)
+                return list(cursor.fetchall()), count
+        except Exception as error:
+            self.close()
+            raise translated(error, self._address, "writing the heartbeat") from error
+
+
+def parse_heartbeat(row: Mapping[str, object]) -> Heartbeat:
+    """Read a row of the heartbeat table. Raises `FormatError` where it is not one."""
+    numbers: list[int] = []
+    for name in ("sequence", "min_us", "max_us", "epoch"):
+        value = row.get(name)
+        if not isinstance(value, int):
+            raise FormatError(f"heartbeat row has {name} = {value!r}", hint="expected a whole number")
+        numbers.append(value)
+    instance = row.get("id")
+    if not isinstance(instance, str):
+        raise FormatError(f"heartbeat row has id = {instance!r}", hint="expected text")
+    return Heartbeat(instance, *numbers)

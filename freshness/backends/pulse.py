@@ -1,0 +1,84 @@
+"""The heartbeat in its rhythm: a thread that writes it, and when each one was begun.
+
+A lease is renewed only on the strength of an own heartbeat that has come back through the stream (F71), so the
+time that counts is the one before it was written. Used by the invalidator and by the Spark sink's driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from freshness.backends.heartbeat import HeartbeatWriter
+from freshness.errors import FreshnessError
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_MAX: Final = 10_000
+"""Heartbeats on their way through the stream. Older ones are worth nothing when they arrive (I6)."""
+
+
+class Pulse:
+    """Writes heartbeats every ``period_seconds`` until stopped. A failed one is logged and the next one tried."""
+
+    def __init__(
+        self,
+        writer: HeartbeatWriter,
+        period_seconds: float,
+        clock: Callable[[], float],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._writer = writer
+        self._period_seconds = period_seconds
+        self._clock = clock
+        self._on_failure = on_failure
+        self._begun: OrderedDict[int, float] = OrderedDict()
+        self._last = 0
+        self._in_flight: float | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout=10)
+        self._writer.close()
+
+    def find_begun(self, sequence: int) -> float | None:
+        """When this process began to write that heartbeat; None where it did not, or long ago.
+
+        The stream often brings a heartbeat before its commit has returned here: then it is the one in flight.
+        """
+        with self._lock:
+            begun = self._begun.get(sequence)
+            return self._in_flight if begun is None and sequence > self._last else begun
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._beat()
+            except FreshnessError as error:
+                self._on_failure()
+                log.warning("heartbeat not written: %s. Leases run out unless the next ones are.", error)
+            if self._stopping.wait(self._period_seconds):
+                return
+
+    def _beat(self) -> None:
+        with self._lock:
+            self._in_flight = begun = self._clock()
+        try:
+            sequence = self._writer.beat()
+            with self._lock:
+                self._begun[sequence], self._last = begun, sequence
+                while len(self._begun) > REMEMBERED_MAX:
+                    self._begun.popitem(last=False)
+        finally:
+            with self._lock:
+                self._in_flight = None

@@ -1,0 +1,119 @@
+"""The role of an update stream's source: committed transactions in the order of one server's log.
+
+A source must never skip silently (I8): what cannot be mapped to rows is named in ``raised_tables``, what cannot
+be handled at all raises `StreamStopped`. A source's position says "invalidate up to" and never "data is at
+least" (F2). Implemented by ``invalidator.binlog``; called by the applying loop and the merged stream. The Spark
+jobs make the same transactions of recorded rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+
+from freshness.position import Position
+
+Operation: TypeAlias = Literal["insert", "update", "delete"]
+
+
+class Unreadable(Enum):
+    """The one value of `UNREADABLE`."""
+
+    UNREADABLE = "unreadable"
+
+    def __repr__(self) -> str:
+        return "UNREADABLE"
+
+
+UNREADABLE: Final = Unreadable.UNREADABLE
+"""Stands in a row for a value that is in the log and that cannot be told (a zero date, a partial JSON update, an
+ENUM label in an unknown character set). It is not NULL. A key must never be built from it: raise the table."""
+
+
+class Shape(NamedTuple):
+    """What the log says of a column's type, so far as its value differs from what a client reads
+    (``invalidator.image``). ``labels``: of a SET, in their order; ``length``: of a BINARY, else 0."""
+
+    rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "time", "year", "untold"]
+    labels: tuple[str, ...] = ()
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """One changed row. Columns that the log does not hold (row image MINIMAL, NOBLOB) are absent.
+
+    ``before`` is None for an insert, ``after`` for a delete. TIMESTAMP values are naive and in UTC. A value of
+    BINARY(n) has lost its trailing zero bytes (the server strips them): pad it to n before comparing.
+    ``shapes``: of all columns of the table, present or not; None where the source does not know them.
+    """
+
+    table: str
+    op: Operation
+    before: Mapping[str, object] | None
+    after: Mapping[str, object] | None
+    shapes: Mapping[str, Shape] | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A row that an invalidator wrote to the primary: its clock lay between ``min_us`` and ``max_us`` then."""
+
+    instance: str
+    sequence: int
+    min_us: int
+    max_us: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What one transaction did to the tables asked for; also one that did nothing to them, for its position.
+
+    ``position`` is the transaction's own GTID alone. ``timestamp_us`` is for display and lag, never for order
+    (F3, F4). ``raised_tables``: their rows may have changed in a way that cannot be mapped to keys, so the
+    table floor moves; ``reasons`` says why, for the log.
+
+    A source that was asked for pieces delivers a large transaction in several, one after the other, all with its
+    position: ``first_row`` is the place of ``changes[0]`` in the whole, and only the piece with ``is_last`` says
+    that it was committed and may enter a position. Pieces without a last one are void: the transaction comes again
+    from its first row, or never was. ``is_prepared``: an XA PREPARE (told by the last piece), whose rows are not
+    visible and come again with the GTID of the commit, if there is one. ``size_bytes``: of its row events.
+
+    A source that was asked for keys delivers ``items``, the cache items that the changed rows concern (a row may
+    concern several, and an item may be named twice), and no ``changes``; ``first_row`` then counts items.
+    """
+
+    position: Position
+    timestamp_us: int
+    changes: tuple[RowChange, ...] = ()
+    raised_tables: frozenset[str] = frozenset()
+    heartbeats: tuple[Heartbeat, ...] = ()
+    reasons: tuple[str, ...] = ()
+    first_row: int = 0
+    is_last: bool = True
+    is_prepared: bool = False
+    size_bytes: int = field(default=0, compare=False)
+    items: tuple[bytes, ...] = ()
+
+
+class Source(Protocol):
+    """A stream of transactions. Used by one thread; opened again from the caller's own position after an error."""
+
+    def open(self, start: Position) -> None:
+        """Stream every transaction that is not in ``start``. Closes what was open before.
+
+        Raises `SourceUnavailable`, `SourceUnsuitable`, and `HistoryLost` where the server cannot serve it.
+        """
+
+    def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
+        """The next transactions, at most that many; waits for the first one only. Empty when nothing came.
+
+        Raises `SourceUnavailable`, `StreamStopped` or `HistoryLost`, after all transactions before the error
+        were handed out, and again on each further call until `open`.
+        """
+
+    def close(self) -> None:
+        """End the stream. Harmless when it is not open."""
