@@ -96,6 +96,7 @@ class Database:
         self.world, self.lineage, self.flavor, self._server = world, lineage, flavor, server
         self.epoch = 1
         self.transactions: list[Transaction] = []
+        self.skipped = 0  # numbers that nobody ever executes, as Group Replication leaves them
 
     def position_of(self, number: int) -> Position:
         """One GTID; in MariaDB also all before it."""
@@ -122,7 +123,7 @@ class Database:
     def commit(
         self, *items: bytes, raised: Sequence[str] = (), timestamp_us: int | None = None
     ) -> Transaction:
-        number = FIRST_NUMBER + len(self.transactions)
+        number = FIRST_NUMBER + len(self.transactions) + self.skipped
         now = self.world.now
         stamp = int(now * 1e6) if timestamp_us is None else timestamp_us
         made = Transaction(number, self.position_of(number), frozenset(items), frozenset(raised), now, stamp)
@@ -228,6 +229,7 @@ class Run(Generic[Result]):
         self._replies: list[dict[int, Reply]] = []
         self._failures: dict[int, NodeUnavailable] = {}
         self._tokens: dict[str, EventToken] = {}
+        self._rows: list[list[int] | None] = []
         self._go_on(lambda: next(procedure))
 
     @property
@@ -278,14 +280,15 @@ class Run(Generic[Result]):
                     self._send(self.world.read_head(self._lineage()))
             case Load():
                 self._todo = [(0, 0, ReadToken()), (0, 0, ReadRows())]
+            case ReadToken() if self.world.reads_rows_first:
+                self._rows = self._read_rows()
             case ReadToken():
-                self._tokens = {
-                    lineage: replica.token()
-                    for lineage, replica in self.replicas.items()
-                    if replica.gives_token
-                }
+                self._read_tokens()
+            case ReadRows() if self.world.reads_rows_first:
+                self._read_tokens()
+                self._load(self._rows)
             case ReadRows():
-                self._load()
+                self._load(None)
             case _:
                 self._request(place, index, action)
 
@@ -347,17 +350,30 @@ class Run(Generic[Result]):
         else:
             self._send(answers[0])
 
-    def _load(self) -> None:
+    def _read_tokens(self) -> None:
+        self._tokens = {
+            lineage: replica.token() for lineage, replica in self.replicas.items() if replica.gives_token
+        }
+
+    def _read_rows(self) -> list[list[int] | None]:
+        step = self.steps[-1]
+        assert isinstance(step, Load)
+        return [self._read_row(lookup) for lookup in step.lookups]
+
+    def _read_row(self, lookup: Lookup) -> list[int] | None:
+        numbers = [number for lineage in lookup.policy.lineages for number in self._value(lineage, lookup)]
+        return None if lookup.item in self.world.absent else numbers
+
+    def _load(self, rows: list[list[int] | None] | None) -> None:
         if self.load_error is not None:
             self._throw(self.load_error)
             return
         step = self.steps[-1]
         assert isinstance(step, Load)
-        self._send([self._loaded(lookup) for lookup in step.lookups])
+        pairs = zip(step.lookups, self._read_rows() if rows is None else rows, strict=True)
+        self._send([self._loaded(lookup, value) for lookup, value in pairs])
 
-    def _loaded(self, lookup: Lookup) -> Loaded:
-        numbers = [number for lineage in lookup.policy.lineages for number in self._value(lineage, lookup)]
-        value = None if lookup.item in self.world.absent else numbers
+    def _loaded(self, lookup: Lookup, value: list[int] | None) -> Loaded:
         tokens = {name: token for name, token in self._tokens.items() if name in lookup.policy.lineages}
         return Loaded(value, tokens, self.world.loader_refusal)
 
@@ -409,7 +425,10 @@ class World:
     """Stores, databases, the clock, and what was seen to break.
 
     ``acknowledged``: for each node and lineage, everything that a record has ever claimed as progress.
+    ``reads_rows_first``: a defect; the token must come before the rows.
     """
+
+    reads_rows_first = False
 
     def __init__(
         self,

@@ -567,9 +567,10 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
 
 SELDOM_CAUGHT: Final = {
-    "losses ignored at join": "the inspection a second later sees the same counter, and what is served until then is the "
-    "exception to I1 that docs/invariants.md names",
-    "epoch ignored by fills": "every life of a new epoch has the epoch's own transaction in its floor, which no server of "
-    "the former history shows",
+    "losses ignored at join": "the inspection a second later sees the same counter, and what is served until then is "
+    "the exception to I1 that docs/invariants.md names",
+    "epoch ignored by fills": "every life of a new epoch has the epoch's own transaction in its floor, which no server "
+    "of the former history shows",
 }
-"""Why chance cannot show that these defences are needed: another one does the same. A directed schedule shows each."""
+"""Why chance cannot show that these defences are needed: another one does the same. A directed schedule shows each.
+"""

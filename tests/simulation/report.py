@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from freshness.rule import ReadOutcome
-from tests.simulation.bugs import Planting
+from tests.simulation.bugs import SELDOM_CAUGHT, Planting
 from tests.simulation.campaign import Caught, Finding, Tally, run_world
+from tests.simulation.directed import DIRECTED
 from tests.simulation.options import Options
 
 HISTORY_LINES: int = 120
@@ -51,13 +52,14 @@ def tell_finding(finding: Finding, history: list[str], lines_max: int = HISTORY_
 
 
 def tell_bugs(caught: Iterable[Caught]) -> str:
-    """A table: the planted bug, the seed that catches it, the invariant that breaks."""
-    lines = ["| planted bug | seed | breaks |", "|---|---|---|"]
+    """A table: the planted bug, how many sound seeds it took, the invariant that breaks, the directed schedule."""
+    lines = ["| planted bug | seeds | breaks | directed schedule |", "|---|---|---|---|"]
     for each in caught:
-        if each.finding is None:
-            lines.append(f"| {each.bug} | not caught | |")
+        schedule = f"`{DIRECTED[each.bug].partition('::')[2]}`"
+        if each.finding is None or each.seed is None:
+            lines.append(f"| {each.bug} | – | {SELDOM_CAUGHT.get(each.bug, 'not caught')} | {schedule} |")
         else:
-            lines.append(f"| {each.bug} | {each.seed} | {each.finding.invariant} |")
+            lines.append(f"| {each.bug} | {each.seed + 1} | {each.finding.invariant} | {schedule} |")
     return "\n".join(lines)
 
 

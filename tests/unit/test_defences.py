@@ -15,15 +15,17 @@ import pytest
 
 from freshness import admission, apply, membership, read, rule, view
 from freshness.cachekey import tombstone_key
-from freshness.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone
+from freshness.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone, record_key
 from freshness.errors import FormatError, FreshnessError
 from freshness.position import Position, empty_position
+from freshness.read import Lookup
 from freshness.request import (
     DONE,
     MISSING,
     Add,
     Cas,
     Delete,
+    Flow,
     Get,
     InspectStorage,
     Item,
@@ -38,6 +40,7 @@ from freshness.view import NodeView
 from tests.world import (
     KEY,
     LINEAGE,
+    NAMESPACE,
     NODE,
     ORDER,
     Client,
@@ -45,6 +48,7 @@ from tests.world import (
     Reader,
     ReadRows,
     ReadToken,
+    Replica,
     Run,
     World,
     is_delete,
@@ -295,6 +299,71 @@ def test_tombstone_is_read_before_record(monkeypatch: pytest.MonkeyPatch) -> Non
     prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
 
 
+def test_token_is_read_before_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F17: a replica applies the event between the two halves of a load."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        replica = world.replica()
+        world.commit(KEY)
+        one.apply()
+        paused = Reader(world, replica).reading().until_kind(ReadRows)
+        replica.catch_up()
+        outcome = paused.finish()[0].outcome
+        Reader(world, replica).read()
+        return outcome
+
+    def plant(world: World, _: pytest.MonkeyPatch) -> None:
+        world.reads_rows_first = True
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+
+
+def test_token_is_what_a_server_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: the log is ahead of what a SELECT sees. A token of the log would label old rows as new."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        return read_lagging(world)
+
+    def plant(world: World, patch: pytest.MonkeyPatch) -> None:
+        token = Replica.token
+
+        def of_the_log(self: Replica) -> EventToken:
+            return replace(token(self), position=world.database.head)
+
+        patch.setattr(Replica, "token", of_the_log)
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+
+
+def test_a_key_does_not_move_when_its_node_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F10: invalidations go where the key belongs. Nobody tells another node."""
+
+    def schedule(world: World) -> ReadOutcome:
+        start(world)
+        second = start(world, node="n2")
+        world.stores[NODE].down = True
+        outcome = Reader(world, world.replica()).read()
+        world.commit(KEY)
+        second.apply()
+        Reader(world, world.replica()).read()
+        return outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        reading = Reader.reading
+
+        def elsewhere(self: Reader, *lookups: Lookup, max_staleness_seconds: float | None = None) -> Any:
+            moved = [replace(each, node="n2") for each in lookups or (lookup(),)]
+            return reading(self, *moved, max_staleness_seconds=max_staleness_seconds)
+
+        patch.setattr(Reader, "reading", elsewhere)
+
+    prove(schedule, ReadOutcome.NODE_DOWN, plant, "I1", monkeypatch, nodes=("n1", "n2"))
+
+
 # -- lives ---------------------------------------------------------------------------------------------
 
 
@@ -385,6 +454,26 @@ def test_lost_tombstones_end_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(apply, "_inspect", trusting)
 
+    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
+
+
+def test_who_joins_counts_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F67: a tombstone is lost and the old value stored, and the invalidator dies before it looks. The next one joins
+    the record, whose losses are those of before."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        world.lose_tombstone(KEY)
+        assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
+        start(world)
+        return Reader(world, world.replica()).read()
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(admission, "_may_have_lost_tombstones", lambda *_: False)
+
+    monkeypatch.setattr(World, "_check_protection", lambda *_: None)
     prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
 
 
@@ -525,6 +614,38 @@ def test_record_is_never_put_back_from_memory(monkeypatch: pytest.MonkeyPatch) -
         world.answer_instead = add_again
 
     prove(schedule, (False, ReadOutcome.FLOOR), plant, "I1", monkeypatch)
+
+
+def test_a_lapsed_record_is_not_added_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F64: as above, and whoever puts the record back does it before the floor is computed anew."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        world.sleep(0.9)
+        paused = one.applying().until_kind(Get, Cas, key=record_key(NAMESPACE, LINEAGE))
+        world.sleep(125)
+        while paused.pending is not None:
+            paused.advance()
+            read_lagging(world)
+        start(world)
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        store = membership.Membership.try_store
+
+        def put_back(member: membership.Membership, record: NodeRecord) -> Procedure[bool]:
+            (reply,) = yield Flow(member.node, (Get(member.record_key),))
+            if reply is MISSING:
+                yield Flow(member.node, (Add(member.record_key, record.encode(), 4),))
+                (item,) = yield Flow(member.node, (Get(member.record_key),))
+                member.version = item.version
+            return (yield from store(member, record))
+
+        patch.setattr(membership.Membership, "try_store", put_back)
+
+    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
 
 
 def test_a_duplicate_renews_the_tombstone(monkeypatch: pytest.MonkeyPatch) -> None:

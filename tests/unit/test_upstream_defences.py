@@ -25,7 +25,7 @@ from freshness.envelope import Filled
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, NodeUnavailable, SourceUnavailable
 from freshness.heartbeat import EPOCH_ROW, parse_token
 from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.membership import NodePolicy
+from freshness.membership import HeartbeatSeen, NodePolicy
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from freshness.read import Loaded, Lookup
@@ -74,7 +74,8 @@ class Scene:
     """One invalidator process, its loop, and a primary whose log can be cut at both ends.
 
     ``purged``: what the log no longer holds. ``hidden``: how many of the last commits the primary has logged and
-    does not show. A heartbeat is written every second that the loop polls.
+    does not show. ``delay_seconds``: how late the log reaches the loop. A heartbeat is written every second that the
+    loop polls.
     """
 
     def __init__(self, world: World) -> None:
@@ -84,6 +85,7 @@ class Scene:
         self.purged: Position = MysqlGtidSet()
         self.hidden = 0
         self.is_stream_broken = False
+        self.delay_seconds = 0.0
         self.taken = 0
         self.opened_at: Position | None = None
         self.begun: dict[int, float] = {}
@@ -217,8 +219,10 @@ class Scene:
             raise SourceUnavailable("the stream is broken")
         if self.world.now - self.beaten_at >= 1:
             self.beat()
-        new = [each for each in self.log[self.taken :] if not self.opened_at.contains(each.position)]
-        self.taken = len(self.log)
+        until_us = (self.world.now - self.delay_seconds) * 1e6
+        arrived = [each for each in self.log[self.taken :] if each.timestamp_us <= until_us]
+        new = [each for each in arrived if not self.opened_at.contains(each.position)]
+        self.taken += len(arrived)
         if not new:
             self.world.sleep(step.timeout_seconds)
         return new
@@ -356,6 +360,28 @@ def test_a_node_that_was_away_gets_what_it_missed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ShardInvalidator, "needs_rewind", False)
     with pytest.raises(AssertionError, match="leaves a gap"):
         schedule()
+
+
+def test_a_heartbeat_is_as_old_as_its_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F71, I7: a stream that is 15 s late is full of heartbeats. When they were written counts, and by whom."""
+
+    def schedule(world: World) -> ReadOutcome:
+        scene = Scene(world)
+        scene.delay_seconds = 15
+        scene.run(20)
+        outcome = read_key(world)
+        scene.change()
+        scene.run(12)
+        read_key(world)
+        return outcome
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def of_anybody(self: ShardInvalidator, transaction: Transaction) -> HeartbeatSeen | None:
+            return HeartbeatSeen(self.clock(), 0) if transaction.heartbeats else None
+
+        patch.setattr(ShardInvalidator, "_own_heartbeat", of_anybody)
+
+    prove(schedule, ReadOutcome.CLOSED, plant, monkeypatch, "I7")
 
 
 @pytest.mark.usefixtures("calm")

@@ -112,6 +112,28 @@ def test_a_key_that_is_written_all_the_time_is_stored_between_the_writes(
     prove_use(schedule, [ReadOutcome.FILLED] * 5, plant, monkeypatch)
 
 
+def test_numbers_that_nobody_executes_are_in_no_tombstone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DESIGN §2.4: Group Replication gives out numbers in blocks. A long tombstone is shortened with what was streamed
+    and nothing else."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        for _ in range(12):
+            world.database.skipped += 1
+            world.commit(KEY)
+            one.apply()
+        return Reader(world, world.replica().catch_up()).read()
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def hull(self: MysqlGtidSet, streamed: MysqlGtidSet) -> MysqlGtidSet:
+            borders = next(iter(self._borders.values()))
+            return MysqlGtidSet.parse(f"{next(iter(self._borders))}:{borders[0]}-{borders[-1] - 1}")
+
+        patch.setattr(MysqlGtidSet, "fill_gaps", hull)
+
+    prove_use(schedule, ReadOutcome.FILLED, plant, monkeypatch)
+
+
 def test_private_gtids_of_a_replica_are_in_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """F53: somebody wrote to one replica. No other server will ever have that GTID."""
 
