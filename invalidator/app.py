@@ -21,6 +21,7 @@ from freshness.driver import running_clock
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.registry import ObjectDefinition
 from invalidator.metrics import Metrics
+from invalidator.seek import TimeIndex
 from invalidator.worker import Assignment, ShardWorker
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class Invalidator:
     def workers(self) -> list[ShardWorker]:
         """Those that were started, ended ones included."""
         return [each.worker for each in list(self._running.values())]
+
+    def find_times(self, lineage: str) -> TimeIndex | None:
+        """What the worker of a shard had received when."""
+        running = self._running.get(lineage)
+        return None if running is None else running.worker.times
 
     def stop(self) -> None:
         """Finish the batches in hand and end. Safe in a signal handler."""

@@ -245,7 +245,7 @@ class ReplicaSource:
         ]
         self.reason = verdicts[chosen].reason
         log.info(
-            "streaming from %s (%s): %s. Others: %s",
+            "reading the log of %s (%s): %s. Others: %s",
             self._servers[chosen].name,
             self._choice,
             self.reason,

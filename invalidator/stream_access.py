@@ -21,7 +21,6 @@ from freshness.config import Config, Keyspace, ObjectConfig, ServerAddress, Shar
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keycolumn import KeyColumn
 from freshness.keyrange import KeyRange
-from freshness.registry import ObjectDefinition
 from freshness.request import Head
 from freshness.token import EventToken
 from invalidator.binlog import BinlogSource
@@ -30,7 +29,7 @@ from invalidator.json_lines import LayoutBook
 from invalidator.layout import Layouts, read_layouts
 from invalidator.replicas import ReplicaSource
 from invalidator.resume import Start, parse_start
-from invalidator.seek import find_position
+from invalidator.seek import TimeIndex, find_start
 from invalidator.shard import KeyFinder
 from invalidator.source import Source
 from invalidator.update_stream import Access, UpdateStream
@@ -75,9 +74,11 @@ class OpenedStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamOpener:
-    """``read_config``: the configuration of now."""
+    """``read_config``: the configuration of now. ``find_index``: lineage → what an invalidator in this process had
+    received when, None where it does not follow it."""
 
     read_config: Callable[[], Config]
+    find_index: Callable[[str], TimeIndex | None] = lambda _: None
 
     def get_keyspace(self, name: str | None) -> Keyspace:
         """Raises `ConfigError`: no such keyspace, or several and none is named."""
@@ -115,7 +116,7 @@ class StreamOpener:
         finder = KeyFinder(definitions)
         stream = UpdateStream(
             keyspace,
-            _make_access(config, keyspace, finder.tables, definitions),
+            _make_access(config, keyspace, finder.tables, self.find_index),
             key_range=KeyRange.parse(key_range),
             start=start,
             minimize_skew=config.stream.minimize_skew if minimize_skew is None else minimize_skew,
@@ -188,7 +189,10 @@ def _describe_keyspace(keyspace: Keyspace) -> dict[str, Any]:
 
 
 def _make_access(
-    config: Config, keyspace: Keyspace, tables: frozenset[str], definitions: Mapping[str, ObjectDefinition]
+    config: Config,
+    keyspace: Keyspace,
+    tables: frozenset[str],
+    find_index: Callable[[str], TimeIndex | None],
 ) -> Access:
     def make_source(address: ServerAddress) -> Source:
         return BinlogSource(
@@ -201,7 +205,7 @@ def _make_access(
         )
 
     def open_source(shard: Shard) -> Source:
-        if config.stream.replica_choice == "primary" or not shard.replicas:
+        if not shard.replicas:
             return make_source(shard.primary)
         return ReplicaSource(
             shard.primary, shard.replicas, keyspace.flavor, config.stream.replica_choice, make_source
@@ -210,7 +214,9 @@ def _make_access(
     return Access(
         open_source=open_source,
         find_head=partial(_find_head, keyspace.flavor),
-        seek=lambda shard, timestamp_us: find_position(shard.primary, keyspace.flavor, timestamp_us),
+        seek=lambda shard, timestamp_us: find_start(
+            find_index(shard.lineage), shard.primary, keyspace.flavor, timestamp_us
+        ),
         find_keyspace_id=_make_finder(keyspace, tables),
     )
 

@@ -30,12 +30,14 @@ from freshness.registry import ObjectDefinition
 from freshness.request import Head
 from freshness.witness import Witness
 from invalidator.binlog import BinlogSource
+from invalidator.candidate import ReplicaBounds
 from invalidator.heartbeat import HeartbeatWriter
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.metrics import ShardMetrics
 from invalidator.preflight import check_database, require
 from invalidator.pulse import Pulse
 from invalidator.replicas import ReplicaSource
+from invalidator.seek import TimeIndex
 from invalidator.shard import KeyFinder, ShardInvalidator
 from invalidator.source import Source, Transaction
 from invalidator.transaction import Cascades
@@ -105,7 +107,8 @@ class Primary:
 class ShardWorker:
     """`run` returns when `stop` was called; anything it cannot handle it raises.
 
-    What is public is for ``invalidator.http``, which reads it from another thread.
+    What is public is for ``invalidator.http``, which reads it from another thread. ``times``: what had been received
+    when, for consumers that begin at a time.
     """
 
     assignment: Assignment
@@ -114,7 +117,11 @@ class ShardWorker:
     last_error: str = ""
     is_streaming: bool = False
     invalidator: ShardInvalidator | None = None
+    times: TimeIndex = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.times = TimeIndex(clock_error_seconds=self.assignment.stream.clock_error_seconds)
 
     def stop(self) -> None:
         """Finish the batch in hand and end."""
@@ -187,12 +194,21 @@ class ShardWorker:
         task = self.assignment
 
         def of(server: ServerAddress) -> Source:
-            return BinlogSource(server, task.flavor, task.tables, cascades=cascades)
+            return BinlogSource(
+                server, task.flavor, task.tables, cascades=cascades, definitions=task.registry
+            )
 
-        if task.stream.replica_choice == "primary":
+        if not task.shard.replicas:
             return of(task.shard.primary)
+        # One that lags by more would keep the leases from being renewed
+        lag_max = max(task.cache.heartbeat_age_max_seconds, 4 * task.stream.heartbeat_seconds)
         return ReplicaSource(
-            task.shard.primary, task.shard.replicas, task.flavor, task.stream.replica_choice, of
+            task.shard.primary,
+            task.shard.replicas,
+            task.flavor,
+            task.stream.replica_choice,
+            of,
+            bounds=ReplicaBounds(lag_max=lag_max),
         )
 
     def _create_invalidator(self, instance: str, pulse: Pulse) -> ShardInvalidator:
@@ -250,6 +266,7 @@ class MetricsObserver(LoopObserver):
 
     def applied(self, transactions: Sequence[Transaction], keys: int, begun: float) -> None:
         now = running_clock()
+        self._worker.times.note(time.time_ns() // 1000, self._invalidator.streamed)
         self._metrics.batch_seconds.observe(now - begun)
         self._metrics.transactions.inc(len(transactions))
         self._metrics.invalidations.inc(keys)
