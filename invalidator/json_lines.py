@@ -18,10 +18,10 @@ import msgspec
 
 from freshness.errors import FormatError, FreshnessError
 from freshness.json_value import from_json_row, to_json_row
+from freshness.resume import ResumeVector
 from freshness.token import EventToken
 from invalidator.layout import Layout, Layouts, find_key
 from invalidator.message import StreamMessage
-from invalidator.resume import ResumeVector
 from invalidator.source import Heartbeat, RowChange, Transaction
 
 LINE_BYTES_MAX: Final = 1 << 30

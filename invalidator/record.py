@@ -18,8 +18,8 @@ from freshness.config import Config
 from freshness.driver import running_clock
 from freshness.errors import ConfigError, FreshnessError
 from freshness.keyrange import KeyRange
+from freshness.resume import ResumeVector
 from invalidator.archive import ArchiveWriter, RotationPolicy, find_resume
-from invalidator.resume import ResumeVector
 from invalidator.stream_access import OpenedStream, StreamOpener
 
 log = logging.getLogger(__name__)

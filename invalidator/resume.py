@@ -8,113 +8,29 @@ from a time: the least of the vector, less a margin; that repeats and never skip
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from freshness.config import Shard
 from freshness.errors import ConfigError, FormatError
 from freshness.keyrange import KeyRange
 from freshness.position import Position, empty_position, parse_position
+from freshness.resume import TEXT_PREFIX, ResumeVector
 from freshness.token import TEXT_PREFIX as TOKEN_PREFIX
 from freshness.token import EventToken
-from freshness.varint import ByteReader, append_varint
 from invalidator.message import StreamMessage
 
-TEXT_PREFIX: Final = "fr1."
-ENCODED_BYTES_MAX: Final = 4 << 20
-LINEAGES_MAX: Final = 4096
-NAME_BYTES_MAX: Final = 255
-
-_VERSION: Final = 1
-_BASE64_TEXT = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeVector:
-    """``tokens``, by lineage: the position up to which it was delivered, and its watermark as the time.
-
-    ``key_range``: what was delivered; the vector says nothing of other rows.
-    """
-
-    keyspace: str
-    key_range: KeyRange
-    tokens: Mapping[str, EventToken]
-
-    @classmethod
-    def of(cls, message: StreamMessage) -> ResumeVector:
-        """Where to go on after this message."""
-        return cls(message.keyspace, KeyRange.parse(message.key_range), message.resume)
-
-    @property
-    def min_timestamp_us(self) -> int:
-        return min(token.timestamp_us for token in self.tokens.values())
-
-    def format(self) -> str:
-        """The text form: safe in URLs, headers and cookies. Raises `FormatError` where it would be too long."""
-        out = bytearray((_VERSION,))
-        for name in (self.keyspace, self.key_range.format()):
-            raw = name.encode("utf-8")
-            if len(raw) > NAME_BYTES_MAX:
-                raise FormatError(
-                    f"the name {name[:60]!r} in a resume text", hint=f"at most {NAME_BYTES_MAX} bytes"
-                )
-            out.append(len(raw))
-            out += raw
-        append_varint(out, len(self.tokens))
-        for lineage in sorted(self.tokens):
-            raw = self.tokens[lineage].encode()
-            append_varint(out, len(raw))
-            out += raw
-        _require_bounds(len(out), len(self.tokens))
-        return TEXT_PREFIX + base64.urlsafe_b64encode(bytes(out)).rstrip(b"=").decode("ascii")
-
-    @classmethod
-    def parse(cls, text: str) -> ResumeVector:
-        """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
-        text = text.strip()
-        body = text.removeprefix(TEXT_PREFIX)
-        if not text.startswith(TEXT_PREFIX) or not _BASE64_TEXT.fullmatch(body):
-            raise FormatError(
-                f"{text[:60]!r} is not a resume text",
-                hint=f"expected {TEXT_PREFIX} followed by letters, digits, - and _",
-            )
-        _require_bounds(len(body) * 3 // 4, 0)
-        try:
-            data = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        except binascii.Error as error:
-            raise FormatError(
-                f"resume text {text[:60]!r} has an impossible length", hint="it was cut; take it again"
-            ) from error
-        vector = cls._decode(data)
-        if vector.format() != text:
-            raise FormatError(f"resume text {text[:60]!r} was altered", hint="take it again from its source")
-        return vector
-
-    @classmethod
-    def _decode(cls, data: bytes) -> ResumeVector:
-        reader = ByteReader(data, "resume text")
-        if reader.read_byte() != _VERSION:
-            raise reader.error(f"is of version {data[0]}, this process reads version {_VERSION}")
-        keyspace, key_range = reader.read_name(), reader.read_name()
-        count = reader.read_varint()
-        _require_bounds(len(data), count)
-        tokens = [EventToken.decode(reader.read_bytes(reader.read_varint())) for _ in range(count)]
-        reader.finish()
-        return cls(keyspace, KeyRange.parse(key_range), {token.lineage: token for token in tokens})
-
-
-def _require_bounds(size: int, lineages: int) -> None:
-    if size > ENCODED_BYTES_MAX or lineages > LINEAGES_MAX:
-        raise FormatError(
-            f"resume text of {size} bytes and {lineages} lineages",
-            hint=f"at most {ENCODED_BYTES_MAX} bytes and {LINEAGES_MAX} lineages",
-        )
-
+__all__ = [
+    "Deduplicator",
+    "ResumeVector",
+    "ShardStart",
+    "Start",
+    "join_positions",
+    "parse_start",
+    "plan_start",
+]
 
 Start: TypeAlias = Literal["now"] | int | EventToken | ResumeVector | Mapping[str, Position]
 """Where a stream begins: at the head of each primary, at a time (µs since 1970), after an event, after everything

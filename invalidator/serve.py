@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from freshness.config import Config
 from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryLost
+from freshness.resume import ResumeVector
 from freshness.token import EventToken
 from invalidator.json_lines import (
     EndLine,
@@ -34,7 +35,6 @@ from invalidator.json_lines import (
     error_line,
 )
 from invalidator.message import StreamMessage
-from invalidator.resume import ResumeVector
 
 POLL_SECONDS: Final = 0.25
 """How soon a consumer's thread sees that the consumer has gone."""

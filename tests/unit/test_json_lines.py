@@ -17,6 +17,7 @@ from freshness.errors import FormatError, SourceUnavailable
 from freshness.json_value import from_json, to_json
 from freshness.keyrange import KeyRange
 from freshness.position import MysqlGtidSet
+from freshness.resume import ResumeVector
 from freshness.token import EventToken
 from invalidator import json_lines
 from invalidator.json_lines import (
@@ -29,7 +30,6 @@ from invalidator.json_lines import (
 )
 from invalidator.layout import Layout
 from invalidator.message import StreamMessage
-from invalidator.resume import ResumeVector
 from invalidator.source import UNREADABLE, Heartbeat, RowChange, Transaction
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

@@ -26,12 +26,12 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.keyrange import KeyRange
+from freshness.resume import ResumeVector
 from freshness.token import EventToken
 from invalidator.app import Invalidator
 from invalidator.http import HttpService, create_api, read_access_token
 from invalidator.json_lines import LayoutBook, LineReader
 from invalidator.message import StreamMessage
-from invalidator.resume import ResumeVector
 from invalidator.serve import ServePolicy, StreamHub
 from invalidator.source import RowChange
 from invalidator.stream_access import StreamOpener
