@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from zlib import crc32
 
@@ -32,6 +32,10 @@ _BODY: Final = 20
 """Where an event's body begins in its packet."""
 
 _QUERY_HEAD: Final = 13
+_MYSQL_PACKETS: Final = 5
+"""Of a transaction of one row event; MariaDB has no BEGIN."""
+
+_NONE: Final[frozenset[str]] = frozenset()
 _ARTIFICIAL_FLAG: Final = 0x20
 _BEGIN: Final = b"BEGIN"
 _SILENT: Final = events.HARMLESS | {events.ROTATE}
@@ -54,6 +58,8 @@ def verify(packet: bytes, *, has_checksum: bool) -> None:
     What the server makes up on the way, artificial events that say nothing, may lack one while it changes over.
     """
     kind = packet[5] if len(packet) > _BODY else 0
+    if crc32(packet, CHECKSUM_START) == CHECKSUM_RESIDUE:
+        return
     if kind == events.FORMAT_DESCRIPTION:
         if packet[-events.CHECKSUM_BYTES - 1] == 1:
             check_sum(packet)
@@ -81,13 +87,16 @@ class FastTrack:
         self._items_max = items_max
         self._sources: dict[bytes, str] = {}
         self._steps: dict[tuple[int, int], Callable[[bytes], bool]] = {
-            (_IDLE, events.MARIADB_GTID): self._take_mariadb_gtid,
-            (_IDLE, events.GTID): self._take_mysql_gtid,
+            (_IDLE, events.GTID if keys.flavor == "mysql" else events.MARIADB_GTID): self._take_gtid,
             (_BEGUN, events.QUERY): self._take_begin,
             (_BETWEEN, events.TABLE_MAP): self._take_table,
             **{(_IN_ROWS, kind): self._take_rows for kind in _ROWS},
             (_BETWEEN, events.XID): self._commit,
         }
+        is_mysql = keys.flavor == "mysql"
+        self._read_gtid = self._read_mysql_gtid if is_mysql else self._read_mariadb_gtid
+        self._usual_packets = _MYSQL_PACKETS if is_mysql else _MYSQL_PACKETS - 1
+        self._gtid_kind = events.GTID if is_mysql else events.MARIADB_GTID
         self._stage = _IDLE
         self._found: list[Transaction] = []
         self._held: list[bytes] = []
@@ -108,18 +117,25 @@ class FastTrack:
     def decode(self, packets: Iterable[bytes], found: list[Transaction]) -> None:
         """Append the transactions that the packets complete, also those before an error. Raises `StreamStopped`."""
         self._found = found
-        steps, held = self._steps, self._held
-        for packet in packets:
-            if crc32(packet, CHECKSUM_START) != CHECKSUM_RESIDUE:
-                verify(packet, has_checksum=self.has_checksum)
-            if len(packet) < _BODY or _u4(packet, 10)[0] != len(packet) - 1:
-                self._leave(packet)
-                continue
-            step = steps.get((self._stage, packet[5]))
-            if step is not None and step(packet):
-                held.append(packet)
-            elif packet[5] not in events.HARMLESS:
-                self._leave(packet)
+        packets = packets if isinstance(packets, list) else list(packets)
+        place, count = 0, len(packets)
+        while place < count:
+            # Most of what comes is this.
+            taken = self._stage == _IDLE and self._take_whole(packets, place)
+            if not taken:
+                self._take(packets[place])
+            place += taken or 1
+
+    def _take(self, packet: bytes) -> None:
+        verify(packet, has_checksum=self.has_checksum)
+        if len(packet) < _BODY or _u4(packet, 10)[0] != len(packet) - 1:
+            self._leave(packet)
+            return
+        step = self._steps.get((self._stage, packet[5]))
+        if step is not None and step(packet):
+            self._held.append(packet)
+        elif packet[5] not in events.HARMLESS:
+            self._leave(packet)
 
     @property
     def has_checksum(self) -> bool:
@@ -146,23 +162,69 @@ class FastTrack:
         if self._assembler.is_idle:
             self._reset()
 
-    def _take_mariadb_gtid(self, packet: bytes) -> bool:
-        if len(packet) - self._trailer_bytes < _BODY + 13:
+    def _take_whole(self, packets: Sequence[bytes], place: int) -> int:
+        """A transaction of one row event, which is most of them, without holding anything. How many packets it
+        took: 0 where it is another transaction or anything else, and then nothing has happened."""
+        end = place + self._usual_packets
+        if end > len(packets):
+            return 0
+        whole = packets[place:end]
+        try:
+            gtid, table_map, rows, commit = whole[0], whole[-3], whole[-2], whole[-1]
+            is_usual = (
+                commit[5] == events.XID
+                and rows[5] in _ROWS
+                and table_map[5] == events.TABLE_MAP
+                and gtid[5] == self._gtid_kind
+                and rows[_BODY + 6] & STATEMENT_END
+                and len(rows) <= HELD_BYTES_MAX
+                and (end - place < _MYSQL_PACKETS or self._is_begin(whole[1]))
+            )
+        except IndexError:
+            return 0
+        if not is_usual:
+            return 0
+        trailer = self._trailer_bytes
+        for packet in whole:
+            if trailer:
+                if crc32(packet, CHECKSUM_START) != CHECKSUM_RESIDUE:
+                    return 0
+            elif _u4(packet, 10)[0] != len(packet) - 1:
+                return 0
+        table = self._find_table(table_map)
+        if table is None or rows[_BODY : _BODY + 6] != table_map[_BODY : _BODY + 6]:
+            return 0
+        items = self._read_items(table, rows)
+        if items is None or len(items) > self._items_max:
+            return 0
+        start = self._read_gtid(gtid)
+        if start is None:
+            return 0
+        self._finish(start[0], start[1], items, len(rows))
+        return end - place
+
+    def _take_gtid(self, packet: bytes) -> bool:
+        start = self._read_gtid(packet)
+        if start is None:
             return False
-        sequence, domain, flags = _mariadb_gtid(packet, _BODY)
-        if flags & 1 or sequence <= self._sequences.get(domain, 0):
-            return False
-        self._sequence = (domain, sequence)
-        self.position = MariadbPosition.of(domain, _u4(packet, 6)[0], sequence)
-        self._timestamp_us = _u4(packet, 1)[0] * 1_000_000
-        self._stage = _BETWEEN
+        self.position, self._timestamp_us = start
+        self._stage = _BETWEEN if packet[5] == events.MARIADB_GTID else _BEGUN
         self._held.clear()
         return True
 
-    def _take_mysql_gtid(self, packet: bytes) -> bool:
+    def _read_mariadb_gtid(self, packet: bytes) -> tuple[Position, int] | None:
+        if len(packet) - self._trailer_bytes < _BODY + 13:
+            return None
+        sequence, domain, flags = _mariadb_gtid(packet, _BODY)
+        if flags & 1 or sequence <= self._sequences.get(domain, 0):
+            return None
+        self._sequence = (domain, sequence)
+        return MariadbPosition.of(domain, _u4(packet, 6)[0], sequence), _u4(packet, 1)[0] * 1_000_000
+
+    def _read_mysql_gtid(self, packet: bytes) -> tuple[Position, int] | None:
         # See `invalidator.event.parse_mysql_gtid`.
         if len(packet) - self._trailer_bytes < _BODY + 49:
-            return False
+            return None
         source = self._sources.get(packet[21:37])
         if source is None:
             if len(self._sources) >= SOURCES_KEPT_MAX:
@@ -171,69 +233,82 @@ class FastTrack:
         timestamp_us = int.from_bytes(packet[62:69], "little")
         if timestamp_us >> 55:
             if len(packet) - self._trailer_bytes < _BODY + 56:
-                return False
+                return None
             timestamp_us = int.from_bytes(packet[69:76], "little")
-        self.position = MysqlGtidSet.of(source, _u8(packet, 37)[0])
-        self._timestamp_us = timestamp_us
-        self._stage = _BEGUN
-        self._held.clear()
-        return True
+        return MysqlGtidSet.of(source, _u8(packet, 37)[0]), timestamp_us
 
-    def _take_begin(self, packet: bytes) -> bool:
-        """Whether the statement is BEGIN and nothing else."""
-        if len(packet) < _BODY + _QUERY_HEAD:
+    def _is_begin(self, packet: bytes) -> bool:
+        """Whether it is the statement BEGIN and nothing else."""
+        if len(packet) < _BODY + _QUERY_HEAD or packet[5] != events.QUERY:
             return False
         text = _BODY + _QUERY_HEAD + packet[_BODY + 8] + (packet[_BODY + 11] | packet[_BODY + 12] << 8) + 1
-        if packet[text : len(packet) - self._trailer_bytes] != _BEGIN:
+        return packet[text : len(packet) - self._trailer_bytes] == _BEGIN
+
+    def _take_begin(self, packet: bytes) -> bool:
+        if not self._is_begin(packet):
             return False
         self._stage = _BETWEEN
         return True
 
-    def _take_table(self, packet: bytes) -> bool:
+    def _find_table(self, packet: bytes) -> KeyedTable | None:
+        """The table of a table map that is known, where nothing stands against reading its rows here."""
         table = self._keys.find_table(packet[_BODY : len(packet) - self._trailer_bytes])
-        if table is None or table.problem or len(self._held) > HELD_PACKETS_MAX:
-            return False
-        if self._assembler.cascades and table.wanted:
-            # Rows may change that are not logged.
+        if table is None or table.problem:
+            return None
+        # Where foreign keys are not logged, other rows may change too.
+        return None if table.wanted and self._assembler.cascades else table
+
+    def _read_items(self, table: KeyedTable, packet: bytes) -> list[bytes] | None:
+        plan = table.plan
+        if plan is None:
+            return []
+        kind, start = packet[5], _BODY + 8
+        length = plan.head_bytes.get(kind, 0)
+        code = plan.heads.get((kind, packet[start : start + length]))
+        if code is None:
+            return None
+        try:
+            return code.read(packet, start + length, len(packet) - self._trailer_bytes)
+        except Exception:  # noqa: BLE001 - the general way says what is wrong, and raises the table
+            return None
+
+    def _take_table(self, packet: bytes) -> bool:
+        table = self._find_table(packet)
+        if table is None or len(self._held) > HELD_PACKETS_MAX:
             return False
         self._table, self._table_id, self._stage = table, packet[_BODY : _BODY + 6], _IN_ROWS
         return True
 
     def _take_rows(self, packet: bytes) -> bool:
         table = self._table
-        start = _BODY + 8
-        if table is None or packet[_BODY : _BODY + 6] != self._table_id or len(packet) < start:
+        if table is None or packet[_BODY : _BODY + 6] != self._table_id or len(packet) < _BODY + 8:
             return False
         self._held_bytes += len(packet)
         if self._held_bytes > HELD_BYTES_MAX or len(self._held) > HELD_PACKETS_MAX:
             return False
-        plan = table.plan
-        if plan is not None:
-            kind, end = packet[5], len(packet) - self._trailer_bytes
-            length = plan.head_bytes.get(kind, 0)
-            code = plan.heads.get((kind, packet[start : start + length]))
-            if code is None:
-                return False
-            try:
-                self._items += code.read(packet, start + length, end)
-            except Exception:  # noqa: BLE001 - the general way says what is wrong, and raises the table
-                return False
-            if len(self._items) > self._items_max:
-                return False
-        if table.wanted:
+        items = self._read_items(table, packet)
+        if items is None or len(items) + len(self._items) > self._items_max:
+            return False
+        self._items += items
+        if self._items:
             self._rows_bytes += len(packet)
         if packet[_BODY + 6] & STATEMENT_END:
             self._stage = _BETWEEN
         return True
 
     def _commit(self, _: bytes) -> bool:
+        assert self.position is not None
+        self._finish(self.position, self._timestamp_us, self._items, self._rows_bytes)
+        self._reset()
+        return True
+
+    def _finish(self, position: Position, timestamp_us: int, items: list[bytes], rows_bytes: int) -> None:
         if self._sequence is not None:
             domain, sequence = self._sequence
             self._sequences[domain] = sequence
             self._sequence = None
-        position = self.position
-        assert position is not None
-        items, size_bytes = tuple(self._items), self._rows_bytes if self._items else 0
-        self._found.append(Transaction(position, self._timestamp_us, size_bytes=size_bytes, items=items))
-        self._reset()
-        return True
+        self.position = position
+        size_bytes = rows_bytes if items else 0
+        self._found.append(
+            Transaction(position, timestamp_us, (), _NONE, (), (), 0, True, False, size_bytes, tuple(items))
+        )

@@ -128,20 +128,17 @@ class TablePlan:
     def source(self, before: _Image, after: _Image | None, json_bits: int) -> tuple[str, dict[str, Any]]:
         """The function's text, and what it names."""
         names: dict[str, Any] = {**_NAMES, "fresh_x": before.fresh.add, "shorten": shorten_item}
-        lines = ["def read(b, o, e):"]
-        lines += [f" r{number} = []; a{number} = r{number}.append" for number in range(len(self._targets))]
-        lines.append(" while o < e:")
+        lines = ["def read(b, o, e):", " r = []; a = r.append", " while o < e:"]
         lines += _indent(2, self._image_lines(before, names))
         if after is not None:
             names["fresh_y"] = after.fresh.add
             if json_bits >= 0:
                 lines += ["  if b[o] > 1: raise ValueError(b[o])", f"  o += {1 + json_bits} if b[o] else 1"]
             lines += _indent(2, self._image_lines(after, names))
-        for number, places in enumerate(self._places):
-            lines += _indent(2, self._collect_lines(number, places, before, after))
+        for number in range(len(self._targets)):
+            lines += _indent(2, self._collect_lines(number, before, after, names))
         lines.append(" if o != e: raise ValueError(f'the last row ends at {o} and not at {e}')")
-        results = [self._convert(number, names) for number in range(len(self._targets))]
-        lines.append(f" return {' + '.join(results) or '[]'}")
+        lines.append(" return r")
         return "\n".join(lines), names
 
     def _image_lines(self, image: _Image, names: dict[str, Any]) -> Iterator[str]:
@@ -150,9 +147,8 @@ class TablePlan:
             return
         yield "k = b[o]" if size == 1 else f"k = b[o:o + {size}]"
         word = "if"
-        for number, pattern in enumerate(image.patterns):
-            names[f"k{image.letter}{number}"] = pattern[0] if size == 1 else pattern
-            yield f"{word} k == k{image.letter}{number}:"
+        for pattern in image.patterns:
+            yield f"{word} k == {pattern[0] if size == 1 else pattern!r}:"
             yield from _indent(1, self._known_pattern_lines(image, int.from_bytes(pattern, "little")))
             word = "elif"
         inner = 1 if image.patterns else 0
@@ -213,22 +209,23 @@ class TablePlan:
         return f"{image.letter}{place}" if any(place in places for places in self._places) else ""
 
     def _collect_lines(
-        self, number: int, places: Sequence[int], before: _Image, after: _Image | None
+        self, number: int, before: _Image, after: _Image | None, names: dict[str, Any]
     ) -> Iterator[str]:
+        places = self._places[number]
         old = [f"x{place}" for place in places]
-        yield from self._append_lines(number, places, old, [])
+        yield from self._append_lines(number, old, [], names)
         if after is None or not set(places) & set(after.places):
             return
         new = [f"y{place}" if place in after.places else f"x{place}" for place in places]
-        yield from self._append_lines(number, places, new, old)
+        yield from self._append_lines(number, new, old, names)
 
     def _append_lines(
-        self, number: int, places: Sequence[int], variables: Sequence[str], other_than: Sequence[str]
+        self, number: int, variables: Sequence[str], other_than: Sequence[str], names: dict[str, Any]
     ) -> Iterator[str]:
         """NULL is no key: the row belongs to no object. An unchanged key is not named twice."""
         conditions = [
             f"{variable} is not None"
-            for place, variable in zip(places, variables, strict=True)
+            for place, variable in zip(self._places[number], variables, strict=True)
             if self.columns[place].is_nullable
         ]
         changed = " or ".join(
@@ -236,27 +233,27 @@ class TablePlan:
         )
         if changed:
             conditions.insert(0, f"({changed})")
-        value = variables[0] if len(variables) == 1 else f"({', '.join(variables)})"
-        condition = f"if {' and '.join(conditions)}: " if conditions else ""
-        yield f"{condition}a{number}({value})"
+        if conditions:
+            yield f"if {' and '.join(conditions)}:"
+        yield from _indent(1 if conditions else 0, self._item_lines(number, variables, names))
 
-    def _convert(self, number: int, names: dict[str, Any]) -> str:
-        """The collected values of one target as a list of items."""
-        target, spellings = self._targets[number], self._spellings[number]
-        names[f"p{number}"] = target.builder.prefix + b":".join(
+    def _item_lines(self, number: int, variables: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
+        """Append the item of these values."""
+        spellings = self._spellings[number]
+        names[f"p{number}"] = self._targets[number].builder.prefix + b":".join(
             b"%d" if spelling is None else b"%b" for spelling in spellings
         )
-        variables = [f"v{index}" for index in range(len(spellings))]
         spelled = []
-        for index, spelling in enumerate(spellings):
+        for index, (variable, spelling) in enumerate(zip(variables, spellings, strict=True)):
             if spelling is not None:
                 names[f"s{number}_{index}"] = spelling
-            spelled.append(variables[index] if spelling is None else f"s{number}_{index}({variables[index]})")
-        arguments = spelled[0] if len(spelled) == 1 else f"({', '.join(spelled)})"
-        listed = f"[p{number} % {arguments} for {', '.join(variables)} in r{number}]"
+            spelled.append(variable if spelling is None else f"s{number}_{index}({variable})")
+        item = f"p{number} % {spelled[0] if len(spelled) == 1 else '(' + ', '.join(spelled) + ')'}"
         if all(spelling is None for spelling in spellings):
-            return listed
-        return f"[i if len(i) <= {ITEM_BYTES_MAX} else shorten(i) for i in {listed}]"
+            yield f"a({item})"
+        else:
+            yield f"i = {item}"
+            yield f"a(i if len(i) <= {ITEM_BYTES_MAX} else shorten(i))"
 
 
 class Code:

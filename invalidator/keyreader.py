@@ -70,7 +70,7 @@ class KeyReader:
     ) -> None:
         """``tables``: those whose changes are told at all, the heartbeat table left out; ``definitions``: the objects
         whose keys are looked for. A table of no object is told without items."""
-        self._flavor = flavor
+        self.flavor = flavor
         self._database = database
         self._tables = tables
         self._heartbeat_table = heartbeat_table
@@ -165,7 +165,7 @@ class KeyReader:
             return _Layout(database, name)
         try:
             return _Layout(
-                database, name, TablePlan(read_columns(body, place, self._flavor), targets, self._flavor)
+                database, name, TablePlan(read_columns(body, place, self.flavor), targets, self.flavor)
             )
         except FormatError as error:
             return _Layout(database, name, problem=f"no key can be read from {name}: {error}")

@@ -1,0 +1,339 @@
+"""From the binary log to keys: against mysql-replication's decoding, and against the server's own tool on the wire.
+
+Three logs of each server: events of hundreds of rows, the same of a wide table, and transactions of one row each.
+In memory, in processor time: the same packets through the library, every row of every event, and through our decoder
+to transactions with the keys of their rows and with checksums verified, which the library leaves out. Over the wire:
+the tool writes the log to a file as it comes, without looking into it (``--read-from-remote-server --raw``), and our
+source delivers transactions with keys; both begin with connecting.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, cast
+
+from pymysql.protocol import MysqlPacket
+from pymysqlreplication.packet import BinLogPacketWrapper
+from pymysqlreplication.row_event import DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent
+
+from benchmarks.measure import Criterion, Result, interleave, stopwatch
+from freshness.backends.database import connect, executed_position
+from freshness.backends.schema import key_columns
+from freshness.cachekey import KeyBuilder
+from freshness.config import ServerAddress
+from freshness.position import Position
+from freshness.registry import ObjectDefinition
+from integration.servers import DatabaseServer, Flavor
+from integration.servers.database import SCHEMA, make_database
+from integration.servers.mysql import get_mysql
+from integration.servers.process import get_program, run_directory
+from invalidator.binlog import BinlogSource
+from invalidator.decoder import EventDecoder
+from invalidator.event import FORMAT_DESCRIPTION, parse_format_description
+from invalidator.packets import PacketReader
+from invalidator.source import Transaction
+from invalidator.transaction import Subject
+
+FLAVORS: Final[tuple[Flavor, ...]] = ("mariadb", "mysql")
+ROWS_IN_STATEMENT: Final = 1000
+STREAM_SECONDS: Final = 60.0
+"""Within this time a log must have come over the wire."""
+
+PIECE_PACKETS: Final = 3000
+"""Packets that are decoded at once, about what one read from the network brings."""
+
+LIBRARY_SHARE: Final = 20
+"""The library decodes the first packets of the log, one in so many, and its time counts so many times."""
+
+LIBRARY_EVENTS: Final = frozenset((TableMapEvent, WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent))
+LIBRARY: Final = "mysql-replication"
+TOOL: Final = "mysqlbinlog --raw"
+SMALL: Final = "CREATE TABLE small (id BIGINT PRIMARY KEY, a INT, b INT, c INT, v VARCHAR(32))"
+WIDE: Final = (
+    f"CREATE TABLE wide (id BIGINT PRIMARY KEY, {', '.join(f'i{n} INT, s{n} VARCHAR(20)' for n in range(8))},"
+    " d DATETIME(3), n DECIMAL(12,2), t TEXT)"
+)
+SINGLE: Final = """CREATE PROCEDURE singles(count INT) BEGIN DECLARE n INT DEFAULT 0;
+  WHILE n < count DO
+    INSERT INTO small VALUES (n + 100000000, n, n, n, 'hello world'); SET n = n + 1;
+  END WHILE; END"""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What is in one log file. ``in_memory``: how many of the first rows are decoded from memory."""
+
+    name: str
+    table: str
+    rows: int
+    transactions: int
+    in_memory: int
+    file: str
+    start: Position
+    decode_criterion: Criterion | None
+    stream_criterion: Criterion | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """A server with its logs."""
+
+    server: DatabaseServer
+    logs: tuple[Log, ...]
+    definitions: dict[str, ObjectDefinition]
+
+    @property
+    def flavor(self) -> Flavor:
+        return self.server.flavor
+
+    @property
+    def address(self) -> ServerAddress:
+        return ServerAddress("127.0.0.1", self.server.port, "app", "app", SCHEMA)
+
+
+def measure_decode(rounds: int) -> list[Result]:
+    """Both servers, each log: decoded in memory, and read over the wire."""
+    results = []
+    for flavor in FLAVORS:
+        with open_plant(flavor) as plant, TemporaryDirectory(dir=run_directory()) as folder:
+            for log in plant.logs:
+                results.append(_measure_in_memory(plant, log, rounds))
+                results.append(_measure_stream(plant, log, Path(folder), rounds))
+    return results
+
+
+@contextmanager
+def open_plant(
+    flavor: Flavor, *, rows: int = 500_000, wide_rows: int = 100_000, singles: int = 60_000
+) -> Iterator[Plant]:
+    """A server with three logs. Raises `ServerFailed` where it does not start."""
+    server = make_database(flavor, server_id=1, options=("--sync-binlog=0",))
+    try:
+        server.launch()
+        server.wait_ready()
+        server.execute(f"CREATE DATABASE {SCHEMA}")
+        for statement in (SMALL, WIDE, SINGLE):
+            server.execute(statement, database=SCHEMA)
+        half = Criterion(at_least=0.5)
+        logs = (
+            _fill(server, "rows", "small", rows, rows // 2, Criterion(at_least=40), half),
+            _fill(server, "wide_rows", "wide", wide_rows, wide_rows // 2, None, None),
+            _fill(server, "transactions", "small", singles, singles // 2, Criterion(at_least=20), half),
+        )
+        with connect(ServerAddress("127.0.0.1", server.port, "app", "app", SCHEMA)) as connection:
+            definitions = {}
+            for table in ("small", "wide"):
+                columns = key_columns(connection, SCHEMA, table)
+                builder = KeyBuilder("bench", table, columns)
+                definitions[table] = ObjectDefinition(
+                    cast(Any, None), cast(Any, None), builder, {table: columns}
+                )
+        yield Plant(server, logs, definitions)
+    finally:
+        server.stop()
+
+
+def _fill(
+    server: DatabaseServer,
+    name: str,
+    table: str,
+    rows: int,
+    in_memory: int,
+    decode_criterion: Criterion | None,
+    stream_criterion: Criterion | None,
+) -> Log:
+    """A log file of its own with these rows."""
+    with (
+        server.connect(SCHEMA, read_timeout=300) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("FLUSH BINARY LOGS")
+        status = "SHOW MASTER STATUS" if server.flavor == "mariadb" else "SHOW BINARY LOG STATUS"
+        cursor.execute(status)
+        [(file, *_)] = cursor.fetchall()
+        start = executed_position(connection, server.flavor)
+        if name == "transactions":
+            cursor.execute("CALL singles(%s)", (rows,))
+            transactions = rows
+        else:
+            for first in range(0, rows, ROWS_IN_STATEMENT):
+                lines = ",".join(_line(table, first + place) for place in range(ROWS_IN_STATEMENT))
+                cursor.execute(f"INSERT INTO {table} VALUES {lines}")
+            transactions = rows // ROWS_IN_STATEMENT
+        cursor.execute("FLUSH BINARY LOGS")
+    return Log(
+        name, table, rows, transactions, in_memory, str(file), start, decode_criterion, stream_criterion
+    )
+
+
+def _line(table: str, number: int) -> str:
+    if table == "small":
+        return f"({number},{number},1,2,'hello world {number % 10}')"
+    pairs = ",".join(
+        "NULL,NULL" if (number + place) % 5 == 0 else f"{number},'text {place}'" for place in range(8)
+    )
+    return f"({number},{pairs},'2026-01-31 12:00:00.5',{number % 999}.25,'{'x' * (number % 40)}')"
+
+
+# -- in memory --------------------------------------------------------------------------------------------
+
+
+def _measure_in_memory(plant: Plant, log: Log, rounds: int) -> Result:
+    packets = _read_packets(plant, log)
+    pieces = [packets[at : at + PIECE_PACKETS] for at in range(0, len(packets), PIECE_PACKETS)]
+    library_packets = packets[: len(packets) // LIBRARY_SHARE]
+    rows_of_library = _decode_by_library(plant, library_packets)
+
+    def ours(_: int) -> float:
+        decoder = _decoder(plant)
+        counted = [0]
+
+        def work() -> None:
+            for piece in pieces:
+                found: list[Transaction] = []
+                decoder.decode(piece, found)
+                counted[0] += sum(len(transaction.items) for transaction in found)
+
+        seconds = _cpu_seconds(work)
+        assert counted == [log.in_memory], "every row gave a key"
+        return seconds
+
+    def library(_: int) -> float:
+        seconds = _cpu_seconds(lambda: _decode_by_library(plant, library_packets))
+        return seconds * log.in_memory / rows_of_library
+
+    timings = interleave(ours, library, rounds)
+    name = f"decode_{plant.flavor}_{log.name}"
+    unit = "transactions/s" if log.name == "transactions" else "rows/s"
+    return timings.per_second(name, log.in_memory, unit, LIBRARY, log.decode_criterion)
+
+
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    """Of this process: neither side waits for anything, and the machine may have other work."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def _decoder(plant: Plant) -> EventDecoder:
+    subject = Subject(plant.flavor, SCHEMA, frozenset(plant.definitions), "freshness_heartbeat")
+    decoder = EventDecoder(subject, find_cascades=dict, definitions=plant.definitions)
+    decoder.restart(has_checksum=True)
+    return decoder
+
+
+def _read_packets(plant: Plant, log: Log) -> list[bytes]:
+    """The packets of the first transactions of the log, as many as are decoded from memory."""
+    source = BinlogSource(plant.address, plant.flavor, frozenset())
+    decoder = _decoder(plant)
+    packets: list[bytes] = []
+    rows = 0
+    with connect(plant.address) as connection:
+        assert source._request_stream(connection, log.start), "the server writes checksums"
+        reader = PacketReader(connection._sock)  # type: ignore[attr-defined]
+        while rows < log.in_memory:
+            for packet in reader.read():
+                if rows == log.in_memory:
+                    break
+                found: list[Transaction] = []
+                decoder.decode([packet], found)
+                rows += sum(len(each.items) for each in found)
+                packets.append(packet)
+    return packets
+
+
+class _Server:
+    """What the library asks of a second connection."""
+
+    charset = "utf8mb4"
+
+    def __init__(self, flavor: str) -> None:
+        self._flavor = flavor
+
+    def _get_dbms(self) -> str:
+        return self._flavor
+
+
+def _decode_by_library(plant: Plant, packets: Sequence[bytes]) -> int:
+    """What the library's stream does with each packet, and then all rows of its event. How many rows there are."""
+    server = _Server(plant.flavor)
+    tables: dict[int, Any] = {}
+    lengths: tuple[int, ...] = ()
+    rows = 0
+    for packet in packets:
+        if packet[5] == FORMAT_DESCRIPTION:
+            lengths = parse_format_description(packet).post_header_lengths
+        wrapper = BinLogPacketWrapper(
+            MysqlPacket(packet, "utf8"), tables, server, (8, 0, 0), True, LIBRARY_EVENTS, None, None, None, None,
+            False, False, False, True, False, False, lengths,
+        )  # fmt: skip
+        event = wrapper.event
+        if isinstance(event, TableMapEvent):
+            tables[event.table_id] = event.get_table()
+        elif event is not None:
+            rows += len(event.rows)
+    return rows
+
+
+# -- over the wire ----------------------------------------------------------------------------------------
+
+
+def _measure_stream(plant: Plant, log: Log, folder: Path, rounds: int) -> Result:
+    command = _tool_command(plant, log, folder)
+
+    def tool(_: int) -> float:
+        seconds = stopwatch(lambda: subprocess.run(command, check=True, capture_output=True))
+        [written] = folder.iterdir()
+        assert written.stat().st_size > log.rows, "the tool has written the log"
+        written.unlink()
+        return seconds
+
+    timings = interleave(lambda _: stopwatch(lambda: _stream(plant, log)), tool, rounds)
+    name = f"stream_{plant.flavor}_{log.name}"
+    unit = "transactions/s" if log.name == "transactions" else "rows/s"
+    return timings.per_second(name, log.rows, unit, TOOL, log.stream_criterion)
+
+
+def _stream(plant: Plant, log: Log) -> None:
+    source = BinlogSource(
+        plant.address, plant.flavor, frozenset(plant.definitions), definitions=plant.definitions
+    )
+    source.open(log.start)
+    try:
+        deadline = time.monotonic() + STREAM_SECONDS
+        transactions = rows = 0
+        while transactions < log.transactions:
+            assert time.monotonic() < deadline, f"{transactions} of {log.transactions} transactions came"
+            # The log goes on in the next file.
+            received = source.poll(1.0, log.transactions - transactions)
+            transactions += len(received)
+            rows += sum(len(transaction.items) for transaction in received)
+        assert rows == log.rows
+    finally:
+        source.close()
+
+
+def _tool_command(plant: Plant, log: Log, folder: Path) -> list[str]:
+    if plant.flavor == "mariadb":
+        program = [get_program("mariadb-binlog"), "--no-defaults"]
+    else:
+        # Through the loader that it was unpacked with, as its server.
+        loader, option, path, *_ = get_mysql().command()
+        program = [loader, option, path, str(get_mysql().root / "usr/bin/mysqlbinlog"), "--no-defaults"]
+    return [
+        *program,
+        "--read-from-remote-server",
+        "--raw",
+        f"--result-file={folder}/",
+        "--host=127.0.0.1",
+        f"--port={plant.server.port}",
+        "--user=app",
+        "--password=app",
+        log.file,
+    ]
