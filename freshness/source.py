@@ -9,7 +9,7 @@ jobs make the same transactions of recorded rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -97,6 +97,33 @@ class Transaction:
     is_prepared: bool = False
     size_bytes: int = field(default=0, compare=False)
     items: tuple[bytes, ...] = ()
+
+
+_put_position, _put_timestamp, *_put_rest = (
+    getattr(Transaction, each.name).__set__ for each in fields(Transaction)
+)
+_put_size, _put_items = _put_rest[-2:]
+_DEFAULTS: Final = tuple(
+    (put, each.default) for put, each in zip(_put_rest[:-2], fields(Transaction)[2:-2], strict=True)
+)
+
+
+def keyed_transaction(
+    position: Position, timestamp_us: int, items: tuple[bytes, ...], size_bytes: int
+) -> Transaction:
+    """A whole transaction of which only keys are told; the same as the constructor makes.
+
+    Field by field, as the constructor of a frozen class takes twice as long, and a busy log needs it 100,000 times a
+    second.
+    """
+    made = Transaction.__new__(Transaction)
+    _put_position(made, position)
+    _put_timestamp(made, timestamp_us)
+    for put, default in _DEFAULTS:
+        put(made, default)
+    _put_size(made, size_bytes)
+    _put_items(made, items)
+    return made
 
 
 class Source(Protocol):

@@ -15,10 +15,10 @@ from typing import Final
 from zlib import crc32
 
 from freshness.position import MariadbPosition, MysqlGtidSet, Position
+from freshness.source import Transaction, keyed_transaction
 from invalidator import event as events
 from invalidator.keyreader import STATEMENT_END, KeyedTable, KeyReader
 from invalidator.packets import CHECKSUM_RESIDUE, CHECKSUM_START, check_sum
-from invalidator.source import Transaction
 from invalidator.transaction import TransactionAssembler
 
 HELD_PACKETS_MAX: Final = 64
@@ -32,10 +32,8 @@ _BODY: Final = 20
 """Where an event's body begins in its packet."""
 
 _QUERY_HEAD: Final = 13
-_MYSQL_PACKETS: Final = 5
-"""Of a transaction of one row event; MariaDB has no BEGIN."""
-
-_NONE: Final[frozenset[str]] = frozenset()
+_USUAL_PACKETS: Final = {"mysql": 5, "mariadb": 4}
+"""Of a transaction of one row event."""
 _ARTIFICIAL_FLAG: Final = 0x20
 _BEGIN: Final = b"BEGIN"
 _SILENT: Final = events.HARMLESS | {events.ROTATE}
@@ -95,7 +93,7 @@ class FastTrack:
         }
         is_mysql = keys.flavor == "mysql"
         self._read_gtid = self._read_mysql_gtid if is_mysql else self._read_mariadb_gtid
-        self._usual_packets = _MYSQL_PACKETS if is_mysql else _MYSQL_PACKETS - 1
+        self._usual_packets = _USUAL_PACKETS[keys.flavor]
         self._gtid_kind = events.GTID if is_mysql else events.MARIADB_GTID
         self._stage = _IDLE
         self._found: list[Transaction] = []
@@ -168,9 +166,10 @@ class FastTrack:
         end = place + self._usual_packets
         if end > len(packets):
             return 0
-        whole = packets[place:end]
+        gtid, commit, rows, table_map = packets[place], packets[end - 1], packets[end - 2], packets[end - 3]
+        # MariaDB has no BEGIN, and this is the GTID again.
+        begin = packets[end - 4]
         try:
-            gtid, table_map, rows, commit = whole[0], whole[-3], whole[-2], whole[-1]
             is_usual = (
                 commit[5] == events.XID
                 and rows[5] in _ROWS
@@ -178,21 +177,15 @@ class FastTrack:
                 and gtid[5] == self._gtid_kind
                 and rows[_BODY + 6] & STATEMENT_END
                 and len(rows) <= HELD_BYTES_MAX
-                and (end - place < _MYSQL_PACKETS or self._is_begin(whole[1]))
+                and (begin is gtid or self._is_begin(begin))
             )
         except IndexError:
             return 0
-        if not is_usual:
+        if not (is_usual and self._are_whole(gtid, begin, table_map, rows, commit)):
             return 0
-        trailer = self._trailer_bytes
-        for packet in whole:
-            if trailer:
-                if crc32(packet, CHECKSUM_START) != CHECKSUM_RESIDUE:
-                    return 0
-            elif _u4(packet, 10)[0] != len(packet) - 1:
-                return 0
-        table = self._find_table(table_map)
-        if table is None or rows[_BODY : _BODY + 6] != table_map[_BODY : _BODY + 6]:
+        body = table_map[_BODY : len(table_map) - self._trailer_bytes]
+        table = self._find_table(body)
+        if table is None or rows[_BODY : _BODY + 6] != body[:6]:
             return 0
         items = self._read_items(table, rows)
         if items is None or len(items) > self._items_max:
@@ -201,7 +194,19 @@ class FastTrack:
         if start is None:
             return 0
         self._finish(start[0], start[1], items, len(rows))
-        return end - place
+        return self._usual_packets
+
+    def _are_whole(self, gtid: bytes, begin: bytes, table_map: bytes, rows: bytes, commit: bytes) -> bool:
+        """Whether all have their right checksum, or length where there are none."""
+        if self._trailer_bytes:
+            return (
+                crc32(gtid, CHECKSUM_START)
+                == crc32(table_map, CHECKSUM_START)
+                == crc32(rows, CHECKSUM_START)
+                == crc32(commit, CHECKSUM_START)
+                == CHECKSUM_RESIDUE
+            ) and (begin is gtid or crc32(begin, CHECKSUM_START) == CHECKSUM_RESIDUE)
+        return all(_u4(each, 10)[0] == len(each) - 1 for each in (gtid, begin, table_map, rows, commit))
 
     def _take_gtid(self, packet: bytes) -> bool:
         start = self._read_gtid(packet)
@@ -250,9 +255,9 @@ class FastTrack:
         self._stage = _BETWEEN
         return True
 
-    def _find_table(self, packet: bytes) -> KeyedTable | None:
-        """The table of a table map that is known, where nothing stands against reading its rows here."""
-        table = self._keys.find_table(packet[_BODY : len(packet) - self._trailer_bytes])
+    def _find_table(self, body: bytes) -> KeyedTable | None:
+        """The table of this body of a table map, where it is known and nothing stands against reading its rows."""
+        table = self._keys.find_table(body)
         if table is None or table.problem:
             return None
         # Where foreign keys are not logged, other rows may change too.
@@ -273,7 +278,7 @@ class FastTrack:
             return None
 
     def _take_table(self, packet: bytes) -> bool:
-        table = self._find_table(packet)
+        table = self._find_table(packet[_BODY : len(packet) - self._trailer_bytes])
         if table is None or len(self._held) > HELD_PACKETS_MAX:
             return False
         self._table, self._table_id, self._stage = table, packet[_BODY : _BODY + 6], _IN_ROWS
@@ -308,7 +313,6 @@ class FastTrack:
             self._sequences[domain] = sequence
             self._sequence = None
         self.position = position
-        size_bytes = rows_bytes if items else 0
         self._found.append(
-            Transaction(position, timestamp_us, (), _NONE, (), (), 0, True, False, size_bytes, tuple(items))
+            keyed_transaction(position, timestamp_us, tuple(items), rows_bytes if items else 0)
         )

@@ -8,6 +8,7 @@ import sys
 import uuid
 import zlib
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 import pytest
@@ -16,11 +17,12 @@ import zstandard
 from freshness.cachekey import KeyBuilder
 from freshness.errors import FreshnessError, StreamStopped
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.position import MysqlGtidSet
 from freshness.registry import ObjectDefinition
+from freshness.source import Transaction, keyed_transaction
 from invalidator import fasttrack
 from invalidator.decoder import EventDecoder
 from invalidator.event import Event
-from invalidator.source import Transaction
 from invalidator.transaction import Cascades, Subject
 from tests.unit.rowevents import Made, image, integer, packed, rows_body, table_map, varchar
 
@@ -259,6 +261,16 @@ def test_a_new_connection_starts_over() -> None:
     made.restart(has_checksum=True)
     found, error = run(made, [[description(), *simple("mariadb", 2)]])
     assert ([each.items for each in found], error) == ([(b"n:o:2", b"n:o:3")], "")
+
+
+def test_a_transaction_of_keys_is_what_the_constructor_makes() -> None:
+    position = MysqlGtidSet.of(str(SID), 5)
+    made = keyed_transaction(position, 7, (b"a",), 9)
+    expected = Transaction(position, 7, items=(b"a",), size_bytes=9)
+    assert [getattr(made, each.name) for each in fields(made)] == [
+        getattr(expected, each.name) for each in fields(expected)
+    ]
+    assert (made, hash(made)) == (expected, hash(expected))
 
 
 # -- compressed events ------------------------------------------------------------------------------------
