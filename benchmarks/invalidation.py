@@ -19,7 +19,6 @@ from freshness.backends.memcached import MemcachedNode
 from freshness.cachekey import tombstone_key
 from freshness.driver import BlockingDriver
 from freshness.envelope import Tombstone
-from freshness.gather import gather
 from freshness.invalidate import Event, invalidate
 from freshness.membership import Membership, NodePolicy
 from freshness.position import MariadbPosition
@@ -89,12 +88,7 @@ def _gathered(address: str, node: MemcachedNode) -> Send:
         position = MariadbPosition.of(0, 1, sequence)
         event = Event(LINEAGE, 1, position, position)
         for batch in _batches(keys):
-            results = driver.run(
-                gather([invalidate(address, key, event, TOMBSTONE_TTL_SECONDS) for key in batch])
-            )
-            failures = [result for result in results if result is not None]
-            if failures:
-                raise failures[0]
+            driver.run(invalidate(address, dict.fromkeys(batch, event), TOMBSTONE_TTL_SECONDS))
 
     return send
 

@@ -15,7 +15,6 @@ from typing import Final
 
 from freshness.envelope import NodeRecord
 from freshness.errors import FreshnessError, MembershipLost
-from freshness.gather import gather
 from freshness.invalidate import Event, invalidate
 from freshness.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, Membership
 from freshness.position import Position
@@ -80,6 +79,31 @@ def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
             f"{member.policy.trail_seconds:.0f} s when their progress was to be stored",
             hint="this process or the node is paused or overloaded",
         )
+    except FreshnessError:
+        member.leave()
+        raise
+
+
+def acknowledge(member: Membership, batch: Batch, sent_at: float) -> Procedure[bool]:
+    """The other half of `apply_batch`, for a batch whose tombstones and deletes others have sent to this node, all of
+    them after ``sent_at`` by the member's clock, and all acknowledged. Its ``keys`` do not matter.
+
+    Only for a node whose floor trails: elsewhere it must stand before the tombstones. False: the batch has grown too
+    old, and is not acknowledged. Any error ends the membership.
+    """
+    assert member.applied.contains(batch.before), "a batch that leaves a gap"
+    assert member.is_trailing, "in head mode the floor comes first"
+    assert not member.recent or member.recent[-1][0] <= sent_at, "batches follow one another"
+    try:
+        batch = _without_known(member, batch)
+        member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
+        if batch.raised:
+            yield from _raise_floors(member, batch.raised, batch)
+        _remember(member, sent_at, batch.streamed)
+        member.note_sent(batch.streamed)
+        if batch.raised:
+            yield from _wait_for_readers(member)
+        return (yield from publish(member, _Sent(sent_at, batch)))
     except FreshnessError:
         member.leave()
         raise
@@ -157,25 +181,18 @@ def _raise_floors(member: Membership, raised: Mapping[str, Position], batch: Bat
 
 def _invalidate(member: Membership, keys: Mapping[bytes, Position], streamed: Position) -> Procedure[None]:
     record = member.joined_record()
-    ttl_seconds = member.policy.tombstone_ttl_seconds
-    # Keys of one transaction share its position, and so the encoding of their tombstones.
-    events = {
-        position: Event(record.lineage, record.epoch, position, streamed)
-        for position in dict.fromkeys(keys.values())
-    }
     items = list(keys.items())
+    # Keys of one transaction share its position, and so the encoding of their tombstones.
+    event: Event | None = None
     for start in range(0, len(items), KEYS_AT_ONCE_MAX):
         if start:
             yield from _renew_if_due(member)
-        results = yield from gather(
-            [
-                invalidate(member.node, key, events[position], ttl_seconds)
-                for key, position in items[start : start + KEYS_AT_ONCE_MAX]
-            ]
-        )
-        for result in results:
-            if isinstance(result, FreshnessError):
-                raise result
+        events: dict[bytes, Event] = {}
+        for key, position in items[start : start + KEYS_AT_ONCE_MAX]:
+            if event is None or event.position is not position:
+                event = Event(record.lineage, record.epoch, position, streamed)
+            events[key] = event
+        yield from invalidate(member.node, events, member.policy.tombstone_ttl_seconds)
 
 
 def _remember(member: Membership, sent_at: float, streamed: Position) -> None:
@@ -232,6 +249,7 @@ def _is_other_ahead(member: Membership, sent: _Sent | None) -> bool:
     return (
         member.foreign is not None
         and member.is_trailing
+        and member.policy.is_serving
         and member.target is None
         and record.is_open
         and (sent is None or record.progress.contains(sent.batch.streamed))

@@ -1,11 +1,11 @@
-"""Invalidate one key by one event: the write half of the algorithm (DESIGN §3).
+"""Invalidate keys of one node, each by its event: the write half of the algorithm (DESIGN §3).
 
 First the tombstone, which keeps every reader that lacks the event from filling; then the entry is removed. The
 order is the whole point: removed first, a lagging reader could put the old value back before the tombstone is
 there. The tombstone is only ever added to, by CAS, since another invalidator may know newer events (F48, F56).
 
-Run by the invalidator (hundreds side by side, see ``freshness.gather``), by write-path invalidation and by the
-simulator.
+Many keys go together, one write and one read in each round; to each key happens what would happen to it alone. Run
+by the invalidator, by write-path invalidation and by the simulator.
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Final
 
-from freshness.cachekey import TOMBSTONE_SUFFIX, tombstone_key
+from freshness.cachekey import TOMBSTONE_SUFFIX
 from freshness.envelope import Tombstone, encode_single_tombstone
 from freshness.errors import FormatError, InvalidationFailed
 from freshness.position import Position
 from freshness.request import (
     CONFLICT,
     MISSING,
-    Add,
-    Cas,
-    Delete,
     Flow,
     Get,
-    Item,
     Marks,
     Merges,
     Procedure,
@@ -60,72 +56,7 @@ class Event:
         object.__setattr__(self, "tombstone", alone)
 
 
-def invalidate(node: str, key: bytes, event: Event, tombstone_ttl_seconds: int) -> Procedure[None]:
-    """Make sure that no reader without ``event`` fills ``key``, then remove what is there.
-
-    Returns when the node has acknowledged both. Raises `NodeUnavailable` when it did not answer and
-    `InvalidationFailed` when the race for the tombstone was lost `CAS_ATTEMPTS_MAX` times; then nothing may be
-    counted as acknowledged and the caller sends the event again.
-    """
-    marker = tombstone_key(key)
-    for _ in range(CAS_ATTEMPTS_MAX):
-        # The delete travels behind the add: on one connection it is executed after it. Where the tombstone
-        # exists already it comes too early, does no harm, and is sent again below.
-        added, _ = yield Flow(node, (Add(marker, event.tombstone, tombstone_ttl_seconds), Delete(key)))
-        if isinstance(added, Stored):
-            return
-        (held,) = yield Flow(node, (Get(marker),))
-        if held is MISSING:
-            continue  # expired or evicted in between: add again
-        assert isinstance(held, Item)
-        if (yield from _accumulate(node, marker, key, held, event, tombstone_ttl_seconds)):
-            return
-    raise InvalidationFailed(
-        f"lost the race for the tombstone of {key!r} on {node} {CAS_ATTEMPTS_MAX} times",
-        hint="many invalidators write the same key; the batch is sent again",
-    )
-
-
-def _accumulate(
-    node: str, marker: bytes, key: bytes, held: Item, event: Event, ttl_seconds: int
-) -> Procedure[bool]:
-    """Bring ``event`` into the tombstone that is there. False: it changed or vanished meanwhile."""
-    try:
-        tombstone = Tombstone.decode(held.value)
-    except FormatError:
-        # Foreign bytes: readers refuse to fill while they stand (doubt never fills), so keeping them for the full
-        # TTL protects at least as well as a tombstone with the event in it.
-        data = held.value
-    else:
-        # A duplicate is stored again as it is: it must not inherit the age of the first (F64). And the entry is
-        # removed again: whoever stored the tombstone may have died before removing it.
-        data = compact(tombstone.union(event.lineage, event.epoch, event.position), event).encode()
-    # Never shorter than it was: another invalidator, with a larger D, counts on it. A node keeps items for a second
-    # more than asked (F50): without the 1 the tombstone of a busy key would live longer with every write.
-    ttl = max(ttl_seconds, held.ttl_seconds - 1)
-    stored, _ = yield Flow(node, (Cas(marker, data, held.version, ttl), Delete(key)))
-    if isinstance(stored, Stored):
-        return True
-    if stored is CONFLICT or stored is MISSING:
-        return False
-    raise InvalidationFailed(
-        f"{node} refused the tombstone of {key!r}: {stored}", hint="the node has no memory for tombstones"
-    )
-
-
-def compact(tombstone: Tombstone, event: Event) -> Tombstone:
-    """Keep a tombstone short: gaps between its GTIDs are filled with what the stream has delivered.
-
-    Only with that: a number that was never streamed may never be executed anywhere, and no replica would contain
-    the tombstone again (Group Replication hands out blocks of numbers).
-    """
-    held = tombstone.positions[event.lineage, event.epoch]
-    if held.interval_count <= TOMBSTONE_INTERVALS_MAX:
-        return tombstone
-    return tombstone.union(event.lineage, event.epoch, held.fill_gaps(event.streamed))
-
-
-def invalidate_all(node: str, events: Mapping[bytes, Event], tombstone_ttl_seconds: int) -> Procedure[None]:
+def invalidate(node: str, events: Mapping[bytes, Event], tombstone_ttl_seconds: int) -> Procedure[None]:
     """Make sure that no reader without its event fills any of these keys of one node, then remove what is there.
 
     Returns when the node has acknowledged it all. Raises `NodeUnavailable` when it did not answer and
@@ -139,10 +70,12 @@ def invalidate_all(node: str, events: Mapping[bytes, Event], tombstone_ttl_secon
         keys = list(left)
         tombstones = [event.tombstone for event in left.values()]
         replies = yield Flow(node, Marks(keys, tombstones, TOMBSTONE_SUFFIX, tombstone_ttl_seconds))
-        present = [key for key, added in zip(keys, replies[::2], strict=True) if added is CONFLICT]
+        present = [
+            key for key, added in zip(keys, replies[::2], strict=True) if not isinstance(added, Stored)
+        ]
         if not present:
             return
-        left = yield from _accumulate_all(node, {key: left[key] for key in present}, tombstone_ttl_seconds)
+        left = yield from _accumulate(node, {key: left[key] for key in present}, tombstone_ttl_seconds)
         if not left:
             return
     raise InvalidationFailed(
@@ -151,9 +84,7 @@ def invalidate_all(node: str, events: Mapping[bytes, Event], tombstone_ttl_secon
     )
 
 
-def _accumulate_all(
-    node: str, events: Mapping[bytes, Event], ttl_seconds: int
-) -> Procedure[dict[bytes, Event]]:
+def _accumulate(node: str, events: Mapping[bytes, Event], ttl_seconds: int) -> Procedure[dict[bytes, Event]]:
     """Bring each event into the tombstone that is there. Those whose tombstone changed or vanished meanwhile."""
     held = yield Flow(node, tuple([Get(key + TOMBSTONE_SUFFIX) for key in events]))
     again: dict[bytes, Event] = {}
@@ -197,3 +128,15 @@ def _merge(held: bytes, event: Event) -> bytes:
     # A duplicate is stored again as it is: it must not inherit the age of the first (F64). And the entry is
     # removed again: whoever stored the tombstone may have died before removing it.
     return compact(tombstone.union(event.lineage, event.epoch, event.position), event).encode()
+
+
+def compact(tombstone: Tombstone, event: Event) -> Tombstone:
+    """Keep a tombstone short: gaps between its GTIDs are filled with what the stream has delivered.
+
+    Only with that: a number that was never streamed may never be executed anywhere, and no replica would contain
+    the tombstone again (Group Replication hands out blocks of numbers).
+    """
+    held = tombstone.positions[event.lineage, event.epoch]
+    if held.interval_count <= TOMBSTONE_INTERVALS_MAX:
+        return tombstone
+    return tombstone.union(event.lineage, event.epoch, held.fill_gaps(event.streamed))

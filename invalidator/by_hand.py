@@ -50,7 +50,8 @@ def invalidate_keys(
             for lineage in subject.policy.lineages:
                 head = heads[lineage]
                 event = Event(lineage, head.epoch, head.position, head.position)
-                driver.run(invalidate(subject.node, subject.item, event, config.cache.tombstone_ttl_seconds))
+                ttl_seconds = config.cache.tombstone_ttl_seconds
+                driver.run(invalidate(subject.node, {subject.item: event}, ttl_seconds))
     finally:
         for node in nodes.values():
             node.close()

@@ -96,11 +96,11 @@ def test_hundreds_of_invalidations_take_one_flow() -> None:
     event = Event(LINEAGE, 1, position, position)
     keys = [lookup(number).item for number in range(300)]
     client = Client(world)
-    procedures = [invalidate(NODE, key, event, D_SECONDS) for key in keys]
+    procedures = [invalidate(NODE, {key: event}, D_SECONDS) for key in keys]
     first = Run(world, gather(procedures), client)
     assert first.finish() == [None] * 300
     assert len(first.steps) == 1
-    again = Run(world, gather([invalidate(NODE, key, event, D_SECONDS) for key in keys]), client)
+    again = Run(world, gather([invalidate(NODE, {key: event}, D_SECONDS) for key in keys]), client)
     again.finish()
     assert len(again.steps) == 3
     assert all(world.find_tombstone(key) is not None for key in keys)

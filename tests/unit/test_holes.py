@@ -105,8 +105,8 @@ def test_an_invalidation_that_failed_is_not_passed_over(monkeypatch: pytest.Monk
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
         def careless(member: Membership, keys: Any, streamed: Position) -> Procedure[None]:
             record = member.joined_record()
-            events = [(key, Event(record.lineage, record.epoch, at, streamed)) for key, at in keys.items()]
-            yield from gather([invalidate(member.node, key, event, D_SECONDS) for key, event in events])
+            events = {key: Event(record.lineage, record.epoch, at, streamed) for key, at in keys.items()}
+            yield from gather([invalidate(member.node, events, D_SECONDS)])
 
         patch.setattr(apply, "_invalidate", careless)
 
@@ -511,7 +511,7 @@ def test_a_tombstone_is_never_shortened(monkeypatch: pytest.MonkeyPatch) -> None
         made = world.commit(KEY)
         one.apply()
         event = Event(LINEAGE, 1, made.position, made.position)
-        Run(world, invalidate(NODE, KEY, event, 30), Client(world)).finish()
+        Run(world, invalidate(NODE, {KEY: event}, 30), Client(world)).finish()
         one.live(50)
         return read_lagging(world)
 

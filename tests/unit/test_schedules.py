@@ -255,7 +255,7 @@ def test_a_touch_does_not_refresh_another_tombstone() -> None:
 
     def invalidating(made: Transaction) -> Run[None]:
         event = Event(LINEAGE, 1, made.position, made.position)
-        return Run(world, invalidate(NODE, KEY, event, D_SECONDS), client)
+        return Run(world, invalidate(NODE, {KEY: event}, D_SECONDS), client)
 
     invalidating(first).finish()
     duplicate = invalidating(first).until_kind(Cas)
@@ -491,7 +491,7 @@ def test_a_shorter_tombstone_ttl_does_not_shorten_what_others_rely_on() -> None:
     made = world.commit(KEY)
     one.apply()
     event = Event(LINEAGE, 1, made.position, made.position)
-    Run(world, invalidate(NODE, KEY, event, 30), Client(world)).finish()
+    Run(world, invalidate(NODE, {KEY: event}, 30), Client(world)).finish()
     one.live(50)
     assert Reader(world, world.replica()).read() is not ReadOutcome.FILLED
     assert world.broken == []
