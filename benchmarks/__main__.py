@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.codec import measure_codec
+from benchmarks.decode import measure_decode
 from benchmarks.hit import measure_get_many, measure_hit
 from benchmarks.invalidation import measure_invalidation
 from benchmarks.measure import ROUNDS, Result
@@ -27,6 +28,7 @@ from freshness.errors import ConfigError, FreshnessError
 Benchmark = Callable[[int], list[Result]]
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
+    "decode": measure_decode,
     "invalidation": measure_invalidation,
     "hit": measure_hit,
     "get_many": measure_get_many,
