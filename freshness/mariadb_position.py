@@ -13,7 +13,7 @@ Called through ``freshness.position``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from freshness.errors import FlavorMismatch, FormatError
@@ -130,6 +130,18 @@ class MariadbPosition(Position):
                 merged = dict(self._heads)
             merged[domain] = theirs
         return self if merged is None else _from_heads(merged)
+
+    def union_all(self, others: Iterable[Position]) -> MariadbPosition:
+        """See `Position.union_all`."""
+        merged = dict(self._heads)
+        for other in others:
+            for domain, theirs in _same_flavor(other)._heads.items():
+                mine = merged.get(domain)
+                if mine is None or mine.sequence < theirs.sequence:
+                    merged[domain] = theirs
+                elif mine.sequence == theirs.sequence:
+                    merged[domain] = _Head(mine.sequence, mine.servers | theirs.servers)
+        return self if merged == self._heads else _from_heads(merged)
 
     def intersection(self, other: Position) -> MariadbPosition:
         """See `Position.intersection`: the lower sequence wins in each domain that both have.

@@ -109,6 +109,22 @@ class MysqlGtidSet(Position):
                 merged[source] = after
         return large if merged is None else _from_borders(merged)
 
+    def union_all(self, others: Iterable[Position]) -> MysqlGtidSet:
+        """See `Position.union_all`. Neighbours in a log follow one another, so they are first made one interval."""
+        runs: dict[str, list[int]] = {}
+        for other in others:
+            for source, added in _same_flavor(other)._borders.items():
+                run = runs.get(source)
+                if run is None:
+                    runs[source] = list(added)
+                elif added[0] == run[-1]:
+                    run[-1:] = added[1:]
+                elif added[0] > run[-1]:
+                    run += added
+                else:
+                    runs[source] = list(_unite(tuple(run), added))
+        return self.union(_from_borders({source: tuple(run) for source, run in runs.items()}))
+
     def intersection(self, other: Position) -> MysqlGtidSet:
         theirs = _same_flavor(other)._borders
         common = {
@@ -321,11 +337,15 @@ def _parse_interval(part: str, item: str) -> tuple[int, int]:
 # -- bytes --------------------------------------------------------------------------------------------
 
 
-def _append_source(out: bytearray, source: str, borders: Borders) -> None:
+@lru_cache(maxsize=1024)
+def _source_head(source: str) -> bytes:
+    """The uuid and the tag, as they stand before the numbers."""
     uuid, _, tag = source.partition(":")
-    out += bytes.fromhex(uuid.replace("-", ""))
-    out.append(len(tag))
-    out += tag.encode("ascii")
+    return bytes.fromhex(uuid.replace("-", "")) + bytes((len(tag),)) + tag.encode("ascii")
+
+
+def _append_source(out: bytearray, source: str, borders: Borders) -> None:
+    out += _source_head(source)
     append_varint(out, len(borders) // 2)
     before = 0
     for border in borders:  # borders rise strictly and start at 1: each step is at least 1

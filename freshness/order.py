@@ -11,6 +11,7 @@ Implemented by ``freshness.mysql_position`` and ``freshness.mariadb_position``; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from enum import Enum
 from typing import ClassVar
 
@@ -42,6 +43,10 @@ class Position(ABC):
     @abstractmethod
     def union(self, other: Position) -> Position:
         """The smallest position that contains both. Raises `FlavorMismatch` for another flavor."""
+
+    @abstractmethod
+    def union_all(self, others: Iterable[Position]) -> Position:
+        """What `union` with one after the other gives, at once: for the transactions of a batch."""
 
     @abstractmethod
     def intersection(self, other: Position) -> Position:

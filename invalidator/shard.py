@@ -188,28 +188,14 @@ class ShardInvalidator:
     def apply(self, transactions: Sequence[Transaction]) -> Procedure[None]:
         """Acknowledge the transactions on every joined node; a node that fails leaves."""
         before = self.streamed
-        keys: dict[bytes, Position] = {}
-        raised: dict[str, Position] = {}
+        keys, raised = self._collect(transactions)
+        self.streamed = before.union_all([transaction.position for transaction in transactions])
         heartbeat: HeartbeatSeen | None = None
         for transaction in transactions:
-            items, tables = self.finder.find(transaction)
-            for item in items:
-                held = keys.get(item)
-                keys[item] = transaction.position if held is None else held.union(transaction.position)
-            for table, reason in tables.items():
-                at = raised.get(table)
-                raised[table] = transaction.position if at is None else at.union(transaction.position)
-                log.warning(
-                    "table %s is invalidated as a whole at %s: %s", table, transaction.position, reason
-                )
-            heartbeat = self._own_heartbeat(transaction) or heartbeat
-            self.streamed = self.streamed.union(transaction.position)
+            if transaction.heartbeats:
+                heartbeat = self._own_heartbeat(transaction) or heartbeat
         self.keys_total += len(keys)
-        by_node: dict[str, dict[bytes, Position]] = {node: {} for node in self.members}
-        for item, position in keys.items():
-            of_node = by_node.get(self.placement.node_for(item))
-            if of_node is not None:  # else another process looks after that node
-                of_node[item] = position
+        by_node = self._place(keys)
         members = self.joined
         results = yield from gather(
             [
@@ -221,6 +207,38 @@ class ShardInvalidator:
         if any(beat.epoch > self.epoch for transaction in transactions for beat in transaction.heartbeats):
             log.warning("the epoch was raised: history was lost; all nodes begin new lives")
             self.leave_all()
+
+    def _collect(
+        self, transactions: Sequence[Transaction]
+    ) -> tuple[dict[bytes, Position], dict[str, Position]]:
+        """For each cache item, and each table that is raised, the transactions that concern it."""
+        keys: dict[bytes, Position] = {}
+        raised: dict[str, Position] = {}
+        for transaction in transactions:
+            position = transaction.position
+            items: Iterable[bytes] = transaction.items
+            if transaction.changes or transaction.raised_tables:
+                items, tables = self.finder.find(transaction)
+                for table, reason in tables.items():
+                    at = raised.get(table)
+                    raised[table] = position if at is None else at.union(position)
+                    log.warning("table %s is invalidated as a whole at %s: %s", table, position, reason)
+            for item in items:
+                held = keys.get(item)
+                keys[item] = position if held is None or held is position else held.union(position)
+        return keys, raised
+
+    def _place(self, keys: dict[bytes, Position]) -> Mapping[str, Mapping[bytes, Position]]:
+        """The keys of each node that this process looks after; other nodes have another process."""
+        if len(self.placement.nodes) == 1:
+            return dict.fromkeys(self.members, keys)
+        by_node: dict[str, dict[bytes, Position]] = {node: {} for node in self.members}
+        node_for = self.placement.node_for
+        for item, position in keys.items():
+            of_node = by_node.get(node_for(item))
+            if of_node is not None:
+                of_node[item] = position
+        return by_node
 
     def renew(self) -> Procedure[None]:
         """Keep the leases of joined nodes while the stream is silent."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from freshness.errors import FlavorMismatch, FormatError
 from freshness.position import (
@@ -231,6 +233,47 @@ def test_flavors_do_not_mix(one: str, two: str) -> None:
     for combine in (first.union, first.intersection, first.fill_gaps):
         with pytest.raises(FlavorMismatch):
             combine(second)
+    with pytest.raises(FlavorMismatch):
+        parse_position(one, EXAMPLES[one]).union_all([second, parse_position(two, EXAMPLES[two])])
+
+
+EXAMPLES = {"mysql": f"{A}:1-9", "mariadb": "0-1-9"}
+
+_sources = st.sampled_from((A, B, f"{A}:tag"))
+_mysql = st.builds(
+    lambda source, first, more: MysqlGtidSet.parse(f"{source}:{first}-{first + more}"),
+    _sources,
+    st.integers(1, 30),
+    st.sampled_from((0, 0, 0, 1, 5)),
+)
+_mysql_sets = st.lists(_mysql, max_size=4).map(lambda each: MysqlGtidSet().union_all(each))
+_mariadb = st.builds(MariadbPosition.of, st.integers(0, 2), st.integers(1, 3), st.integers(1, 12))
+_mariadb_sets = st.lists(_mariadb, max_size=3).map(lambda each: MariadbPosition().union_all(each))
+
+
+def _in_a_row(first: int, count: int) -> list[Position]:
+    return [MysqlGtidSet.of(A, number) for number in range(first, first + count)]
+
+
+_batches = st.one_of(
+    st.tuples(_mysql_sets, st.lists(st.one_of(_mysql, _mysql_sets), max_size=12)),
+    st.tuples(_mysql_sets, st.builds(_in_a_row, st.integers(1, 30), st.integers(0, 8))),
+    st.tuples(_mariadb_sets, st.lists(st.one_of(_mariadb, _mariadb_sets), max_size=12)),
+)
+
+
+@given(batch=_batches)
+@settings(max_examples=500, deadline=None)
+def test_a_batch_is_united_as_its_transactions_one_by_one(batch: tuple[Position, list[Position]]) -> None:
+    before, transactions = batch
+    one_by_one = before
+    for transaction in transactions:
+        one_by_one = one_by_one.union(transaction)
+    at_once = before.union_all(transactions)
+    assert at_once == one_by_one
+    assert str(at_once) == str(one_by_one)
+    assert at_once.encode() == one_by_one.encode()
+    assert decode_position(at_once.encode()) == at_once
 
 
 POSITIONS: list[Position] = [
