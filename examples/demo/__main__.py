@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -31,6 +32,9 @@ def demo(
     seconds: Annotated[float, typer.Option(min=2, max=3600, help="How long writers write.")] = 30,
     flavor: Annotated[FlavorName, typer.Option(help="Which database.")] = FlavorName.mariadb,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the workload.")] = 42,
+    history: Annotated[
+        Path | None, typer.Option(help="Record the run here, for the audit: python -m spark.audit.")
+    ] = None,
     as_json_only: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
     ] = False,
@@ -41,7 +45,9 @@ def demo(
     is_live = notes.is_terminal and not as_json_only
     try:
         with open_view(notes, is_live=is_live) as view:
-            result = run_demo(flavor.value, Plan(seconds=seconds, seed=seed), view)
+            result = run_demo(
+                flavor.value, Plan(seconds=seconds, seed=seed), view, history and history.resolve()
+            )
     except KeyboardInterrupt:
         notes.print("demo: interrupted; everything it started is stopped", highlight=False)
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None

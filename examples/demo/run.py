@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pymysql
 
@@ -32,13 +33,18 @@ from examples.demo.strategy import (
     DeletingWriter,
     Strategy,
     TokenCache,
+    open_client,
 )
 from examples.demo.verdict import read_verdicts
 from examples.demo.workload import OrderBook, Plan, Popularity, Writer, draw_requests, load_profile, repeat
 from examples.demo.world import DELAY_SECONDS, LINEAGE, World, open_world
 from freshness.backends.schema import load_registry
 from freshness.placement import Placement
+from freshness.position import parse_position
 from integration.servers import Flavor, ServerFailed
+
+if TYPE_CHECKING:
+    from examples.demo.evidence import Witness
 
 TICK_SECONDS: Final = 0.25
 GRACE_SECONDS: Final = 1.0
@@ -102,11 +108,13 @@ def _workers() -> Iterator[Workers]:
             workers.stop()
 
 
-def run_demo(flavor: Flavor, plan: Plan, view: View) -> DemoResult:
-    """Run it. Raises `ServerFailed` with the end of a log if something died, or whatever ended a thread."""
+def run_demo(flavor: Flavor, plan: Plan, view: View, history: Path | None = None) -> DemoResult:
+    """Run it. ``history``: a folder for what the audit reads, see ``examples.demo.evidence``.
+
+    Raises `ServerFailed` with the end of a log if something died, or whatever ended a thread."""
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     with ExitStack() as stack:
-        world = stack.enter_context(open_world(flavor, plan, view.say))
+        world = stack.enter_context(open_world(flavor, plan, view.say, history))
         workers = stack.enter_context(_workers())
         try:
             return _Run(world, plan, view, workers).run()
@@ -129,6 +137,9 @@ class _Run:
         self._placement = Placement(world.config.cache.nodes, namespace)
         self._is_paused = False
         self._replica_lags: list[float] = []
+        self._witnesses = _open_witnesses(world)
+        for name, witness in self._witnesses.items():
+            self._meters[name].on_acknowledged = witness.acknowledged
 
     def run(self) -> DemoResult:
         plan, workers = self._plan, self._workers
@@ -150,6 +161,7 @@ class _Run:
         workers.stop_watching.set()
         self._view.say(f"comparing {len(touched)} keys with the primary, row by row")
         verdicts = read_verdicts(self._world, touched)
+        self._finish_history()
         return DemoResult(
             flavor=self._world.flavor,
             seconds=plan.seconds,
@@ -202,6 +214,17 @@ class _Run:
                 )
             self._tick(0.0, "settling")
 
+    def _finish_history(self) -> None:
+        for witness in self._witnesses.values():
+            witness.recorder.close()
+        self._cache.close()
+        if self._world.archives:
+            self._view.say("completing the archives")
+            head = parse_position(self._world.flavor, self._world.pair.primary.executed())
+            for archive in self._world.archives.values():
+                archive.finish(head, LINEAGE)
+            self._world.invalidator.terminate()  # it completes its part of the history
+
     def _wait(self, seconds: float) -> None:
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at:
@@ -238,6 +261,8 @@ class _Run:
                 self._ledger.committed(write)
                 position = commit_position(connection, cursor, world.flavor)
                 self._watch.committed(write, position, self._nodes_of(write))
+                for witness in self._witnesses.values():
+                    witness.committed(write, position)
                 touched.update(write.objects)
 
             repeat(plan.writes_per_second / plan.writers, self._workers.stop_writing, work)
@@ -247,14 +272,17 @@ class _Run:
         items = (self._registry[name].builder.build((number,)).item for name, number in write.objects)
         return frozenset(self._placement.node_for(item) for item in items)
 
+    def _plain(self, name: str, replica: dict[str, Any]) -> DeletingCache:
+        return DeletingCache(name, self._world.addresses, replica, self._witnesses.get(name))
+
     def _read(self, number: int) -> set[ObjectKey]:
         plan, world = self._plan, self._world
         touched: set[ObjectKey] = set()
         with ExitStack() as stack:
             replica = world.settings(world.pair.replica)
             strategies: dict[str, Strategy] = {
-                DELETE_AFTER_WRITE: DeletingCache(DELETE_AFTER_WRITE, world.addresses, replica),
-                DELETE_FROM_STREAM: DeletingCache(DELETE_FROM_STREAM, world.addresses, replica),
+                DELETE_AFTER_WRITE: self._plain(DELETE_AFTER_WRITE, replica),
+                DELETE_FROM_STREAM: self._plain(DELETE_FROM_STREAM, replica),
                 EVENT_TOKENS: TokenCache(self._cache),
             }
             for strategy in strategies.values():
@@ -273,6 +301,20 @@ class _Run:
 
             repeat(plan.requests_per_second / plan.readers, self._workers.stop_reading, work)
         return touched
+
+
+def _open_witnesses(world: World) -> dict[str, Witness]:
+    """Of the strategies that no library of theirs records; none where nothing is to be recorded."""
+    if world.history is None:
+        return {}
+    from examples.demo.evidence import Witness
+    from freshness.backends.recorder import Recorder
+
+    find_node = open_client(world.addresses).hasher.get_node
+    return {
+        name: Witness(name, world.flavor, LINEAGE, Recorder(world.history / name / "history"), find_node)
+        for name in (DELETE_AFTER_WRITE, DELETE_FROM_STREAM)
+    }
 
 
 def _tracking(world: World) -> dict[str, Any]:

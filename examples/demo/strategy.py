@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pymysql
 from pymemcache.client.hash import HashClient
@@ -20,6 +20,9 @@ from pymysql.cursors import DictCursor
 from appclient import Cache, LoaderConnection
 from examples.demo.measurement import CUSTOMER, PROFILE, Answer, Meter, ObjectKey, Request, Write
 from examples.demo.workload import load_profile
+
+if TYPE_CHECKING:  # it needs Arrow, which a run without history does not
+    from examples.demo.evidence import Witness
 
 DELETE_AFTER_WRITE: Final = "delete_after_write"
 DELETE_FROM_STREAM: Final = "delete_from_stream"
@@ -63,30 +66,52 @@ def encode_plain(value: Any) -> bytes:
 class DeletingCache:
     """Look-aside: get; on a miss read the replica and set with a TTL. Somebody deletes the keys that change."""
 
-    def __init__(self, namespace: str, nodes: Sequence[str], replica: dict[str, Any]) -> None:
+    def __init__(
+        self, namespace: str, nodes: Sequence[str], replica: dict[str, Any], witness: Witness | None = None
+    ) -> None:
         self._namespace = namespace
         self._client = open_client(nodes)
         self._connection = pymysql.connect(**replica)
+        self._witness = witness
 
     def read(self, request: Request) -> list[Answer]:
         keys = {key: plain_key(self._namespace, key) for key in request.objects}
+        begin_us = 0 if self._witness is None else self._witness.now_us()
         if len(keys) == 1:
-            found = {plain: self._client.get(plain) for plain in keys.values()}
+            found = {plain: self._client.gets(plain) for plain in keys.values()}
         else:
-            found = self._client.get_many(list(keys.values()))
-        missing = [key for key, plain in keys.items() if found.get(plain) is None]
-        loaded = self._load(missing) if missing else {}
-        for key, value in loaded.items():
-            if value is not None:
-                self._client.set(keys[key], encode_plain(value), expire=TTL_SECONDS, noreply=False)
+            found = self._client.gets_many(list(keys.values()))
+        held = {plain: each for plain, each in found.items() if each[0] is not None}
+        missing = [key for key, plain in keys.items() if plain not in held]
+        loaded = self._load(missing, keys) if missing else {}
+        if self._witness is not None:
+            for key, plain in keys.items():
+                if plain in held:
+                    self._witness.hit(key, plain, int(held[plain][1]), begin_us)
         return [
             Answer(key, loaded[key], False, "filled")
             if key in loaded
-            else Answer(key, json.loads(found[plain]), True, "hit")
+            else Answer(key, json.loads(held[plain][0]), True, "hit")
             for key, plain in keys.items()
         ]
 
-    def _load(self, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Any]:
+    def _load(self, keys: Sequence[ObjectKey], plain_keys: Mapping[ObjectKey, str]) -> dict[ObjectKey, Any]:
+        """Read from the replica, and store blindly."""
+        witness = self._witness
+        token = None if witness is None else witness.read_token(self._connection)
+        loaded = self._read_rows(keys)
+        for key, value in loaded.items():
+            if value is None:
+                continue
+            plain, data = plain_keys[key], encode_plain(value)
+            begin_us = 0 if witness is None else witness.now_us()
+            self._client.set(plain, data, expire=TTL_SECONDS, noreply=False)
+            if witness is not None and token is not None:
+                now, version = self._client.gets(plain)
+                witness.filled(key, plain, value, token, int(version) if now == data else 0, begin_us)
+        return loaded
+
+    def _read_rows(self, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Any]:
         values: dict[ObjectKey, Any] = dict.fromkeys(keys)
         numbers = [number for name, number in keys if name == CUSTOMER]
         with self._connection.cursor(DictCursor) as cursor:

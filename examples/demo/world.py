@@ -11,12 +11,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from examples.demo.strategy import EVENT_TOKENS, STRATEGIES
 from examples.demo.stream_deleter import READY, parse_report
 from examples.demo.workload import Plan, create_tables
 from freshness.config import Config, load_config
@@ -32,6 +33,9 @@ from integration.servers import (
 )
 from integration.servers.database import SCHEMA
 from integration.servers.program import InvalidatorProcess, PythonProgram
+
+if TYPE_CHECKING:
+    from examples.demo.evidence import ArchiveProcess
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 KEYSPACE = "shop"
@@ -99,6 +103,8 @@ class World:
     stream_deleter: StreamDeleterProcess
     config_path: Path
     config: Config
+    archives: Mapping[str, ArchiveProcess] = field(default_factory=dict)
+    history: Path | None = None
 
     @property
     def addresses(self) -> list[str]:
@@ -116,6 +122,7 @@ class World:
             *((f"memcached {node.address}", node) for node in self.nodes),
             ("the invalidator", self.invalidator),
             ("the stream deleter", self.stream_deleter),
+            *((f"the archive of {name}", archive) for name, archive in self.archives.items()),
         ]
         for name, server in named:
             if not server.is_running():
@@ -158,8 +165,10 @@ def connection_settings(server: DatabaseServer) -> dict[str, Any]:
 
 
 @contextmanager
-def open_world(flavor: Flavor, plan: Plan, say: Callable[[str], None]) -> Iterator[World]:
-    """Start everything, and stop everything at the end, however it comes."""
+def open_world(
+    flavor: Flavor, plan: Plan, say: Callable[[str], None], history: Path | None = None
+) -> Iterator[World]:
+    """Start everything, and stop everything at the end, however it comes. ``history``: where to record the run."""
     with ExitStack() as stack:
         say(f"starting a {flavor} primary and its replica, two memcached nodes")
         nodes = (stack.enter_context(Memcached()), stack.enter_context(Memcached()))
@@ -177,7 +186,8 @@ def open_world(flavor: Flavor, plan: Plan, say: Callable[[str], None]) -> Iterat
             addresses,
             replicas=[pair.replica.url],
             objects=CUSTOMER + PROFILE,
-            cache={"namespace": "event_tokens"},
+            cache={"namespace": EVENT_TOKENS},
+            extra=f'[history]\npath = "{history / EVENT_TOKENS / "history"}"\n' if history else "",
         )
         invalidator = stack.enter_context(InvalidatorProcess(config_path))
         deleter = StreamDeleterProcess(
@@ -189,5 +199,14 @@ def open_world(flavor: Flavor, plan: Plan, say: Callable[[str], None]) -> Iterat
             }
         )
         stack.enter_context(deleter)
-        pair.wait_caught_up()
-        yield World(flavor, pair, nodes, invalidator, deleter, config_path, load_config(config_path))
+        archives = {}
+        if history is not None:
+            say(f"recording the run under {history}")
+            from examples.demo.evidence import ArchiveProcess, with_namespace
+
+            for name in STRATEGIES:
+                process = ArchiveProcess(with_namespace(config_path, name), history / name / "archive")
+                archives[name] = stack.enter_context(process)
+        pair.wait_caught_up()  # nobody reads what is older than the archives
+        config = load_config(config_path)
+        yield World(flavor, pair, nodes, invalidator, deleter, config_path, config, archives, history)
