@@ -25,7 +25,9 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which also chooses the master."""
 
 
-def open_session(name: str, master: str | None = None) -> SparkSession:
+def open_session(
+    name: str, master: str | None = None, rows_per_batch_max: int = ROWS_PER_BATCH_MAX
+) -> SparkSession:
     """The session, on ``master``, else on that of spark-submit, else on this machine.
 
     Raises `ConfigError` where there is no Java.
@@ -49,7 +51,7 @@ def open_session(name: str, master: str | None = None) -> SparkSession:
         builder.config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", str(SHUFFLE_PARTITIONS))
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_BATCH_MAX))
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows_per_batch_max))
         .getOrCreate()
     )
 

@@ -1,0 +1,218 @@
+"""What changed one item in one lineage, and when each node acknowledged that; rows as they travel to the replay.
+
+A row carries kinds and flags as numbers, names as hashes, and positions as packed stamps, so that no text goes
+through the shuffle. Plain Python, called by `spark.replay` and by what makes its rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from spark.timeline import Place
+
+CHANGE, INVALIDATION, FILL, HIT = range(4)
+"""Kinds of rows, in the order in which they come."""
+
+ROW: Final = 1
+"""Of a change: the item's whole value is the row."""
+AFTER_ABSENT: Final = 2
+BEFORE_ABSENT: Final = 4
+ABSENT: Final = 8
+"""Of a fill or hit: the value is that there is no such row."""
+UNANSWERED: Final = 16
+"""Of a fill: it may be stored or not."""
+SERVED_STALE: Final = 32
+"""Of a hit: the caller asked for values of any age."""
+BELOW_FLOOR: Final = 64
+"""Of a fill: its position lacks the floor that came with it."""
+JUDGED: Final = 128
+"""Judged by an earlier audit: it is only context now."""
+
+NO_NUMBER: Final = -(1 << 63)
+"""Stands for null in a column of integers."""
+NEVER: Final = 1 << 62
+
+_STAMP: Final = struct.Struct("<qqqiI")
+_EXTRA: Final = struct.Struct("<q")
+
+
+class Stamp(NamedTuple):
+    """A position of one lineage, as a row carries it."""
+
+    lineage: int
+    life: int
+    place: Place
+
+
+def pack_stamps(stamps: Iterable[Stamp]) -> bytes:
+    parts = []
+    for lineage, life, (prefix, extras, flags) in stamps:
+        parts.append(_STAMP.pack(lineage, life, prefix, flags, len(extras)))
+        parts.extend(map(_EXTRA.pack, extras))
+    return b"".join(parts)
+
+
+@lru_cache(65536)
+def unpack_stamps(data: bytes) -> tuple[Stamp, ...]:
+    stamps, at = [], 0
+    while at < len(data):
+        lineage, life, prefix, flags, count = _STAMP.unpack_from(data, at)
+        at += _STAMP.size
+        extras = struct.unpack_from(f"<{count}q", data, at)
+        at += 8 * count
+        stamps.append(Stamp(lineage, life, Place(prefix, extras, flags)))
+    return tuple(stamps)
+
+
+@dataclass(slots=True)
+class Acks:
+    """Of one node in one life: when each change of a log was acknowledged, by time and by the node's version.
+
+    ``blind_ends``: only of those whose version the node did not say. ``best``: of each change and all after it the
+    earliest (end, version, blind end), which is what a position that lacks the change lacks.
+    """
+
+    ends: list[int]
+    versions: list[int]
+    blind_ends: list[int]
+    refs: list[tuple[int, int]]
+    best: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def note(self, at: int, end_us: int, version: int, ref: tuple[int, int]) -> None:
+        if end_us < self.ends[at]:
+            self.ends[at], self.refs[at] = end_us, ref
+        if version == NO_NUMBER:
+            self.blind_ends[at] = min(end_us, self.blind_ends[at])
+        else:
+            self.versions[at] = min(version, self.versions[at])
+
+    def find_best(self, at: int) -> tuple[int, int, int]:
+        if not self.best:
+            best = (NEVER, NEVER, NEVER)
+            for each in zip(
+                reversed(self.ends), reversed(self.versions), reversed(self.blind_ends), strict=True
+            ):
+                best = _earliest(best, each)
+                self.best.append(best)
+            self.best.reverse()
+        return self.best[at] if at < len(self.best) else (NEVER, NEVER, NEVER)
+
+
+class Ack(NamedTuple):
+    """Of what a position lacks: when first acknowledged, in which version at first, and when without a version.
+
+    ``at``: which change; ``missing``: the first that the position lacks.
+    """
+
+    end_us: int
+    version: int
+    blind_end_us: int
+    at: int
+    missing: int
+
+
+def _earliest(one: tuple[int, int, int], two: tuple[int, int, int]) -> tuple[int, int, int]:
+    return min(one[0], two[0]), min(one[1], two[1]), min(one[2], two[2])
+
+
+@dataclass(slots=True)
+class Log:
+    """Changes of the item in one lineage. ``befores``, ``afters``: (is absent, digest), None: not known.
+
+    ``covered``: when each was first invalidated, on any node. ``has_rows``: the item is a row's.
+    """
+
+    ordinals: list[int] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    befores: list[tuple[bool, int] | None] = field(default_factory=list)
+    afters: list[tuple[bool, int] | None] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    acks: dict[tuple[int, int], Acks] = field(default_factory=dict)
+    covered: list[int] = field(default_factory=list)
+    has_rows: bool = False
+
+    def add(self, ordinal: int, committed_us: int, flags: int, before: int, after: int, row: int) -> None:
+        """The next change. Several rows of a transaction, or a row archived twice: one change, the last state."""
+        is_row = bool(flags & ROW)
+        self.has_rows |= is_row
+        last = _state(flags & AFTER_ABSENT, after) if is_row else None
+        if self.ordinals and self.ordinals[-1] == ordinal:
+            if is_row:
+                self.afters[-1] = last
+            return
+        self.ordinals.append(ordinal)
+        self.committed.append(committed_us)
+        self.flags.append(flags)
+        self.befores.append(_state(flags & BEFORE_ABSENT, before) if is_row else None)
+        self.afters.append(last)
+        self.rows.append(row)
+
+    def has_later(self, at: int, value: tuple[bool, int], until_us: int) -> bool:
+        """Whether the row had this value from ``at`` on, or one that is not known, before ``until_us``."""
+        for later in range(at, len(self.ordinals)):
+            if self.committed[later] > until_us:
+                return False
+            if self.afters[later] in (value, None):
+                return True
+        return False
+
+    def first_missing(self, place: Place) -> int:
+        """The first change that the position lacks; ``len(ordinals)`` for none."""
+        at = bisect_right(self.ordinals, place.prefix)
+        if place.extras:
+            while at < len(self.ordinals) and self.ordinals[at] in place.extras:
+                at += 1
+        return at
+
+    def cover(
+        self, place: Place, node: int, life: int, end_us: int, version: int, ref: tuple[int, int]
+    ) -> None:
+        """Note an acknowledged invalidation: of exactly the changes that its position names."""
+        count = len(self.ordinals)
+        if not self.covered:
+            self.covered = [NEVER] * count
+        acks = self.acks.get((node, life))
+        if acks is None:
+            acks = self.acks[node, life] = Acks(
+                [NEVER] * count, [NEVER] * count, [NEVER] * count, [(0, 0)] * count
+            )
+        for ordinal in place.extras:
+            at = bisect_left(self.ordinals, ordinal)
+            if at < count and self.ordinals[at] == ordinal:
+                acks.note(at, end_us, version, ref)
+                self.covered[at] = min(self.covered[at], end_us)
+        # A position that names only its end (MariaDB) covers all before it; those have been covered before.
+        at = bisect_right(self.ordinals, place.prefix) - 1
+        while at >= 0 and acks.ends[at] > end_us:
+            acks.note(at, end_us, version, ref)
+            self.covered[at] = min(self.covered[at], end_us)
+            at -= 1
+
+    def find_ack(self, place: Place, node: int, life: int) -> Ack | None:
+        """How the node acknowledged what the position lacks; None where it did not."""
+        acks = self.acks.get((node, life))
+        start = self.first_missing(place)
+        if acks is None or start == len(self.ordinals):
+            return None
+        best, at = (NEVER, NEVER, NEVER), start
+        if place.extras:
+            while at < len(self.ordinals) and self.ordinals[at] <= place.extras[-1]:
+                if self.ordinals[at] not in place.extras:
+                    best = _earliest(best, (acks.ends[at], acks.versions[at], acks.blind_ends[at]))
+                at += 1
+        best = _earliest(best, acks.find_best(at))
+        if best[0] == NEVER:
+            return None
+        return Ack(*best, acks.ends.index(best[0], start), start)
+
+
+def _state(is_absent: int, digest: int) -> tuple[bool, int] | None:
+    if is_absent:
+        return True, NO_NUMBER
+    return (False, digest) if digest != NO_NUMBER else None

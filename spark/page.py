@@ -1,0 +1,242 @@
+"""The report of an audit as files: violations, summary, and one HTML page that needs nothing else.
+
+Called by the audit's main. Plots are inline SVG made here: no script, no font and no picture is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from math import log10
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pyarrow import fs
+from pyspark.sql import DataFrame
+
+from spark import verdict
+from spark.summary import DIMENSIONS, WITHIN_SECONDS, Nines, Summary, conclude
+
+_WIDTH: Final = 720
+_BAR: Final = 22
+_LABEL: Final = 150
+_STYLE: Final = """
+:root { --ink: #1d2433; --soft: #667085; --line: #d9dee7; --bar: #3b6fb6;
+  --good: #2f7d5b; --warn: #b7791f; --bad: #b42318 }
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem }
+p, td, th, summary { overflow-wrap: anywhere } p.soft, .soft { color: var(--soft) }
+.verdict { color: #fff; padding: .8rem 1.1rem; border-radius: .5rem; font-size: 1.15rem; margin: 1rem 0 }
+.tiles { display: flex; flex-wrap: wrap; gap: .8rem } .tile { border: 1px solid var(--line); border-radius: .5rem;
+  padding: .6rem .9rem; min-width: 9rem } .tile b { display: block; font-size: 1.3rem }
+table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .6rem .3rem 0;
+  border-bottom: 1px solid var(--line); vertical-align: top } th { color: var(--soft); font-weight: 500 }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } details { margin: .5rem 0 }
+pre { background: #f5f7fa; padding: .7rem; overflow: auto; font-size: 12px; border-radius: .4rem }
+svg text { font: 12px system-ui, sans-serif; fill: var(--ink) }
+svg .soft { fill: var(--soft) } svg { max-width: 100% }
+"""
+
+
+def write_report(summary: Summary, violations: DataFrame, path: str) -> None:
+    """Write ``violations`` (Parquet), ``summary.json`` and ``report.html`` into the folder, in place of the last."""
+    violations.write.mode("overwrite").parquet(f"{path}/violations")
+    _write(f"{path}/summary.json", json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n")
+    _write(f"{path}/report.html", format_page(summary))
+
+
+def _write(path: str, text: str) -> None:
+    if urlsplit(path).scheme:
+        filesystem, inside = fs.FileSystem.from_uri(path)
+        with filesystem.open_output_stream(inside) as stream:
+            stream.write(text.encode())
+    else:
+        Path(path).write_text(text, "utf-8")
+
+
+def format_page(summary: Summary) -> str:
+    """The whole page."""
+    color = {verdict.CLEAN: "good", verdict.NOT_KNOWN: "warn", verdict.STALE_DATA: "bad"}[summary.exit_code]
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Cache audit</title>',
+        f"<style>{_STYLE}</style>",
+        '<meta name="viewport" content="width=device-width, initial-scale=1"></head><body>',
+        f'<h1>Cache audit</h1><p class="soft">as of {_time(summary.as_of_us)}, history from ',
+        f"{_time(summary.history_from_us)}, archive to {_time(summary.archive_end_us)}</p>",
+        f'<div class="verdict" style="background: var(--{color})">{escape(conclude(summary))}</div>',
+        _tiles(summary),
+        _found(summary),
+        _unknown(summary),
+        "<h2>How far out of date hits were</h2>",
+        '<p class="soft">Each bar is the share of hits that were at most so old; the scale shows nines.</p>',
+        *(_nines(dimension, summary.nines) for dimension in DIMENSIONS),
+        "<h2>Staleness of hits</h2>",
+        _histogram(summary.edges_seconds, summary.staleness),
+        "<h2>From commit to invalidation</h2>",
+        _histogram(summary.edges_seconds, summary.delays),
+        _hot(summary),
+        _examples(summary),
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _time(at_us: int | None) -> str:
+    if at_us is None or at_us < 0:
+        return "unknown"
+    return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _tiles(summary: Summary) -> str:
+    audited, poisoned = summary.audited, summary.poisoned
+    tiles = [
+        (f"{summary.transactions:,}", "transactions archived"),
+        (f"{sum(summary.staleness):,}", "hits judged"),
+        (f"{summary.counts.get('fills', 0):,}", "fills judged"),
+        (f"{audited.share:.2%}", f"of {audited.of:,} changed items recorded"),
+        (f"{poisoned.high:.3%}", f"at most, of items have poison (95 %, {poisoned.of:,} seen)"),
+        (f"{summary.counts.get('changes invalidated late', 0):,}", "invalidations late, none of them lost"),
+    ]
+    return (
+        '<div class="tiles">'
+        + "".join(f'<div class="tile"><b>{value}</b>{escape(name)}</div>' for value, name in tiles)
+        + "</div>"
+    )
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()) -> str:
+    def row(cells: Sequence[Any], tag: str) -> str:
+        told = (
+            f"<{tag}{' class=n' if at in numbers else ''}>{escape(str(cell))}</{tag}>"
+            for at, cell in enumerate(cells)
+        )
+        return f"<tr>{''.join(told)}</tr>"
+
+    return f"<table>{row(titles, 'th')}{''.join(row(cells, 'td') for cells in rows)}</table>"
+
+
+def _found(summary: Summary) -> str:
+    if not summary.found:
+        return ""
+    rows = [
+        (
+            it.kind.replace("_", " "),
+            it.failure,
+            f"{it.entries:,}",
+            f"{it.actions:,}",
+            f"{it.longest_seconds:,.1f} s",
+            verdict.KIND_BY_NAME[it.kind].meaning,
+        )
+        for it in summary.found
+    ]
+    titles = ("kind", "mode", "entries", "actions", "longest", "meaning")
+    return "<h2>Violations</h2>" + _table(titles, rows, (2, 3, 4))
+
+
+def _unknown(summary: Summary) -> str:
+    if not summary.unknown:
+        return ""
+    rows = [(why, f"{count:,}") for why, count in sorted(summary.unknown.items(), key=lambda it: -it[1])]
+    clocks = "".join(f"<li>{escape(client)}</li>" for client in summary.wrong_clocks)
+    told = f"<p>Clocks that are wrong:</p><ul>{clocks}</ul>" if clocks else ""
+    return "<h2>Not known</h2>" + _table(("why", "how many"), rows, (1,)) + told
+
+
+# -- plots -----------------------------------------------------------------------------------------------
+
+
+def _nines(dimension: str, nines: Sequence[Nines]) -> str:
+    """A row for each group, in it a bar for each bound. A bar's length is the nines that are sure."""
+    groups = [each for each in nines if each.dimension == dimension]
+    if not groups:
+        return ""
+    most = 7.0
+    room = _WIDTH - _LABEL - 190
+    height = len(groups) * (len(WITHIN_SECONDS) * _BAR + 14) + 24
+    out = [
+        f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" role="img" aria-label="nines by {dimension}">'
+    ]
+    for nine in range(int(most) + 1):
+        x = _LABEL + 40 + nine / most * room
+        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{height}" stroke="#d9dee7"/>')
+        out.append(f'<text class="soft" x="{x:.1f}" y="11" text-anchor="middle">{nine}</text>')
+    y = 20
+    for each in groups:
+        name = each.name or "all hits"
+        shown = name if len(name) <= 20 else name[:19] + "…"
+        out.append(f'<text x="0" y="{y + 15}"><title>{escape(name)}</title>{escape(shown)}</text>')
+        out.append(f'<text class="soft" x="0" y="{y + 31}">{each.hits:,} hits</text>')
+        for seconds in WITHIN_SECONDS:
+            share = each.within[str(seconds)]
+            length = max(1.0, min(share.nines, most) / most * room) if share.of else 0
+            color = "var(--bar)" if share.count == share.of else "var(--warn)"
+            out.append(
+                f'<text class="soft" x="{_LABEL + 34}" y="{y + 15}" text-anchor="end">{seconds} s</text>'
+            )
+            out.append(
+                f'<rect x="{_LABEL + 40}" y="{y + 4}" width="{length:.1f}" height="{_BAR - 8}" fill="{color}"/>'
+            )
+            told = f"{share.share:.5%}" if share.of else "none"
+            out.append(f'<text x="{_WIDTH}" y="{y + 15}" text-anchor="end">{told} (≥ {share.low:.4%})</text>')
+            y += _BAR
+        y += 14
+    title = f"<h3>{'All hits' if dimension == 'all' else 'By ' + dimension}</h3>"
+    return f"{title}{''.join(out)}</svg>"
+
+
+def _histogram(edges_seconds: Sequence[float], counts: Sequence[int]) -> str:
+    """Bars on a logarithmic scale: one stale hit among a million can be seen."""
+    total, most = sum(counts), max(counts, default=0)
+    if not total:
+        return '<p class="soft">nothing to show</p>'
+    room = _WIDTH - _LABEL - 130
+    out = [
+        f'<svg viewBox="0 0 {_WIDTH} {len(counts) * _BAR}" width="{_WIDTH}" role="img" aria-label="histogram">'
+    ]
+    for at, count in enumerate(counts):
+        y = at * _BAR
+        label = f"up to {_seconds(edges_seconds[at])}" if at < len(edges_seconds) else "more"
+        length = (log10(count) + 1) / (log10(most) + 1) * room if count else 0
+        out.append(f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{label if at else "fresh"}</text>')
+        size = f'width="{length:.1f}" height="{_BAR - 6}"'
+        out.append(f'<rect x="{_LABEL}" y="{y + 3}" {size} rx="2" fill="var(--bar)"/>')
+        out.append(f'<text class="soft" x="{_LABEL + length + 6:.1f}" y="{y + 15}">{count:,}</text>')
+    return "".join(out) + "</svg>"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+def _hot(summary: Summary) -> str:
+    if not summary.hot:
+        return ""
+    return "<h2>Hot items</h2>" + _table(
+        ("item", "hits"), [(item, f"{hits:,}") for item, hits in summary.hot], (1,)
+    )
+
+
+def _examples(summary: Summary) -> str:
+    if not summary.examples:
+        return ""
+    out = ["<h2>Examples, with their evidence</h2>"]
+    for each in summary.examples:
+        what = " · ".join(
+            str(part)
+            for part in (
+                each["kind"].replace("_", " "),
+                each["failure"],
+                each["item"] or each["object"],
+                each["node"],
+            )
+            if part
+        )
+        records = json.dumps(each["evidence"], indent=1, ensure_ascii=False)
+        times = f"{each['count']:,} × from {_time(each['first_us'])}"
+        told = f"<summary>{escape(what)} <span class=soft>{times}</span></summary>"
+        out.append(f"<details>{told}<pre>{escape(records)}</pre></details>")
+    return "".join(out)

@@ -1,0 +1,788 @@
+"""The replay of one item: in the order of the archive what changed it, and what the cache did with it.
+
+Rows come sorted: all changes of an item, then its invalidations, fills and hits. So changes and fills of one item are
+held at a time, 100 bytes or so each, and hits pass through, those of one entry in one go. Order comes from ordinals
+and from the node's own CAS versions; times decide only what nothing else can, with an error allowed (F3, F36).
+
+Plain Python: knows nothing of Spark. Called by ``spark.audit`` on the executors; never reads a file or a clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy
+from numpy.typing import NDArray
+
+from spark import verdict
+from spark.itemlog import (
+    ABSENT,
+    BELOW_FLOOR,
+    FILL,
+    HIT,
+    INVALIDATION,
+    JUDGED,
+    NEVER,
+    NO_NUMBER,
+    SERVED_STALE,
+    UNANSWERED,
+    Log,
+    Stamp,
+    unpack_stamps,
+)
+from spark.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, FRAGMENTED, NOTHING, UNKNOWN_FLAGS, Lineage
+
+STALENESS_EDGES_US: Final = (
+    0,
+    10_000,
+    100_000,
+    1_000_000,
+    10_000_000,
+    60_000_000,
+    300_000_000,
+    3_600_000_000,
+)
+"""Hits are counted by staleness: up to each of these, and beyond the last."""
+FILLS_HELD_MAX: Final = 2_000_000
+"""Fills of one item that are remembered for its hits; later ones replace nothing, and their hits are not traced."""
+HOT_ITEMS: Final = 20
+PACKED: Final = numpy.dtype([("begin", "<i8"), ("end", "<i8"), ("sequence", "<i8")])
+"""Hits of one entry by one client that travel together."""
+
+_EDGES: Final = numpy.array(STALENESS_EDGES_US, numpy.int64)
+
+Row: TypeAlias = tuple[Any, ...]
+Evidence: TypeAlias = tuple[tuple[str, int, int, int], ...]
+"""(role, client or lineage, sequence or ordinal, row of the change or -1): which records show it."""
+
+
+class Life(NamedTuple):
+    """What was published of one life of a node for a lineage. Ordinals; times in microseconds."""
+
+    life: int
+    first_begin_us: int
+    first_end_us: int
+    floor: int
+    progress: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """``as_of_us``: later actions are not judged. ``clock_error_us``: what two clocks may differ; ``clock_wrong_us``:
+    from where on a clock is wrong. ``missed_after_us``: how late an invalidation may be. ``tombstone_ttl_us``: how
+    long tombstones live. ``view_us``: how long readers trust a copy of the node's record."""
+
+    as_of_us: int
+    clock_error_us: int = 500_000
+    clock_wrong_us: int = 60_000_000
+    missed_after_us: int = 60_000_000
+    tombstone_ttl_us: int = 120_000_000
+    view_us: int = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known beside the item's own rows. Keys are hashes of names.
+
+    ``raises``: by (lineage, table), the ordinals at which the whole table changed; ``raise_acks``: by (node, lineage,
+    life, ordinal), when the node acknowledged that. ``tables``: by `who`, the object's tables. ``lost``: lineages of
+    which actions are missing. ``history_from_us``: by lineage, since when actions were recorded.
+    """
+
+    lineages: Mapping[int, Lineage]
+    lives: Mapping[tuple[int, int], Sequence[Life]] = field(default_factory=dict)
+    raises: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
+    raise_acks: Mapping[tuple[int, int, int, int], int] = field(default_factory=dict)
+    tables: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    lost: frozenset[int] = frozenset()
+    history_from_us: Mapping[int, int] = field(default_factory=dict)
+
+
+# -- what is found ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Finding:
+    """A violation, or of one cause all of an entry. ``clients``: whose clocks it rests on; empty: on no clock."""
+
+    kind: str
+    failure: str
+    node: int
+    version: int
+    lineage: int
+    clients: tuple[int, ...]
+    who: int
+    count: int
+    first_us: int
+    last_us: int
+    longest_us: int
+    evidence: Evidence
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of a partition. ``hits``: by `who`, how many up to each of `STALENESS_EDGES_US`."""
+
+    hits: dict[int, list[int]] = field(default_factory=dict)
+    unknown: Counter[tuple[int, str]] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    delays: list[int] = field(default_factory=lambda: [0] * (len(STALENESS_EDGES_US) + 1))
+    hot: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def staleness(self, who: int) -> list[int]:
+        held = self.hits.get(who)
+        if held is None:
+            held = self.hits[who] = [0] * (len(STALENESS_EDGES_US) + 1)
+        return held
+
+    def add_hot(self, hits: int, h1: int, h2: int) -> None:
+        if len(self.hot) < HOT_ITEMS:
+            heapq.heappush(self.hot, (hits, h1, h2))
+        elif hits > self.hot[0][0]:
+            heapq.heapreplace(self.hot, (hits, h1, h2))
+
+
+class Entry(NamedTuple):
+    """What a row says of the value: where it is, which one, and how it stands to the database (packed stamps)."""
+
+    node: int
+    version: int
+    digest: int
+    flags: int
+    who: int
+    stamps: bytes
+
+
+class Span(NamedTuple):
+    """One action, or several of a kind: whose and which the first one is, how many, from when to when."""
+
+    client: int
+    sequence: int
+    actions: int
+    first_us: int
+    last_us: int
+
+    def ref(self, role: str) -> tuple[str, int, int, int]:
+        return role, self.client, self.sequence, -1
+
+
+class Filled(NamedTuple):
+    """A fill as its hits need it. ``failure``: what was wrong with it."""
+
+    stamps: bytes
+    digest: int
+    is_absent: int
+    failure: str
+    span: Span
+
+
+class Standing(NamedTuple):
+    """How an entry at a position stands on its node: since when it is out of date, and must not be served.
+
+    ``committed_us``: when the newest transaction it holds was committed, at the earliest. ``unknown``: why it cannot
+    be judged.
+    """
+
+    life: int = 0
+    committed_us: int = NOTHING
+    missing_since_us: int = NEVER
+    stale_after_us: int = NEVER
+    dead_after_us: int = NEVER
+    lineage: int = 0
+    acked_by: int = 0
+    evidence: Evidence = ()
+    is_raise: bool = False
+    unknown: str = ""
+
+
+# -- the item --------------------------------------------------------------------------------------------
+
+
+class ItemReplay:
+    """Takes the rows of one item in their order; `finish` gives the findings."""
+
+    __slots__ = (
+        "_fills",
+        "_findings",
+        "_hits",
+        "_known",
+        "_logs",
+        "_nodes",
+        "_rules",
+        "_standings",
+        "_tally",
+        "_unanswered",
+        "_was_recorded",
+        "pending",
+    )
+
+    def __init__(self, rules: Rules, known: Knowledge, tally: Tally) -> None:
+        self._rules, self._known, self._tally = rules, known, tally
+        self._logs: dict[int, Log] = {}
+        self._fills: dict[tuple[int, int, int], Filled] = {}
+        self._unanswered: set[tuple[int, bytes, int]] = set()
+        self._standings: dict[tuple[int, bytes, int], Standing] = {}
+        self._findings: dict[tuple[Any, ...], Finding] = {}
+        self._nodes: dict[int, bool] = {}
+        self._was_recorded = False
+        self._hits = 0
+        self.pending: list[tuple[int, int]] = []
+
+    # -- changes and their invalidations ------------------------------------------------------------------
+
+    def add_change(
+        self, lineage: int, ordinal: int, at_us: int, change: Entry, before: int, row: int
+    ) -> None:
+        log = self._logs.get(lineage)
+        if log is None:
+            log = self._logs[lineage] = Log()
+        committed_us = self._known.lineages[lineage].lifted(ordinal, at_us)
+        log.add(ordinal, committed_us, change.flags, before, change.digest, row)
+
+    def add_invalidation(self, entry: Entry, span: Span) -> None:
+        self._nodes.setdefault(entry.node, False)
+        self._was_recorded |= bool(entry.flags & JUDGED)
+        stamps = unpack_stamps(entry.stamps)
+        self._check_clock(span, _committed(self._known, stamps))
+        for stamp in stamps:
+            log = self._logs.get(stamp.lineage)
+            if stamp.place.flags & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE:
+                self._tally.unknown[0, _why(stamp.place.flags)] += 1
+            elif log is not None:
+                ref = (span.client, span.sequence)
+                log.cover(stamp.place, entry.node, stamp.life, span.last_us, entry.version, ref)
+
+    # -- fills --------------------------------------------------------------------------------------------
+
+    def add_fill(self, entry: Entry, observed: int, span: Span) -> None:
+        self._nodes[entry.node] = True
+        self._was_recorded |= bool(entry.flags & JUDGED)
+        stamps = unpack_stamps(entry.stamps)
+        if self._is_told(entry, span):
+            self._check_clock(span, _committed(self._known, stamps))
+        if entry.flags & UNANSWERED or entry.version == NO_NUMBER:
+            self._unanswered.add((entry.node, entry.stamps, entry.digest))
+        failure = "" if entry.flags & UNANSWERED else self._judge_fill(entry, observed, span, stamps)
+        if entry.version != NO_NUMBER and stamps and len(self._fills) < FILLS_HELD_MAX:
+            self._fills[entry.node, entry.version, stamps[0].life] = Filled(
+                entry.stamps, entry.digest, entry.flags & ABSENT, failure, span
+            )
+
+    def _judge_fill(self, entry: Entry, observed: int, span: Span, stamps: Sequence[Stamp]) -> str:
+        """The failure mode of the fill, "" for none. What was judged before is classified again and not told."""
+        is_told = self._is_told(entry, span)
+        unknown = _find_unknown(stamps)
+        if is_told:
+            self._tally.counts["fills"] += 1
+            self._tally.unknown[entry.who, unknown] += bool(unknown)
+        if unknown:
+            return ""
+        for stamp in stamps:
+            failure = self._judge_order(entry, observed, span, stamp, is_told)
+            if failure:
+                return failure
+        if entry.flags & BELOW_FLOOR:
+            if is_told:
+                self._found(verdict.FILL_BELOW_FLOOR, "F16", entry, span, (span.ref("fill"),))
+            return "F16"
+        return self._judge_digest(entry, span, "fill", is_told)
+
+    def _judge_order(self, entry: Entry, observed: int, span: Span, stamp: Stamp, is_told: bool) -> str:
+        """Whether the stub that was replaced is younger than the tombstone of a change that the position lacks."""
+        log = self._logs.get(stamp.lineage)
+        found = None if log is None else log.find_ack(stamp.place, entry.node, stamp.life)
+        if log is None or found is None:
+            return ""
+        is_ordered = observed != NO_NUMBER and found.version < observed
+        # Where node and client both said versions, they decide; a time, only where one of them is not known.
+        blind_us = found.end_us if observed == NO_NUMBER else found.blind_end_us
+        if not is_ordered and blind_us + self._rules.clock_error_us >= span.first_us:
+            return ""
+        failure = self._classify(entry.flags, observed, span.first_us - found.end_us)
+        if is_told:
+            acked_by = log.acks[entry.node, stamp.life].refs[found.at]
+            evidence: Evidence = (
+                ("change", stamp.lineage, log.ordinals[found.missing], log.rows[found.missing]),
+                ("invalidation", *acked_by, -1),
+                span.ref("fill"),
+            )
+            clients = () if is_ordered else (span.client, acked_by[0])
+            self._found(verdict.POISONED_FILL, failure, entry, span, evidence, stamp.lineage, clients)
+        return failure
+
+    def _classify(self, flags: int, observed: int, age_us: int) -> str:
+        if flags & BELOW_FLOOR:
+            return "F16"
+        if observed == NO_NUMBER:
+            return "F1"
+        return "F6" if age_us > self._rules.tombstone_ttl_us else "F5"
+
+    # -- the row at the token -----------------------------------------------------------------------------
+
+    def _judge_digest(self, entry: Entry, span: Span, role: str, is_told: bool) -> str:
+        """A composite has no row to be compared with; nor has a row that the archive does not tell."""
+        value = (True, NO_NUMBER) if entry.flags & ABSENT else (False, entry.digest)
+        stamps = unpack_stamps(entry.stamps)
+        of_row = [(stamp, self._logs[stamp.lineage]) for stamp in stamps if stamp.lineage in self._logs]
+        of_row = [(stamp, log) for stamp, log in of_row if log.has_rows]
+        state = self._row_at(*of_row[0], entry.who) if len(of_row) == 1 else None
+        if state is None or value == (False, NO_NUMBER):
+            self._tally.counts["values not comparable"] += is_told
+            return ""
+        self._tally.counts["values compared"] += is_told
+        if state == value:
+            return ""
+        stamp, log = of_row[0]
+        at = log.first_missing(stamp.place)
+        until_us = span.last_us + self._rules.clock_error_us
+        lineage = self._known.lineages[stamp.lineage]
+        since = log.ordinals[at - 1] if at else lineage.first - 1
+        # Rows are read after their token, so they may be newer.
+        is_raised = any(
+            lineage.time(ordinal) <= until_us for ordinal in self._raises(entry.who, stamp, since)
+        )
+        if is_raised or log.has_later(at, value, until_us):
+            return ""
+        if stamp.place.flags & BEYOND_ARCHIVE or lineage.has_break(since, lineage.last):
+            self._tally.unknown[entry.who, verdict.ROW_UNKNOWN] += is_told
+            return ""
+        is_older = value in log.afters[: max(0, at - 1)] or (at > 0 and log.befores[0] == value)
+        failure = "F2" if is_older else "F46"
+        if is_told:
+            evidence: Evidence = (("change", stamp.lineage, log.ordinals[max(0, at - 1)], 0), span.ref(role))
+            self._found(verdict.DIGEST_MISMATCH, failure, entry, span, evidence, stamp.lineage)
+        return failure
+
+    def _row_at(self, stamp: Stamp, log: Log, who: int) -> tuple[bool, int] | None:
+        if stamp.place.extras and any(ordinal in stamp.place.extras for ordinal in log.ordinals):
+            return None
+        at = log.first_missing(stamp.place)
+        if at == 0:
+            raises = self._raises(who, stamp, 0)
+            return None if any(ordinal < log.ordinals[0] for ordinal in raises) else log.befores[0]
+        raises = self._raises(who, stamp, log.ordinals[at - 1])
+        return None if any(map(stamp.place.contains, raises)) else log.afters[at - 1]
+
+    def _raises(self, who: int, stamp: Stamp, after: int) -> list[int]:
+        """Where the object's tables changed as a whole, after an ordinal."""
+        if not self._known.raises:
+            return []
+        return [
+            ordinal
+            for table in self._known.tables.get(who, ())
+            for ordinal in self._known.raises.get((stamp.lineage, table), ())
+            if ordinal > after
+        ]
+
+    # -- hits ---------------------------------------------------------------------------------------------
+
+    def add_hit(self, entry: Entry, span: Span) -> None:
+        self._nodes[entry.node] = True
+        self._was_recorded |= bool(entry.flags & JUDGED)
+        if not self._is_told(entry, span):
+            return
+        self._hits += 1
+        standing = self._standing(entry)
+        if standing.unknown:
+            self._tally.unknown[entry.who, standing.unknown] += 1
+            return
+        staleness_us = max(0, span.first_us - standing.missing_since_us)
+        self._tally.staleness(entry.who)[bisect_left(STALENESS_EDGES_US, staleness_us)] += 1
+        self._check_clock(span, standing.committed_us)
+        failure = self._trace(entry, standing, span)
+        if entry.flags & SERVED_STALE:
+            return
+        if span.first_us > standing.stale_after_us:
+            self._stale(entry, standing, failure, span)
+        elif span.first_us > standing.dead_after_us:
+            self._dead(entry, standing, span)
+
+    def add_hits(self, entry: Entry, client: int, packed: bytes) -> None:
+        """Many hits of one entry by one client: see `PACKED`."""
+        self._nodes[entry.node] = True
+        hits = numpy.frombuffer(packed, PACKED)
+        hits = hits[hits["begin"] <= self._rules.as_of_us]
+        if entry.flags & JUDGED or not len(hits):
+            return
+        self._hits += len(hits)
+        standing = self._standing(entry)
+        if standing.unknown:
+            self._tally.unknown[entry.who, standing.unknown] += len(hits)
+            return
+        begins = hits["begin"]
+        held = self._tally.staleness(entry.who)
+        places = numpy.searchsorted(_EDGES, numpy.maximum(0, begins - standing.missing_since_us))
+        for place, count in enumerate(numpy.bincount(places, minlength=len(held)).tolist()):
+            held[place] += count
+        for odd in hits[
+            (hits["end"] < begins - self._rules.clock_error_us)
+            | (hits["end"] < standing.committed_us - self._rules.clock_wrong_us)
+        ]:
+            self._check_clock(_span(client, odd), standing.committed_us)
+        failure = self._trace(entry, standing, _summary(client, hits))
+        if entry.flags & SERVED_STALE:
+            return
+        is_stale = begins > standing.stale_after_us
+        is_dead = (begins > standing.dead_after_us) & ~is_stale
+        if is_stale.any():
+            self._stale(entry, standing, failure, _summary(client, hits[is_stale]))
+        if is_dead.any():
+            self._dead(entry, standing, _summary(client, hits[is_dead]))
+
+    def _is_told(self, entry: Entry, span: Span) -> bool:
+        return not entry.flags & JUDGED and span.first_us <= self._rules.as_of_us
+
+    def _standing(self, entry: Entry) -> Standing:
+        key = (entry.node, entry.stamps, entry.who if self._known.raises else 0)
+        held = self._standings.get(key)
+        if held is None:
+            held = self._standings[key] = self._find_standing(entry, unpack_stamps(entry.stamps))
+        return held
+
+    def _find_standing(self, entry: Entry, stamps: Sequence[Stamp]) -> Standing:
+        unknown = _find_unknown(stamps)
+        if unknown:
+            return Standing(unknown=unknown)
+        standing = Standing(stamps[0].life, _committed(self._known, stamps))
+        for stamp in stamps:
+            standing = self._with_changes(standing, entry.node, stamp)
+            standing = self._with_raises(standing, entry, stamp)
+            dead_us = min(standing.dead_after_us, self._find_end(entry.node, stamp))
+            standing = standing._replace(dead_after_us=dead_us)
+        return standing
+
+    def _with_changes(self, standing: Standing, node: int, stamp: Stamp) -> Standing:
+        log = self._logs.get(stamp.lineage)
+        at = log.first_missing(stamp.place) if log is not None else 0
+        if log is None or at == len(log.ordinals):
+            return standing
+        standing = standing._replace(missing_since_us=min(standing.missing_since_us, log.committed[at]))
+        found = log.find_ack(stamp.place, node, stamp.life)
+        if found is None or found.end_us + self._rules.clock_error_us >= standing.stale_after_us:
+            return standing
+        ref = log.acks[node, stamp.life].refs[found.at]
+        return standing._replace(
+            stale_after_us=found.end_us + self._rules.clock_error_us,
+            lineage=stamp.lineage,
+            acked_by=ref[0],
+            is_raise=False,
+            evidence=(
+                ("change", stamp.lineage, log.ordinals[found.missing], log.rows[found.missing]),
+                ("invalidation", *ref, -1),
+            ),
+        )
+
+    def _with_raises(self, standing: Standing, entry: Entry, stamp: Stamp) -> Standing:
+        for ordinal in self._raises(entry.who, stamp, stamp.place.prefix):
+            if stamp.place.contains(ordinal):
+                continue
+            raised_us = self._known.lineages[stamp.lineage].time(ordinal)
+            if raised_us != NOTHING:
+                standing = standing._replace(missing_since_us=min(standing.missing_since_us, raised_us))
+            acked_us = self._known.raise_acks.get((entry.node, stamp.lineage, stamp.life, ordinal), NEVER)
+            acked_us += self._rules.clock_error_us + self._rules.view_us
+            if acked_us < standing.stale_after_us:
+                standing = standing._replace(
+                    stale_after_us=acked_us,
+                    lineage=stamp.lineage,
+                    acked_by=0,
+                    is_raise=True,
+                    evidence=(("change", stamp.lineage, ordinal, 0),),
+                )
+        return standing
+
+    def _find_end(self, node: int, stamp: Stamp) -> int:
+        """When nobody may serve from that life any more."""
+        lives = self._known.lives.get((node, stamp.lineage), ())
+        begun = next((life.first_begin_us for life in lives if life.life == stamp.life), None)
+        if begun is None:
+            return NEVER
+        later = (life.first_end_us for life in lives if life.first_begin_us > begun)
+        return min(later, default=NEVER) + self._rules.clock_error_us + self._rules.view_us
+
+    def _trace(self, entry: Entry, standing: Standing, span: Span) -> str:
+        """Find who stored the value. The failure mode of that fill, "" where it was right or is not known."""
+        fill = self._fills.get((entry.node, entry.version, standing.life))
+        evidence: Evidence = (span.ref("hit"),)
+        if fill is not None:
+            if (fill.stamps, fill.digest, fill.is_absent) == (
+                entry.stamps,
+                entry.digest,
+                entry.flags & ABSENT,
+            ):
+                if span.last_us + self._rules.clock_wrong_us < fill.span.first_us:
+                    self._check_filler(fill.span, span, standing)
+                return fill.failure
+            evidence = (fill.span.ref("fill"), *evidence)
+        elif (entry.node, entry.stamps, entry.digest) in self._unanswered:
+            return self._judge_digest(entry, span, "hit", True)
+        elif not self._is_within_history(entry, standing):
+            self._tally.counts["hits of values stored before the history"] += span.actions
+            return self._judge_digest(entry, span, "hit", True)
+        elif any(stamp.lineage in self._known.lost for stamp in unpack_stamps(entry.stamps)):
+            self._tally.unknown[entry.who, verdict.NOT_FILLED_LOST] += span.actions
+            return ""
+        self._found(verdict.THIN_AIR_HIT, "F45", entry, span, evidence)
+        return "F45"
+
+    def _is_within_history(self, entry: Entry, standing: Standing) -> bool:
+        """Whether the value must have been stored while actions were recorded: its position is younger."""
+        since = [
+            self._known.history_from_us.get(stamp.lineage, NEVER) for stamp in unpack_stamps(entry.stamps)
+        ]
+        is_whole = len(self._fills) < FILLS_HELD_MAX
+        return is_whole and standing.committed_us > max(since) + self._rules.clock_error_us
+
+    def _stale(self, entry: Entry, standing: Standing, failure: str, span: Span) -> None:
+        failure = "F21" if standing.is_raise else failure if failure in _FILL_FAILURES else "F11"
+        evidence: Evidence = (*standing.evidence, span.ref("hit"))
+        clients = (span.client, standing.acked_by) if standing.acked_by else (span.client,)
+        longest_us = max(0, span.last_us - standing.stale_after_us + self._rules.clock_error_us)
+        self._found(verdict.STALE_HIT, failure, entry, span, evidence, standing.lineage, clients, longest_us)
+
+    def _dead(self, entry: Entry, standing: Standing, span: Span) -> None:
+        longest_us = max(0, span.last_us - standing.dead_after_us)
+        evidence: Evidence = (span.ref("hit"),)
+        self._found(verdict.DEAD_LIFE_HIT, "F7", entry, span, evidence, 0, (span.client,), longest_us)
+
+    # -- clocks -------------------------------------------------------------------------------------------
+
+    def _check_clock(self, span: Span, committed_us: int) -> None:
+        """Nobody holds a position before its last transaction was committed, and nothing ends before it begins."""
+        if span.last_us < span.first_us - self._rules.clock_error_us:
+            self._wrong_clock(span.client, span.last_us, span.first_us, (span.ref("action"),))
+        elif span.last_us + self._rules.clock_wrong_us < committed_us:
+            self._wrong_clock(span.client, span.last_us, committed_us, (span.ref("action"),))
+
+    def _check_filler(self, fill: Span, hit: Span, standing: Standing) -> None:
+        """Somebody read the value before it was stored: the filler is early, unless the reader is late."""
+        if hit.last_us + self._rules.clock_wrong_us >= standing.committed_us:
+            self._wrong_clock(fill.client, hit.last_us, fill.first_us, (fill.ref("fill"), hit.ref("hit")))
+
+    def _wrong_clock(self, client: int, first_us: int, last_us: int, evidence: Evidence) -> None:
+        nothing = Entry(0, NO_NUMBER, 0, 0, 0, b"")
+        span = Span(client, 0, 1, first_us, last_us)
+        self._found(verdict.CLOCK_ANOMALY, "F36", nothing, span, evidence, 0, (client,), last_us - first_us)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def finish(self, h1: int, h2: int) -> list[Finding]:
+        tally = self._tally
+        if self._hits:
+            tally.add_hot(self._hits, h1, h2)
+        tally.counts["items changed"] += bool(self._logs)
+        if self._nodes:
+            tally.counts["items recorded"] += 1
+            tally.counts["items changed and recorded"] += bool(self._logs)
+            for lineage, log in self._logs.items():
+                self._find_missed(lineage, log)
+        found = list(self._findings.values())
+        tally.counts["items with poison"] += any(verdict.KIND_BY_NAME[each.kind].is_poison for each in found)
+        return found
+
+    def _find_missed(self, lineage: int, log: Log) -> None:
+        rules, counts = self._rules, self._tally.counts
+        for at in range(len(log.ordinals)):
+            if log.flags[at] & JUDGED and self._was_recorded:
+                continue
+            if log.committed[at] + rules.missed_after_us > rules.as_of_us:
+                self.pending.append((lineage, log.ordinals[at]))
+                continue
+            if log.covered and log.covered[at] != NEVER:
+                delay_us = max(0, log.covered[at] - log.committed[at])
+                counts["changes invalidated"] += 1
+                counts["changes invalidated late"] += delay_us > rules.missed_after_us
+                self._tally.delays[bisect_left(STALENESS_EDGES_US, delay_us)] += 1
+            else:
+                self._judge_missed(lineage, log, at)
+
+    def _judge_missed(self, lineage: int, log: Log, at: int) -> None:
+        """Lost if progress names the change; else it is below a floor, or only late."""
+        ordinal, committed_us = log.ordinals[at], log.committed[at]
+        nodes = [node for node, is_read in self._nodes.items() if is_read] or list(self._nodes)
+        lives = [(node, life) for node in nodes for life in self._known.lives.get((node, lineage), ())]
+        passed = next((node for node, life in lives if life.floor < ordinal <= life.progress), None)
+        if passed is not None and lineage in self._known.lost:
+            self._tally.unknown[0, verdict.NOT_INVALIDATED_LOST] += 1
+        elif passed is not None:
+            entry = Entry(passed, ordinal, 0, 0, 0, b"")
+            span = Span(0, 0, 1, committed_us, committed_us)
+            evidence: Evidence = (("change", lineage, ordinal, log.rows[at]),)
+            late_us = self._rules.as_of_us - committed_us
+            self._found(verdict.MISSED_INVALIDATION, "F14", entry, span, evidence, lineage, (), late_us)
+        elif any(ordinal <= life.floor for _, life in lives):
+            self._tally.counts["changes below a floor"] += 1
+        elif not lives:
+            self._tally.unknown[0, verdict.NO_PUBLISH] += 1
+        else:
+            self._tally.counts["changes not yet acknowledged"] += 1
+            self.pending.append((lineage, ordinal))
+
+    def _found(
+        self,
+        kind: str,
+        failure: str,
+        entry: Entry,
+        span: Span,
+        evidence: Evidence,
+        lineage: int = 0,
+        clients: tuple[int, ...] = (),
+        longest_us: int = 0,
+    ) -> None:
+        key = (kind, failure, entry.node, entry.version, lineage, clients)
+        held = self._findings.get(key)
+        if held is None:
+            self._findings[key] = Finding(
+                kind,
+                failure,
+                entry.node,
+                entry.version,
+                lineage,
+                clients,
+                entry.who,
+                span.actions,
+                span.first_us,
+                span.last_us,
+                longest_us,
+                evidence,
+            )
+            return
+        held.count += span.actions
+        held.last_us = max(held.last_us, span.last_us)
+        held.longest_us = max(held.longest_us, longest_us)
+        if span.first_us < held.first_us:
+            held.first_us, held.evidence, held.who = span.first_us, evidence, entry.who
+
+
+_FILL_FAILURES: Final = frozenset(("F1", "F5", "F6", "F16"))
+
+
+def _why(flags: int) -> str:
+    if flags & FRAGMENTED:
+        return verdict.FRAGMENTED
+    if flags & BEFORE_ARCHIVE:
+        return verdict.BEFORE_ARCHIVE
+    return verdict.NO_POSITION
+
+
+def _committed(known: Knowledge, stamps: Sequence[Stamp]) -> int:
+    """When the newest transaction of the prefixes was committed, at the earliest."""
+    latest = NOTHING
+    for stamp in stamps:
+        lineage = known.lineages.get(stamp.lineage)
+        if lineage is not None:
+            latest = max(latest, lineage.time(min(stamp.place.prefix, lineage.last)))
+    return latest
+
+
+def _find_unknown(stamps: Sequence[Stamp]) -> str:
+    """Why these positions cannot be judged; "" where they can."""
+    if not stamps:
+        return verdict.NO_POSITION
+    return next((_why(stamp.place.flags) for stamp in stamps if stamp.place.flags & UNKNOWN_FLAGS), "")
+
+
+def _span(client: int, hit: Any) -> Span:
+    return Span(client, int(hit["sequence"]), 1, int(hit["begin"]), int(hit["end"]))
+
+
+def _summary(client: int, hits: NDArray[Any]) -> Span:
+    first = _span(client, hits[int(hits["begin"].argmin())])
+    return first._replace(actions=len(hits), last_us=int(hits["end"].max()))
+
+
+# -- a partition -----------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """Findings of an item, and changes of it (lineage, ordinal) that cannot be judged yet."""
+
+    h1: int
+    h2: int
+    findings: Sequence[Finding]
+    pending: Sequence[tuple[int, int]]
+
+
+def replay(rows: Iterable[Row], rules: Rules, known: Knowledge, tally: Tally) -> Iterator[Found]:
+    """Replay sorted rows (`spark.schema.REPLAY`, null as `NO_NUMBER`). Items without findings yield nothing."""
+    item: ItemReplay | None = None
+    h1 = h2 = 0
+    for (
+        row_h1,
+        row_h2,
+        kind,
+        node,
+        version,
+        observed,
+        begin_us,
+        end_us,
+        digest,
+        other,
+        flags,
+        who,
+        client,
+        sequence,
+        stamps,
+        packed,
+    ) in rows:
+        if item is None or row_h1 != h1 or row_h2 != h2:
+            if item is not None:
+                yield from _finish(item, h1, h2)
+            item, h1, h2 = ItemReplay(rules, known, tally), row_h1, row_h2
+        entry = Entry(node, version, digest, flags, who, stamps)
+        if packed is not None:
+            item.add_hits(entry, client, packed)
+        elif kind == HIT:
+            item.add_hit(entry, Span(client, sequence, 1, begin_us, end_us))
+        elif kind == FILL:
+            item.add_fill(entry, observed, Span(client, sequence, 1, begin_us, end_us))
+        elif kind == INVALIDATION:
+            item.add_invalidation(entry, Span(client, sequence, 1, begin_us, end_us))
+        else:
+            item.add_change(node, version, begin_us, entry, other, sequence)
+    if item is not None:
+        yield from _finish(item, h1, h2)
+
+
+def _finish(item: ItemReplay, h1: int, h2: int) -> Iterator[Found]:
+    findings = item.finish(h1, h2)
+    if findings or item.pending:
+        yield Found(h1, h2, findings, item.pending)
+
+
+def format_evidence(evidence: Evidence) -> str:
+    return json.dumps(evidence, separators=(",", ":"))
+
+
+def format_tally(tally: Tally) -> str:
+    """As JSON; `merge_tally` reads it."""
+    return json.dumps(
+        {
+            "hits": list(tally.hits.items()),
+            "unknown": [[who, why, count] for (who, why), count in tally.unknown.items() if count],
+            "counts": dict(tally.counts),
+            "delays": tally.delays,
+            "hot": tally.hot,
+        }
+    )
+
+
+def merge_tally(into: Tally, text: str) -> None:
+    """Add what another partition counted."""
+    other = json.loads(text)
+    for who, histogram in other["hits"]:
+        mine = into.staleness(who)
+        for at, count in enumerate(histogram):
+            mine[at] += count
+    for who, why, count in other["unknown"]:
+        into.unknown[who, why] += count
+    into.counts.update(other["counts"])
+    into.delays = [mine + theirs for mine, theirs in zip(into.delays, other["delays"], strict=True)]
+    for hits, h1, h2 in other["hot"]:
+        into.add_hot(hits, h1, h2)

@@ -1,0 +1,309 @@
+"""The result of an audit as a value: how fresh what was served was, what was wrong, what is not known.
+
+Knows Spark only to collect the few rows that are shown. Called by the audit; written by `spark.page`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+from rich.console import Console
+from rich.table import Table
+
+from spark import verdict
+from spark.actions import Stock
+from spark.archive import Archive
+from spark.evidence import Names, Who
+from spark.replay import STALENESS_EDGES_US, Rules, Tally
+
+WITHIN_SECONDS: Final = (1, 10, 60, 300)
+EXAMPLES_PER_KIND: Final = 5
+GROUPS_MAX: Final = 200
+"""Rows of one table of nines; the worst come first."""
+CONFIDENCE_Z: Final = 1.959964
+"""Of the bounds: 95 %."""
+DIMENSIONS: Final = ("all", "table", "shard", "node", "version")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share with its 95 % bounds (Wilson). All 1 and 0 where nothing was counted: then nothing is known."""
+
+    count: int
+    of: int
+    share: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_counts(cls, count: int, of: int) -> Share:
+        if not of:
+            return cls(0, 0, 0.0, 0.0, 1.0)
+        share, square = count / of, CONFIDENCE_Z**2
+        middle = (share + square / (2 * of)) / (1 + square / of)
+        half = CONFIDENCE_Z / (1 + square / of) * math.sqrt(share * (1 - share) / of + square / (4 * of * of))
+        # At the ends rounding would leave a bound just beside the share.
+        low = 0.0 if count == 0 else min(share, max(0.0, middle - half))
+        high = 1.0 if count == of else max(share, min(1.0, middle + half))
+        return cls(count, of, share, low, high)
+
+    @property
+    def nines(self) -> float:
+        """Of the lower bound, which is what was shown: 2.0 means that 99 % is sure."""
+        return -math.log10(max(1 - self.low, 1e-18))
+
+
+@dataclass(frozen=True, slots=True)
+class Nines:
+    """Hits of one group: which share was at most so many seconds out of date. ``within``: by seconds."""
+
+    dimension: str
+    name: str
+    hits: int
+    unknown: int
+    within: Mapping[str, Share]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Violations of one kind and failure mode: how many entries, how many actions, the longest in seconds."""
+
+    kind: str
+    failure: str
+    entries: int
+    actions: int
+    longest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Times are microseconds since 1970. ``staleness``, ``delays``: counts up to each of ``edges_seconds``, and more.
+
+    ``audited``: changed items of which the history has actions. ``poisoned``: audited or recorded items with poison.
+    """
+
+    as_of_us: int
+    archive_end_us: int
+    history_from_us: int | None
+    transactions: int
+    actions: Mapping[str, int]
+    counts: Mapping[str, int]
+    edges_seconds: Sequence[float]
+    staleness: Sequence[int]
+    delays: Sequence[int]
+    nines: Sequence[Nines]
+    audited: Share
+    poisoned: Share
+    found: Sequence[Found]
+    unknown: Mapping[str, int]
+    wrong_clocks: Sequence[str]
+    hot: Sequence[tuple[str, int]]
+    examples: Sequence[Mapping[str, Any]]
+
+    @property
+    def exit_code(self) -> int:
+        return verdict.find_exit_code({each.kind for each in self.found}, sum(self.unknown.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        held = asdict(self)
+        held["exit_code"] = self.exit_code
+        return held
+
+
+def summarize(
+    violations: DataFrame,
+    tally: Tally,
+    names: Names,
+    archive: Archive,
+    stock: Iterable[Stock],
+    rules: Rules,
+    wrong_clocks: Iterable[int],
+    changes: DataFrame,
+    actions: DataFrame,
+) -> Summary:
+    """Everything that is told about an audit. ``violations`` as `VIOLATION`."""
+    did: Counter[str] = Counter()
+    for each in stock:
+        did[each.action] += each.actions
+    unknown: Counter[str] = Counter()
+    for (_, why), count in tally.unknown.items():
+        unknown[why] += count
+    staleness = [sum(column) for column in zip(*tally.hits.values(), strict=True)] or [0] * len(tally.delays)
+    if not sum(staleness) and not tally.counts["fills"] and not unknown:
+        unknown[verdict.NO_HISTORY] = 1
+    items = tally.counts["items changed"], tally.counts["items recorded"]
+    return Summary(
+        as_of_us=rules.as_of_us,
+        archive_end_us=archive.end_us,
+        history_from_us=min((each.begin_us for each in stock), default=None),
+        transactions=sum(row.run.transactions for row in archive.runs),
+        actions=dict(sorted(did.items())),
+        counts=dict(sorted(tally.counts.items())),
+        edges_seconds=[edge / 1e6 for edge in STALENESS_EDGES_US],
+        staleness=staleness,
+        delays=tally.delays,
+        nines=_nines(tally, names),
+        audited=Share.of_counts(tally.counts["items changed and recorded"], items[0]),
+        poisoned=Share.of_counts(tally.counts["items with poison"], items[1]),
+        found=_count(violations),
+        unknown={why: count for why, count in unknown.items() if count},
+        wrong_clocks=sorted(names.names.get(client, str(client)) for client in wrong_clocks),
+        hot=_name_hot(tally, changes, actions),
+        examples=_examples(violations),
+    )
+
+
+# -- nines -----------------------------------------------------------------------------------------------
+
+
+def _nines(tally: Tally, names: Names) -> list[Nines]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    unknown: Counter[tuple[str, str]] = Counter()
+    for who, histogram in tally.hits.items():
+        for group in _groups(names.whos.get(who)):
+            held = groups.setdefault(group, [0] * len(histogram))
+            for at, count in enumerate(histogram):
+                held[at] += count
+    for (who, _), count in tally.unknown.items():
+        for group in _groups(names.whos.get(who)) if who else ():
+            unknown[group] += count
+            groups.setdefault(group, [0] * len(tally.delays))
+    found = [
+        Nines(dimension, name, sum(histogram), unknown[dimension, name], _within(histogram))
+        for (dimension, name), histogram in groups.items()
+    ]
+    found.sort(key=lambda it: (DIMENSIONS.index(it.dimension), it.within["1"].low, it.name))
+    kept: Counter[str] = Counter()
+    shown = []
+    for each in found:
+        kept[each.dimension] += 1
+        if kept[each.dimension] <= GROUPS_MAX:
+            shown.append(each)
+    return shown
+
+
+def _groups(who: Who | None) -> list[tuple[str, str]]:
+    """A hit counts for each of its tables and shards."""
+    if who is None:
+        return [("all", "")]
+    tables = [("table", table) for table in who.tables or (who.object,)]
+    shards = [("shard", lineage) for lineage in who.lineages]
+    return [("all", ""), *tables, *shards, ("node", who.node), ("version", who.client.rpartition("/")[2])]
+
+
+def _within(histogram: Sequence[int]) -> dict[str, Share]:
+    total = sum(histogram)
+    return {
+        str(seconds): Share.of_counts(
+            sum(histogram[: STALENESS_EDGES_US.index(seconds * 1_000_000) + 1]), total
+        )
+        for seconds in WITHIN_SECONDS
+    }
+
+
+# -- what is shown ---------------------------------------------------------------------------------------
+
+
+def _count(violations: DataFrame) -> list[Found]:
+    rows: list[Any] = (
+        violations.groupBy("kind", "failure")
+        .agg(
+            F.count("*").alias("entries"),
+            F.sum("count").alias("actions"),
+            F.max("longest_us").alias("longest_us"),
+        )
+        .collect()
+    )
+    order = list(verdict.KIND_BY_NAME)
+    found = [
+        Found(row["kind"], row["failure"], row["entries"], row["actions"], (row["longest_us"] or 0) / 1e6)
+        for row in rows
+    ]
+    return sorted(found, key=lambda it: (order.index(it.kind), it.failure))
+
+
+def _examples(violations: DataFrame) -> list[dict[str, Any]]:
+    order = Window.partitionBy("kind").orderBy(F.desc("longest_us"), F.desc("count"), "item", "version")
+    first = violations.withColumn("rank", F.row_number().over(order)).where(
+        F.col("rank") <= EXAMPLES_PER_KIND
+    )
+    shown = []
+    for row in sorted(
+        first.collect(), key=lambda row: (list(verdict.KIND_BY_NAME).index(row["kind"]), row["rank"])
+    ):
+        held = row.asDict(recursive=True)
+        held.pop("rank")
+        held["item"] = (
+            None if held["item"] is None else bytes(held["item"]).decode("ascii", "backslashreplace")
+        )
+        held["evidence"] = _parse_evidence(held["evidence"])
+        shown.append(held)
+    return shown
+
+
+def _parse_evidence(text: str) -> list[Any]:
+    records: list[Any] = json.loads(text)
+    for record in records:
+        if isinstance(record, dict) and isinstance(record.get("record"), str):
+            record["record"] = json.loads(record["record"])
+    return records
+
+
+def _name_hot(tally: Tally, changes: DataFrame, actions: DataFrame) -> list[tuple[str, int]]:
+    if not tally.hot:
+        return []
+    session = changes.sparkSession
+    wanted = session.createDataFrame(
+        [(h1, h2, hits) for hits, h1, h2 in tally.hot], "h1 long, h2 int, hits long"
+    )
+    items = actions.where(F.col("action") == "hit").select(
+        F.xxhash64("item").alias("h1"), F.hash("item").alias("h2"), "item"
+    )
+    rows: list[Any] = (
+        items.join(F.broadcast(wanted), ["h1", "h2"]).groupBy("item", "hits").agg(F.lit(1)).collect()
+    )
+    named = [(bytes(row["item"]).decode("ascii", "backslashreplace"), row["hits"]) for row in rows]
+    return sorted(named, key=lambda pair: (-pair[1], pair[0]))
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """For a person."""
+    table = Table(title="hits by how far out of date they were at most")
+    for title in ("", "", "hits", *(f"{seconds} s" for seconds in WITHIN_SECONDS), "unknown"):
+        table.add_column(title, justify="right" if title else "left")
+    for each in summary.nines:
+        shares = [f"{each.within[str(seconds)].share:.4%}" for seconds in WITHIN_SECONDS]
+        table.add_row(each.dimension, _escape(each.name), f"{each.hits:,}", *shares, f"{each.unknown:,}")
+    console.print(table)
+    if summary.found:
+        found = Table(title="violations")
+        for title in ("kind", "failure mode", "entries", "actions", "longest"):
+            found.add_column(title)
+        for it in summary.found:
+            found.add_row(
+                it.kind, it.failure, f"{it.entries:,}", f"{it.actions:,}", f"{it.longest_seconds:,.1f} s"
+            )
+        console.print(found)
+    for why, count in summary.unknown.items():
+        console.print(f"not known: {count:,} × {why}")
+    console.print(conclude(summary))
+
+
+def conclude(summary: Summary) -> str:
+    said = {
+        verdict.CLEAN: "clean: nothing was served that must not be",
+        verdict.NOT_KNOWN: "not decided: what is not known may hide poison",
+        verdict.STALE_DATA: "poison: see the report",
+    }
+    return said[summary.exit_code]
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")

@@ -1,0 +1,138 @@
+"""What the audit can say of a record: the kinds of violation, the failure modes behind them, and the exit code.
+
+A **violation** is proved by records that are kept with it. **Lag** is what was late and came. **Unknown** is what
+could not be decided; it is counted, and an audit with unknowns is not green. Used by every step of the audit, by its
+report and by docs/spark.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+CLEAN: Final = 0
+NOT_KNOWN: Final = 3
+STALE_DATA: Final = 5
+
+POISONED_FILL: Final = "poisoned_fill"
+FILL_BELOW_FLOOR: Final = "fill_below_floor"
+DIGEST_MISMATCH: Final = "digest_mismatch"
+STALE_HIT: Final = "stale_hit"
+DEAD_LIFE_HIT: Final = "dead_life_hit"
+THIN_AIR_HIT: Final = "thin_air_hit"
+MISSED_INVALIDATION: Final = "missed_invalidation"
+ARCHIVE_GAP: Final = "archive_gap"
+GTID_GAP: Final = "gtid_gap"
+ARCHIVE_DUPLICATE: Final = "archive_duplicate"
+ARCHIVE_REORDERING: Final = "archive_reordering"
+CLOCK_ANOMALY: Final = "clock_anomaly"
+RECORDER_GAP: Final = "recorder_gap"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``is_poison``: the cache held or served, or could serve, what it must not. ``is_damage``: the evidence is
+    damaged, so that more may be wrong than was found. Neither: it is told, and where it matters verdicts are unknown.
+
+    ``failures``: the failure modes it is classified by, see docs/failure-modes.md.
+    """
+
+    name: str
+    is_poison: bool
+    is_damage: bool
+    failures: tuple[str, ...]
+    meaning: str
+
+
+KINDS: Final = (
+    Kind(
+        POISONED_FILL,
+        True,
+        False,
+        ("F1", "F5", "F6", "F16"),
+        "a value was stored after an invalidation that its position lacks: blindly (F1), past a tombstone that was "
+        "gone (F5) or had expired (F6), or below the floor that the reader itself had seen (F16)",
+    ),
+    Kind(
+        FILL_BELOW_FLOOR,
+        True,
+        False,
+        ("F16",),
+        "a value was stored from a position that lacks the node's floor",
+    ),
+    Kind(
+        DIGEST_MISMATCH,
+        True,
+        False,
+        ("F2", "F46"),
+        "the value stored is not the row at its position: an older one, so the token ran ahead (F2), or none of them",
+    ),
+    Kind(
+        STALE_HIT,
+        True,
+        False,
+        ("F1", "F5", "F6", "F11", "F16", "F21"),
+        "a value was served after an invalidation that its position lacks was acknowledged: the fill's own failure, "
+        "or the entry outlived the invalidation (F11), or a change of the whole table (F21)",
+    ),
+    Kind(DEAD_LIFE_HIT, True, False, ("F7",), "a value of a former life of the node was served"),
+    Kind(
+        THIN_AIR_HIT,
+        True,
+        False,
+        ("F45",),
+        "a value was served that nobody stored, or another than was stored",
+    ),
+    Kind(
+        MISSED_INVALIDATION,
+        True,
+        False,
+        ("F14",),
+        "progress names a change, and the item was not invalidated for it: lost, not late",
+    ),
+    Kind(ARCHIVE_GAP, False, True, ("F15",), "ordinals are missing in the archive of a lineage"),
+    Kind(GTID_GAP, False, True, ("F27",), "a server executed a transaction that was never streamed"),
+    Kind(ARCHIVE_DUPLICATE, False, True, ("F32",), "a transaction is in the archive twice"),
+    Kind(ARCHIVE_REORDERING, False, True, ("F29",), "the numbers of a source run backwards in the archive"),
+    Kind(
+        CLOCK_ANOMALY,
+        False,
+        False,
+        ("F3", "F4", "F36"),
+        "a commit's time runs backwards (F3) or ahead (F4), or a client's clock contradicts the order (F36)",
+    ),
+    Kind(
+        RECORDER_GAP, False, True, ("I8",), "actions of a client are missing in the history, or there twice"
+    ),
+)
+KIND_BY_NAME: Final = {kind.name: kind for kind in KINDS}
+
+NO_POSITION: Final = "position unreadable or of a source that the archive does not have"
+BEFORE_ARCHIVE: Final = "position from before the archive begins"
+FRAGMENTED: Final = "position in too many pieces"
+NOT_FILLED_LOST: Final = "no fill of this value, but actions of its lineage were lost"
+NOT_INVALIDATED_LOST: Final = "no invalidation of a change, but actions of its lineage were lost"
+NO_PUBLISH: Final = "no invalidation of a change, and no progress of its node recorded"
+ROW_UNKNOWN: Final = "the value is no row that the archive has, but the archive lacks transactions there"
+WRONG_CLOCK: Final = "times of a client whose clock is wrong"
+NO_HISTORY: Final = "nothing of the history could be judged"
+UNKNOWNS: Final = (
+    NO_POSITION,
+    BEFORE_ARCHIVE,
+    FRAGMENTED,
+    NOT_FILLED_LOST,
+    NOT_INVALIDATED_LOST,
+    NO_PUBLISH,
+    ROW_UNKNOWN,
+    WRONG_CLOCK,
+    NO_HISTORY,
+)
+"""Why something could not be decided."""
+
+
+def find_exit_code(kinds: Collection[str], unknown: int) -> int:
+    """5 with any poison, else 3 where evidence is damaged or anything is unknown, else 0."""
+    if any(KIND_BY_NAME[kind].is_poison for kind in kinds):
+        return STALE_DATA
+    return NOT_KNOWN if unknown or any(KIND_BY_NAME[kind].is_damage for kind in kinds) else CLEAN

@@ -1,0 +1,409 @@
+"""What a simulated world would have left as recorded history: rows of CHANGES and ACTIONS (`freshness.history`).
+
+`record` runs a world as it is and writes down what an archive and honest recorders would: each client its own
+actions, with its own wall clock. `tests.simulation.planted` then spoils such a history on purpose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow
+from pyarrow import parquet
+
+from freshness import apply
+from freshness.cachekey import tombstone_key
+from freshness.envelope import STUB, Filled, NodeRecord
+from freshness.errors import FormatError, NodeUnavailable
+from freshness.history import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.read import Lookup, Read
+from freshness.request import Add, Cas, Get, Item, Reply, Request, Stored
+from freshness.rule import ReadOutcome
+from tests.simulation.actor import Actor
+from tests.simulation.database import Commit, Shard
+from tests.simulation.options import FAULTS, Options
+from tests.simulation.world import BEGINNING_SECONDS, NAMESPACE, SINGLE, Deployment, World
+
+EPOCH_US: Final = 1_790_000_000_000_000
+"""When worlds begin, by a clock that is right."""
+CLOCK_ERROR_US: Final = 3_000
+"""How much the clocks of clients are off, at most."""
+LAG_US: Final = 20_000
+"""How long the archive takes to receive a commit."""
+
+UNEXCUSED: Final = frozenset(FAULTS) - {"lose_tombstone", "failover", "redeploy", "reshape"}
+"""Faults under which nothing wrong is ever served. After the others something may be, and the checker excuses it."""
+
+Row = dict[str, Any]
+
+
+def digest(value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=16).digest()
+
+
+def options_of(seed: int) -> Options:
+    """A world of every kind, of which the audit must find nothing. In every second one much is cached."""
+    options = Options.of_seed(seed)
+    options = replace(
+        options,
+        steps=min(options.steps, 500),
+        faults=options.faults & UNEXCUSED,
+        has_extra_object=False,
+        holds_commits=False,
+    )
+    if seed % 2:
+        return options
+    return replace(
+        options,
+        steps=1000,
+        keys=3,
+        readers=3,
+        think_seconds=0.1,
+        quiet_seconds=1.0,
+        lag_seconds=0.0,
+        warm_seconds=2.0,
+    )
+
+
+@dataclass(slots=True)
+class History:
+    """The recorded history of one world, whose names all begin with ``name``."""
+
+    name: str
+    options: Options
+    changes: list[Row] = field(default_factory=list)
+    actions: list[Row] = field(default_factory=list)
+    sequences: dict[str, int] = field(default_factory=dict)
+
+    def add_action(self, client: str, **columns: Any) -> Row:
+        """Append an action of ``client`` with its next number."""
+        self.sequences[client] = self.sequences.get(client, 0) + 1
+        row: Row = {
+            "outcome": "",
+            "object": None,
+            "tables": [],
+            "item": None,
+            "item_hash": None,
+            "node": None,
+            "lineages": [],
+            "epochs": [],
+            "lives": [],
+            "positions": [],
+            "floors": [],
+            "digest": None,
+            "is_absent": False,
+            "version": None,
+            "observed": None,
+            "count": 1,
+            **columns,
+            "client": client,
+            "sequence": self.sequences[client],
+        }
+        if row["item"] is not None:
+            hashed = hashlib.blake2b(row["item"], digest_size=8).digest()
+            row["item_hash"] = int.from_bytes(hashed, "big", signed=True)
+        self.actions.append(row)
+        return row
+
+    def clone(self, row: Row, **columns: Any) -> Row:
+        """The same client did nearly the same once more."""
+        return self.add_action(**{**row, **columns})
+
+
+class RecordedWorld(World):
+    """A world whose clients write down what they do."""
+
+    def __init__(self, options: Options, name: str) -> None:
+        self.history = History(name, options)
+        self._versions: dict[tuple[str, str, bytes], int] = {}
+        self._seen: dict[tuple[str, bytes], tuple[int, bytes, float, float]] = {}
+        super().__init__(options)
+        self._by_item = {lookup.item: lookup for lookup in self.lookups()}
+
+    # -- who and when -------------------------------------------------------------------------------------
+
+    def _client(self, who: str) -> str:
+        process = self.processes.get(who)
+        instance = process.instance.rpartition(" ")[2] if process is not None else "1"
+        version = "1.0" if len(who) % 2 else "1.1"
+        return f"{self.history.name}.{who.replace(' ', '-')}/{instance}/{version}"
+
+    def _time(self, client: str, seconds: float) -> int:
+        return time_us(seconds) + int(digest(client.encode())[0] / 255 * CLOCK_ERROR_US)
+
+    def _write(self, who: str, action: str, begin: float, end: float, **columns: Any) -> None:
+        client = self._client(who)
+        self.history.add_action(
+            client,
+            action=action,
+            begin_us=self._time(client, begin),
+            end_us=self._time(client, end),
+            **columns,
+        )
+
+    def named(self, text: str) -> str:
+        return f"{self.history.name}.{text}"
+
+    def item(self, item: bytes) -> bytes:
+        return item.replace(NAMESPACE.encode(), self.history.name.encode(), 1)
+
+    # -- what clients do ----------------------------------------------------------------------------------
+
+    def carry_out(self, actor: Actor, node: str, request: Request) -> Reply:
+        try:
+            reply = super().carry_out(actor, node, request)
+        except NodeUnavailable:
+            self._record_fill(actor, node, request, None)
+            raise
+        if isinstance(request, Get) and isinstance(reply, Item) and request.key in self._by_item:
+            self._seen[actor.name, request.key] = reply.version, reply.value, actor.step_began, self.now
+        elif isinstance(request, Add | Cas) and isinstance(reply, Stored):
+            self._versions[actor.name, node, request.key] = reply.version
+            self._record_fill(actor, node, request, reply)
+            if actor.name in self.processes:
+                self._record_publish(actor, node, request, reply)
+        return reply
+
+    def abandon(self, actor: Actor, node: str, requests: list[Request]) -> None:
+        for request in requests:
+            self._record_fill(actor, node, request, None)
+        super().abandon(actor, node, requests)
+
+    def read(self, name: str, known: Deployment, lookups: list[Lookup]) -> Generator[Any, Any, list[Read]]:
+        reads = yield from super().read(name, known, lookups)
+        for lookup, read in zip(lookups, reads, strict=True):
+            if read.is_hit:
+                version, data, began, ended = self._seen[name, lookup.item]
+                entry = Filled.decode(data)
+                self._write(
+                    name,
+                    "hit",
+                    began,
+                    ended,
+                    outcome=read.outcome.name,
+                    version=version,
+                    **self._entry(lookup, entry),
+                )
+            elif read.outcome is not ReadOutcome.FILLED:
+                columns: Row = {
+                    "object": self.named(lookup.policy.name),
+                    "tables": list(lookup.policy.tables),
+                }
+                columns["lineages"] = [self.named(lineage) for lineage in lookup.policy.lineages]
+                columns["epochs"] = [str(read.tokens[name].epoch) for name in lookup.policy.lineages]
+                columns["lives"] = [b""] * len(lookup.policy.lineages)
+                columns["positions"] = [str(read.tokens[name].position) for name in lookup.policy.lineages]
+                self._write(
+                    name,
+                    "refusal",
+                    self.now,
+                    self.now,
+                    outcome=read.outcome.name,
+                    item=self.item(lookup.item),
+                    node=self.named(lookup.node),
+                    **columns,
+                )
+        return reads
+
+    def _entry(self, lookup: Lookup, entry: Filled) -> Row:
+        return {
+            "object": self.named(lookup.policy.name),
+            "tables": list(lookup.policy.tables),
+            "item": self.item(lookup.item),
+            "node": self.named(lookup.node),
+            "lineages": [self.named(stamp.lineage) for stamp in entry.stamps],
+            "epochs": [str(stamp.epoch) for stamp in entry.stamps],
+            "lives": [stamp.life for stamp in entry.stamps],
+            "positions": [str(stamp.position) for stamp in entry.stamps],
+            "digest": None if entry.value is None else digest(entry.value),
+            "is_absent": entry.value is None,
+        }
+
+    def _record_fill(self, actor: Actor, node: str, request: Request, reply: Stored | None) -> None:
+        """Also one that was sent and not answered."""
+        if not isinstance(request, Cas) or request.value == STUB or request.key not in self._by_item:
+            return
+        lookup, entry = self._by_item[request.key], Filled.decode(request.value)
+        floors = [""] * len(entry.stamps)
+        self._write(
+            actor.name,
+            "fill",
+            actor.step_began,
+            self.now,
+            outcome="NODE_DOWN" if reply is None else "FILLED",
+            version=None if reply is None else reply.version,
+            observed=request.version,
+            **{**self._entry(lookup, entry), "node": self.named(node), "floors": floors},
+        )
+
+    def _record_publish(self, actor: Actor, node: str, request: Add | Cas, reply: Stored) -> None:
+        if b":!" not in request.key or request.key.endswith(b"!resume"):
+            return
+        try:
+            record = NodeRecord.decode(request.value)
+        except FormatError:
+            return
+        self._write(
+            actor.name,
+            "publish",
+            actor.step_began,
+            self.now,
+            outcome="stored",
+            node=self.named(node),
+            lineages=[self.named(record.lineage)],
+            epochs=[str(record.epoch)],
+            lives=[record.life],
+            positions=[str(record.progress)],
+            floors=[str(record.floor)],
+            version=reply.version,
+        )
+
+    def invalidated(self, member: Any, keys: Any, began: float) -> None:
+        """All of a batch's keys are acknowledged."""
+        assert self._last is not None
+        record = member.joined_record()
+        for key, position in keys.items():
+            self._write(
+                self._last.name,
+                "invalidation",
+                began,
+                self.now,
+                outcome="stored",
+                item=self.item(key),
+                node=self.named(member.node),
+                lineages=[self.named(record.lineage)],
+                epochs=[str(record.epoch)],
+                lives=[record.life],
+                positions=[str(position)],
+                version=self._versions.get((self._last.name, member.node, tombstone_key(key))) or None,
+            )
+
+    # -- what the archive has -----------------------------------------------------------------------------
+
+    def write_archive(self) -> None:
+        for shard in self.shards:
+            states: dict[tuple[str, int], int] = {}
+            for ordinal, commit in enumerate(shard.log, 1):
+                rows = list(self._rows(shard, commit, states))
+                for place, row in enumerate(rows):
+                    self.history.changes.append(
+                        {
+                            "keyspace": "sim",
+                            "shard": "-",
+                            "lineage": self.named(shard.lineage),
+                            "epoch": 1,
+                            "ordinal": ordinal,
+                            "row": -1 if row["op"] in ("raise", "heartbeat", "empty") else place,
+                            "rows": len(commit.transaction.changes),
+                            "gtid": str(commit.position),
+                            "timestamp_us": EPOCH_US
+                            + int(commit.transaction.timestamp_us - BEGINNING_SECONDS * 1e6),
+                            "received_us": time_us(commit.at) + LAG_US,
+                            **row,
+                        }
+                    )
+
+    def _rows(self, shard: Shard, commit: Commit, states: dict[tuple[str, int], int]) -> Iterator[Row]:
+        nothing: Row = dict.fromkeys(
+            ("table", "key", "before", "after", "before_digest", "after_digest", "detail")
+        )
+        nothing = {**nothing, "items": [], "row_items": []}
+        transaction = commit.transaction
+        for change in transaction.changes:
+            images = [image for image in (change.before, change.after) if image is not None]
+            keys = list(dict.fromkeys(int(str(image["id"])) for image in images))
+            concerned = [
+                lookup for lookup in self._concerned(shard, change.table) if lookup.values[0] in keys
+            ]
+            mine = [it for it in concerned if it.policy.name == SINGLE and it.values[0] == keys[-1]]
+            before = states.get((change.table, keys[-1]), 0)
+            yield {
+                **nothing,
+                "op": "update",
+                "table": change.table,
+                "items": [self.item(lookup.item) for lookup in concerned],
+                "row_items": [self.item(lookup.item) for lookup in mine],
+                "key": str(keys[-1]),
+                "before_digest": digest(repr((before,)).encode()),
+                "after_digest": digest(repr((commit.number,)).encode()),
+            }
+            states.update(((change.table, key), commit.number) for key in keys)
+        for table in sorted(transaction.raised_tables):
+            yield {**nothing, "op": "raise", "table": table, "detail": "TRUNCATE"}
+            states.update(((table, key), commit.number) for key in range(shard.keys))
+        if not transaction.changes and not transaction.raised_tables:
+            yield {**nothing, "op": "heartbeat" if transaction.heartbeats else "empty"}
+
+    def _concerned(self, shard: Shard, table: str) -> list[Lookup]:
+        return [
+            lookup
+            for lookup in self._by_item.values()
+            if table in lookup.policy.tables and shard.lineage in lookup.policy.lineages
+        ]
+
+
+def time_us(seconds: float) -> int:
+    """Microseconds since 1970 of a moment of a world."""
+    return EPOCH_US + int((seconds - BEGINNING_SECONDS) * 1e6)
+
+
+@contextmanager
+def _recording(world: RecordedWorld) -> Iterator[None]:
+    original = apply._invalidate
+
+    def recorded(member: Any, keys: Any, *rest: Any) -> Generator[Any, Any, None]:
+        began = world.now
+        yield from original(member, keys, *rest)
+        world.invalidated(member, keys, began)
+
+    apply._invalidate = recorded  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        apply._invalidate = original
+
+
+def record(seed: int, name: str = "") -> History:
+    """Run the world of a seed to its end. Raises what its checker raises."""
+    world = RecordedWorld(options_of(seed), name or f"w{seed}")
+    with _recording(world):
+        try:
+            world.run()
+        finally:
+            world.stop()
+    world.write_archive()
+    return world.history
+
+
+# -- files -----------------------------------------------------------------------------------------------
+
+_ARROW: Final = {
+    "string": pyarrow.string(),
+    "binary": pyarrow.binary(),
+    "int64": pyarrow.int64(),
+    "int32": pyarrow.int32(),
+    "bool": pyarrow.bool_(),
+    "list<binary>": pyarrow.list_(pyarrow.binary()),
+    "list<string>": pyarrow.list_(pyarrow.string()),
+}
+
+
+def arrow_schema(kind: str) -> pyarrow.Schema:
+    """The schema of files of ``kind``, "changes" or "actions", with the metadata that readers demand."""
+    columns, version = (CHANGES, CHANGES_VERSION) if kind == "changes" else (ACTIONS, ACTIONS_VERSION)
+    fields = [pyarrow.field(each.name, _ARROW[each.type], nullable=each.nullable) for each in columns]
+    return pyarrow.schema(fields, {KIND_KEY: kind, VERSION_KEY: str(version)})
+
+
+def write_rows(kind: str, rows: Sequence[Row], folder: Path, files: int = 2) -> str:
+    """Write rows as Parquet files of a folder, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        table = pyarrow.Table.from_pylist(list(rows[number::files]), schema=arrow_schema(kind))
+        parquet.write_table(table, folder / f"{number}.parquet")
+    return str(folder)
