@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -17,6 +17,7 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from freshness.backends.database import Connection, connect, translated
+from freshness.backends.vitess import VitessShard, read_with_token
 from freshness.config import Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, FlavorMismatch, SourceUnavailable, SourceUnsuitable
 from freshness.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
@@ -62,6 +63,11 @@ class LoaderConnection:
     def __init__(self, *connections: Connection) -> None:
         self._connections = connections
 
+    @classmethod
+    def join(cls, parts: Iterable[LoaderConnection]) -> LoaderConnection:
+        """All of their connections."""
+        return cls(*(connection for part in parts for connection in part._connections))
+
     def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
         """All rows of one SELECT; where it runs on several shards, the rows of all, shard by shard."""
         rows: list[Row] = []
@@ -106,8 +112,9 @@ class Database:
 
     def __init__(self, keyspace: Keyspace, *, timeout_seconds: float = 5.0) -> None:
         self.keyspace = keyspace
+        kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
         self.shards = {
-            shard.lineage: ShardDatabase(keyspace.flavor, shard, timeout_seconds=timeout_seconds)
+            shard.lineage: kind(keyspace.gtid_flavor, shard, timeout_seconds=timeout_seconds)
             for shard in keyspace.shards
         }
         """By lineage, those that do not serve included."""
@@ -147,6 +154,8 @@ class Database:
         if len(lineages) == 1:
             result, token = self.shards[lineages[0]].snapshot(load)
             return result, [token]
+        if self.keyspace.flavor == "vitess":
+            return self._nested_snapshot(lineages, load, ())
         begun: list[tuple[ShardDatabase, Connection, ServerAddress, EventToken | None]] = []
         try:
             for lineage in lineages:
@@ -163,12 +172,30 @@ class Database:
                 shard.end_snapshot(connection, address)
         return result, [token for _, _, _, token in begun]
 
+    def _nested_snapshot(
+        self,
+        lineages: Sequence[str],
+        load: Callable[[LoaderConnection], Result],
+        begun: tuple[LoaderConnection, ...],
+    ) -> tuple[Result, list[EventToken | None]]:
+        """The same where the server is asked its name after ``load``, too: one shard's read inside another's."""
+        first, *others = lineages
+
+        def inside(connection: LoaderConnection) -> tuple[Result, list[EventToken | None]]:
+            opened = (*begun, connection)
+            if others:
+                return self._nested_snapshot(others, load, opened)
+            return load(LoaderConnection.join(opened)), []
+
+        (result, tokens), token = self.shards[first].snapshot(inside)
+        return result, [token, *tokens]
+
     def _parse(self, token: EventToken | str | None) -> EventToken | None:
         parsed = EventToken.parse(token) if isinstance(token, str) else token
-        if parsed is not None and parsed.position.flavor != self.keyspace.flavor:
+        if parsed is not None and parsed.position.flavor != self.keyspace.gtid_flavor:
             raise FlavorMismatch(
                 f"a token of {parsed.position.flavor} was sent to keyspace {self.keyspace.name}, "
-                f"which is {self.keyspace.flavor}",
+                f"which has those of {self.keyspace.gtid_flavor}",
                 hint="tokens are good only in the keyspace they come from",
             )
         return parsed
@@ -313,3 +340,48 @@ class ShardDatabase:
         """Close this thread's connections. The next read opens them again."""
         for address in list(self._thread.connections()):
             self._thread.disconnect(address)
+
+
+class VitessShardDatabase(ShardDatabase):
+    """One shard behind a vtgate, read from the tablets of the type that its stream comes from.
+
+    vtgate chooses the tablet anew for each transaction: see ``freshness.backends.vitess``.
+    """
+
+    def __init__(self, flavor: str, shard: Shard, *, timeout_seconds: float = 5.0) -> None:
+        super().__init__(flavor, shard, timeout_seconds=timeout_seconds)
+        assert shard.vtgate is not None, "checked when the configuration was read"
+        self._target = VitessShard(shard.vtgate.keyspace, shard.name, shard.lineage, shard.vtgate.tablet_type)
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        include_event_token: bool = False,
+        sent: EventToken | None = None,
+    ) -> QueryResult:
+        """See `Database.query`. The server is vtgate: which tablet answered is not told."""
+        rows, token = self.snapshot(lambda connection: connection.query(sql, params))
+        fresher = True if sent is not None and token is not None and covers(token, sent) else None
+        shown = token if include_event_token else None
+        address = self._shard.primary
+        return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
+
+    def snapshot(self, load: Callable[[LoaderConnection], Result]) -> tuple[Result, EventToken | None]:
+        """Run ``load`` in one transaction on one tablet, with the token that was read before it; without one where
+        vtgate changed the tablet."""
+        return self.run(
+            lambda connection, _: read_with_token(
+                connection, self._target, lambda opened: load(LoaderConnection(opened))
+            )
+        )
+
+    def rows_with_token(self, sql: str, params: Sequence[Any]) -> tuple[list[Row], EventToken | None]:
+        """One SELECT and the token that was read before it, on the same tablet."""
+        return self.snapshot(lambda connection: connection.query(sql, params))
+
+    def _connect(self, address: ServerAddress) -> Connection:
+        connection = connect(address, timeout_seconds=self._timeout_seconds)
+        self._thread.connections()[address] = connection
+        return connection

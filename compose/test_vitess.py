@@ -22,10 +22,10 @@ from freshness.backends.vitess import VitessShard, read_with_token
 from freshness.config import ServerAddress
 from freshness.errors import SourceUnsuitable
 from freshness.position import Position
+from freshness.vtgate_address import VtgateAddress
 from invalidator.heartbeat import HeartbeatWriter
 from invalidator.source import RowChange, Transaction
 from invalidator.vstream import VStream, VStreamSource
-from invalidator.vstream_address import VtgateAddress
 
 ARRIVES_SECONDS = 60.0
 VTGATE = VtgateAddress.parse(

@@ -13,16 +13,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
 from freshness.errors import ConfigError
+from freshness.hostport import parse_host_port, read_password
+from freshness.vtgate_address import VtgateAddress
 
 Backend: TypeAlias = Literal["memcached", "redis", "memory"]
-Flavor: TypeAlias = Literal["mysql", "mariadb"]
+Flavor: TypeAlias = Literal["mysql", "mariadb", "vitess"]
+GtidFlavor: TypeAlias = Literal["mysql", "mariadb"]
 ShardingFunction: TypeAlias = Literal[
     "hash",
     "xxhash",
@@ -116,7 +119,6 @@ class ServerAddress:
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _BLANK = re.compile(r"[\x00-\x20\x7f]")
-_HOST = re.compile(r"[A-Za-z0-9_.:%-]+")
 
 
 def _expand(text: str, environ: Mapping[str, str]) -> str:
@@ -143,41 +145,6 @@ def _split_url(rest: str) -> tuple[str, str, str]:
     end = min(ends, default=len(rest))
     path, _, query = rest[end:].partition("?")
     return rest[:end], path.removeprefix("/"), query
-
-
-def read_password(path: Path) -> str:
-    """The first line of a file. Raises `ConfigError` if it cannot be read or is empty."""
-    try:
-        password = path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"the password file {path} cannot be read: {reason}") from None
-    if not password:
-        raise ConfigError(f"the first line of the password file {path} is empty")
-    return password
-
-
-def parse_host_port(text: str, *, port_default: int | None = None) -> tuple[str, int]:
-    """``host:port`` or ``[IPv6]:port``. Raises `ConfigError` that says what is wrong, without the text."""
-    if text.startswith("["):
-        host, bracket, tail = text[1:].partition("]")
-        if not bracket or ":" not in host:
-            raise ConfigError("an IPv6 address belongs in brackets: [::1]:PORT")
-    else:
-        host, colon, port_text = text.partition(":")
-        tail = colon + port_text
-        if ":" in port_text:
-            raise ConfigError("more than one colon; an IPv6 address belongs in brackets: [::1]:PORT")
-    if not _HOST.fullmatch(host):
-        raise ConfigError("the host is empty or holds a character that no host name has")
-    if not tail and port_default is not None:
-        return host, port_default
-    digits = tail.removeprefix(":")
-    if not tail.startswith(":") or not (digits.isascii() and digits.isdigit() and len(digits) <= 5):
-        raise ConfigError("no port: expected HOST:PORT with a number from 1 to 65535")
-    if not 1 <= int(digits) <= 65_535:
-        raise ConfigError(f"port {int(digits)} is not from 1 to 65535")
-    return host, int(digits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +238,13 @@ class Shard:
     )
     primary: ServerAddress = setting(
         'The server that is written to: "mysql://USER:PASSWORD@HOST:PORT/DATABASE". ${VARIABLE} is replaced '
-        "from the environment; other special characters are percent-encoded; ?password_file=PATH is allowed."
+        "from the environment; other special characters are percent-encoded; ?password_file=PATH is allowed. "
+        "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
+    )
+    vtgate: VtgateAddress | None = setting(
+        "With flavor vitess, and needed then: the gRPC port of vtgate, whose VStream is followed, "
+        '"vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?tablet_type=replica", with the options of docs/vitess.md.',
+        None,
     )
     replicas: tuple[ServerAddress, ...] = setting("Servers that readers may read, written like primary.", ())
     lineage: str = setting(
@@ -283,15 +256,27 @@ class Shard:
         None,
     )
 
+    @property
+    def writable(self) -> ServerAddress:
+        """Where heartbeats are written and the head is asked: the primary, also behind a vtgate."""
+        if self.vtgate is None:
+            return self.primary
+        return replace(self.primary, database=f"{self.vtgate.keyspace}:{self.name}@primary")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyspace:
     """``[keyspaces.NAME]``: a database, possibly spread over shards."""
 
     name: str
-    flavor: Flavor = setting("Whose binlog and GTIDs.")
+    flavor: Flavor = setting('Whose binlog and GTIDs; "vitess": vtgate\'s VStream.')
     shards: tuple[Shard, ...]
     sharding: Sharding | None = None
+
+    @property
+    def gtid_flavor(self) -> GtidFlavor:
+        """Whose positions: behind Vitess there is MySQL."""
+        return "mysql" if self.flavor == "vitess" else self.flavor
 
     @property
     def serving_shards(self) -> tuple[Shard, ...]:
@@ -488,9 +473,8 @@ def describe_type(hint: Any) -> str:
         return "table of text"
     if arguments:
         return describe_type(arguments[0])
-    return {int: "whole number", float: "number", bool: "true | false", str: "text", ServerAddress: "URL"}[
-        hint
-    ]
+    kinds = {int: "whole number", float: "number", bool: "true | false", str: "text"}
+    return "URL" if hint in (ServerAddress, VtgateAddress) else kinds[hint]
 
 
 def _describe_default(item: Field[Any]) -> str:

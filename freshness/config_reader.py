@@ -30,12 +30,12 @@ from freshness.config import (
     Sharding,
     StreamConfig,
     describe_type,
-    parse_host_port,
-    read_password,
     settings_of,
 )
 from freshness.errors import ConfigError, FormatError
+from freshness.hostport import parse_host_port, read_password
 from freshness.keyrange import KeyRange
+from freshness.vtgate_address import VtgateAddress
 
 Section = TypeVar("Section", CacheConfig, StreamConfig, HttpConfig, ArchiveConfig, HistoryConfig, Sharding)
 
@@ -92,6 +92,8 @@ class _Reader:
         history = self.build(HistoryConfig, self.section(document, "history"), "history")
         if cache and stream:
             self.check_times(cache, stream)
+        if archive and archive.path is not None:
+            self.check_archived(keyspaces)
         if self.problems or not (cache and stream and http and archive and history):
             count = len(self.problems)
             report = "\n  ".join(self.problems)
@@ -164,6 +166,12 @@ class _Reader:
                 f"at least 2 x stream.heartbeat_seconds = {needed:g} s for it; raise max_staleness_seconds to "
                 f"{least:g}, or lower lease_seconds, node_refresh_seconds or stream.heartbeat_seconds",
             )
+
+    def check_archived(self, keyspaces: Mapping[str, Keyspace]) -> None:
+        for keyspace in keyspaces.values():
+            if keyspace.flavor == "vitess":
+                found = f'a path, and keyspace {keyspace.name} of flavor "vitess"'
+                self.report("archive.path", found, "none: the update stream of Vitess is not archived")
 
     def read_keyspaces(self, tables: dict[str, Any]) -> dict[str, Keyspace]:
         keyspaces: dict[str, Keyspace] = {}
@@ -249,7 +257,7 @@ class _Reader:
         self, table: dict[str, Any], where: str, keyspace: str, flavor: str | None
     ) -> Shard | None:
         before = len(self.problems)
-        values = self.values(Shard, table, where, raw=("primary", "replicas"))
+        values = self.values(Shard, table, where, raw=("primary", "replicas", "vtgate"))
         name = values.get("name", "-")
         self.check_text(f"{where}.name", name, _NAME, _NAME_EXPECTED)
         lineage = values.setdefault("lineage", f"{keyspace}/{name}")
@@ -270,10 +278,38 @@ class _Reader:
             if server:
                 self.check_server(key, server, servers)
                 servers[key] = server
+        vtgate = self.read_vtgate(f"{where}.vtgate", table.get("vtgate"), flavor)
+        if vtgate and servers:
+            self.check_behind_vtgate(where, vtgate, list(servers.values()))
         if len(self.problems) > before:
             return None
         primary, *others = servers.values()
-        return Shard(**{**values, "primary": primary, "replicas": tuple(others)})
+        return Shard(**{**values, "primary": primary, "replicas": tuple(others), "vtgate": vtgate})
+
+    def read_vtgate(self, where: str, url: object, flavor: str | None) -> VtgateAddress | None:
+        expected = '"vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?tablet_type=replica"'
+        if flavor != "vitess":
+            if url is not None and flavor is not None:
+                self.report(where, f'a vtgate in a keyspace of flavor "{flavor}"', 'flavor "vitess" for it')
+            return None
+        if not isinstance(url, str):
+            self.report(where, "nothing" if url is None else _kind(url), expected)
+            return None
+        try:
+            return VtgateAddress.parse(url, self.environ, self.path.parent)
+        except ConfigError as error:
+            self.report(where, error.message, error.hint or expected)
+            return None
+
+    def check_behind_vtgate(self, where: str, vtgate: VtgateAddress, servers: list[ServerAddress]) -> None:
+        if servers[0].database != vtgate.keyspace:
+            self.report(f"{where}.primary", "another database", f"/{vtgate.keyspace}, the keyspace of vtgate")
+        if len(servers) > 1:
+            self.report(
+                f"{where}.replicas",
+                "servers",
+                "none with flavor vitess: vtgate chooses them by the tablet_type of its URL",
+            )
 
     def read_shard_password(self, name: str | None, where: str) -> str:
         if name is None:
@@ -289,8 +325,8 @@ class _Reader:
         if not isinstance(url, str):
             self.report(where, _kind(url), expected)
             return None
-        if url.startswith("mariadb:") and flavor == "mysql":
-            self.report(where, "a mariadb:// URL", 'mysql:// in a keyspace of flavor "mysql"')
+        if url.startswith("mariadb:") and flavor in ("mysql", "vitess"):
+            self.report(where, "a mariadb:// URL", f'mysql:// in a keyspace of flavor "{flavor}"')
         try:
             server = ServerAddress.parse(url, self.environ, self.path.parent)
         except ConfigError as error:

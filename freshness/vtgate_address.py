@@ -1,7 +1,7 @@
 """Where a vtgate is, what is asked of it, and how to log in: ``vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?option=…``.
 
 Plain data without grpcio, so that reading a configuration needs no package of its own. The password is in no repr, no
-message and no log. Used by ``invalidator.vstream``.
+message and no log. Used by ``freshness.config`` and ``invalidator.vstream``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from freshness.config import parse_host_port, read_password
 from freshness.errors import ConfigError
+from freshness.hostport import parse_host_port, read_password
 
 TabletType: TypeAlias = Literal["primary", "replica", "rdonly"]
 

@@ -306,13 +306,23 @@ class Writer(threading.Thread):
             self._execute(customer, "INSERT INTO orders VALUES (%s, %s, %s)", *order)
             orders[order[0]] = order
         elif owned := [each for each in orders.values() if each[1] == customer]:
+            self._change_orders(customer, owned, is_deleting=choice >= 0.95)
+
+    def _change_orders(self, customer: int, owned: Sequence[tuple[Any, ...]], *, is_deleting: bool) -> None:
+        """Delete one, or change all of them in one statement."""
+        orders = self.expected["orders"]
+        if is_deleting:
             self._execute(customer, "DELETE FROM orders WHERE id = %s", owned[0][0])
             del orders[owned[0][0]]
+            return
+        sql = "UPDATE orders SET total = total + 1000 WHERE customer_id = %s"
+        self._execute(customer, sql, customer, rows=len(owned))
+        orders.update({key: (key, owner, total + 1000) for key, owner, total in owned})
 
-    def _execute(self, customer: int, sql: str, *arguments: Any) -> None:
+    def _execute(self, customer: int, sql: str, *arguments: Any, rows: int = 1) -> None:
         changed = self._router.execute(customer, sql, *arguments)
-        if changed != 1:
-            raise ServerFailed(f"{changed} rows instead of 1 for customer {customer}: {sql} {arguments}")
+        if changed != rows:
+            raise ServerFailed(f"{changed} rows instead of {rows} for customer {customer}: {sql} {arguments}")
 
 
 @contextmanager

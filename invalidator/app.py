@@ -206,7 +206,7 @@ def _assignments(
         for shard in keyspace.shards:
             if not shards or shard.name in shards:
                 assignments[shard.lineage] = Assignment(
-                    keyspace.name, keyspace.flavor, shard, config.cache, mine, config.stream, objects
+                    keyspace.name, keyspace.gtid_flavor, shard, config.cache, mine, config.stream, objects
                 )
     return assignments
 

@@ -31,7 +31,7 @@ from freshness.config import load_config
 from freshness.errors import ConfigError, FreshnessError, NodeUnavailable
 from freshness.token import EventToken, compare
 from invalidator.app import Invalidator
-from invalidator.preflight import check_database
+from invalidator.preflight import check_shard
 from invalidator.status import find_subject, inspect, read_status
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def check(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
             for table in definition.columns_by_table
         }
         for shard in keyspace.shards:
-            connection = connect(shard.primary)
+            connection = connect(shard.writable)
             try:
-                findings += check_database(connection, shard.primary, keyspace.flavor, tables)
+                findings += check_shard(connection, shard, keyspace.gtid_flavor, tables)
             finally:
                 connection.close()
     if as_json:

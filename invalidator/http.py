@@ -22,8 +22,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freshness import __version__
 from freshness.backends.schema import load_registry
-from freshness.config import Config, parse_host_port, read_password
+from freshness.config import Config
 from freshness.errors import ConfigError, FormatError, FreshnessError
+from freshness.hostport import parse_host_port, read_password
 from freshness.registry import ObjectDefinition
 from invalidator.app import Invalidator
 from invalidator.by_hand import invalidate_keys

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from freshness.backends.database import Connection, read_rows
 from freshness.backends.schema import find_cascades
-from freshness.config import ServerAddress
+from freshness.config import ServerAddress, Shard
 from freshness.errors import SourceUnsuitable
 
 OLDEST_MARIADB: Final = (10, 5)
@@ -24,6 +24,10 @@ OLDEST_MYSQL: Final = (8, 0, 14)
 
 LOGS_CASCADES_FROM: Final = (9, 6)
 RETENTION_SECONDS_MIN: Final = 3 * 86_400
+
+_CASCADES: Final = """SELECT table_name, referenced_table_name FROM information_schema.referential_constraints
+  WHERE delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
+     OR update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"""
 
 Severity = Literal["error", "warning"]
 
@@ -54,6 +58,45 @@ def check_database(
     found += _check_privileges(server, connection)
     found += _check_cascades(server, connection, tables)
     return sorted(found, key=lambda finding: finding.severity)
+
+
+def check_shard(
+    connection: Connection, shard: Shard, flavor: str, tables: Iterable[str] = ()
+) -> list[Finding]:
+    """`check_database` of a shard's primary, also behind a vtgate, where ``connection`` leads to
+    `Shard.writable` and not everything can be asked."""
+    if shard.vtgate is None:
+        return check_database(connection, shard.primary, flavor, tables)
+    asked = ("version", "log_bin", "binlog_row_image", "gtid_mode")
+    [values] = read_rows(connection, f"SELECT {', '.join(f'@@global.{name}' for name in asked)}")
+    variables = {
+        name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(asked, values, strict=True)
+    }
+    server = _Server(shard.writable, flavor, variables)
+    found = list(_check_version(server)) or list(_check_tablet(server))
+    return found + [
+        server.error(
+            "F23",
+            f"a foreign key of {parent} changes {child} in MySQL, where no log has it",
+            "replace ON DELETE/UPDATE CASCADE and SET NULL by statements, or leave the table out",
+        )
+        for child, parent in sorted({(str(row[0]), str(row[1])) for row in read_rows(connection, _CASCADES)})
+        if child in set(tables)
+    ]
+
+
+def _check_tablet(server: _Server) -> Iterator[Finding]:
+    for name, wanted, code in (
+        ("log_bin", "ON", "F25"),
+        ("binlog_row_image", "FULL", "F35"),
+        ("gtid_mode", "ON", "F29"),
+    ):
+        if server[name].upper() != wanted:
+            yield server.error(
+                code,
+                f"{name} is {server[name]} on the primary tablet",
+                f"set {name} = {wanted} on all tablets",
+            )
 
 
 def require(findings: Iterable[Finding]) -> None:

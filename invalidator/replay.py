@@ -218,10 +218,10 @@ class Replay:
                     f"the recording is of keyspace {recording.keyspace!r}",
                     hint=f"{self.config.path} has {', '.join(self.config.keyspaces)}",
                 )
-            if keyspace.flavor != recording.start.flavor:
+            if keyspace.gtid_flavor != recording.start.flavor:
                 raise ConfigError(
                     f"the recording of {recording.lineage} is of {recording.start.flavor}, the keyspace is"
-                    f" {keyspace.flavor}",
+                    f" {keyspace.gtid_flavor}",
                     hint="replay it with the configuration with which it was recorded",
                 )
 

@@ -187,13 +187,13 @@ def _read_row(config: Config, subject: Subject) -> dict[str, Any] | None:
     for shard in config.keyspaces[entry.keyspace].shards:
         if shard.lineage not in subject.policy.lineages:
             continue
-        connection = connect(shard.primary)
+        connection = connect(shard.writable)
         try:
             with connection.cursor(DictCursor) as cursor:
                 cursor.execute(f"SELECT * FROM {quote_name(str(entry.table))} WHERE {where}", subject.values)
                 rows = cursor.fetchall()
         except Exception as error:
-            raise translated(error, shard.primary, "reading the row") from error
+            raise translated(error, shard.writable, "reading the row") from error
         finally:
             connection.close()
         if rows:

@@ -107,6 +107,11 @@ class StreamOpener:
         `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
         """
         config, keyspace = self.read_config(), self.get_keyspace(keyspace_name)
+        if keyspace.flavor == "vitess":
+            raise ConfigError(
+                f"keyspace {keyspace.name} is of flavor vitess: its merged stream is not served here",
+                hint="read vtgate's own VStream, which has all shards of the keyspace",
+            )
         start = parse_start(since) if isinstance(since, str) else since
         definitions = {
             name: each
@@ -149,7 +154,7 @@ class StreamOpener:
             )
         now_us = time.time_ns() // 1000
         shard = shards[shard_name]
-        head = _find_head(keyspace.flavor, shard)
+        head = _find_head(keyspace.gtid_flavor, shard)
         return EventToken(shard.lineage, shard.name, head.epoch, now_us, head.position)
 
     def describe_topology(self) -> dict[str, Any]:
@@ -181,6 +186,7 @@ def _describe_keyspace(keyspace: Keyspace) -> dict[str, Any]:
                 "serving": shard.serving,
                 "continues": list(shard.continues),
                 "primary": str(shard.primary),
+                "vtgate": None if shard.vtgate is None else str(shard.vtgate),
                 "replicas": [str(replica) for replica in shard.replicas],
             }
             for shard in keyspace.shards
@@ -254,7 +260,7 @@ def _read_columns(address: ServerAddress, tables: frozenset[str], name: str) -> 
 
 def _find_head(flavor: str, shard: Shard) -> Head:
     instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
-    epochs = HeartbeatWriter(shard.primary, flavor, instance, 0)
+    epochs = HeartbeatWriter(shard.writable, flavor, instance, 0)
     primary = Primary(shard, flavor, epochs.epoch)
     try:
         return primary.head()

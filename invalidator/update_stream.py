@@ -23,7 +23,14 @@ from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
 from freshness.config import Keyspace, Shard
-from freshness.errors import ConfigError, FreshnessError, HistoryLost, SourceUnavailable, StreamStopped
+from freshness.errors import (
+    ConfigError,
+    FreshnessError,
+    HistoryLost,
+    HistoryPurged,
+    SourceUnavailable,
+    StreamStopped,
+)
 from freshness.keyrange import KeyRange
 from freshness.position import Position
 from freshness.request import Head
@@ -53,6 +60,12 @@ DRAIN_SECONDS: Final = 30.0
 
 REWIND_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 20.0
+
+PURGED_HINT: Final = (
+    "purged on every server: what changed since then cannot be had here. Take /v1/token, then a snapshot of the"
+    " tables, and start at the token; or replay an archive; or begin a new one. Keep binary logs longer than the"
+    " longest absence (F15)"
+)
 
 log = logging.getLogger(__name__)
 
@@ -566,6 +579,10 @@ class _Feed:
             )
             described.__cause__ = error
             error = described
+        elif isinstance(error, HistoryPurged):
+            purged = HistoryPurged(f"shard {self.shard.name}: {error.message}", hint=PURGED_HINT)
+            purged.__cause__ = error
+            error = purged
         with self.changed:
             if self.is_leaving:
                 # What it did not deliver is in the logs of the shards that follow it, or they say so themselves.

@@ -21,10 +21,10 @@ import grpc
 from freshness.errors import HistoryPurged, SourceUnavailable, SourceUnsuitable
 from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position
+from freshness.vtgate_address import VtgateAddress
 from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.source import Transaction
-from invalidator.vstream_address import VtgateAddress
 from invalidator.vstream_channel import open_channel, wait_connected
 from invalidator.vstream_error import translated
 from invalidator.vstream_position import format_gtid, parse_gtid

@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 
 from freshness.errors import SourceUnavailable, SourceUnsuitable
-from invalidator.vstream_address import VtgateAddress
+from freshness.vtgate_address import VtgateAddress
 
 KEEPALIVE_ANSWER_SECONDS: Final = 10.0
 

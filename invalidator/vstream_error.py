@@ -18,7 +18,7 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
-from invalidator.vstream_address import VtgateAddress
+from freshness.vtgate_address import VtgateAddress
 
 _MISMATCH = re.compile(r"GTIDSet ?Mismatch|has more GTIDs than the (?:source|master)", re.IGNORECASE)
 _KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
@@ -62,7 +62,9 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
         )
     if _PARTICIPANTS.search(details):
         return StreamStopped(
-            said, hint="the shards are being merged: open one stream with all shards of the keyspace"
+            said,
+            hint="the shards are being merged: the invalidator needs the new ones in freshness.toml, and to load it"
+            " (SIGHUP); who reads VStream itself: open one stream with all shards of the keyspace",
         )
     if _UNDECODABLE.search(details):
         return StreamStopped(

@@ -27,7 +27,8 @@ class ShardsMoved(FreshnessError):
     ) -> None:
         super().__init__(
             f"keyspace {keyspace}: shards {', '.join(old)} were replaced by {', '.join(sorted(new))}",
-            hint="follow the new shards from the positions of the journal (update the topology)",
+            hint="put the new shards into freshness.toml, each with a lineage of its own, and load it (SIGHUP); who"
+            " reads VStream itself goes on at the positions of the journal",
         )
         self.keyspace = keyspace
         self.journal_id = journal_id

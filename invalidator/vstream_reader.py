@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import grpc
 
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
+from freshness.vtgate_address import VtgateAddress
 from invalidator.mailbox import Mailbox
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.source import Transaction
-from invalidator.vstream_address import VtgateAddress
 from invalidator.vstream_error import translated
 from invalidator.vstream_journal import ShardsMoved
 from invalidator.vstream_position import parse_gtid
@@ -68,7 +68,8 @@ class Splitter:
         if missing:
             raise StreamStopped(
                 f"keyspace {self._keyspace}: shards {old} are merged, and {missing} are not in this stream",
-                hint="open one stream with all of them: only then is it known where the new shards go on",
+                hint="the invalidator needs the new shards in freshness.toml, and to load it (SIGHUP); who reads"
+                " VStream itself: open one stream with all of them, to learn where the new shards go on",
             )
         journals = [self._assemblers[shard].journal for shard in old]
         if any(each is None or each.id != journal.id for each in journals):

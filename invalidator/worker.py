@@ -22,19 +22,20 @@ from freshness.backends.schema import find_cascades
 from freshness.config import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE
-from freshness.errors import FreshnessError, SourceUnsuitable
+from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
 from freshness.request import Head
+from freshness.vtgate_address import VtgateAddress
 from freshness.witness import Witness
 from invalidator.binlog import BinlogSource
 from invalidator.candidate import ReplicaBounds
 from invalidator.heartbeat import HeartbeatWriter
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.metrics import ShardMetrics
-from invalidator.preflight import check_database, require
+from invalidator.preflight import check_shard, require
 from invalidator.pulse import Pulse
 from invalidator.replicas import ReplicaSource
 from invalidator.seek import TimeIndex
@@ -76,7 +77,7 @@ class Primary:
     """Says where the primary of a shard is. One connection, opened when needed and again after an error."""
 
     def __init__(self, shard: Shard, flavor: str, read_epoch: Callable[[], int]) -> None:
-        self._address = shard.primary
+        self._address = shard.writable
         self._flavor = flavor
         self._read_epoch = read_epoch
         self._connection: Connection | None = None
@@ -132,10 +133,10 @@ class ShardWorker:
         shard, flavor = task.shard, task.flavor
         cascades = self._check()
         instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
-        heartbeats = HeartbeatWriter(shard.primary, flavor, instance, task.stream.clock_error_seconds)
+        heartbeats = HeartbeatWriter(shard.writable, flavor, instance, task.stream.clock_error_seconds)
         has_heartbeats = self._prepare(heartbeats)
         # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
-        epochs = HeartbeatWriter(shard.primary, flavor, f"{instance}.e", 0)
+        epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)
         primary = Primary(shard, flavor, epochs.epoch)
         pulse = Pulse(
             heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
@@ -168,13 +169,15 @@ class ShardWorker:
     def _check(self) -> Cascades:
         """Refuse a primary that would lose invalidations. What foreign keys change, by table (F23)."""
         task = self.assignment
-        primary = task.shard.primary
+        primary = task.shard.writable
         connection = connect(primary)
         try:
-            findings = check_database(connection, primary, task.flavor, task.tables)
+            findings = check_shard(connection, task.shard, task.flavor, task.tables)
             for finding in findings:
                 log.log(logging.ERROR if finding.severity == "error" else logging.WARNING, "%s", finding)
             require(findings)
+            if task.shard.vtgate is not None:
+                return {}  # refused just now; other schemas' names are the tablet's own
             return find_cascades(connection, primary.database, task.tables)
         finally:
             connection.close()
@@ -192,6 +195,8 @@ class ShardWorker:
 
     def _create_source(self, cascades: Cascades) -> Source:
         task = self.assignment
+        if task.shard.vtgate is not None:
+            return _open_vstream(task.shard.vtgate, task.shard.name, task.registry)
 
         def of(server: ServerAddress) -> Source:
             return BinlogSource(
@@ -282,6 +287,22 @@ class MetricsObserver(LoopObserver):
 
     def failed(self, error: FreshnessError) -> None:
         self._worker.last_error = str(error)
+
+
+def _open_vstream(vtgate: VtgateAddress, shard: str, registry: Mapping[str, ObjectDefinition]) -> Source:
+    """Of each table only the columns of keys are asked for. Raises `ConfigError` where grpcio is missing."""
+    try:
+        from invalidator.vstream import VStreamSource
+    except ImportError as error:
+        raise ConfigError(
+            f"a keyspace of flavor vitess needs a package that is not installed: {error}",
+            hint="pip install 'freshness[vitess]'",
+        ) from error
+    columns: dict[str, set[str]] = {}
+    for definition in registry.values():
+        for table, keys in definition.columns_by_table.items():
+            columns.setdefault(table, set()).update(column.name for column in keys)
+    return VStreamSource(vtgate, shard, {table: sorted(names) for table, names in columns.items()})
 
 
 def _answerer(driver: BlockingDriver, source: Source, epochs: HeartbeatWriter) -> Callable[[LoopStep], Any]:

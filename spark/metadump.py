@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import IO, Final
 from urllib.parse import unquote_to_bytes
 
-from freshness.config import parse_host_port
+from freshness.hostport import parse_host_port
 from freshness.errors import NodeUnavailable, NodeUnsuitable
 
 TIMEOUT_SECONDS: Final = 5.0

@@ -634,6 +634,101 @@ def test_every_key_of_the_example_is_described() -> None:
     assert keys <= described
 
 
+VITESS = """
+[cache]
+nodes = ["127.0.0.1:11211"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "vitess"
+sharding = { column = "customer_id", function = "xxhash" }
+[[keyspaces.shop.shards]]
+name = "-80"
+primary = "mysql://app:hunter2@vtgate:15306/commerce"
+vtgate = "vitess://app:hunter2@vtgate:15991/commerce?tablet_type=rdonly"
+[[keyspaces.shop.shards]]
+name = "80-"
+primary = "mysql://app:hunter2@vtgate:15306/commerce"
+vtgate = "vitess://app:hunter2@vtgate:15991/commerce?tablet_type=rdonly"
+"""
+
+
+def test_a_keyspace_of_vitess(load: Load) -> None:
+    keyspace = load(VITESS).keyspaces["shop"]
+    assert (keyspace.flavor, keyspace.gtid_flavor) == ("vitess", "mysql")
+    one, two = keyspace.shards
+    assert one.vtgate == two.vtgate
+    assert one.vtgate is not None
+    assert (one.vtgate.target, one.vtgate.keyspace, one.vtgate.tablet_type) == (
+        "vtgate:15991",
+        "commerce",
+        "rdonly",
+    )
+    assert (one.primary.database, one.writable.database) == ("commerce", "commerce:-80@primary")
+    assert two.writable.database == "commerce:80-@primary"
+    assert (one.writable.host, one.writable.port) == ("vtgate", 15306)
+
+
+def test_without_vitess_heartbeats_go_to_the_primary_itself(load: Load) -> None:
+    keyspace = load(MINIMAL).keyspaces["shop"]
+    assert keyspace.gtid_flavor == keyspace.flavor == "mysql"
+    assert keyspace.shards[0].writable == keyspace.shards[0].primary
+
+
+_TWO = 'name = "80-"\nprimary = "mysql://app:hunter2@vtgate:15306/commerce"\n'
+_GATE = 'vtgate = "vitess://app:hunter2@vtgate:15991/commerce?tablet_type=rdonly"\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (_TWO + _GATE, _TWO, 'shards[1].vtgate: found nothing; expected "vitess://'),
+        (_TWO + _GATE, _TWO + "vtgate = 1\n", "shards[1].vtgate: found a number"),
+        (
+            _TWO + _GATE,
+            _TWO + _GATE.replace("rdonly", "copy"),
+            "shards[1].vtgate: found tablet_type is 'copy'",
+        ),
+        (
+            _TWO + _GATE,
+            _TWO + _GATE.replace("vitess:", "mysql:"),
+            "shards[1].vtgate: found the URL does not name",
+        ),
+        (
+            _TWO + _GATE,
+            _TWO + _GATE.replace("commerce", "other"),
+            "primary: found another database; expected /other",
+        ),
+        (
+            _TWO + _GATE,
+            _TWO + _GATE + 'replicas = ["mysql://app@b:1/commerce"]\n',
+            "replicas: found servers; expected none with flavor vitess",
+        ),
+        (
+            _TWO + _GATE,
+            _TWO.replace("mysql:", "mariadb:") + _GATE,
+            'shards[1].primary: found a mariadb:// URL; expected mysql:// in a keyspace of flavor "vitess"',
+        ),
+        (
+            "[keyspaces.shop]\n",
+            '[archive]\npath = "archive"\n[keyspaces.shop]\n',
+            'archive.path: found a path, and keyspace shop of flavor "vitess"',
+        ),
+    ],
+)
+def test_mistakes_in_a_keyspace_of_vitess(load: Load, old: str, new: str, says: str) -> None:
+    assert VITESS.count(old) == 1, "the case must change one place"
+    (problem,) = _problems(load, VITESS.replace(old, new))
+    assert says in problem
+    assert "hunter2" not in problem
+
+
+def test_only_vitess_has_a_vtgate(load: Load) -> None:
+    (problem,) = _problems(
+        load, MINIMAL.replace("[objects.customer]", 'vtgate = "vitess://h/shop"\n[objects.customer]')
+    )
+    assert 'shards[0].vtgate: found a vtgate in a keyspace of flavor "mysql"' in problem
+
+
 def test_sections_given_instead_are_held_to_the_same_rules(load: Load, tmp_path: Path) -> None:
     load(MINIMAL)
     path = tmp_path / "freshness.toml"
@@ -641,5 +736,5 @@ def test_sections_given_instead_are_held_to_the_same_rules(load: Load, tmp_path:
     config = load_config(path, {}, instead={"keyspaces": {"shop": {"flavor": "mysql", "shards": [shard]}}})
     assert config.keyspaces["shop"].shards[0].primary.host == "10.0.0.1"
     assert config.cache.namespace == "shop"
-    with pytest.raises(ConfigError, match="keyspaces.shop.flavor: found nothing"):
+    with pytest.raises(ConfigError, match=r"keyspaces\.shop\.flavor: found nothing"):
         load_config(path, {}, instead={"keyspaces": {"shop": {"shards": [shard]}}})

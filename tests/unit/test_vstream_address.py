@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from freshness.errors import ConfigError
-from invalidator.vstream_address import VtgateAddress
+from freshness.vtgate_address import VtgateAddress
 
 
 def parse(url: str, **environ: str) -> VtgateAddress:

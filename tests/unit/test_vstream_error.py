@@ -17,7 +17,7 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position import MysqlGtidSet
-from invalidator.vstream_address import VtgateAddress
+from freshness.vtgate_address import VtgateAddress
 from invalidator.vstream_error import translated
 from invalidator.vstream_journal import ShardsMoved
 

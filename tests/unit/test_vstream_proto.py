@@ -127,7 +127,7 @@ APPLICATION_AND_BINLOG = (
     "invalidator.app",
     "invalidator.cli",
     "invalidator.binlog",
-    "invalidator.vstream_address",
+    "freshness.vtgate_address",
     "invalidator.vstream_journal",
     "freshness.backends.vitess",
 )

@@ -1,0 +1,409 @@
+"""A keyspace of flavor "vitess" from configuration to cache: invalidator, `Cache` and verbs, against stand-ins.
+
+Of Vitess there is nothing here. Two real MySQL servers are the primaries of two shards: a database named as vtgate
+names its targets (``shop:-80@primary``) holds the tables, ``shop:-80@replica`` shows the same through views, and
+``shop`` has the empty tables of which only the schema is read. The stand-in for vtgate's gRPC side
+(``integration/servers/vtgate.py``) sends what is in the servers' binary logs.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+
+from appclient import Cache
+from freshness.config import Config, ServerAddress, load_config
+from freshness.errors import SourceUnsuitable
+from freshness.position import Position, parse_position
+from freshness.token import EventToken
+from integration.configuration import write_sharded_config
+from integration.harness import CACHE, ORDERS_TABLE, STREAM, call_cli, wait_for_hits, wait_until
+from integration.servers import DatabaseServer, Memcached
+from integration.servers.program import InvalidatorProcess
+from integration.servers.vtgate import (
+    KEYSPACE,
+    Fail,
+    Step,
+    Vtgate,
+    begin,
+    change,
+    column,
+    commit,
+    ddl,
+    event,
+    fields,
+    heartbeat,
+    image,
+    journal,
+    response,
+    rows,
+)
+from integration.shards import CUSTOMERS_TABLE, Shard, start_shards
+from invalidator.app import Invalidator
+from invalidator.binlog import BinlogSource
+from invalidator.heartbeat import HeartbeatWriter
+from invalidator.proto import vitess_pb2 as pb
+from invalidator.source import Transaction
+from invalidator.status import read_status
+from invalidator.vstream_journal import ShardsMoved
+
+NAMES: Final = ("-80", "80-")
+TABLES: Final = frozenset(("customers", "orders", "freshness_heartbeat"))
+CUSTOMERS: Final = range(1, 41)
+CUT_AFTER: Final = 40
+"""Responses after which the stand-in ends a stream, as one that is too old."""
+
+OBJECTS: Final = """[objects.customer]
+table = "customers"
+[objects.order]
+table = "orders"
+[objects.profile]
+key = "customer_id"
+members = { customers = "customer_id", orders = "customer_id" }
+"""
+OPERATOR: Final = 4
+USAGE: Final = 2
+
+
+def target(shard: Shard, kind: str = "primary") -> str:
+    return f"{KEYSPACE}:{shard.name}@{kind}"
+
+
+@dataclass
+class Relay:
+    """Plays the log of each shard's server as vtgate would, with the columns that are asked for. ``journals``, by
+    shard: comes behind what was in the log when it was set, and then nothing more."""
+
+    servers: dict[str, DatabaseServer]
+    journals: dict[str, tuple[Position, pb.VEvent]] = field(default_factory=dict)
+
+    def __call__(self, request: pb.VStreamRequest) -> Iterator[Step]:
+        (entry,) = request.vgtid.shard_gtids
+        server = self.servers[entry.shard]
+        columns = {rule.match: _chosen(rule.filter) for rule in request.filter.rules}
+        address = ServerAddress("127.0.0.1", server.port, "app", "app", f"{KEYSPACE}:{entry.shard}@primary")
+        source = BinlogSource(address, "mysql", TABLES, heartbeat_table="none")
+        position = parse_position("mysql", entry.gtid.removeprefix("MySQL56/"))
+        source.open(position)
+        try:
+            for _ in range(CUT_AFTER):
+                end = self.journals.get(entry.shard)
+                if end is not None and position.contains(end[0]):
+                    yield response(
+                        begin(entry.shard), end[1], _reached(entry.shard, position), commit(entry.shard)
+                    )
+                    return
+                for transaction in source.poll(0.2, 1):
+                    position = position.union(transaction.position)
+                    yield from _play(entry.shard, transaction, position, columns)
+                yield heartbeat()
+            yield Fail(grpc.StatusCode.UNAVAILABLE, "stream exceeded its maximum age")
+        finally:
+            source.close()
+
+
+def _chosen(sql: str) -> list[str] | None:
+    head = sql.partition(" from ")[0]
+    return None if head == "select *" else re.findall(r"`([^`]+)`", head)
+
+
+def _reached(shard: str, position: Position) -> pb.VEvent:
+    entry = pb.ShardGtid(keyspace=KEYSPACE, shard=shard, gtid=f"MySQL56/{position}")
+    return event(pb.VGTID, shard, vgtid=pb.VGtid(shard_gtids=[entry]))
+
+
+def _play(
+    shard: str, transaction: Transaction, position: Position, wanted: dict[str, list[str] | None]
+) -> Iterator[Step]:
+    if transaction.raised_tables:
+        for table in transaction.raised_tables:
+            statement = ddl(0, f"ALTER TABLE {table} FORCE", shard).events[1]
+            yield response(_reached(shard, position), statement)
+        return
+    events = [begin(shard)]
+    for each in transaction.changes:
+        names = wanted[each.table] or list(each.after or each.before or {})
+        kinds = [265 if _is_number(each, name) else 6165 for name in names]
+        described = [column(name, kind, charset=255) for name, kind in zip(names, kinds, strict=True)]
+        images = [
+            None if row is None else image(*(_text(row[name]) for name in names))
+            for row in (each.before, each.after)
+        ]
+        events += [fields(each.table, described, shard), rows(each.table, change(*images), shard=shard)]
+    yield response(*events, _reached(shard, position), commit(shard))
+
+
+def _is_number(change: Any, name: str) -> bool:
+    return isinstance((change.after or change.before)[name], int)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+# -- the deployment --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shards() -> Iterator[list[Shard]]:
+    with start_shards("mysql", NAMES, replicas=0) as cluster:
+        for shard in cluster.shards:
+            prepare(shard)
+        yield cluster.shards
+
+
+def prepare(shard: Shard) -> None:
+    primary, replica = target(shard), target(shard, "replica")
+    server = shard.primary
+    for name in (primary, replica):
+        server.execute(f"CREATE DATABASE `{name}`")
+    for create in (CUSTOMERS_TABLE, ORDERS_TABLE):
+        server.execute(create, database=primary)
+    heartbeats = HeartbeatWriter(
+        ServerAddress("127.0.0.1", server.port, "app", "app", primary), "mysql", "test", 0
+    )
+    heartbeats.prepare()
+    heartbeats.close()
+    for table in TABLES:
+        server.execute(f"CREATE VIEW `{replica}`.{table} AS SELECT * FROM `{primary}`.{table}")
+
+
+@dataclass
+class Deployment:
+    shards: list[Shard]
+    vtgate: Vtgate
+    relay: Relay
+    node: Memcached
+    path: Path
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.path)
+
+    def execute(self, customer: int, sql: str, *arguments: Any) -> None:
+        (shard,) = [each for each in self.shards if each.contains(customer)]
+        shard.primary.execute(sql, *arguments, database=target(shard))
+
+    def read_all(self, table: str, key: str) -> dict[int, dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        for shard in self.shards:
+            names = [
+                name for name, *_ in shard.primary.execute(f"SHOW COLUMNS FROM {table}", database="shop")
+            ]
+            for row in shard.primary.execute(f"SELECT * FROM {table}", database=target(shard)):
+                named = dict(zip(names, row, strict=True))
+                found[named[key]] = named
+        return found
+
+    def heads(self) -> dict[str, Position]:
+        return {
+            f"shop/{shard.name}": parse_position("mysql", shard.primary.executed()) for shard in self.shards
+        }
+
+
+@contextmanager
+def deployed(shards: list[Shard], folder: Path, *, login: str = "app:secret@") -> Iterator[Deployment]:
+    for shard in shards:
+        for table in ("customers", "orders"):
+            shard.primary.execute(f"DELETE FROM {table}", database=target(shard))
+    relay = Relay({shard.name: shard.primary for shard in shards})
+    with Vtgate(then=relay, users={"app": "secret"}) as vtgate, Memcached() as node:
+        path = write_sharded_config(
+            folder,
+            "vitess",
+            [
+                {
+                    "name": shard.name,
+                    "primary": shard.primary.url,
+                    "vtgate": f"vitess://{login}127.0.0.1:{vtgate.port}/{KEYSPACE}",
+                }
+                for shard in shards
+            ],
+            [node.address],
+            column="customer_id",
+            objects=OBJECTS,
+            cache=CACHE,
+            stream=STREAM,
+        )
+        yield Deployment(shards, vtgate, relay, node, path)
+
+
+def open_cache(path: Path) -> Cache:
+    cache = Cache.open(path)
+
+    @cache.loader("profile")
+    def load_profile(db: Any, customer_id: int) -> dict[str, Any]:
+        orders = db.query("SELECT id, total FROM orders WHERE customer_id = %s ORDER BY id", (customer_id,))
+        customer = db.query_one("SELECT name, v FROM customers WHERE customer_id = %s", (customer_id,))
+        return {"customer": customer, "orders": orders}
+
+    return cache
+
+
+def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
+    """Rows of one shard, rows that can be on any, and composites; through breaks of the stream."""
+    with ExitStack() as stack:
+        made = stack.enter_context(deployed(shards, tmp_path))
+        for key in CUSTOMERS:
+            made.execute(key, "INSERT INTO customers VALUES (%s, %s, 0)", key, f"customer {key}")
+            made.execute(key, "INSERT INTO orders VALUES (%s, %s, %s)", 100 + key, key, key)
+        invalidator = stack.enter_context(InvalidatorProcess(made.path))
+        cache = open_cache(made.path)
+        stack.callback(cache.close)
+        orders = [100 + key for key in CUSTOMERS]
+        for turn in range(1, 6):
+            for name, keys in (("customer", CUSTOMERS), ("profile", CUSTOMERS), ("order", orders)):
+                wait_for_hits(cache, name, keys, invalidator.log)
+            for key in CUSTOMERS[turn::3]:
+                made.execute(key, "UPDATE customers SET v = %s WHERE customer_id = %s", turn, key)
+                made.execute(key, "UPDATE orders SET total = total + 1 WHERE id = %s", 100 + key)
+            wait_covered(made, invalidator.log)
+            wanted = made.read_all("customers", "customer_id")
+            assert cache.get_many("customer", CUSTOMERS) == wanted
+            assert cache.get_many("order", orders) == made.read_all("orders", "id")
+            profiles = cache.get_many("profile", CUSTOMERS)
+            assert {key: each["customer"]["v"] for key, each in profiles.items()} == {
+                key: row["v"] for key, row in wanted.items()
+            }
+        assert len(made.vtgate.requests) > len(NAMES), "streams were opened again"
+        shard = made.shards[0]
+        answer = cache.database().query(
+            "SELECT COUNT(*) AS n FROM customers", shard=shard.name, include_event_token=True
+        )
+        assert answer.rows == [{"n": len([key for key in CUSTOMERS if shard.contains(key)])}]
+        token = answer.extras.event_token
+        assert isinstance(token, EventToken)
+        assert (token.lineage, token.epoch, token.position.flavor) == ("shop/-80", 1, "mysql")
+        assert call_cli("check", "-c", made.path).stdout == "0 findings\n"
+        shown = call_cli("inspect", "customer", "1", "-c", made.path).stdout
+        assert "equals_primary: True" in shown
+        assert call_cli("invalidate", "customer", "1", "-c", made.path).returncode == 0
+
+
+def wait_covered(made: Deployment, describe: Callable[[], str]) -> None:
+    heads = made.heads()
+
+    def is_covered() -> bool:
+        return all(
+            parse_position("mysql", node.get("progress", "")).contains(heads[node["lineage"]])
+            for node in read_status(made.config)["nodes"]
+        )
+
+    wait_until(is_covered, "the node has acknowledged the heads", describe)
+
+
+class Running:
+    """The invalidator in this process, and what ended it."""
+
+    def __init__(self, config: Config) -> None:
+        self.invalidator = Invalidator(config)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.invalidator.stop()
+        self.join()
+
+    def join(self) -> None:
+        wait_until(lambda: not self._thread.is_alive(), "the invalidator has ended")
+
+    def find_error(self, lineage: str) -> str:
+        (worker,) = [each for each in self.invalidator.workers if each.assignment.shard.lineage == lineage]
+        return worker.last_error
+
+    def is_streaming(self) -> bool:
+        workers = self.invalidator.workers
+        return bool(workers) and all(each.is_streaming for each in workers)
+
+    def _run(self) -> None:
+        try:
+            self.invalidator.run()
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.error = error
+
+
+def move(made: Deployment, shard: Shard, *news: str) -> Position:
+    """vtgate says that the shard was replaced, behind all that was written by now."""
+    end = parse_position("mysql", shard.primary.executed())
+    made.relay.journals[shard.name] = end, journal([shard.name], dict.fromkeys(news, 3), shard.name)
+    return end
+
+
+def test_a_shard_that_moved_ends_its_worker_alone(shards: list[Shard], tmp_path: Path) -> None:
+    """Everything before was applied; the error says what to do; the invalidator ends with the last worker."""
+    with deployed(shards, tmp_path) as made, Running(made.config) as running:
+        wait_until(running.is_streaming, "both shards are followed")
+        one, two = made.shards
+        made.execute(_customer_of(one), "INSERT INTO customers VALUES (%s, 'x', 0)", _customer_of(one))
+        end = move(made, one, "-40", "40-80")
+        wait_until(
+            lambda: "were replaced by -40, 40-80" in running.find_error("shop/-80"), "the worker ended"
+        )
+        assert "freshness.toml" in running.find_error("shop/-80")
+        states = {node["lineage"]: node for node in read_status(made.config)["nodes"]}
+        assert parse_position("mysql", states["shop/-80"]["progress"]).contains(end)
+        made.execute(_customer_of(two), "INSERT INTO customers VALUES (%s, 'x', 0)", _customer_of(two))
+        head = made.heads()["shop/80-"]
+
+        def is_applied() -> bool:
+            states = {node["lineage"]: node for node in read_status(made.config)["nodes"]}
+            return parse_position("mysql", states["shop/80-"]["progress"]).contains(head)
+
+        wait_until(is_applied, "the other shard goes on")
+        assert running.error is None
+        move(made, two, "80-c0", "c0-")
+        running.join()
+        assert isinstance(running.error, ShardsMoved)
+        assert running.error.exit_code == OPERATOR
+
+
+def _customer_of(shard: Shard) -> int:
+    return next(key for key in CUSTOMERS if shard.contains(key))
+
+
+def test_what_vtgate_refuses_ends_the_invalidator(shards: list[Shard], tmp_path: Path) -> None:
+    with deployed(shards, tmp_path, login="app:wrong@") as made, Running(made.config) as running:
+        running.join()
+        assert isinstance(running.error, SourceUnsuitable)
+        assert "check user and password" in running.error.hint
+
+
+def test_what_is_not_there_for_vitess_is_refused(shards: list[Shard], tmp_path: Path) -> None:
+    with deployed(shards, tmp_path) as made:
+        for verb in (("stream",), ("record", "--out", str(tmp_path / "archive"))):
+            refused = call_cli(*verb, "-c", made.path)
+            assert refused.returncode == USAGE
+            assert "of flavor vitess" in refused.stderr
+
+
+def test_a_tablet_that_would_lose_invalidations_is_refused(shards: list[Shard], tmp_path: Path) -> None:
+    with deployed(shards, tmp_path) as made:
+        server, database = shards[0].primary, target(shards[0])
+        server.execute("SET GLOBAL binlog_row_image = 'MINIMAL'")
+        server.execute("CREATE TABLE parents (id BIGINT PRIMARY KEY)", database=database)
+        server.execute(
+            "ALTER TABLE orders ADD CONSTRAINT lost FOREIGN KEY (customer_id) REFERENCES parents (id)"
+            " ON DELETE CASCADE",
+            database=database,
+        )
+        try:
+            checked = call_cli("check", "-c", made.path)
+        finally:
+            server.execute("ALTER TABLE orders DROP FOREIGN KEY lost", database=database)
+            server.execute("DROP TABLE parents", database=database)
+            server.execute("SET GLOBAL binlog_row_image = 'FULL'")
+        assert checked.returncode == OPERATOR
+        assert "F35" in checked.stdout
+        assert "F23" in checked.stdout

@@ -1,0 +1,67 @@
+"""What a worker makes of its assignment, without servers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from freshness.config import Config, load_config
+from freshness.errors import ConfigError
+from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.registry import build_registry
+from invalidator.metrics import Metrics
+from invalidator.worker import Assignment, ShardWorker
+
+CONFIG = """
+[cache]
+nodes = ["127.0.0.1:11211"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "vitess"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:1/shop"
+vtgate = "vitess://127.0.0.1:1/shop"
+[objects.customer]
+table = "customers"
+[objects.profile]
+key = "customer_id"
+members = { customers = "id", orders = "customer_id" }
+"""
+
+
+def worker_of(folder: Path) -> ShardWorker:
+    path = folder / "freshness.toml"
+    path.write_text(CONFIG)
+    config: Config = load_config(path, {})
+    registry = build_registry(
+        config, lambda _, __, name: (KeyColumn(name or "id", ColumnKind.INTEGER),), lambda *_: b""
+    )
+    keyspace = config.keyspaces["shop"]
+    assignment = Assignment(
+        "shop",
+        keyspace.gtid_flavor,
+        keyspace.shards[0],
+        config.cache,
+        config.cache.nodes,
+        config.stream,
+        registry,
+    )
+    return ShardWorker(assignment, Metrics().of_shard("shop/-"))
+
+
+def test_vtgate_is_asked_for_the_columns_of_all_keys(tmp_path: Path) -> None:
+    from invalidator.vstream import VStreamSource
+
+    source = worker_of(tmp_path)._create_source({})
+    assert isinstance(source, VStreamSource)
+    assert source._stream._tables == {"customers": ("id",), "orders": ("customer_id",)}
+
+
+def test_vitess_without_its_package_is_a_mistake_that_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "invalidator.vstream", None)
+    with pytest.raises(ConfigError, match=r"pip install 'freshness\[vitess\]'"):
+        worker_of(tmp_path)._create_source({})
