@@ -27,7 +27,7 @@ RESENDS_MAX: Final = 3
 RECENT_STEP_SECONDS: Final = 0.1
 """Batches closer together than this share an age, the older one: bounds what is remembered per node (I6)."""
 
-KEYS_AT_ONCE_MAX: Final = 2000
+KEYS_AT_ONCE_MAX: Final = 8000
 """Keys of a batch that are sent before the lease is looked after again: a batch of any size must not let it lapse."""
 
 INSPECT_SECONDS: Final = 1.0

@@ -656,6 +656,7 @@ class Invalidator:
     tombstone_ttl_seconds: int = D_SECONDS
     trail_seconds: float = W_SECONDS
     lease_seconds: int = L_SECONDS
+    is_serving: bool = True
     client: Client = field(init=False)
     member: Membership = field(init=False)
     cursor: Position = field(init=False)
@@ -673,6 +674,7 @@ class Invalidator:
             self.trail_seconds,
             self.heartbeat_age_max_seconds,
             self.node_refresh_seconds,
+            self.is_serving,
         )
         self.cursor = empty_position(self.database.flavor)
         self.member = Membership(self.node, policy, self.world.clock, self.world.nonce, self.cursor)

@@ -199,6 +199,8 @@ class Checker:
     def _check_hit(self, who: str, lookup: Lookup, seen: Seen) -> None:
         options = self._world.options
         oldest = seen.at - options.max_staleness_seconds - 1
+        if self._world.reshard is not None:
+            self._check_hit_elsewhere(who, lookup, seen, oldest)
         for shard, table, version, name, _ in self._versions(lookup, seen.data):
             life = self._lives.get((lookup.node, shard.lineage, name))
             trusted_since = seen.at - options.node_refresh_seconds * (1 + 2 * options.clock_rate_error)
@@ -211,8 +213,9 @@ class Checker:
             if self._is_excused(shard.lineage, life):
                 continue
             acknowledged = seen.acknowledged.get((shard.lineage, name), NOTHING)
-            for commit in reversed(shard.by_row.get((table, lookup.values[0]), ())):
-                if commit.number <= version:
+            row = table, lookup.values[0]
+            for commit in reversed(shard.by_row.get(row, ())):
+                if commit.version(row) <= version:
                     self._check_exists(lookup, shard, table, version, commit)
                     break
                 if acknowledged.contains(commit.position):
@@ -228,8 +231,32 @@ class Checker:
                         f"{commit.number} replaced {seen.at - commit.at:.1f} s before",
                     )
 
+    def _check_hit_elsewhere(self, who: str, lookup: Lookup, seen: Seen, oldest: float) -> None:
+        """In a reshard: a row has one history, over all the shards that it was on."""
+        versions: dict[str, int] = {}
+        for _, table, version, _, _ in self._versions(lookup, seen.data):
+            versions[table] = max(version, versions.get(table, 0))
+        for table, version in versions.items():
+            row = table, lookup.values[0]
+            for shard in self._world.shards:
+                if shard.lineage in lookup.policy.lineages:
+                    continue
+                for commit in shard.by_row.get(row, ()):
+                    if commit.version(row) <= version:
+                        continue
+                    is_acknowledged = any(
+                        lineage == shard.lineage and position.contains(commit.position)
+                        for (lineage, _), position in seen.acknowledged.items()
+                    )
+                    if is_acknowledged or commit.at < oldest:
+                        raise Violation(
+                            "I1" if is_acknowledged else "I7",
+                            f"{who} got {lookup.item.decode()} of {' and '.join(lookup.policy.lineages)} with {table} "
+                            f"at version {version}, which commit {commit.number} of {shard.lineage} replaced",
+                        )
+
     def _check_exists(self, lookup: Lookup, shard: Shard, table: str, version: int, commit: Commit) -> None:
-        if commit.number < version:
+        if commit.version((table, lookup.values[0])) < version:
             raise Violation(
                 "I1",
                 f"{lookup.item.decode()} has {table} at version {version}, which {shard.lineage} lost in a failover",
@@ -244,8 +271,9 @@ class Checker:
             floor = life.last.table_floors.get(table) if life.last is not None else None
             if floor is not None and not position.contains(floor):
                 continue  # it is stored, but no hit
-            for commit in reversed(shard.by_row.get((table, lookup.values[0]), ())):
-                if commit.number <= version:
+            row = table, lookup.values[0]
+            for commit in reversed(shard.by_row.get(row, ())):
+                if commit.version(row) <= version:
                     break
                 if life.acknowledged.contains(commit.position):
                     raise Violation(
@@ -260,7 +288,8 @@ class Checker:
         assert entry.value is not None
         numbers = iter(_numbers_of(entry.value))
         stamps = {stamp.lineage: stamp for stamp in entry.stamps}
-        for lineage in lookup.policy.lineages:
+        # In a reshard an entry may be of other shards than those of this lookup.
+        for lineage in stamps if self._world.reshard is not None else lookup.policy.lineages:
             stamp = stamps[lineage]
             for table in lookup.policy.tables:
                 yield self._shards[lineage], table, next(numbers), stamp.life, stamp.position

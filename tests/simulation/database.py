@@ -6,6 +6,7 @@ that loses commits, so that "older" needs no clock and no GTID to be judged: the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
@@ -17,7 +18,8 @@ Row = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Commit:
-    """One transaction of the log. ``rows``: what it changed, also by replacing a whole table."""
+    """One transaction of the log. ``rows``: what it changed, also by replacing a whole table. ``versions``: of rows
+    that were copied from another shard, whose versions they keep."""
 
     number: int
     position: Position
@@ -25,6 +27,10 @@ class Commit:
     rows: tuple[Row, ...]
     transaction: Transaction
     at: float
+    versions: Mapping[Row, int] | None = None
+
+    def version(self, row: Row) -> int:
+        return self.number if self.versions is None else self.versions[row]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +50,7 @@ class Server:
         self.executed = self.executed.union(commit.position)
         self.applied.append(commit)
         for row in commit.rows:
-            self.versions[row] = max(self.versions.get(row, 0), commit.number)
+            self.versions[row] = max(self.versions.get(row, 0), commit.version(row))
         for beat in commit.transaction.heartbeats:
             self.epoch = max(self.epoch, beat.epoch)
 
@@ -111,6 +117,7 @@ class Shard:
         *,
         began: float | None = None,
         gap: int = 0,
+        versions: Mapping[Row, int] | None = None,
     ) -> Commit:
         """Append to the log. Nobody sees it in a SELECT before `show`.
 
@@ -128,7 +135,9 @@ class Shard:
             rows.update(dict.fromkeys((table, key) for key in range(self.keys)))
         timestamp_us = int((at if began is None else began) * 1e6)
         transaction = Transaction(position, timestamp_us, changes, raised, heartbeats)
-        commit = Commit(self.number, position, self.logged.union(position), tuple(rows), transaction, at)
+        commit = Commit(
+            self.number, position, self.logged.union(position), tuple(rows), transaction, at, versions
+        )
         self.log.append(commit)
         for row in commit.rows:
             self.by_row.setdefault(row, []).append(commit)

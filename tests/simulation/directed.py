@@ -17,11 +17,13 @@ from unittest.mock import patch
 
 import tests.world
 from freshness.cachekey import tombstone_key
-from freshness.envelope import STUB
+from freshness.envelope import STUB, NodeRecord
+from freshness.membership import Membership
 from freshness.position import MysqlGtidSet
 from freshness.request import Add, Cas, Delete, Head, InspectStorage, Reply, Request
 from freshness.token import EventToken
 from tests.simulation.bugs import PLANTED, apply_progress_first
+from tests.simulation.reshard import STAYS_OPEN
 from tests.world import Reader, Replica, Run, World
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -89,6 +91,7 @@ DIRECTED: Final[dict[str, str]] = {
     "keys move when a node is down": "defences::test_a_key_does_not_move_when_its_node_is_down",
     "snapshot before token": "defences::test_token_is_read_before_rows",
     "timestamps first": "defences::test_containment_decides",
+    STAYS_OPEN: "defences::test_a_source_closes_before_its_keys_move",
 }
 """Which directed schedule (file::test) fails with which planted bug."""
 
@@ -171,6 +174,14 @@ def _elsewhere(reading: Any) -> Callable[..., Any]:
     return moved
 
 
+def _always_serving(lease: Any) -> Callable[..., Any]:
+    def stay_open(self: Membership, record: NodeRecord, now: float) -> Any:
+        self.policy = replace(self.policy, is_serving=True)
+        return lease(self, record, now)
+
+    return stay_open
+
+
 def _rows_first(_: bool) -> bool:
     return True
 
@@ -184,5 +195,6 @@ _IN_THE_WORLD: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "errant transactions in a floor": (World, "read_head", _with_errant),
     "keys move when a node is down": (Reader, "reading", _elsewhere),
     "snapshot before token": (World, "reads_rows_first", _rows_first),
+    STAYS_OPEN: (Membership, "_lease", _always_serving),
 }
 """Where a bug is planted: class, name, and what becomes of it."""

@@ -53,10 +53,10 @@ def _strike_pause(world: World) -> None:
 
 
 def _strike_crash(world: World) -> None:
-    _crash(world, world.random.choice(world.invalidator_names), world.random.choice((0.1, 2.0, 15.0)))
+    crash(world, world.random.choice(world.invalidator_names), world.random.choice((0.1, 2.0, 15.0)))
 
 
-def _crash(world: World, name: str, back_after_seconds: float) -> None:
+def crash(world: World, name: str, back_after_seconds: float) -> None:
     for each in world.actors:
         if each.process == name:
             each.crash()
@@ -189,7 +189,7 @@ def _strike_reshape(world: World) -> None:
 def _restart_some(world: World) -> None:
     for name in world.invalidator_names:
         if world.random.random() < 0.8:
-            _crash(world, name, world.random.choice((0.1, 2.0)))
+            crash(world, name, world.random.choice((0.1, 2.0)))
 
 
 _STRIKES: Final[dict[str, Callable[[World], None]]] = {
@@ -237,7 +237,7 @@ def calm(world: World) -> None:
         process = world.processes[name]
         process.behind_seconds = 0.0
         if process.configuration != world.configuration:
-            _crash(world, name, 0.1)
+            crash(world, name, 0.1)
     for shard in world.shards:
         for place, replica in enumerate(shard.replicas):
             if not shard.logged.contains(replica.executed) or replica.epoch > shard.epoch:

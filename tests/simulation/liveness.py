@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
+from freshness.read import Lookup
 from freshness.request import Wait
 from freshness.rule import ReadOutcome
 from invalidator.loop import HISTORY_CONFIRM_SECONDS
@@ -53,7 +54,7 @@ def check_liveness(world: World) -> float:
     def probe() -> Generator[Any, Any, Any]:
         while waiting:
             for place in list(waiting):
-                (read,) = yield from world.read(name, known, [world.lookup(*place, known.ring)])
+                (read,) = yield from world.read(name, known, [_present(world, known, *place)])
                 waiting[place] = read.outcome.value
                 if read.outcome is ReadOutcome.HIT:
                     del waiting[place]
@@ -74,4 +75,11 @@ def check_liveness(world: World) -> float:
         "I5",
         f"{place[0]}[{place[1]}] is still no hit {world.now - began:.0f} s after all faults ended; the last read "
         f"said: {last}",
+    )
+
+
+def _present(world: World, known: Deployment, object_name: str, key: int) -> Lookup:
+    """With the shards that serve now."""
+    return world.lookup(
+        object_name, key, known.ring, has_moved=world.reshard is not None and world.reshard.has_moved
     )

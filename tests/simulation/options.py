@@ -31,11 +31,19 @@ Flavor = Literal["mysql", "mariadb"]
 STALLS: Final = ("publish", "record", "tombstone", "fill", "guard", "resume")
 """Before which kind of request a process stalls; publish: a record, when tombstones have been sent before."""
 
+RESHARD_SHARE: Final = 0.05
+"""How many worlds are resharded."""
+RESHARD_FAULTS: Final = (
+    "lose_request", "lose_reply", "delay_request", "pause", "stall", "crash", "evict", "restart", "cut", "flush",
+    "jump", "stop_replica",
+)  # fmt: skip
+
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
 PROFILES: Final = (
     "any", "steady", "lagging", "two", "takeover", "revival", "behind", "losses", "storm", "restarts", "raised",
     "placement",
 )  # fmt: skip
+"""Besides "reshard", see `RESHARD_SHARE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,8 @@ class Options:
     steps: int = 400
     flavor: Flavor = "mysql"
     shards: int = 1
+    reshard: Literal["", "split", "merge"] = ""
+    learn_share: float = 0.02  # how often a read is the first one with the shards of after the reshard
     keys: int = 2
     nodes: int = 1
     readers: int = 2
@@ -125,7 +135,29 @@ class Options:
             clock_rate_error=random.choice((0.0, 0.005)),
         )
         shaped = _shape(base, random)
-        return replace(shaped, holds_commits=random.random() < 0.2)
+        shaped = replace(shaped, holds_commits=random.random() < 0.2)
+        chance = Random(f"reshard {seed}")
+        return _reshard(shaped, chance) if chance.random() < RESHARD_SHARE else shaped
+
+
+def _reshard(base: Options, random: Random) -> Options:
+    """One shard becomes two, or two become one."""
+    return replace(
+        base,
+        profile="reshard",
+        reshard=random.choice(("split", "merge")),
+        shards=3,
+        keys=random.choice((1, 2)),
+        learn_share=random.choice((0.002, 0.02)),
+        steps=1500,
+        has_extra_object=False,
+        behind_seconds=0.0,
+        lag_seconds=random.choice((0.0, 0.0, 1.0, 5.0)),
+        quiet_seconds=random.choice((0.1, 0.5, 3.0)),
+        think_seconds=random.choice((0.1, 0.5)),
+        fault_share=random.choice((0.0, 0.003, 0.01)),
+        faults=frozenset(fault for fault in RESHARD_FAULTS if random.random() < 0.3),
+    )
 
 
 def _shape(base: Options, random: Random) -> Options:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -32,6 +32,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.database import Shard
 from tests.simulation.network import Network
 from tests.simulation.options import Options
+from tests.simulation.reshard import Reshard
 from tests.simulation.upstream import Beat, Process
 
 NAMESPACE: Final = "sim"
@@ -56,10 +57,11 @@ def _placement(nodes: tuple[str, ...]) -> Placement:
 
 @dataclass(slots=True)
 class Deployment:
-    """Which ring a reader knows."""
+    """Which ring and, in a reshard, which shards a reader knows."""
 
     context: ReadContext
     ring: int = 0
+    has_moved: bool = False
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class World:
     placements: tuple[Placement, ...] = field(init=False)
     ring: int = 0
     knows_extra: bool = True
+    reshard: Reshard | None = None
     checker: Checker = field(init=False)
     struck_faults: list[str] = field(init=False)
     has_stalls: bool = field(init=False)
@@ -114,6 +117,8 @@ class World:
         self.network = Network(self, {name: self._new_store(name) for name in names})
         rings = [names, *([names[:-1]] if len(names) > 1 and "reshape" in options.faults else [])]
         self.placements = tuple(_placement(nodes) for nodes in rings)
+        if options.reshard:
+            self.reshard = Reshard(self, is_split=options.reshard == "split")
         self.knows_extra = not options.has_extra_object or self.random.random() < 0.5
         self.definitions = self._define()
         self.checker = Checker(self)
@@ -125,6 +130,8 @@ class World:
         self._add(Actor("writer", self, self._writer))
         for shard in self.shards:
             self._add(Actor(f"{shard.lineage} servers", self, partial(self._servers, shard)))
+        if self.reshard is not None:
+            self._add(Actor("operator", self, self.reshard.operate))
         self._is_warm = options.warm_seconds == 0
         self.pace = min(1.0, _ACTORS_AT_FULL_PACE / len(self.actors))
 
@@ -153,7 +160,8 @@ class World:
     def _define(self) -> dict[str, ObjectDefinition]:
         lineages = tuple(shard.lineage for shard in self.shards)
         # A composite spans all shards; a single row lives on the first.
-        kinds = [(SINGLE, ("a",), lineages[:1]), (COMPOSITE, ("a", "b"), lineages)]
+        of_single = lineages[:1] if self.reshard is None else lineages
+        kinds = [(SINGLE, ("a",), of_single), (COMPOSITE, ("a", "b"), lineages)]
         if self.options.has_extra_object:
             kinds.append((EXTRA, ("b",), lineages[:1]))
         definitions = {}
@@ -191,7 +199,16 @@ class World:
             trail_seconds=options.trail_seconds,
             heartbeat_age_max_seconds=options.heartbeat_age_max_seconds,
             node_refresh_seconds=options.node_refresh_seconds,
+            is_serving=self.reshard is None or self.reshard.is_serving(self.shard_of(lineage)),
         )
+
+    def shard_of(self, lineage: str) -> Shard:
+        return next(shard for shard in self.shards if shard.lineage == lineage)
+
+    def restart_invalidators(self) -> None:
+        """All of them, with the present configuration; each takes its time."""
+        for name in self.invalidator_names:
+            fault.crash(self, name, self.random.choice((0.1, 0.5, 2.0)))
 
     def _add(self, actor: Actor) -> Actor:
         self.actors.append(actor)
@@ -278,13 +295,20 @@ class World:
         while True:
             if known.ring != self.ring and (self.calm or self.random.random() < 0.1):
                 self.switch(known)
+            if self.reshard is not None and not known.has_moved and self._learns_of(self.reshard):
+                known.has_moved = True
             wanted = dict.fromkeys(
                 (self.random.choice(objects), self.random.randrange(self.options.keys))
                 for _ in range(self.random.choice((1, 1, 1, 2)))
             )
-            yield from self.read(name, known, [self.lookup(name, key, known.ring) for name, key in wanted])
+            lookups = [self.lookup(name, key, known.ring, has_moved=known.has_moved) for name, key in wanted]
+            yield from self.read(name, known, lookups)
             if self.options.think_seconds:
                 yield Wait(self.options.think_seconds * self.random.choice((0.1, 1.0, 2.0)))
+
+    def _learns_of(self, reshard: Reshard) -> bool:
+        """Readers are started again with the new shards in any order, also before anything has moved."""
+        return reshard.has_moved if self.calm else self.random.random() < self.options.learn_share
 
     def switch(self, known: Deployment) -> None:
         """Start a reader with the present ring: its copies of records stay with the former process."""
@@ -297,7 +321,8 @@ class World:
         self.checker.read_done(name, lookups, reads)
         return reads
 
-    def lookup(self, object_name: str, key: int, ring: int = 0) -> Lookup:
+    def lookup(self, object_name: str, key: int, ring: int = 0, *, has_moved: bool | None = None) -> Lookup:
+        """``has_moved``: with the shards before or after a reshard; None: the object's policy as it is, of all."""
         definition = self.definitions[object_name]
         if (object_name, key) not in self._items:
             cache_key = definition.builder.build((key,))
@@ -306,7 +331,13 @@ class World:
         node = self.placements[ring].node_for(item)
         if self.bug == "keys move when a node is down" and self.stores[node].down:
             node = next((name for name, store in self.stores.items() if not store.down), node)
-        return Lookup(definition.policy, node, item, identity, (key,))
+        policy = definition.policy
+        if self.reshard is not None and has_moved is not None:
+            shards = self.reshard.shards(has_moved=has_moved)
+            if object_name == SINGLE:
+                shards = [self.reshard.owner(key, has_moved=has_moved)]
+            policy = replace(policy, lineages=tuple(shard.lineage for shard in shards))
+        return Lookup(policy, node, item, identity, (key,))
 
     def lookups(self) -> Iterator[Lookup]:
         for name in self.definitions:
@@ -324,6 +355,11 @@ class World:
             yield Wait(self.options.quiet_seconds * self.random.choice((0.1, 0.5, 1.0, 3.0)))
             shard = self.random.choice(self.shards)
             key = self.random.randrange(self.options.keys)
+            if self.reshard is not None:
+                if not self.reshard.is_writable:
+                    continue
+                shard = self.reshard.owner(key, has_moved=self.reshard.has_moved)
+                shard.number = max(each.number for each in self.shards)
             table = self.random.choice(shard.tables)
             change = RowChange(table, "update", {"id": key}, {"id": key})
             began = self.now - self.random.choice((0.0, 0.0, 0.5, 5.0))

@@ -865,6 +865,36 @@ def test_another_ring_neither_fills_nor_hits(monkeypatch: pytest.MonkeyPatch) ->
     prove(schedule, ReadOutcome.RING, plant, "I1", monkeypatch, nodes=("n1", "n2"))
 
 
+def test_a_source_closes_before_its_keys_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ADR 0017: a key moves to a shard with a history of its own, and is written there. When the tombstone has
+    expired, a reader of the former shards reads the source, whose history says nothing of that."""
+
+    def schedule(world: World) -> tuple[object, ReadOutcome]:
+        start(world)
+        target = start(world, lineage="shop/80-")
+        source = Invalidator(world, is_serving=False).join()
+        source.apply()
+        world.databases["shop/80-"].commit(KEY)
+        while world.now < 1125:
+            target.apply()
+            source.apply()
+            world.sleep(1)
+        replicas = [Replica(database) for database in world.databases.values()]
+        return world.find_tombstone(KEY), Reader(world, replicas).read()
+
+    danger = None, ReadOutcome.CLOSED
+    lineages = LINEAGE, "shop/80-"
+    assert schedule(World(lineages=lineages)) == danger
+    lease = membership.Membership._lease
+
+    def stay_open(member: membership.Membership, record: NodeRecord, now: float) -> Any:
+        member.policy = replace(member.policy, is_serving=True)
+        return lease(member, record, now)
+
+    monkeypatch.setattr(membership.Membership, "_lease", stay_open)
+    assert schedule(World(lineages=lineages)) == (None, ReadOutcome.FILLED)
+
+
 def test_a_key_moved_by_its_definition_is_not_trusted_under_the_old_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
