@@ -346,7 +346,7 @@ class StreamConfig:
         "By how much clocks are taken to be wrong where ages are computed.", 0.005, minimum=0, maximum=60
     )
     batch_transactions_max: int = setting(
-        "The most transactions that are invalidated in one batch.", 500, minimum=1, maximum=100_000
+        "The most transactions that are invalidated in one batch.", 2000, minimum=1, maximum=100_000
     )
 
 

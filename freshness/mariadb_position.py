@@ -95,12 +95,12 @@ class MariadbPosition(Position):
             out = bytearray((ENCODED_MARIADB,))
             append_varint(out, len(self._heads))
             before = -1
-            for domain in sorted(self._heads):
+            for domain in sorted(self._heads) if len(self._heads) > 1 else self._heads:
                 sequence, servers = self._heads[domain]
                 append_varint(out, domain - before - 1)
                 append_varint(out, sequence - 1)
                 append_varint(out, len(servers) - 1)
-                _append_rising(out, sorted(servers))
+                _append_rising(out, sorted(servers) if len(servers) > 1 else servers)
                 before = domain
             self._encoded = bytes(out)
         return self._encoded
@@ -222,7 +222,7 @@ def _parse_gtid(item: str, text: str) -> MariadbPosition:
     return MariadbPosition.of(domain, server, sequence)
 
 
-def _append_rising(out: bytearray, numbers: list[int]) -> None:
+def _append_rising(out: bytearray, numbers: Iterable[int]) -> None:
     before = -1
     for number in numbers:
         append_varint(out, number - before - 1)

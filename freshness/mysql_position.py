@@ -81,7 +81,7 @@ class MysqlGtidSet(Position):
         if self._encoded is None:
             out = bytearray((ENCODED_MYSQL,))
             append_varint(out, len(self._borders))
-            for source in sorted(self._borders):
+            for source in sorted(self._borders) if len(self._borders) > 1 else self._borders:
                 _append_source(out, source, self._borders[source])
             self._encoded = bytes(out)
         return self._encoded

@@ -20,6 +20,7 @@ from freshness.config import Config, load_config
 from freshness.driver import running_clock
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.registry import ObjectDefinition
+from invalidator.garbage import seldom_collected
 from invalidator.metrics import Metrics
 from invalidator.seek import TimeIndex
 from invalidator.worker import Assignment, ShardWorker
@@ -113,13 +114,14 @@ class Invalidator:
         """Returns after `stop`. Raises what ended the last worker."""
         self._recorder = open_recorder(self.config)
         try:
-            self._assign(self.config)
-            while not self._is_stopping:
-                following, self._next = self._next, None
-                if following is not None:
-                    self._exchange(following)
-                self._look_after()
-                threading.Event().wait(WATCH_SECONDS)
+            with seldom_collected():
+                self._assign(self.config)
+                while not self._is_stopping:
+                    following, self._next = self._next, None
+                    if following is not None:
+                        self._exchange(following)
+                    self._look_after()
+                    threading.Event().wait(WATCH_SECONDS)
         finally:
             self._stop(list(self._running))
             if self._recorder is not None:

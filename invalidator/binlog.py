@@ -275,18 +275,30 @@ class _Mailbox:
 
     def put(self, transactions: list[Transaction]) -> bool:
         """Wait for room and put them in. False when nobody will take them any more."""
+        rows = sum(map(_rows_of, transactions))
         with self._changed:
-            for transaction in transactions:
-                while not (self._is_closed or self._has_room(transaction)):
-                    # Those before it may be taken meanwhile.
-                    self._changed.notify_all()
-                    self._changed.wait()
-                if self._is_closed:
-                    return False
-                self._waiting.append(transaction)
-                self._rows += _rows_of(transaction)
+            has_room = (
+                len(self._waiting) + len(transactions) <= self._transactions_max
+                and self._rows + rows <= self._rows_max
+            )
+            if has_room and not self._is_closed:
+                self._waiting += transactions
+                self._rows += rows
+            else:
+                self._put_slowly(transactions)
             self._changed.notify_all()
             return not self._is_closed
+
+    def _put_slowly(self, transactions: list[Transaction]) -> None:
+        for transaction in transactions:
+            while not (self._is_closed or self._has_room(transaction)):
+                # Those before it may be taken meanwhile.
+                self._changed.notify_all()
+                self._changed.wait()
+            if self._is_closed:
+                return
+            self._waiting.append(transaction)
+            self._rows += _rows_of(transaction)
 
     def fail(self, error: FreshnessError) -> None:
         with self._changed:
@@ -310,8 +322,13 @@ class _Mailbox:
                 # A new exception each time: one that is raised again keeps growing its traceback.
                 error = self._error
                 raise type(error)(error.message, hint=error.hint) from error
-            taken = [self._waiting.popleft() for _ in range(min(transactions_max, len(self._waiting)))]
-            self._rows -= sum(map(_rows_of, taken))
+            if len(self._waiting) <= transactions_max:
+                taken = list(self._waiting)
+                self._waiting.clear()
+                self._rows = 0
+            else:
+                taken = [self._waiting.popleft() for _ in range(transactions_max)]
+                self._rows -= sum(map(_rows_of, taken))
             self._changed.notify_all()
             return taken
 

@@ -17,6 +17,7 @@ class ShardMetrics:
     invalidations: Counter
     batch_seconds: Histogram
     lag_seconds: Histogram
+    commit_lag_seconds: Histogram
     nodes_joined: Gauge
     stream_open: Gauge
     reopened: Counter
@@ -54,6 +55,14 @@ class Metrics:
                 _BY_SHARD,
                 registry=self.registry,
                 buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
+            ),
+            commit_lag_seconds=Histogram(
+                "freshness_commit_lag_seconds",
+                "MySQL: from a commit on the primary, by its own clock, to its acknowledgement by the nodes, for the "
+                "first transaction of each batch, which has waited longest.",
+                _BY_SHARD,
+                registry=self.registry,
+                buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
             ),
             nodes_joined=Gauge(
                 "freshness_nodes_joined", "Cache nodes joined.", _BY_SHARD, registry=self.registry
@@ -93,6 +102,7 @@ class Metrics:
             shard.invalidations.labels(lineage),
             shard.batch_seconds.labels(lineage),
             shard.lag_seconds.labels(lineage),
+            shard.commit_lag_seconds.labels(lineage),
             shard.nodes_joined.labels(lineage),
             shard.stream_open.labels(lineage),
             shard.reopened.labels(lineage),

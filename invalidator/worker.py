@@ -257,6 +257,8 @@ class MetricsObserver(LoopObserver):
         self._worker = worker
         self._invalidator = invalidator
         self._metrics = worker.metrics
+        # MariaDB logs whole seconds.
+        self._has_commit_times = worker.assignment.flavor == "mysql"
 
     def stream_opened(self, start: Position) -> None:
         self._worker.last_error = ""
@@ -273,6 +275,10 @@ class MetricsObserver(LoopObserver):
         now = running_clock()
         self._worker.times.note(time.time_ns() // 1000, self._invalidator.streamed)
         self._metrics.batch_seconds.observe(now - begun)
+        if self._has_commit_times and transactions[0].timestamp_us:
+            # Of the first alone: one for each transaction would cost as much as invalidating it.
+            lag_us = time.time_ns() // 1000 - transactions[0].timestamp_us
+            self._metrics.commit_lag_seconds.observe(max(0, lag_us) / 1e6)
         self._metrics.transactions.inc(len(transactions))
         self._metrics.invalidations.inc(keys)
         for transaction in transactions:

@@ -121,7 +121,7 @@ def test_what_is_left_out_has_its_default(load: Load) -> None:
     assert (cache.max_staleness_seconds, cache.node_refresh_seconds) == (10.0, 1.0)
     assert (cache.fill_lease_ttl_seconds, cache.fill_wait_ms) == (10, 50)
     assert (stream.start, stream.replica_choice, stream.heartbeat_seconds) == ("progress", "primary", 1.0)
-    assert (stream.clock_error_seconds, stream.batch_transactions_max) == (0.005, 500)
+    assert (stream.clock_error_seconds, stream.batch_transactions_max) == (0.005, 2000)
     assert config.http.listen is None
     (shard,) = config.keyspaces["shop"].shards
     assert (shard.name, shard.lineage, shard.replicas) == ("-", "shop/-", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from fastapi.testclient import TestClient
 from freshness import __version__
 from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.config import Config, load_config
-from freshness.driver import BlockingDriver
+from freshness.driver import BlockingDriver, running_clock
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, empty_position
@@ -193,6 +194,36 @@ def test_the_stream_is_open_from_its_opening_to_its_end(worker: ShardWorker) -> 
     assert worker.is_streaming
     observer.stream_closed()
     assert not worker.is_streaming
+
+
+def commit_lags(worker: ShardWorker) -> tuple[float, float]:
+    """(how many, their sum in seconds)"""
+    samples = next(iter(worker.metrics.commit_lag_seconds.collect())).samples
+    found = {sample.name.removeprefix("freshness_commit_lag_seconds"): sample.value for sample in samples}
+    return found["_count"], found["_sum"]
+
+
+def test_the_lag_of_a_batch_is_that_of_its_first_transaction(worker: ShardWorker) -> None:
+    now_us = time.time_ns() // 1000
+    first, second = now_us - 5_000_000_000, now_us - 10_000_000
+    batch = [Transaction(MysqlGtidSet.of(SOURCE, n), at) for n, at in ((2, first), (3, second))]
+    observer = MetricsObserver(worker, Nodes().shard)
+    observer.applied(batch, 0, running_clock())
+    count, total = commit_lags(worker)
+    assert count == 1
+    assert total >= 5000
+    # A clock that is behind the primary's, and a log that says nothing
+    ahead, silent = (Transaction(MysqlGtidSet.of(SOURCE, 9), at) for at in (now_us + 3_600_000_000, 0))
+    observer.applied([ahead], 0, running_clock())
+    observer.applied([silent], 0, running_clock())
+    assert commit_lags(worker) == (2, total)
+
+
+def test_a_log_of_whole_seconds_tells_no_lag(worker: ShardWorker) -> None:
+    worker.assignment = replace(worker.assignment, flavor="mariadb")
+    batch = [Transaction(MysqlGtidSet.of(SOURCE, 2), 1)]
+    MetricsObserver(worker, Nodes().shard).applied(batch, 0, running_clock())
+    assert commit_lags(worker) == (0, 0)
 
 
 def test_metrics_are_this_invalidators_own(client: TestClient, invalidator: Watched) -> None:

@@ -1,0 +1,210 @@
+"""The invalidator's own parts on a real server's log and real memcached nodes, as ``invalidator.worker`` joins them.
+
+For the benchmarks of the whole way from the log to acknowledged tombstones. What it leaves out is what has no part in
+that: heartbeats, preflight and the service. Also the server with the logs that are read, made once for all rounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from benchmarks.decode import SINGLE, SMALL
+from freshness.backends.database import connect, executed_position
+from freshness.backends.memcached import MemcachedNode
+from freshness.backends.schema import key_columns
+from freshness.cachekey import KeyBuilder
+from freshness.config import ServerAddress, StreamConfig
+from freshness.driver import BlockingDriver, drive, running_clock
+from freshness.membership import NodePolicy
+from freshness.placement import Placement
+from freshness.position import Position, empty_position
+from freshness.registry import ObjectDefinition
+from freshness.request import Head
+from integration.servers import DatabaseServer, Flavor, Memcached
+from integration.servers.database import SCHEMA, make_database
+from invalidator.binlog import BinlogSource
+from invalidator.garbage import seldom_collected
+from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, run_loop
+from invalidator.shard import KeyFinder, ShardInvalidator
+
+TABLE: Final = "small"
+LINEAGE: Final = "bench/-"
+NODE_MEMORY_MB: Final = 512
+TOMBSTONE_TTL_SECONDS: Final = 120
+LEASE_SECONDS: Final = 10
+TRAIL_SECONDS: Final = 60.0
+STREAM_SECONDS: Final = 120.0
+"""Within this time a log must be acknowledged."""
+
+SERVER_OPTIONS: Final = (
+    "--sync-binlog=0",
+    "--innodb-flush-log-at-trx-commit=0",
+    "--binlog-row-event-max-size=1048576",
+)
+FILL_STATEMENT_ROWS: Final = 10_000
+FILL_TIMEOUT_SECONDS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One log file. ``start`` and ``end``: what the server had executed before and after."""
+
+    name: str
+    file: str
+    transactions: int
+    rows: int
+    start: Position
+    end: Position
+
+
+# -- the server -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_server(flavor: Flavor) -> Iterator[DatabaseServer]:
+    """A server with the empty table ``small``. Raises `ServerFailed` where it does not start."""
+    server = make_database(flavor, server_id=1, options=SERVER_OPTIONS)
+    try:
+        server.launch()
+        server.wait_ready()
+        server.execute(f"CREATE DATABASE {SCHEMA}")
+        for statement in (SMALL, SINGLE):
+            server.execute(statement, database=SCHEMA)
+        yield server
+    finally:
+        server.stop()
+
+
+def address_of(server: DatabaseServer) -> ServerAddress:
+    return ServerAddress("127.0.0.1", server.port, "app", "app", SCHEMA)
+
+
+def write_log(server: DatabaseServer, name: str, transactions: int, rows: int) -> Log:
+    """A log file of its own with so many transactions of so many new rows, each in one event."""
+    with (
+        server.connect(SCHEMA, read_timeout=FILL_TIMEOUT_SECONDS) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(f"TRUNCATE TABLE {TABLE}")
+        cursor.execute("FLUSH BINARY LOGS")
+        cursor.execute("SHOW MASTER STATUS" if server.flavor == "mariadb" else "SHOW BINARY LOG STATUS")
+        [(file, *_)] = cursor.fetchall()
+        start = executed_position(connection, server.flavor)
+        if rows == 1:
+            cursor.execute("CALL singles(%s)", (transactions,))
+        else:
+            for first in range(0, transactions * rows, rows):
+                lines = ",".join(f"({first + place},1,2,3,'hello world')" for place in range(rows))
+                cursor.execute(f"INSERT INTO {TABLE} VALUES {lines}")
+        end = executed_position(connection, server.flavor)
+        cursor.execute("FLUSH BINARY LOGS")
+    return Log(name, str(file), transactions, transactions * rows, start, end)
+
+
+# -- the invalidator ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """Source, shard and connections, of one run. ``namespace`` of its keys: what another run stored is not found."""
+
+    source: BinlogSource
+    shard: ShardInvalidator
+    driver: BlockingDriver
+
+    def follow(
+        self,
+        is_done: Callable[[], bool],
+        observer: LoopObserver | None = None,
+        *,
+        transactions_max: int = StreamConfig().batch_transactions_max,
+    ) -> None:
+        """Until it is done, which is asked after every batch."""
+        loop = run_loop(
+            self.shard,
+            transactions_max=transactions_max,
+            is_stopping=is_done,
+            observer=observer or LoopObserver(),
+        )
+        with seldom_collected():
+            drive(loop, self._answer)
+
+    def follow_to(self, end: Position, observer: LoopObserver | None = None) -> None:
+        """Until all nodes have acknowledged this. Raises `AssertionError` where that takes `STREAM_SECONDS`."""
+        deadline = time.monotonic() + STREAM_SECONDS
+
+        def is_done() -> bool:
+            assert time.monotonic() < deadline, f"only {self.shard.streamed} was streamed"
+            return self.shard.streamed.contains(end)
+
+        self.follow(is_done, observer)
+        members = list(self.shard.members.values())
+        assert all(member.is_joined and member.applied.contains(end) for member in members), "a node was lost"
+
+    def _answer(self, step: LoopStep) -> Any:
+        match step:
+            case Poll():
+                return self.source.poll(step.timeout_seconds, step.transactions_max)
+            case OpenStream():
+                return self.source.open(step.start)
+            case _:
+                return self.driver.answer(cast(Any, step))
+
+
+@contextmanager
+def open_pipeline(
+    address: ServerAddress, flavor: Flavor, nodes: Sequence[str], start: Position, *, namespace: str = "bench"
+) -> Iterator[Pipeline]:
+    """As the invalidator begins where nodes are new and the primary has executed ``start``."""
+    definitions = find_definitions(address, namespace)
+    head = Head(start, 1)
+    placement = Placement(nodes, namespace)
+    policy = NodePolicy(
+        namespace,
+        LINEAGE,
+        placement.ring_version,
+        {},
+        TOMBSTONE_TTL_SECONDS,
+        LEASE_SECONDS,
+        TRAIL_SECONDS,
+        LEASE_SECONDS,
+        1.0,
+    )
+    shard = ShardInvalidator.create(
+        nodes,
+        policy,
+        placement,
+        KeyFinder(definitions),
+        instance="bench",
+        clock=running_clock,
+        nonce=lambda: b"benchmrk",
+        find_heartbeat=lambda _: None,
+        nothing=empty_position(flavor),
+    )
+    source = BinlogSource(address, flavor, frozenset(definitions), definitions=definitions)
+    connections = {node: MemcachedNode(node) for node in nodes}
+    try:
+        yield Pipeline(source, shard, BlockingDriver(connections, time.sleep, read_head=lambda: head))
+    finally:
+        source.close()
+        for connection in connections.values():
+            connection.close()
+
+
+@contextmanager
+def open_nodes(count: int) -> Iterator[tuple[Memcached, ...]]:
+    """Empty memcached servers. Raises `ServerFailed`."""
+    with ExitStack() as stack:
+        yield tuple(stack.enter_context(Memcached(memory_mb=NODE_MEMORY_MB)) for _ in range(count))
+
+
+def find_definitions(address: ServerAddress, namespace: str) -> dict[str, ObjectDefinition]:
+    """The object ``small``, keyed by its primary key."""
+    with connect(address) as connection:
+        columns = key_columns(connection, SCHEMA, TABLE)
+    builder = KeyBuilder(namespace, TABLE, columns)
+    return {TABLE: ObjectDefinition(cast(Any, None), cast(Any, None), builder, {TABLE: columns})}
