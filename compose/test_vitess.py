@@ -18,12 +18,15 @@ from typing import Any
 import pytest
 
 from freshness.backends.database import Connection, connect, executed_position, read_rows
+from freshness.backends.schema import key_columns
 from freshness.backends.vitess import VitessShard, read_with_token
-from freshness.config import ServerAddress
+from freshness.config import ServerAddress, Shard
 from freshness.errors import SourceUnsuitable
+from freshness.keycolumn import ColumnKind
 from freshness.position import Position
 from freshness.vtgate_address import VtgateAddress
 from invalidator.heartbeat import HeartbeatWriter
+from invalidator.preflight import check_shard
 from invalidator.source import RowChange, Transaction
 from invalidator.vstream import VStream, VStreamSource
 
@@ -212,6 +215,22 @@ def test_our_heartbeat_goes_round_and_gives_reads_their_epoch() -> None:
     assert token.epoch >= 1
     assert token.position.contains(stream.position)
     assert after.contains(token.position)
+
+
+def test_the_schema_is_read_where_no_shard_is_named() -> None:
+    connection = connect(MYSQL)
+    try:
+        (column,) = key_columns(connection, MYSQL.database, "customers")
+    finally:
+        connection.close()
+    assert (column.name, column.kind) == ("id", ColumnKind.INTEGER)
+
+
+def test_what_a_tablet_must_be_can_be_asked() -> None:
+    shard = Shard(name=SHARD, lineage="shop/0", primary=MYSQL, vtgate=VTGATE)
+    assert shard.writable == shard_address()
+    with connected() as connection:
+        assert check_shard(connection, shard, "mysql", ["customers"]) == []
 
 
 def test_a_keyspace_that_is_not_there_is_said() -> None:
