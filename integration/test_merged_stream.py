@@ -38,7 +38,7 @@ from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, STREAM, WAIT_SECONDS, call_cli, wait_for_hits, wait_until
 from integration.servers import Flavor, Pair
 from integration.servers import process as server_process
-from integration.shards import Reshard, Shard, writing
+from integration.shards import Reshard, Shard, Writer, writing
 from integration.test_invalidator import purge_logs
 from integration.test_reshard import (
     CUSTOMERS,
@@ -122,6 +122,8 @@ class Consumer(threading.Thread, ABC):
         self.error: BaseException | None = None
         self._random = random.Random(seed)
         self._ending = threading.Event()
+        self._may_read = threading.Event()
+        self._may_read.set()
 
     @abstractmethod
     def read(self, since: str) -> Iterator[Part]:
@@ -130,6 +132,7 @@ class Consumer(threading.Thread, ABC):
     def run(self) -> None:
         try:
             for _ in range(SESSIONS_MAX):
+                self._may_read.wait()
                 if self._ending.is_set():
                     return
                 try:
@@ -153,7 +156,7 @@ class Consumer(threading.Thread, ABC):
                         self.changes[change[0], change[1]] = change
                     open_rows.clear()
                     self.resume = part.resume or self.resume
-                if count >= parts_max or self._ending.is_set():
+                if count >= parts_max or self._is_to_break():
                     break
         finally:
             self.sessions += 1
@@ -166,8 +169,19 @@ class Consumer(threading.Thread, ABC):
             lineage in tokens and tokens[lineage].position.contains(heads[lineage]) for lineage in heads
         )
 
+    def _is_to_break(self) -> bool:
+        return self._ending.is_set() or not self._may_read.is_set()
+
+    def leave(self) -> None:
+        """Be away from the next message on, until `come_back`."""
+        self._may_read.clear()
+
+    def come_back(self) -> None:
+        self._may_read.set()
+
     def stop(self) -> None:
         self._ending.set()
+        self._may_read.set()
         wait_until(lambda: not self.is_alive(), "the consumer has stopped")
         self.check()
 
@@ -227,7 +241,7 @@ class ProcessConsumer(Consumer):
                     opened.follow()
                 message = opened.stream.poll(POLL_SECONDS)
                 if message is None:
-                    if self._ending.is_set():
+                    if self._is_to_break():
                         return
                     continue
                 assert not message.transaction.raised_tables, message
@@ -265,35 +279,43 @@ def consumers(made: Deployment, port: int) -> Iterator[list[Consumer]]:
 class Trouble:
     """Kills, rotates and purges while shards are split and merged."""
 
-    def __init__(self, made: Deployment, ledger: Ledger, consuming: Sequence[Consumer]) -> None:
+    def __init__(
+        self, made: Deployment, writer: Writer, ledger: Ledger, consumers: Sequence[Consumer]
+    ) -> None:
         self._made = made
+        self._writer = writer
         self._ledger = ledger
-        self._consumers = consuming
+        self._consumers = consumers
         self.purged: list[int] = []
 
     def at_split(self, step: Step, reshard: Reshard) -> None:
         if step == "prepared":
             self.rotate_and_purge(reshard.sources, reshard.destinations)
+            self.send_away(self._consumers[0])
             reshard.sources[0].replicas[0].kill()
         elif step == "swapped":
             self.kill_invalidator()
         else:
             self.restart_replica(reshard.destinations[1])
-        self.before_the_end(step, reshard)
+            self._consumers[0].come_back()
+            self._ledger.read(reshard.sources)  # they will be stopped
 
     def at_merge(self, step: Step, reshard: Reshard) -> None:
         if step == "prepared":
             self.kill_invalidator()
             self.rotate_and_purge(reshard.sources, reshard.destinations)
+            self.send_away(self._consumers[1])
         elif step == "swapped":
             self.restart_replica(reshard.destinations[0])
         else:
             self.kill_invalidator()
-        self.before_the_end(step, reshard)
-
-    def before_the_end(self, step: Step, reshard: Reshard) -> None:
-        if step == "switched":  # the sources will be stopped
+            self._consumers[1].come_back()
             self._ledger.read(reshard.sources)
+
+    def send_away(self, consumer: Consumer) -> None:
+        """Before the sources' end: it comes back when they serve no longer, and learns the rest from the others."""
+        consumer.leave()
+        self._writer.wait_for(SOME)
 
     def kill_invalidator(self) -> None:
         invalidator = self._made.invalidator
@@ -346,7 +368,7 @@ def test_every_row_change_comes_once_over_reshards_crashes_and_purges(flavor: Fl
         ledger = Ledger()
         reading = stack.enter_context(consumers(made, port))
         writer = stack.enter_context(writing(router))
-        trouble = Trouble(made, ledger, reading)
+        trouble = Trouble(made, writer, ledger, reading)
         writer.wait_for(SOME)
         for names, disturb in ((FOUR, trouble.at_split), (TWO, trouble.at_merge)):
             reshard_under_load(
