@@ -249,10 +249,11 @@ class Checker:
                         for (lineage, _), position in seen.acknowledged.items()
                     )
                     if is_acknowledged or commit.at < oldest:
+                        of = " and ".join(lookup.policy.lineages)
                         raise Violation(
                             "I1" if is_acknowledged else "I7",
-                            f"{who} got {lookup.item.decode()} of {' and '.join(lookup.policy.lineages)} with {table} "
-                            f"at version {version}, which commit {commit.number} of {shard.lineage} replaced",
+                            f"{who} got {lookup.item.decode()} of {of} with {table} at version {version}, which "
+                            f"commit {commit.number} of {shard.lineage} replaced",
                         )
 
     def _check_exists(self, lookup: Lookup, shard: Shard, table: str, version: int, commit: Commit) -> None:
