@@ -23,7 +23,7 @@ from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
-from freshness.request import Head
+from freshness.request import Flows, Head, Marks
 from integration.servers import DatabaseServer, Flavor, Memcached
 from integration.servers.database import SCHEMA, make_database
 from invalidator.binlog import BinlogSource
@@ -110,11 +110,12 @@ def write_log(server: DatabaseServer, name: str, transactions: int, rows: int) -
 
 @dataclass(slots=True)
 class Pipeline:
-    """Source, shard and connections, of one run. ``namespace`` of its keys: what another run stored is not found."""
+    """Source, shard and connections, of one run. ``marked_ns``: when tombstones were acknowledged last."""
 
     source: BinlogSource
     shard: ShardInvalidator
     driver: BlockingDriver
+    marked_ns: int = 0
 
     def follow(
         self,
@@ -151,6 +152,10 @@ class Pipeline:
                 return self.source.poll(step.timeout_seconds, step.transactions_max)
             case OpenStream():
                 return self.source.open(step.start)
+            case Flows() if any(isinstance(flow.requests, Marks) for flow in step.flows):
+                answer = self.driver.answer(step)
+                self.marked_ns = time.time_ns()
+                return answer
             case _:
                 return self.driver.answer(cast(Any, step))
 
@@ -159,7 +164,10 @@ class Pipeline:
 def open_pipeline(
     address: ServerAddress, flavor: Flavor, nodes: Sequence[str], start: Position, *, namespace: str = "bench"
 ) -> Iterator[Pipeline]:
-    """As the invalidator begins where nodes are new and the primary has executed ``start``."""
+    """As the invalidator begins where nodes are new and the primary has executed ``start``.
+
+    ``namespace``: of its keys; what another run stored on the nodes is not found.
+    """
     definitions = find_definitions(address, namespace)
     head = Head(start, 1)
     placement = Placement(nodes, namespace)
