@@ -90,6 +90,12 @@ class Cache:
             name: ObjectLoader(definition, self._databases[definition.config.keyspace], None)
             for name, definition in self._definitions.items()
         }
+        # Those that objects live in: shards that do not serve have no say in what is read
+        self._lineages = tuple(
+            dict.fromkeys(
+                lineage for definition in self._definitions.values() for lineage in definition.policy.lineages
+            )
+        )
         self._placement = Placement(config.cache.nodes, config.cache.namespace)
         self._recorder = open_recorder(config)
         self._local = threading.local()
@@ -126,7 +132,9 @@ class Cache:
         """
         lookup = self._lookup(self._definition(object_name), key)
         (read,) = self._read((lookup,), max_staleness_seconds)
-        return self._tell(lookup, key, read, explain)
+        if explain or self.on_read is not None:
+            return self._tell(lookup, key, read, explain)
+        return self._decode(lookup, read)[0]
 
     def get_many(
         self,
@@ -144,7 +152,9 @@ class Cache:
             return {}
         reads = self._read(lookups, max_staleness_seconds)
         answers = zip(wanted, lookups, reads, strict=True)
-        return {key: self._tell(lookup, key, read, explain) for key, lookup, read in answers}
+        if explain or self.on_read is not None:
+            return {key: self._tell(lookup, key, read, explain) for key, lookup, read in answers}
+        return {key: self._decode(lookup, read)[0] for key, lookup, read in answers}
 
     def loader(self, object_name: str) -> Callable[[Function], Function]:
         """Decorator: this function builds the composite object from its key.
@@ -210,14 +220,10 @@ class Cache:
     def _lookup(self, definition: ObjectDefinition, key: Any) -> Lookup:
         values = key if type(key) is tuple else (key,)
         cache_key = definition.builder.build(values)
-        return Lookup(
-            definition.policy_for(values),
-            self._placement.node_for(cache_key.item),
-            cache_key.item,
-            definition.identity(cache_key),
-            values,
-            cache_key.is_exact,
-        )
+        item, _, is_exact = cache_key
+        identity = definition.identity(cache_key)
+        node = self._placement.node_for(item)
+        return Lookup(definition.policy_for(values), node, item, identity, values, is_exact)
 
     def _read(self, lookups: Sequence[Lookup], max_staleness_seconds: float | None) -> list[Read]:
         reader = self._reader()
@@ -226,8 +232,6 @@ class Cache:
     def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool) -> Any:
         """The value, or with ``explain`` the `Explanation`. Tells the hook."""
         value, outcome, tokens = self._decode(lookup, read)
-        if not explain and self.on_read is None:
-            return value
         explanation = Explanation(
             value, outcome, lookup.policy.name, key, lookup.node, lookup.item, dict(tokens) if tokens else {}
         )
@@ -269,7 +273,7 @@ class Cache:
         context = ReadContext(
             namespace=settings.namespace,
             ring=self._placement.ring_version,
-            lineages=self.config.lineages,
+            lineages=self._lineages,
             clock=self._clock,
             jitter=self._jitter,
             encode=encode_value,

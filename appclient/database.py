@@ -2,7 +2,8 @@
 
 Every read takes its token first and its rows afterwards, on one connection to one server, outside any older
 snapshot (F2, F17, F18). The connections are this library's own, so none is ever dirty with uncommitted writes of
-the application (F19). A server that fails is left for the next one; when all fail, the caller is told.
+the application (F19). A server that fails is left for the next one, in the end for the primary; when all fail, the
+caller is told.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pymysql.cursors import DictCursor
 from freshness.backends.database import Connection, connect, translated
 from freshness.backends.vitess import VitessShard, read_with_token
 from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.driver import running_clock
 from freshness.errors import ConfigError, FlavorMismatch, SourceUnavailable, SourceUnsuitable
 from freshness.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 from freshness.token import EventToken, covers
@@ -28,6 +30,9 @@ Row = dict[str, Any]
 
 _DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)
 """After any of these it is unknown what state the connection is in: it is not used again (F46)."""
+
+RETRY_SECONDS: Final = 30.0
+"""How long a thread leaves a server alone that failed, while another one answers."""
 
 _NO_SUCH_TABLE: Final = 1146
 _SESSION: Final = "SET SESSION transaction_isolation = 'REPEATABLE-READ'"
@@ -86,10 +91,11 @@ class LoaderConnection:
 
 
 class _ThreadState(threading.local):
-    """What each thread has of its own: its connections, and ``server``, which of the servers it reads from."""
+    """What each thread has of its own: its connections, and until when it leaves alone servers that failed: one slow
+    statement should not send the other threads elsewhere."""
 
     def __init__(self) -> None:
-        self.server = 0
+        self.left_until: dict[ServerAddress, float] = {}
         self._process = os.getpid()
         self._connections: dict[ServerAddress, Connection] = {}
 
@@ -207,12 +213,21 @@ class Database:
 
 
 class ShardDatabase:
-    """One shard, read from its replicas, or from the primary where there are none."""
+    """One shard, read from its replicas, or from the primary where there are none that answer."""
 
-    def __init__(self, flavor: str, shard: Shard, *, timeout_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        flavor: str,
+        shard: Shard,
+        *,
+        timeout_seconds: float = 5.0,
+        clock: Callable[[], float] = running_clock,
+    ) -> None:
         self._flavor = flavor
         self._shard = shard
         self._timeout_seconds = timeout_seconds
+        self._clock = clock
+        self._servers = tuple(dict.fromkeys((*shard.replicas, shard.primary)))
         self._thread = _ThreadState()
 
     def query(
@@ -299,23 +314,38 @@ class ShardDatabase:
         return parse_token(self._flavor, self._shard.lineage, self._shard.name, rows)
 
     def run(self, read: Callable[[Connection, ServerAddress], Result]) -> Result:
-        """Run ``read`` on the server this thread uses, or on the next one that answers.
+        """Run ``read`` on the first server that answers: the replicas in their order, then the primary.
 
-        A server that fails is left by this thread until another one fails, too. ``read`` may be called again.
+        One that failed is left alone for `RETRY_SECONDS`, unless all others fail too. ``read`` may be called again.
+        Raises `SourceUnavailable` when none answers.
         """
-        servers = self._shard.replicas or (self._shard.primary,)
-        thread = self._thread
-        failures: list[SourceUnavailable] = []
-        for _ in servers:
+        left_until = self._thread.left_until
+        failures: list[SourceUnavailable | SourceUnsuitable] = []
+        for address in self._find_order(left_until):
             try:
-                return self._run_on(servers[thread.server % len(servers)], read)
+                result = self._run_on(address, read)
             except SourceUnavailable as error:
                 failures.append(error)
-                thread.server += 1
+                left_until[address] = self._clock() + RETRY_SECONDS
+            except SourceUnsuitable as error:
+                if address == self._servers[0] or address != self._shard.primary:
+                    raise
+                failures.append(error)  # of a stand-in: that the replicas are down comes first
+            else:
+                left_until.pop(address, None)
+                return result
+        failures.sort(key=lambda error: isinstance(error, SourceUnsuitable))
         raise SourceUnavailable(
             f"no server of {self._shard.lineage} answers: " + "; ".join(error.message for error in failures),
-            hint=failures[-1].hint,
-        ) from failures[-1]
+            hint=failures[0].hint,
+        ) from failures[0]
+
+    def _find_order(self, left_until: Mapping[ServerAddress, float]) -> Sequence[ServerAddress]:
+        """All servers, those last that failed a moment ago."""
+        if not left_until:
+            return self._servers
+        now = self._clock()
+        return sorted(self._servers, key=lambda address: left_until.get(address, now) > now)
 
     def _run_on(self, address: ServerAddress, read: Callable[[Connection, ServerAddress], Result]) -> Result:
         connection = self._thread.connections().get(address)

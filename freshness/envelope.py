@@ -112,7 +112,7 @@ class Filled:
 def live_prefix(kind: Kind, lineage: str, life: bytes) -> bytes:
     """How every entry begins that depends on one lineage alone and was stored in ``life``.
 
-    The hit path compares this prefix instead of decoding the stamps (see `split_live`).
+    The hit path compares this prefix instead of decoding the stamps (see `find_live_value`).
     """
     writer = Writer(_HEAD[kind])
     writer.u8(1)
@@ -133,6 +133,14 @@ def split_live(data: bytes, prefix_size: int) -> tuple[bytes, bytes, int] | None
     if identity_end > len(data):
         return None
     return data[at + 4 : position_end], data[identity_at:identity_end], identity_end
+
+
+def find_live_value(data: bytes, prefix_size: int, identity: bytes) -> int:
+    """Where the value of such an entry begins, 0 if it is not of ``identity`` or does not fit (as `split_live`)."""
+    at = prefix_size + 8
+    identity_at = at + 4 + int.from_bytes(data[at : at + 4], "big")
+    wanted = len(identity).to_bytes(4, "big") + identity
+    return identity_at + len(wanted) if data.startswith(wanted, identity_at) else 0
 
 
 # -- tombstones ----------------------------------------------------------------------------------------

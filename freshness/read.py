@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from freshness.cachekey import tombstone_key
@@ -44,6 +46,9 @@ from freshness.witness import Witness, tell_fill, tell_hit, tell_refusal
 
 _REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY))
 """Why an entry that is one of ours is no hit, and never will be for this key: a reader may take its place."""
+
+_HIT: Final = ReadOutcome.HIT
+_NO_TOKENS: Final[Mapping[str, EventToken]] = MappingProxyType({})
 
 LEASE_POLLS_MAX: Final = 4
 """How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
@@ -81,7 +86,7 @@ class Read:
     outcome: ReadOutcome
     payload: bytes | None = None
     value: Any = None
-    tokens: Mapping[str, EventToken] = field(default_factory=dict)
+    tokens: Mapping[str, EventToken] = field(default_factory=lambda: _NO_TOKENS)
 
     @property
     def is_hit(self) -> bool:
@@ -92,6 +97,7 @@ class Read:
 class ReadContext:
     """What a client's reads share: settings, clock, and its copies of the node records.
 
+    ``lineages``: of all shards that objects may name, those that serve; hits trust one copy of all their records.
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
     into bytes. Not shared between threads.
     """
@@ -111,28 +117,30 @@ class ReadContext:
     views: dict[str, NodeView] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
 class _Pending:
-    """A lookup that was no hit (yet). ``version`` is the item observed in step 1, on which alone a fill may be based;
-    ``is_waiting``: another reader holds the lease."""
+    """A lookup and what has become of it. ``version`` is the item observed in step 1, on which alone a fill may be
+    based; ``is_waiting``: another reader holds the lease; ``lives``: of the node, read no later than the item."""
 
-    lookup: Lookup
+    # Of the class until something else is known: a hit needs hardly any of them, and a reader makes one for each key.
     refusal: ReadOutcome | None = None
     version: Version | None = None
-    is_winner: bool = False
-    is_waiting: bool = False
-    lives: Mapping[str, bytes | None] = field(default_factory=dict)
+    is_winner = False
+    is_waiting = False
+    lives: Mapping[str, bytes | None] = MappingProxyType({})
     read: Read | None = None
+
+    def __init__(self, lookup: Lookup) -> None:
+        self.lookup = lookup
 
 
 def read_through(
     context: ReadContext, lookups: Sequence[Lookup], max_staleness_seconds: float | None = None
 ) -> Procedure[list[Read]]:
     """Answer every lookup, in order. Raises what the loader raises; cache failures only show in the outcome."""
-    entries = list(map(_Pending, lookups))
-    distinct = _find_distinct(entries)
+    entries = [_Pending(lookup) for lookup in lookups]
+    distinct = entries if len(entries) == 1 else _find_distinct(entries)
     yield from _look_up(context, distinct, max_staleness_seconds)
-    hits = [entry.read for entry in entries if entry.read]
+    hits = [entry.read for entry in entries if entry.read is not None]
     if len(hits) == len(entries):
         return hits
     first = {entry.lookup.item: entry for entry in distinct}
@@ -145,9 +153,9 @@ def read_through(
     return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]
 
 
-def _find_distinct(entries: Sequence[_Pending]) -> Sequence[_Pending]:
+def _find_distinct(entries: list[_Pending]) -> list[_Pending]:
     """One place in the cache, one lookup: a second one would wait for the first one's lease."""
-    if len(entries) == 1:
+    if len({entry.lookup.item for entry in entries}) == len(entries):
         return entries
     first: dict[bytes, _Pending] = {}
     for entry in entries:
@@ -189,55 +197,61 @@ def _look_up(
 ) -> Procedure[None]:
     """Hits get their `Read`; the others the version they observed, or why they must not be stored."""
     sent_at = context.clock()
-    sent_us = context.witness.now_us() if context.witness is not None else 0
-    nodes = _by_node(entries)
-    views: dict[str, NodeView | None] = {}
+    witness = context.witness
+    sent_us = witness.now_us() if witness is not None else 0
+    refresh_seconds = context.node_refresh_seconds
+    asked: list[tuple[str, Sequence[_Pending], NodeView | None]] = []
     flows = []
-    for node, of_node in nodes.items():
+    for node, of_node in _by_node(entries).items():
         view = context.views.get(node)
-        requests: list[Request] = [
-            Get(entry.lookup.item, _stub_ttl_seconds(context, view, entry)) for entry in of_node
-        ]
-        if view is None or sent_at - view.fetched_at >= context.node_refresh_seconds:
+        requests = _entry_gets(context, view, of_node)
+        if view is None or sent_at - view.fetched_at >= refresh_seconds:
             view = None
-            requests += _record_gets(context)
-        views[node] = view
+            requests += _record_gets(context.namespace, context.lineages)
+        asked.append((node, of_node, view))
         flows.append(Flow(node, tuple(requests)))
     answers = yield Flows(tuple(flows))
-    for (node, of_node), replies in zip(nodes.items(), answers, strict=True):
+    answered_at = context.clock()
+    for (node, of_node, view), replies in zip(asked, answers, strict=True):
         if isinstance(replies, FreshnessError):
             context.views.pop(node, None)
             for entry in of_node:
                 entry.refusal, entry.is_waiting = ReadOutcome.NODE_DOWN, False
             continue
-        view = views[node]
         if view is None:
             view = context.views[node] = NodeView(context.lineages, replies[len(of_node) :], sent_at)
-        elif context.clock() - view.fetched_at > context.node_refresh_seconds:
+        elif answered_at - view.fetched_at > refresh_seconds:
             # This process stood still meanwhile (F58): what the view said may have ended before the entry was read.
             view = yield from _fetch_view(context, node, view)
         dead, stale = _judge(context, view, of_node, replies, max_staleness_seconds)
         if stale:
             yield from _serve_stale(context, node, stale)
-        if context.witness is not None:
+        if witness is not None:
             for entry, reply in zip(of_node, replies, strict=False):
                 if entry.read is not None and isinstance(reply, Item):
-                    tell_hit(context.witness, entry.lookup, entry.read.outcome, reply, sent_us)
+                    tell_hit(witness, entry.lookup, entry.read.outcome, reply, sent_us)
         if dead:
             yield from _claim(context, node, dead)
 
 
-def _stub_ttl_seconds(context: ReadContext, view: NodeView | None, entry: _Pending) -> int:
-    """0, which leaves no stub, where it is known that nothing will be stored."""
-    if view is not None and view.find_refusal(entry.lookup.policy, context.ring) is not None:
-        return 0
-    return context.fill_lease_ttl_seconds
+def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_Pending]) -> list[Request]:
+    """Each leaves a stub where there is nothing, but not where it is known that nothing will be stored."""
+    ttl_seconds = context.fill_lease_ttl_seconds
+    if view is None:
+        return [Get(entry.lookup.item, ttl_seconds) for entry in entries]
+    ring = context.ring
+    requests: list[Request] = []
+    for entry in entries:
+        lookup = entry.lookup
+        is_refused = view.find_refusal(lookup.policy, ring) is not None
+        requests.append(Get(lookup.item, 0 if is_refused else ttl_seconds))
+    return requests
 
 
 def _fetch_view(context: ReadContext, node: str, old: NodeView) -> Procedure[NodeView]:
     """The records as they are now. The lives stay those of ``old``, which were read before the entries."""
     sent_at = context.clock()
-    (replies,) = yield Flows((Flow(node, tuple(_record_gets(context))),))
+    (replies,) = yield Flows((Flow(node, tuple(_record_gets(context.namespace, context.lineages))),))
     if isinstance(replies, FreshnessError):
         replies = [MISSING] * len(context.lineages)
     view = context.views[node] = NodeView(context.lineages, replies, sent_at)
@@ -248,8 +262,13 @@ def _fetch_view(context: ReadContext, node: str, old: NodeView) -> Procedure[Nod
     )
 
 
-def _record_gets(context: ReadContext) -> list[Request]:
-    return [Get(record_key(context.namespace, lineage)) for lineage in context.lineages]
+def _record_gets(namespace: str, lineages: Sequence[str]) -> list[Request]:
+    return [Get(record_key(namespace, lineage)) for lineage in lineages]
+
+
+def _lineages_of(entries: Sequence[_Pending]) -> tuple[str, ...]:
+    """Those that the objects of these entries live in: the only ones that have a say in them."""
+    return tuple(dict.fromkeys(chain.from_iterable(entry.lookup.policy.lineages for entry in entries)))
 
 
 def _judge(
@@ -262,9 +281,11 @@ def _judge(
     """(entries that can never be a hit again, what ``on_stale = "serve"`` may serve all the same)."""
     dead: list[_Pending] = []
     stale: list[tuple[_Pending, Item]] = []
+    ring = context.ring
     for entry, reply in zip(entries, replies, strict=False):
-        policy = entry.lookup.policy
-        refusal = view.find_refusal(policy, context.ring)
+        lookup = entry.lookup
+        policy = lookup.policy
+        refusal = view.find_refusal(policy, ring)
         entry.refusal, entry.lives, entry.is_waiting = refusal, view.lives, False
         if not isinstance(reply, Item):
             entry.refusal = refusal or ReadOutcome.LOST_RACE  # absent although a stub was asked for: no fill
@@ -280,10 +301,11 @@ def _judge(
         ):
             entry.refusal = ReadOutcome.STALE
         else:
-            entry.refusal, payload = view.judge(policy, entry.lookup.identity, reply.value)
-            if entry.refusal is None:
-                entry.read = Read(ReadOutcome.HIT, payload)
-            elif entry.refusal in _REPLACEABLE and view.covers(policy):
+            refusal, payload = view.judge(policy, lookup.identity, reply.value)
+            entry.refusal = refusal
+            if refusal is None:
+                entry.read = Read(_HIT, payload, None, _NO_TOKENS)
+            elif refusal in _REPLACEABLE and view.covers(policy):
                 entry.version = reply.version
                 dead.append(entry)
     return dead, stale
@@ -305,11 +327,12 @@ def _claim(context: ReadContext, node: str, dead: Sequence[_Pending]) -> Procedu
 
 def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[_Pending, Item]]) -> Procedure[None]:
     """``on_stale = "serve"``: hits of unknown age, if they are of the life that the node had last."""
-    keys = tuple(Get(resume_key(context.namespace, lineage)) for lineage in context.lineages)
+    lineages = _lineages_of([entry for entry, _ in stale])
+    keys = tuple(Get(resume_key(context.namespace, lineage)) for lineage in lineages)
     (replies,) = yield Flows((Flow(node, keys),))
     if isinstance(replies, FreshnessError):
         return
-    last = NodeView(context.lineages, replies, context.clock())
+    last = NodeView(lineages, replies, context.clock())
     for entry, item in stale:
         refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
         if refusal is None:
@@ -368,25 +391,29 @@ class _Guard:
 
 
 def _fetch_guards(context: ReadContext, candidates: Sequence[_Pending]) -> Procedure[dict[int, _Guard]]:
-    """Step 2: all tombstones of a node, then its records, in one flow."""
+    """Step 2: all tombstones of a node, then the records that have a say in these entries, in one flow."""
     guards: dict[int, _Guard] = {}
-    nodes = _by_node(candidates)
-    if not nodes:
+    if not candidates:
         return guards
     sent_at = context.clock()
-    flows = [
-        Flow(node, (*(Get(tombstone_key(entry.lookup.item)) for entry in of_node), *_record_gets(context)))
-        for node, of_node in nodes.items()
-    ]
+    asked = []
+    flows = []
+    for node, of_node in _by_node(candidates).items():
+        lineages = _lineages_of(of_node)
+        tombstones: list[Request] = [Get(tombstone_key(entry.lookup.item)) for entry in of_node]
+        asked.append((node, of_node, lineages))
+        flows.append(Flow(node, (*tombstones, *_record_gets(context.namespace, lineages))))
     answers = yield Flows(tuple(flows))
-    for (node, of_node), replies in zip(nodes.items(), answers, strict=True):
+    for (node, of_node, lineages), replies in zip(asked, answers, strict=True):
         if isinstance(replies, FreshnessError):
             for entry in of_node:
                 entry.refusal = ReadOutcome.NODE_DOWN
             continue
-        view = context.views[node] = NodeView(context.lineages, replies[len(of_node) :], sent_at)
+        view = NodeView(lineages, replies[len(of_node) :], sent_at)
+        if set(lineages) == set(context.lineages):
+            context.views[node] = view  # it holds as much as any other
         for entry, reply in zip(of_node, replies, strict=False):
-            if view.lives != entry.lives:
+            if not _is_same_life(entry, view):
                 entry.refusal = ReadOutcome.LIFE  # CAS numbers may have begun anew (F8)
                 continue
             try:
@@ -396,6 +423,13 @@ def _fetch_guards(context: ReadContext, candidates: Sequence[_Pending]) -> Proce
                 continue
             guards[id(entry)] = _Guard(tombstone, view)
     return guards
+
+
+def _is_same_life(entry: _Pending, view: NodeView) -> bool:
+    """Whether the node remembers all that it did when the entry was looked up, for all who have a say in it."""
+    return all(
+        view.lives.get(lineage) == entry.lives.get(lineage) for lineage in entry.lookup.policy.lineages
+    )
 
 
 def _find_refusal(context: ReadContext, entry: _Pending, guard: _Guard, row: Loaded) -> ReadOutcome | None:

@@ -36,7 +36,9 @@ class Shape(NamedTuple):
     """What the log says of a column's type, so far as its value differs from what a client reads
     (``invalidator.image``). ``labels``: of a SET, in their order; ``length``: of a BINARY, else 0."""
 
-    rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "time", "year", "untold"]
+    rule: Literal[
+        "same", "text", "ascii", "binary", "float", "bit", "set", "time", "timestamp", "year", "untold"
+    ]
     labels: tuple[str, ...] = ()
     length: int = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from freshness.envelope import Filled, Kind, NodeRecord, live_prefix, split_live
+from freshness.envelope import Filled, Kind, NodeRecord, find_live_value, live_prefix, split_live
 from freshness.errors import FormatError
 from freshness.position import decode_position
 from freshness.request import Item, Reply
@@ -21,11 +21,13 @@ COVERED_MAX: Final = 1024
 RECORD_TTL_SLACK_SECONDS: Final = 1
 """Backends keep items up to a second longer than asked (F50)."""
 
+_NO_BEGINNING: Final = (b"no entry begins like this", False)
+
 
 class NodeView:
     """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock)."""
 
-    __slots__ = ("_covered", "_prefixes", "_refusals", "_ttl_seconds", "fetched_at", "lives", "records")
+    __slots__ = ("_beginnings", "_covered", "_refusals", "_ttl_seconds", "fetched_at", "lives", "records")
 
     def __init__(self, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float) -> None:
         self.fetched_at = fetched_at
@@ -37,8 +39,9 @@ class NodeView:
             lineage: reply.ttl_seconds if isinstance(reply, Item) else 0
             for lineage, reply in zip(lineages, replies, strict=True)
         }
-        self._prefixes: dict[str, bytes] = {
-            lineage: live_prefix(Kind.FILLED, lineage, record.life)
+        # How a live entry begins, and whether its position matters
+        self._beginnings = {
+            lineage: (live_prefix(Kind.FILLED, lineage, record.life), bool(record.table_floors))
             for lineage, record in self.records.items()
             if record is not None
         }
@@ -88,13 +91,15 @@ class NodeView:
 
         The common entry, one lineage and no table floor, is recognised by its first bytes and not decoded.
         """
-        if len(policy.lineages) == 1:
-            lineage = policy.lineages[0]
-            prefix = self._prefixes.get(lineage)
-            if prefix is not None and data.startswith(prefix):
-                parts = split_live(data, len(prefix))
-                if parts is not None and parts[1] == identity and self._is_covered(policy, lineage, parts[0]):
-                    return None, data[parts[2] :]
+        lineages = policy.lineages
+        if len(lineages) == 1:
+            beginning, has_floors = self._beginnings.get(lineages[0], _NO_BEGINNING)
+            if data.startswith(beginning):
+                value_at = find_live_value(data, len(beginning), identity)
+                if value_at and (
+                    not has_floors or self._is_covered_entry(policy, lineages[0], data, len(beginning))
+                ):
+                    return None, data[value_at:]
         try:
             entry = Filled.decode(data)
         except FormatError:
@@ -102,11 +107,13 @@ class NodeView:
         refusal = find_hit_refusal(policy, identity, entry, self.records)
         return refusal, entry.value if refusal is None else None
 
+    def _is_covered_entry(self, policy: ObjectPolicy, lineage: str, data: bytes, prefix_size: int) -> bool:
+        parts = split_live(data, prefix_size)
+        return parts is not None and self._is_covered(policy, lineage, parts[0])
+
     def _is_covered(self, policy: ObjectPolicy, lineage: str, encoded_position: bytes) -> bool:
         record = self.records[lineage]
         assert record is not None
-        if not record.table_floors:
-            return True
         known = self._covered.get((policy.name, encoded_position))
         if known is None:
             try:

@@ -56,6 +56,11 @@ TOLD: Final[tuple[tuple[str, str], ...]] = (
     ("DATETIME(3)", "'2024-01-02 03:04:05.678'"),
     ("DATETIME(5)", "'2024-01-02 03:04:05.67891'"),
     ("DATETIME(6)", "'1000-01-01 00:00:00.000001'"),
+    ("TIMESTAMP NULL", "'2024-01-02 03:04:05'"),
+    ("TIMESTAMP NULL", "NULL"),
+    ("TIMESTAMP(3) NULL", "'2024-07-02 03:04:05.678'"),
+    ("TIMESTAMP(6) NULL", "'2038-01-19 03:14:07.999999'"),
+    ("TIMESTAMP NULL", "'1970-01-01 00:00:01'"),
     ("TIME", "'838:59:59'"),
     ("TIME", "'-01:02:03'"),
     ("TIME(3)", "'12:34:56.789'"),
@@ -91,7 +96,7 @@ TOLD_MARIADB: Final = (
     ("VARCHAR(20) CHARACTER SET utf8mb3", "'é'"),
 )
 UNTOLD: Final[tuple[tuple[str, str], ...]] = (
-    ("TIMESTAMP NULL", "'2024-01-02 03:04:05'"),
+    ("TIMESTAMP NULL", "'0000-00-00 00:00:00'"),
     ("FLOAT", "0.1"),
     ("FLOAT(20,10)", "0.1"),
     ("TIME(3)", "'-00:00:01.500'"),
@@ -126,7 +131,7 @@ def digests(server: DatabaseServer, columns: list[tuple[str, str]]) -> list[tupl
         source.open(executed_position(connection, server.flavor))
         try:
             with connection.cursor(DictCursor) as cursor:
-                cursor.execute("SET sql_mode = '', time_zone = '+03:00'")
+                cursor.execute("SET sql_mode = ''")
                 for name, (_, value) in zip(names, columns, strict=True):
                     cursor.execute(f"INSERT INTO {name} (id, v) VALUES (1, {value})")
                     cursor.execute(f"SELECT * FROM {name}")

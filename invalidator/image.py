@@ -1,15 +1,16 @@
 """A row of the log as a client reads it, so that both have one digest.
 
-The log and a SELECT show the same row differently: a BINARY loses its zeros, a BIT is text, a SET has no order, a
-TIMESTAMP is in UTC instead of the session's time zone. Here, and nowhere else, the one is made the other. Where the
-log does not tell what a client reads, there is no digest: never a wrong one.
+The log and a SELECT show the same row differently: a BINARY loses its zeros, a BIT is text, a SET has no order. Here,
+and nowhere else, the one is made the other. A client is one whose session is in UTC, as the log is
+(``freshness.backends.database``). Where the log does not tell what a client reads, there is no digest: never a wrong
+one.
 Called by ``invalidator.rows`` (`find_shapes`) and ``invalidator.archive`` (`digest_image`). No I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pymysqlreplication.constants import FIELD_TYPE
@@ -30,6 +31,9 @@ _EXACT_CHARSETS: Final = frozenset(("utf8", "utf8mb3", "utf8mb4", "ascii", "lati
 """Decoded by Python as by the server. Of the others only ASCII is known to be."""
 
 _UTF_NAMES: Final = ("utf-16", "utf-32", "utf16", "utf32", "ucs2")
+_FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
+"""What the log has before it is a zero date, or a year after 2038 that the library misreads."""
+
 _BINARY: Final = "binary"
 _MARIADB_ADDRESS_BYTES: Final = (4, 16)
 """On MariaDB, UUID, INET4 and INET6 look like BINARY of these lengths, and a client reads text."""
@@ -52,10 +56,12 @@ def _find_shape(column: Any, flavor: str) -> Shape:
         return Shape("year")
     if kind == FIELD_TYPE.TIME2:
         return Shape("time" if column.fsp else "same")
+    if kind == FIELD_TYPE.TIMESTAMP2:
+        return Shape("timestamp")
     if kind == FIELD_TYPE.SET:
         return Shape("set", tuple(column.set_values)) if column.set_values else Shape("untold")
     if kind not in _TEXT:
-        return Shape("untold")  # TIMESTAMP: in which time zone? JSON: how does the server print it?
+        return Shape("untold")  # JSON: how does the server print it?
     if charset != _BINARY:
         is_exact = charset in _EXACT_CHARSETS or str(charset).startswith(_UTF_NAMES)
         return Shape("text" if is_exact else "ascii")
@@ -103,6 +109,8 @@ def _as_read(value: Any, shape: Shape) -> object:
         case "time":
             # The library misreads negative fractions.
             is_told = value >= timedelta()
+        case "timestamp":
+            is_told = value >= _FIRST_TIMESTAMP
         case "binary":
             # The library makes a text of empty bytes.
             return (value or b"").ljust(shape.length, b"\0")

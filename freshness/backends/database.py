@@ -26,6 +26,10 @@ from freshness.position import Position, parse_position
 Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_UTC: Final = "SET time_zone = '+00:00'"
+"""A TIMESTAMP is shown in the session's time zone. One value is cached for all, so all sessions have the same one,
+that of the binary log."""
+
 _LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 _FATAL_DUMP_ERROR: Final = 1236
 
@@ -64,7 +68,7 @@ def connect(
     timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
     read_timeout_seconds: float = 0,
 ) -> Connection:
-    """A connection with autocommit, to the address's database if it names one.
+    """A connection with autocommit, to the address's database if it names one. Its session is in UTC.
 
     ``timeout_seconds`` bounds connecting, and each answer unless ``read_timeout_seconds`` is above 0. Raises
     `SourceUnavailable` where trying again may help, else `SourceUnsuitable`.
@@ -78,6 +82,7 @@ def connect(
             database=address.database or None,
             charset="utf8mb4",
             autocommit=True,
+            init_command=_UTC,
             connect_timeout=timeout_seconds,
             read_timeout=read_timeout_seconds or timeout_seconds,
             write_timeout=timeout_seconds,

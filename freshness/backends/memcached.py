@@ -92,7 +92,7 @@ class MemcachedNode:
         except ValueError as error:
             raise ConfigError(f"cache node {name!r} is not an address", hint="write host:port") from error
         self._socket: socket.socket | None = None
-        self._connections = -1  # the first one is number 0
+        self._connections = -1  # the first one is number 0; what is encoded before is not sent
         self._waits_in_kernel = False
         self._server = ""
         self._plan: Plan | None = None
@@ -104,7 +104,7 @@ class MemcachedNode:
     def send(self, requests: Sequence[Request]) -> None:
         if self._plan is not None:
             self.close()  # answers that nobody received must not be taken for the ones to come
-        commands, plan = encode_flow(requests, max(0, self._connections))
+        commands, plan = encode_flow(requests, self._connections)
         try:
             connected = self._socket
             if connected is None:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
 from freshness.backend import check_key, is_key, lifetime_seconds
@@ -79,25 +80,21 @@ class ReplyKind(IntEnum):
     STATS = 5
 
 
-_ITEM: Final = ReplyKind.ITEM
-_FENCE: Final = ReplyKind.FENCE
-"""By name, since every flow asks for them: a look-up in an Enum costs more than one here."""
-
-
 @dataclass(slots=True)
 class Plan:
     """How the answer to a flow is to be read.
 
     ``replies``: one per request; already right for the quiet ones, of which usually nothing is heard.
-    ``awaited``: what the node will say, with the index of the request; for a fence the index after its run.
+    ``awaited``: what the node will say, with the index of the request; for a fence the index after its run. None
+    where every request is a `Get`, and ``replies`` is empty then.
     ``outcomes``: with which words a quiet request can say that it did not store.
     """
 
     requests: Sequence[Request]
     replies: list[Reply]
-    awaited: list[tuple[ReplyKind, int]]
+    awaited: list[tuple[ReplyKind, int]] | None
     versions_from: int
-    outcomes: Mapping[bytes, Reply] = field(default_factory=lambda: _ADD_OUTCOMES)
+    outcomes: Mapping[bytes, Reply]
 
 
 # -- requests to bytes ---------------------------------------------------------------------------------
@@ -112,16 +109,21 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     no item (F8).
     """
     versions_from = connection * VERSION_LIMIT
-    if isinstance(requests, Marks):
+    # By type: they are sequences in the sense of collections.abc, and to ask that costs more than to encode a Get
+    if type(requests) is Marks:
         return _encode_marks(requests, versions_from)
-    if isinstance(requests, Merges):
+    if type(requests) is Merges:
         return _encode_merges(requests, versions_from)
+    gets = _encode_gets(requests)
+    if gets is not None:
+        return gets, Plan(requests, [], None, versions_from, _ADD_OUTCOMES)
     parts: list[bytes] = []
     replies: list[Reply] = []
     awaited: list[tuple[ReplyKind, int]] = []
     has_open_add = is_quiet = False
     asked_seconds = lifetime = 0
     for index, request in enumerate(requests):
+        is_quiet = False
         if isinstance(request, Add):
             key = request.key
             if not is_key(key):
@@ -144,28 +146,41 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
             continue
         if has_open_add:
             parts.append(FENCE)
-            awaited.append((_FENCE, index))
+            awaited.append((ReplyKind.FENCE, index))
             has_open_add = False
-        is_quiet = False
         replies.append(MISSING)
-        if isinstance(request, Get):  # nearly all that a reader sends
-            key = request.key
-            if not is_key(key):
-                check_key(key)
-            if request.vivify_ttl_seconds != asked_seconds:
-                asked_seconds = request.vivify_ttl_seconds
-                lifetime = lifetime_seconds(asked_seconds)
-            # N before t: the flags are worked off in order, else a new stub answers t-1
-            parts.append(b"mg %b N%d v c t\r\n" % (key, lifetime) if lifetime else b"mg %b v c t\r\n" % key)
-            awaited.append((_ITEM, index))
-            continue
         kind, command = _encode_spoken(request, versions_from)
         parts.append(command)
         awaited.append((kind, index))
     if is_quiet:
         parts.append(FENCE)
-        awaited.append((_FENCE, len(replies)))
-    return parts, Plan(requests, replies, awaited, versions_from)
+        awaited.append((ReplyKind.FENCE, len(replies)))
+    return parts, Plan(requests, replies, awaited, versions_from, _ADD_OUTCOMES)
+
+
+def _encode_gets(requests: Sequence[Request]) -> list[bytes] | None:
+    """The commands of a flow in which every request is a `Get`, as nearly all that a reader sends are; else None."""
+    parts: list[bytes] = []
+    asked_seconds: int | None = None
+    flags = b""
+    for request in requests:
+        if not isinstance(request, Get):
+            return None
+        key = request.key
+        if not is_key(key):
+            check_key(key)
+        if request.vivify_ttl_seconds != asked_seconds:
+            asked_seconds = request.vivify_ttl_seconds
+            flags = _get_flags(asked_seconds)
+        parts.append(b"mg " + key + flags)
+    return parts
+
+
+@lru_cache(maxsize=64)
+def _get_flags(vivify_ttl_seconds: int) -> bytes:
+    """The end of a ``mg``. N before t: the flags are worked off in order, else a new stub answers t-1."""
+    lifetime = lifetime_seconds(vivify_ttl_seconds)
+    return b" N%d v c t\r\n" % lifetime if lifetime else b" v c t\r\n"
 
 
 def _encode_marks(marks: Marks, versions_from: int) -> tuple[list[bytes], Plan]:
@@ -217,19 +232,25 @@ def _fenced(
 ) -> tuple[list[bytes], Plan]:
     """A run of quiet pairs and the plan for it."""
     if not parts:
-        return [], Plan(requests, [], [], versions_from)
+        return [], Plan(requests, [], [], versions_from, outcomes)
     parts.append(FENCE)
-    return parts, Plan(requests, [STORED, DONE] * (count // 2), [(_FENCE, count)], versions_from, outcomes)
+    return parts, Plan(
+        requests, [STORED, DONE] * (count // 2), [(ReplyKind.FENCE, count)], versions_from, outcomes
+    )
 
 
-def _encode_spoken(request: Cas | Delete | InspectStorage, versions_from: int) -> tuple[ReplyKind, bytes]:
-    """A request that always gets an answer, and is no `Get`."""
+def _encode_spoken(
+    request: Get | Cas | Delete | InspectStorage, versions_from: int
+) -> tuple[ReplyKind, bytes]:
+    """A request that always gets an answer."""
     if isinstance(request, InspectStorage):
         lifetime_seconds(request.tombstone_ttl_seconds)
         return ReplyKind.STATS, INSPECTION
     key = request.key
     if not is_key(key):
         check_key(key)
+    if isinstance(request, Get):
+        return ReplyKind.ITEM, b"mg " + key + _get_flags(request.vivify_ttl_seconds)
     lifetime = lifetime_seconds(request.ttl_seconds) if isinstance(request, Cas) else 0
     assert request.version is not None
     version = request.version - versions_from
@@ -257,28 +278,35 @@ _match_item: Final = re.compile(rb"VA ([0-9]{1,10}) c([0-9]{1,20}) t(-?[0-9]{1,1
 class ReplyReader:
     """Lines and blocks out of what ``receive`` returns; it returns at least one byte or raises."""
 
+    __slots__ = ("_buffer", "_position", "_receive")
+
     def __init__(self, receive: Callable[[], bytes], received: bytes = b"") -> None:
         self._receive = receive
         self._buffer = received
         self._position = 0
 
-    def item(self, versions_from: int) -> Item | None:
-        """The next reply if it is an item that has arrived whole; else None, and nothing is taken."""
+    def take_items(self, found: list[Reply], count: int, versions_from: int) -> None:
+        """Add the next replies until there are ``count``, as far as they are items that have arrived whole."""
         if self._position == len(self._buffer):
             self._buffer, self._position = self._receive(), 0
-        head = _match_item(self._buffer, self._position)
-        if head is None:
-            return None
-        size, version, ttl_seconds, marks = head.groups()
-        start = head.end()
-        end = start + int(size)
-        if self._buffer[end : end + 2] != b"\r\n":
-            return None
-        self._position = end + 2
-        value = self._buffer[start:end]
-        if marks:
-            return Item(value, versions_from + int(version), int(ttl_seconds), b"W" in marks, b"Z" in marks)
-        return Item(value, versions_from + int(version), int(ttl_seconds))
+        buffer, position = self._buffer, self._position
+        add = found.append
+        for _ in range(count - len(found)):
+            head = _match_item(buffer, position)
+            if head is None:
+                break
+            size, version, ttl_seconds, marks = head.groups()
+            start = head.end()
+            end = start + int(size)
+            if not buffer.startswith(b"\r\n", end):
+                break
+            position = end + 2
+            if marks:
+                won, lease = b"W" in marks, b"Z" in marks
+                add(Item(buffer[start:end], versions_from + int(version), int(ttl_seconds), won, lease))
+            else:
+                add(Item(buffer[start:end], versions_from + int(version), int(ttl_seconds)))
+        self._position = position
 
     def outcomes(self) -> list[tuple[bytes, bytes]]:
         """(word, opaque) of the lines that have arrived and say how quiet stores ended; they are taken."""
@@ -349,11 +377,19 @@ def decode_flow(
     """
     replies = plan.replies
     versions_from = plan.versions_from
+    if plan.awaited is None:
+        count = len(plan.requests)
+        while len(replies) < count:
+            reader.take_items(replies, count, versions_from)
+            if len(replies) < count:
+                replies.append(_read_item(reader, versions_from))
+        reader.expect_end()
+        return replies
     run_start = 0
     for kind, index in plan.awaited:
-        if kind is _ITEM:
-            replies[index] = reader.item(versions_from) or _read_item(reader, versions_from)
-        elif kind is _FENCE:
+        if kind is ReplyKind.ITEM:
+            replies[index] = _read_item(reader, versions_from)
+        elif kind is ReplyKind.FENCE:
             _read_run(reader, replies, run_start, index, plan.outcomes)
             run_start = index
         elif kind is ReplyKind.CAS:

@@ -18,6 +18,7 @@ from freshness.envelope import (
     NodeRecord,
     Stamp,
     Tombstone,
+    find_live_value,
     live_prefix,
     record_key,
     resume_key,
@@ -215,3 +216,5 @@ def test_the_hit_path_reads_the_same_bytes() -> None:
     position, identity, at = parts
     assert position == POSITIONS["mysql"].encode()
     assert (identity, data[at:]) == (b"identity", b"value")
+    assert find_live_value(data, len(prefix), b"identity") == at
+    assert find_live_value(data, len(prefix), b"another.") == 0

@@ -106,3 +106,32 @@ def test_a_forked_process_that_only_closes_closes_nothing(
     monkeypatch.setattr(os, "getpid", lambda: child)
     cache.close()
     assert nodes.closings == [0]
+
+
+def test_only_the_records_of_shards_that_serve_are_fetched(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keyspace amid a split: the new shards are followed by invalidators and have no say in reads yet."""
+    schema: list[Any] = [(KeyColumn("id", ColumnKind.INTEGER),)]
+    monkeypatch.setattr(ShardDatabase, "run", lambda *_: schema.pop() if schema else ([], None))
+    shard = (
+        '[[keyspaces.shop.shards]]\nname = "{}"\nprimary = "mysql://app@127.0.0.1:{}/shop"\nserving = {}\n'
+    )
+    shards = "".join(
+        shard.format(*each) for each in [("-", 1, "true"), ("-80", 2, "false"), ("80-", 3, "false")]
+    )
+    sharding = 'sharding = { column = "id", function = "numeric" }\n'
+    start, end = CONFIG.index("[[keyspaces"), CONFIG.index("[objects")
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG[:start] + sharding + shards + CONFIG[end:])
+    cache = Cache(load_config(path, {}), open_node=nodes.open)
+    sent: list[bytes] = []
+    perform = MemoryNode.perform
+
+    def spy(node: MemoryNode, requests: Any) -> Any:
+        sent.extend(request.key for request in requests)
+        return perform(node, requests)
+
+    monkeypatch.setattr(MemoryNode, "perform", spy)
+    assert cache.get("customer", 1) is None
+    assert [key for key in sent if key.startswith(b"shop:!")] == [b"shop:!shop/-"]

@@ -10,11 +10,11 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from appclient.database import Database, LoaderConnection, ShardDatabase
+from appclient.database import RETRY_SECONDS, Database, LoaderConnection, ShardDatabase
 from freshness.config import Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, SourceUnavailable, SourceUnsuitable
 
-FIRST, SECOND = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2")
+FIRST, SECOND, PRIMARY = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2"), ServerAddress("10.0.0.9")
 GONE = pymysql.err.OperationalError(2006, "server has gone away")
 
 
@@ -68,7 +68,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 @pytest.fixture
 def database() -> ShardDatabase:
-    shard = Shard(primary=ServerAddress("10.0.0.9"), replicas=(FIRST, SECOND), lineage="shop/-")
+    shard = Shard(primary=PRIMARY, replicas=(FIRST, SECOND), lineage="shop/-")
     return Database(Keyspace(name="shop", flavor="mysql", shards=(shard,))).find_shard(None)
 
 
@@ -106,12 +106,51 @@ def test_a_server_that_fails_is_left_and_stays_left(servers: Servers, database: 
     assert database.run(host) == SECOND.host
     assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False), (SECOND, True)]
     servers.down = {SECOND}
-    assert database.run(raising(GONE)) == FIRST.host
+    assert database.run(raising(GONE)) == PRIMARY.host, "before one that failed a moment ago"
+    servers.down = {SECOND, PRIMARY}
+    assert database.run(raising(GONE)) == FIRST.host, "and when all else fails that one after all"
+
+
+def test_a_server_that_failed_is_tried_again_after_a_while(servers: Servers) -> None:
+    now = [1000.0]
+    shard = Shard(primary=PRIMARY, replicas=(FIRST,), lineage="shop/-")
+    database = ShardDatabase("mysql", shard, clock=lambda: now[0])
+    servers.down = {FIRST}
+    assert database.run(host) == PRIMARY.host
+    servers.down = set()
+    now[0] += RETRY_SECONDS - 1
+    assert database.run(host) == PRIMARY.host
+    now[0] += 1
+    assert database.run(host) == FIRST.host
+    assert database.run(host) == FIRST.host
+
+
+def test_without_replicas_the_primary_is_asked_once(servers: Servers) -> None:
+    database = ShardDatabase("mysql", Shard(primary=PRIMARY, lineage="shop/-"))
+    servers.down = {PRIMARY}
+    with pytest.raises(SourceUnavailable) as caught:
+        database.run(host)
+    assert caught.value.message.count(PRIMARY.host) == 1
+
+
+def test_a_primary_that_refuses_the_account_does_not_hide_that_the_replicas_are_down(
+    servers: Servers, database: ShardDatabase
+) -> None:
+    servers.down = {FIRST, SECOND}
+    denied = pymysql.err.OperationalError(1142, "SELECT command denied")
+    with pytest.raises(SourceUnavailable, match=r"10\.0\.0\.1: refused.*SELECT command denied") as caught:
+        database.run(raising(denied))
+    assert caught.value.hint == "is the server up?"
+    with pytest.raises(SourceUnavailable, match=r"answers: 10\.0\.0\.1: refused"):
+        database.run(raising(denied))
+    servers.down = {SECOND}
+    assert database.run(raising(denied)) == FIRST.host
 
 
 def test_every_server_that_failed_is_named(servers: Servers, database: ShardDatabase) -> None:
-    servers.down = {FIRST, SECOND}
-    with pytest.raises(SourceUnavailable, match=r"no server of shop/- answers: 10\.0\.0\.1.*; 10\.0\.0\.2"):
+    servers.down = {FIRST, SECOND, PRIMARY}
+    every = r"no server of shop/- answers: 10\.0\.0\.1.*; 10\.0\.0\.2.*; 10\.0\.0\.9"
+    with pytest.raises(SourceUnavailable, match=every):
         database.run(host)
 
 

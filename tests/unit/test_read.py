@@ -20,6 +20,7 @@ from freshness.request import (
     Get,
     Item,
     Load,
+    Step,
     Stored,
     Wait,
 )
@@ -741,6 +742,61 @@ def test_a_composite_dies_with_either_life() -> None:
     assert read_pair(world).read(pair) is ReadOutcome.FILLED
 
 
+def requests_of(step: Step) -> list[bytes]:
+    assert isinstance(step, Flows)
+    return [request.key for flow in step.flows for request in flow.requests if isinstance(request, Get)]
+
+
+def start_two() -> tuple[World, Reader]:
+    """Two lineages; the customer lives in the first alone."""
+    world = World(lineages=(LINEAGE, OTHER))
+    start(world)
+    start(world, lineage=OTHER)
+    reader = read_pair(world)
+    assert reader.read(lookup(2)) is ReadOutcome.FILLED
+    return world, reader
+
+
+def test_guards_are_fetched_of_those_lineages_alone_that_have_a_say() -> None:
+    world, reader = start_two()
+    view = reader.context.views[NODE]
+    run = reader.reading()
+    assert run.finish()[0].outcome is ReadOutcome.FILLED
+    assert requests_of(run.steps[1]) == [MARKER, record_key(NAMESPACE, LINEAGE)]
+    assert reader.context.views[NODE] is view, "hits need the records of all lineages"
+    run = read_pair(world).reading(lookup(3))
+    run.finish()
+    assert requests_of(run.steps[0])[1:] == [record_key(NAMESPACE, LINEAGE), record_key(NAMESPACE, OTHER)]
+
+
+def test_guards_of_several_objects_are_fetched_of_all_their_lineages() -> None:
+    world, _, _, pair = start_pair()
+    run = read_pair(world).reading(lookup(1), pair).until_kind(Load)
+    records = [record_key(NAMESPACE, LINEAGE), record_key(NAMESPACE, OTHER)]
+    assert requests_of(run.steps[1]) == [MARKER, tombstone_key(pair.item), *records]
+
+
+@pytest.mark.parametrize(("lineage", "outcome"), [(LINEAGE, ReadOutcome.LIFE), (OTHER, ReadOutcome.FILLED)])
+def test_a_life_that_ends_during_a_read_counts_where_it_has_a_say(lineage: str, outcome: ReadOutcome) -> None:
+    """A node that was restarted forgot the records of all lineages: each alone shows it (F8)."""
+    world, reader = start_two()
+    run = reader.reading().until_kind(Get, key=MARKER)
+    key = record_key(NAMESPACE, lineage)
+    record = replace(world.record(lineage=lineage), life=b"ANOTHER!")
+    assert isinstance(world.stores[NODE].answer(Cas(key, record.encode(), version_of(world, key), 4)), Stored)
+    assert run.finish()[0].outcome is outcome
+
+
+@pytest.mark.parametrize("lineage", [LINEAGE, OTHER])
+def test_a_composite_is_not_filled_where_one_of_its_lives_ends_during_the_read(lineage: str) -> None:
+    world, _, _, pair = start_pair()
+    run = read_pair(world).reading(pair).until_kind(Get, key=tombstone_key(pair.item))
+    key = record_key(NAMESPACE, lineage)
+    record = replace(world.record(lineage=lineage), life=b"ANOTHER!")
+    assert isinstance(world.stores[NODE].answer(Cas(key, record.encode(), version_of(world, key), 4)), Stored)
+    assert run.finish()[0].outcome is ReadOutcome.LIFE
+
+
 # -- views ---------------------------------------------------------------------------------------------
 
 
@@ -760,7 +816,7 @@ def step_requests(run: Run[list[Read]]) -> tuple[object, ...]:
     assert isinstance(step, Flows)
     requests = step.flows[0].requests
     run.finish()
-    return requests
+    return tuple(requests)
 
 
 def test_a_reader_with_an_old_view_destroys_no_more_than_one_entry() -> None:
