@@ -77,15 +77,17 @@ def choose_files(paths: Iterable[Path]) -> list[ArchiveFile]:
     found = [file for file in map(parse_name, paths) if file is not None]
     found.sort(key=lambda file: (file.keyspace, file.lineage_hash, file.first, -file.last))
     kept: list[ArchiveFile] = []
+    widest: ArchiveFile | None = None
     for file in found:
-        former = kept[-1] if kept else None
-        if (
-            former is not None
-            and (former.keyspace, former.lineage_hash) == (file.keyspace, file.lineage_hash)
-            and file.is_within(former)
-        ):
+        is_same = widest is not None and (widest.keyspace, widest.lineage_hash) == (
+            file.keyspace,
+            file.lineage_hash,
+        )
+        if widest is not None and is_same and file.is_within(widest):
             continue
         kept.append(file)
+        if file.first <= file.last:
+            widest = file
     return sorted(kept, key=lambda file: (file.lineage_hash, file.last, file.first))
 
 

@@ -1,6 +1,7 @@
 """Audit of what every memcached node holds now against the primary: the job and its command line.
 
-``python -m spark.audit_live --config freshness.toml [--json] [--master local[*]]``, or spark-submit. Reads only.
+``python -m spark.audit_live --config freshness.toml [--json] [--repair] [--master local[*]]``, or spark-submit. Reads
+only, but for ``--repair``, which removes poisoned entries by CAS.
 Every step is a function DataFrame → DataFrame; what it does to a row is in modules that know nothing of Spark.
 Exit codes: 0 all that is served is right, 2 usage or configuration, 3 not known, 5 stale data was found.
 """
@@ -55,7 +56,7 @@ def entry_reader(scope: AuditScope) -> BatchFunction:
     return read
 
 
-def entry_comparer(scope: AuditScope) -> BatchFunction:
+def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction:
     """Batches of `ENTRY` become batches of `VERDICT`. Connections are kept for a partition."""
 
     def compare(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
@@ -75,7 +76,7 @@ def entry_comparer(scope: AuditScope) -> BatchFunction:
                     stack.callback(primaries[keyspace].close)
                 return primaries[keyspace]
 
-            comparison = Comparison(scope, find_node, find_primary)
+            comparison = Comparison(scope, find_node, find_primary, repairs=repairs)
             for batch in batches:
                 entries = [Entry(**row) for row in batch.to_pylist()]
                 yield from _batched(comparison.compare(entries), VERDICT)
@@ -104,14 +105,18 @@ def read_entries(session: SparkSession, scope: AuditScope) -> DataFrame:
     return session.range(0, count, 1, count).mapInArrow(entry_reader(scope), ENTRY)
 
 
-def compare_entries(entries: DataFrame, scope: AuditScope) -> DataFrame:
+def compare_entries(entries: DataFrame, scope: AuditScope, *, repairs: bool = False) -> DataFrame:
     """A `VERDICT` for each entry. The crawler can list an item twice; it is counted once."""
-    return entries.dropDuplicates(["node", "item"]).mapInArrow(entry_comparer(scope), VERDICT)
+    return entries.dropDuplicates(["node", "item"]).mapInArrow(
+        entry_comparer(scope, repairs=repairs), VERDICT
+    )
 
 
 def count_verdicts(verdicts: DataFrame) -> DataFrame:
-    """(state, verdict, count)."""
-    return verdicts.groupBy("state", "verdict").count()
+    """(state, verdict, count, repaired)."""
+    return verdicts.groupBy("state", "verdict").agg(
+        F.count("*").alias("count"), F.sum(F.col("repaired").cast("long")).alias("repaired")
+    )
 
 
 def find_examples(verdicts: DataFrame) -> DataFrame:
@@ -131,14 +136,16 @@ def find_errors(verdicts: DataFrame) -> DataFrame:
     return verdicts.where(failed).select("error").distinct().orderBy("error").limit(ERRORS_MAX)
 
 
-def audit(session: SparkSession, scope: AuditScope) -> AuditSummary:
-    """Read, compare and count. What does not answer is in the summary; only bugs raise."""
-    verdicts = compare_entries(read_entries(session, scope), scope).persist()
+def audit(session: SparkSession, scope: AuditScope, *, repairs: bool = False) -> AuditSummary:
+    """Read, compare and count; remove what is poisoned, where that is asked for. What does not answer is in the
+    summary; only bugs raise."""
+    verdicts = compare_entries(read_entries(session, scope), scope, repairs=repairs).persist()
     try:
-        counts = {(row["state"], row["verdict"]): row["count"] for row in count_verdicts(verdicts).collect()}
+        counted = count_verdicts(verdicts).collect()
+        counts = {(row["state"], row["verdict"]): row["count"] for row in counted}
         examples = tuple(
             Example(**{**row.asDict(), "item": bytes(row["item"]).decode("ascii", "backslashreplace")})
-            for row in find_examples(verdicts).drop("state").collect()
+            for row in find_examples(verdicts).drop("state", "repaired").collect()
         )
         errors = tuple(row["error"] for row in find_errors(verdicts).collect())
     finally:
@@ -158,6 +165,7 @@ def audit(session: SparkSession, scope: AuditScope) -> AuditSummary:
         in_flight=total(IN_FLIGHT),
         unknown=total(UNKNOWN),
         not_comparable=total(NOT_COMPARABLE),
+        repaired=sum(row["repaired"] for row in counted),
         unavailable=errors,
         examples=examples,
     )
@@ -170,13 +178,14 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--repair", action="store_true", help="remove poisoned entries")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parser.parse_args(arguments)
     try:
         scope = load_scope(load_config(options.config))
         used = session if session is not None else open_session("freshness audit_live", options.master)
         try:
-            summary = audit(used, scope)
+            summary = audit(used, scope, repairs=options.repair)
         finally:
             if session is None:
                 used.stop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, Protocol
 
@@ -20,12 +20,13 @@ from freshness.envelope import NodeRecord
 from freshness.errors import FreshnessError
 from freshness.position import Position
 from freshness.registry import ObjectDefinition
-from freshness.request import Item
+from freshness.request import DONE, Delete, Get, Item
 from spark.entry import (
     LIVE,
     UNAVAILABLE,
     UNTRUSTED,
     Entry,
+    digest_bytes,
     digest_value,
     find_key_values,
     judge,
@@ -59,6 +60,7 @@ class Verdict:
     cached: str = ""
     primary: str = ""
     error: str = ""
+    repaired: bool = False
 
 
 class PrimaryReader(Protocol):
@@ -72,7 +74,8 @@ class PrimaryReader(Protocol):
 
 
 class Comparison:
-    """Compares batches of entries. ``find_node`` and ``find_primary`` (by keyspace) give open connections."""
+    """Compares batches of entries. ``find_node`` and ``find_primary`` (by keyspace) give open connections.
+    ``repairs``: whether poisoned entries are removed."""
 
     def __init__(
         self,
@@ -80,11 +83,14 @@ class Comparison:
         find_node: Callable[[str], CacheNode],
         find_primary: Callable[[str], PrimaryReader],
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        repairs: bool = False,
     ) -> None:
         self._scope = scope
         self._find_node = find_node
         self._find_primary = find_primary
         self._sleep = sleep
+        self._repairs = repairs
 
     def compare(self, entries: Sequence[Entry]) -> list[Verdict]:
         """One verdict for each entry, in any order. A database or node that fails makes its entries unknown."""
@@ -132,12 +138,24 @@ class Comparison:
                 if looks[_place(entry)] < RECHECKS_TO_CONDEMN:
                     undecided.append(entry)
                 else:
-                    verdicts.append(_condemned(entry, POISONED, rows))
+                    verdict = _condemned(entry, POISONED, rows)
+                    is_removed = self._repairs and self._remove(entry)
+                    verdicts.append(replace(verdict, repaired=is_removed))
             left = undecided
             if not left:
                 break
         why = f"the node did not acknowledge the primary's head {head} in {RECHECKS_MAX} looks"
         return verdicts + [_condemned(entry, UNKNOWN, rows, why) for entry in left]
+
+    def _remove(self, entry: Entry) -> bool:
+        """Remove it by CAS: what took its place meanwhile, or was written again, stays. False: it was not there."""
+        name, item = _place(entry)
+        node = self._find_node(name)
+        [held] = node.perform([Get(item)])
+        if not isinstance(held, Item) or digest_bytes(held.value) != entry.entry_digest:
+            return False
+        [reply] = node.perform([Delete(item, held.version)])
+        return reply is DONE
 
     def _read_rows(
         self, primary: PrimaryReader, definition: ObjectDefinition, entries: Sequence[Entry]

@@ -31,7 +31,8 @@ class Example:
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
     """Counts of entries. ``compared``: those with a verdict. ``unknown``: those of which it cannot be said whether
-    they are served, or whether what is served is right. ``unavailable``: what did not answer, and why."""
+    they are served, or whether what is served is right. ``unavailable``: what did not answer, and why.
+    ``repaired``: poisoned entries that were removed."""
 
     nodes: int
     entries: int
@@ -41,6 +42,7 @@ class AuditSummary:
     in_flight: int
     unknown: int
     not_comparable: int
+    repaired: int = 0
     unavailable: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
 

@@ -122,6 +122,7 @@ VERDICT: Final = StructType(
         StructField("cached", StringType(), nullable=False),
         StructField("primary", StringType(), nullable=False),
         StructField("error", StringType(), nullable=False),
+        StructField("repaired", BooleanType(), nullable=False),
     ]
 )
 """What became of one entry; ``cached`` and ``primary`` are shown values, and only of those that differ."""

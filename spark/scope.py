@@ -54,12 +54,12 @@ def load_scope(config: Config) -> AuditScope:
         nodes=config.cache.nodes,
         ring_version=Placement(config.cache.nodes, config.cache.namespace).ring_version,
         lineages=config.lineages,
-        definitions={name: _portable(definition) for name, definition in definitions.items()},
+        definitions={name: portable(definition) for name, definition in definitions.items()},
         primaries=primaries,
     )
 
 
-def _portable(definition: ObjectDefinition) -> ObjectDefinition:
+def portable(definition: ObjectDefinition) -> ObjectDefinition:
     """With dicts in the place of read-only views, which cannot be pickled."""
     return replace(
         definition,

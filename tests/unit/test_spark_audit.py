@@ -162,6 +162,7 @@ class World:
         self.rows: dict[int, dict[str, Any]] = {1: {"id": 1, "v": "new"}}
         self.head = at(10)
         self.is_down = False
+        self.repairs = False
         self.while_waiting: list[Callable[[], None]] = []
         self.waits = 0
         self.record(10)
@@ -202,7 +203,8 @@ class World:
         return verdict
 
     def compare_all(self, entries: list[Entry]) -> list[Verdict]:
-        return Comparison(SCOPE, lambda _: self.node, lambda _: self, self._wait).compare(entries)
+        comparison = Comparison(SCOPE, lambda _: self.node, lambda _: self, self._wait, repairs=self.repairs)
+        return comparison.compare(entries)
 
     def _wait(self, _: float) -> None:
         self.waits += 1
@@ -324,6 +326,27 @@ def test_a_difference_that_outlives_the_acknowledged_head_is_poisoned(
     assert world.waits == comparison.RECHECKS_TO_CONDEMN
     assert shown in verdict.cached
     assert "'new'" in verdict.primary
+
+
+def test_what_is_poisoned_is_removed_by_cas_where_that_is_asked_for(world: World) -> None:
+    key = b"shop:customer:1"
+    world.fill(OLD)
+    assert not world.compare().repaired
+    assert world.store.peek(key) is not None
+    world.repairs = True
+    verdict = world.compare()
+    assert (verdict.verdict, verdict.repaired) == (comparison.POISONED, True)
+    assert world.store.peek(key) is None
+
+
+def test_what_took_the_place_of_poison_is_not_removed(world: World) -> None:
+    world.fill(OLD)
+    world.repairs = True
+    [found] = world.read()
+    world.fill({"id": 1, "v": "new"})
+    [later] = [Comparison(SCOPE, lambda _: world.node, lambda _: world, repairs=True)._remove(found)]
+    assert later is False
+    assert world.store.peek(b"shop:customer:1") is not None
 
 
 def test_a_value_of_a_row_that_is_gone_is_poisoned(world: World) -> None:

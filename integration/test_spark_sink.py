@@ -1,0 +1,229 @@
+"""Invalidation on a cluster and by one process: the same stream gives the same cache, and the sink's nodes serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+from appclient import Cache
+from freshness.backends.database import executed_position
+from freshness.cachekey import tombstone_key
+from freshness.config import Config, load_config
+from freshness.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.membership import find_record
+from freshness.position import Position
+from integration.configuration import CUSTOMER, PROFILE, write_config
+from integration.harness import (
+    CACHE,
+    CUSTOMERS_TABLE,
+    ORDERS_TABLE,
+    STREAM,
+    System,
+    running_system,
+    wait_for_hits,
+    wait_until,
+)
+from integration.servers import Pair
+from integration.test_stream_service import find_free_port
+from spark import invalidate
+from spark.keeper import Keeper
+from spark.session import open_session
+from spark.sink import open_sink
+
+CLUSTER: Final = "cluster"
+"""Namespace of the sink, on the nodes that the invalidator looks after too."""
+
+KEYS: Final = range(1, 21)
+
+FIRST_SECONDS: Final = 150.0
+"""The first micro-batch starts half a dozen Python processes."""
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    """One Spark session for the file."""
+    opened = open_session("tests", "local[2]")
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture
+def port() -> int:
+    return find_free_port()
+
+
+@pytest.fixture
+def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
+    sections = f'[http]\nlisten = "127.0.0.1:{port}"\n[archive]\npath = "archive"\nrotate_seconds = 1\n'
+    tables = (CUSTOMERS_TABLE, ORDERS_TABLE)
+    with running_system(pair, tmp_path, tables=tables, objects=CUSTOMER + PROFILE, extra=sections) as started:
+        yield started
+
+
+@pytest.fixture
+def config(system: System, tmp_path: Path) -> Config:
+    """The sink's own: the same but for the namespace, and lag enough for micro-batches on a busy machine."""
+    folder = tmp_path / CLUSTER
+    folder.mkdir()
+    return load_config(
+        write_config(
+            folder,
+            system.pair.primary.flavor,
+            system.pair.primary.url,
+            [node.address for node in system.nodes],
+            replicas=[system.pair.replica.url],
+            objects=CUSTOMER + PROFILE,
+            cache={
+                **CACHE,
+                "namespace": CLUSTER,
+                "lease_seconds": 5,
+                "max_staleness_seconds": 40,
+                "tombstone_ttl_seconds": 90,
+            },
+            stream=STREAM,
+        )
+    )
+
+
+def change(system: System) -> None:
+    """Rows of all kinds, a key that changes, a transaction that rolls back, a whole table."""
+    for key in KEYS:
+        system.execute("INSERT INTO customers VALUES (%s, 'n', 0)", key)
+    system.execute("UPDATE customers SET v = v + 1 WHERE id % 3 = 0")
+    system.execute("UPDATE customers SET id = 100 WHERE id = 4")
+    system.execute("DELETE FROM customers WHERE id = 5")
+    system.execute("INSERT INTO orders VALUES (1, 7, 10), (2, 8, 20)")
+    system.execute("TRUNCATE orders")
+    system.execute("INSERT INTO orders VALUES (3, 9, 10)")
+
+
+def head_of(system: System) -> Position:
+    with system.pair.primary.connect() as connection:
+        return executed_position(connection, system.pair.primary.flavor)
+
+
+def find_records(system: System, namespace: str, *, is_copy: bool = False) -> list[NodeRecord]:
+    [lineage] = system.config.lineages
+    key = resume_key(namespace, lineage) if is_copy else record_key(namespace, lineage)
+    found = [find_record(item) for node in system.nodes if (item := system.find_raw(node.address, key))]
+    return [record for record in found if record is not None]
+
+
+def wait_acknowledged(system: System, namespace: str, head: Position) -> list[NodeRecord]:
+    def has_all() -> list[NodeRecord] | None:
+        records = find_records(system, namespace)
+        is_whole = len(records) == len(system.nodes) and all(each.progress.contains(head) for each in records)
+        return records if is_whole else None
+
+    return wait_until(
+        has_all, f"all nodes of {namespace} have acknowledged {head}", system.describe, seconds=FIRST_SECONDS
+    )
+
+
+def find_tombstones(system: System, namespace: str) -> dict[str, Any]:
+    """Positions by object and key. The nodes of the two namespaces are others for one key: all are asked."""
+    found: dict[str, Any] = {}
+    for name in ("customer", "profile"):
+        for key in (*KEYS, 100):
+            marker = tombstone_key(f"{namespace}:{name}:{key}".encode())
+            for node in system.nodes:
+                item = system.find_raw(node.address, marker)
+                if item is not None:
+                    found[f"{name}:{key}"] = Tombstone.decode(item.value).positions
+    return found
+
+
+def assert_same_cache(system: System) -> None:
+    """What the one process says, and what the cluster says."""
+    ours, theirs = find_tombstones(system, "shop"), find_tombstones(system, CLUSTER)
+    assert len(ours) > len(KEYS)
+    assert theirs == ours
+    ours_floors = [record.table_floors for record in find_records(system, "shop")]
+    assert [record.table_floors for record in find_records(system, CLUSTER)] == ours_floors
+    assert all(floors.keys() == {"orders"} for floors in ours_floors)
+
+
+def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
+    system: System, config: Config, session: SparkSession, port: int, tmp_path: Path
+) -> None:
+    source = {"url": f"http://127.0.0.1:{port}", "keyspace": "shop"}
+    checkpoint = str(tmp_path / "checkpoint")
+    with open_sink(session, config) as keeper:
+        query = invalidate.start_query(session, config, keeper, source, checkpoint, trigger_seconds=0.2)
+        try:
+            wait_acknowledged(system, CLUSTER, head_of(system))
+            change(system)
+            system.settle()
+            records = wait_acknowledged(system, CLUSTER, head_of(system))
+            assert_same_cache(system)
+            assert all(record.progress.contains(record.floor) for record in records)
+            with_hits(system, config, keeper)
+            assert query.exception() is None
+        finally:
+            query.stop()
+        lives = {record.life for record in find_records(system, CLUSTER, is_copy=True)}
+        batches = keeper.batches
+    assert batches > 2
+
+    # Again from the checkpoint, with another keeper: what happened meanwhile is applied, and no life ends.
+    system.execute("UPDATE customers SET v = 50 WHERE id = 1")
+    with open_sink(session, config) as keeper:
+        query = invalidate.start_query(session, config, keeper, source, checkpoint, trigger_seconds=None)
+        query.awaitTermination()
+        wait_acknowledged(
+            system, CLUSTER, head_of(system).intersection(keeper.lineages[config.lineages[0]].streamed)
+        )
+    ours, theirs = find_tombstones(system, "shop"), find_tombstones(system, CLUSTER)
+    assert theirs["customer:1"] == ours["customer:1"]
+    assert {record.life for record in find_records(system, CLUSTER, is_copy=True)} == lives
+
+
+def with_hits(system: System, config: Config, keeper: Keeper) -> None:
+    """The nodes are open on the strength of the job's own heartbeats, and a change is seen (I1, I5)."""
+    cache = Cache.open(config.path)
+    try:
+        wait_for_hits(cache, "customer", list(KEYS), lambda: str(keeper.describe()))
+        system.execute("UPDATE customers SET v = 77 WHERE id = 2")
+
+        def is_seen() -> bool:
+            row = cache.get("customer", 2)
+            return row is not None and row["v"] == 77
+
+        wait_until(is_seen, "the change is seen", lambda: str(keeper.describe()))
+    finally:
+        cache.close()
+
+
+def test_the_archive_through_the_job_gives_the_same_cache(
+    system: System,
+    config: Config,
+    session: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--config", str(config.path), "--archive", str(tmp_path / "archive"), "--once", "--json"]
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--since", "first"]
+    change(system)
+    system.settle()
+    head = head_of(system)
+
+    def run_until_all() -> list[NodeRecord] | None:
+        capsys.readouterr()
+        assert invalidate.main(arguments, session) == 0, capsys.readouterr().err
+        printed = json.loads(capsys.readouterr().out)
+        assert list(printed["lineages"]) == list(config.lineages)
+        records = find_records(system, CLUSTER, is_copy=True)
+        return records if records and all(each.progress.contains(head) for each in records) else None
+
+    copies = wait_until(run_until_all, f"the archive has {head}", system.describe)
+    assert len(copies) == len(system.nodes)
+    ours, theirs = find_tombstones(system, "shop"), find_tombstones(system, CLUSTER)
+    assert theirs == ours
+    again = find_tombstones(system, CLUSTER)
+    assert invalidate.main(arguments, session) == 0
+    assert find_tombstones(system, CLUSTER) == again, "a second run changes nothing"

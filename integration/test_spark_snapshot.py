@@ -1,0 +1,179 @@
+"""An external copy of real tables: dumped while they are written, exact afterwards, and never back in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+from freshness.errors import ConfigError, FormatError
+from integration.configuration import CUSTOMER
+from integration.harness import CUSTOMERS_TABLE, System, running_system
+from integration.servers import Pair
+from integration.test_stream_service import find_free_port
+from spark import snapshot
+from spark.copytable import dump_span, find_spans, read_table
+from spark.session import open_session
+from spark.snapshot import read_copy, read_state
+
+SEATS_TABLE: Final = (
+    "CREATE TABLE seats (hall VARCHAR(20) COLLATE utf8mb4_bin, seat BINARY(3), price DECIMAL(8,2), at DATETIME(3), "
+    "day DATE, big BIGINT UNSIGNED, note TEXT, raw VARBINARY(20), changed TIMESTAMP NULL, share DOUBLE, "
+    "mood ENUM('good', 'bad'), PRIMARY KEY (hall, seat))"
+)
+SEAT: Final = '[objects.seat]\ntable = "seats"\n'
+ROWS: Final = 200
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    """One Spark session for the file."""
+    opened = open_session("tests", "local[2]")
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture
+def port() -> int:
+    return find_free_port()
+
+
+@pytest.fixture
+def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
+    tables = (CUSTOMERS_TABLE, SEATS_TABLE)
+    extra = f'[http]\nlisten = "127.0.0.1:{port}"\n'
+    with running_system(pair, tmp_path, tables=tables, objects=CUSTOMER + SEAT, extra=extra) as started:
+        for key in range(1, ROWS + 1):
+            started.execute("INSERT INTO customers VALUES (%s, %s, 0)", key, f"näme {key}")
+        for key in range(20):
+            started.execute(
+                "INSERT INTO seats VALUES (%s, %s, %s, '2026-01-31 10:00:00.125', '2026-02-01', %s, %s, %s, "
+                "'2026-03-01 00:00:00', 0.1, 'bad')",
+                f"A{key % 3}",
+                bytes((key, 0, 0)),
+                Decimal(key) / 4,
+                2**63 + key,
+                None if key % 2 else "ü 'quoted'",
+                b"\0\xff",
+            )
+        yield started
+
+
+class Writer:
+    """Changes rows of all kinds until it is told to stop. ``v`` of customer 1 only grows."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.count = 0
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._system.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
+            while not self._stopping.wait(0.005):
+                self.count += 1
+                key = self.count % ROWS + 1
+                cursor.execute("UPDATE customers SET v = v + 1 WHERE id = 1")
+                cursor.execute("DELETE FROM customers WHERE id = %s AND id > 1", (key,))
+                cursor.execute(
+                    "INSERT INTO customers VALUES (%s, 'new', %s)", (10_000 + self.count, self.count)
+                )
+                cursor.execute("UPDATE customers SET id = id + 5000 WHERE id = %s", (ROWS - key + 2,))
+                cursor.execute(
+                    "UPDATE seats SET price = price + 0.25, seat = %s WHERE hall = 'A1' LIMIT 1",
+                    (bytes((100 + self.count % 100, self.count % 7, 0)),),
+                ) if self.count < 100 else None
+
+
+def in_database(system: System, table: str) -> list[str]:
+    with system.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
+        cursor.execute("SET time_zone = '+00:00'")
+        cursor.execute(f"SELECT * FROM {table}")
+        return sorted(str(row) for row in cursor.fetchall())
+
+
+def in_copy(session: SparkSession, out: Path, table: str) -> list[str]:
+    rows = read_copy(session, out, table).collect()
+    return sorted(
+        str(tuple(bytes(cell) if isinstance(cell, bytearray) else cell for cell in row)) for row in rows
+    )
+
+
+def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
+    system: System, session: SparkSession, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "copy"
+    arguments = ["--config", str(system.config_path), "--out", str(out), "--url", f"http://127.0.0.1:{port}"]
+    arguments += ["--rows-per-range", "60", "--json"]
+    seen: list[int] = []
+    with Writer(system) as writer:
+        for _ in range(2):
+            assert snapshot.main(arguments, session) == 0, capsys.readouterr().err
+            [row] = read_copy(session, out, "customers").where("id = 1").collect()
+            seen.append(row["v"])
+        assert writer.count > 5, "nothing was written meanwhile"
+    assert snapshot.main(arguments, session) == 0, capsys.readouterr().err
+    assert seen == sorted(seen)
+    for table in ("customers", "seats"):
+        assert in_copy(session, out, table) == in_database(system, table)
+    state = read_state(out)
+    assert state is not None
+    assert all(each.generation > 1 for each in state.tables.values()), "the stream was not applied"
+
+    # A table that is changed as a whole is dumped again
+    system.execute("TRUNCATE customers")
+    system.execute("INSERT INTO customers VALUES (7, 'after', 1)")
+    system.execute("ALTER TABLE seats ADD COLUMN extra INT DEFAULT 5")
+    assert snapshot.main(arguments, session) == 0, capsys.readouterr().err
+    for table in ("customers", "seats"):
+        assert in_copy(session, out, table) == in_database(system, table)
+    capsys.readouterr()
+    assert snapshot.main([*arguments, "--tables", "seats"], session) == 2
+    assert "give the same ones" in capsys.readouterr().err
+
+
+def test_ranges_are_all_rows_once(system: System) -> None:
+    primary = system.config.keyspaces["shop"].shards[0].primary
+    for table, rows in (("customers", 7), ("seats", 3), ("seats", 1000)):
+        layout = read_table(primary, table)
+        found = [
+            row[0] for span in find_spans(primary, layout, rows) for row in dump_span(primary, layout, span)
+        ]
+        assert len(found) == len(set(found)) == len(in_database(system, table))
+
+
+def test_what_cannot_be_copied_alike_is_refused(system: System) -> None:
+    primary = system.config.keyspaces["shop"].shards[0].primary
+    system.execute("CREATE TABLE odd (id INT PRIMARY KEY, doc JSON, bits BIT(3), t TIME)")
+    system.execute("CREATE TABLE keyless (id INT)")
+    with pytest.raises(
+        ConfigError, match="odd.bits" if system.pair.primary.flavor == "mariadb" else "odd.doc"
+    ):
+        read_table(primary, "odd")
+    assert [column.name for column in read_table(primary, "odd", ["doc", "bits", "t"]).columns] == ["id"]
+    with pytest.raises(ConfigError, match="no primary key"):
+        read_table(primary, "keyless")
+    with pytest.raises(ConfigError, match="no table"):
+        read_table(primary, "none")
+
+
+def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"version": 99}')
+    with pytest.raises(FormatError, match="version 99"):
+        read_state(tmp_path)
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(FormatError, match="no state"):
+        read_state(tmp_path)

@@ -1,0 +1,252 @@
+"""The archive's files as the Spark jobs read them: listed, checked by their footers, and read in pieces.
+
+Any file system that Arrow knows: a local path, or a URI such as ``s3://bucket/archive``. Every file is looked at
+before a row of it is believed; what is missing between two files, cut, or of another version is a `FormatError`
+that names the file. Knows nothing of Spark. Called by ``spark.updatestream``, ``spark.compact`` and
+``spark.snapshot``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow
+import pyarrow.dataset
+from pyarrow import fs, parquet
+
+from freshness.archive_file import (
+    BEFORE_KEY,
+    KEYSPACE_KEY,
+    KIND,
+    RESUME_KEY,
+    ArchiveFile,
+    choose_files,
+)
+from freshness.errors import ConfigError, FormatError, HistoryPurged
+from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.token import EventToken
+
+BATCH_ROWS: Final = 4_000
+FOOTERS_KEPT_MAX: Final = 100_000
+"""Footers that a reader remembers; beyond it they are read again (I6)."""
+
+_RESTORE: Final = "a complete file never is: was it cut by a full disk or a copy? restore it, or move it away"
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file says of itself: everything of the lineage before it, and up to and with its end."""
+
+    keyspace: str
+    before: EventToken
+    resume: EventToken
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Transactions of one file: those with ordinals above ``after`` and up to ``last``."""
+
+    path: str
+    after: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedShard:
+    """The files of one lineage, without gaps between them. ``begin``: everything before the first."""
+
+    keyspace: str
+    begin: EventToken
+    files: tuple[ArchiveFile, ...]
+
+    @property
+    def lineage(self) -> str:
+        return self.begin.lineage
+
+    @property
+    def first(self) -> int:
+        return self.files[0].first
+
+    @property
+    def last(self) -> int:
+        return max(file.last for file in self.files)
+
+    def spans(self, after: int, last: int) -> list[Span]:
+        """The files that hold these transactions. Raises `HistoryPurged` where some were deleted."""
+        if after + 1 < self.first:
+            raise HistoryPurged(
+                f"the archive of {self.lineage} begins with transaction {self.first}, wanted is {after + 1}",
+                hint="old files were deleted: start anew from the archive's beginning or from a snapshot",
+            )
+        return [
+            Span(str(file.path), max(after, file.first - 1), min(last, file.last))
+            for file in self.files
+            if file.last > after and file.first <= last and file.last >= file.first
+        ]
+
+
+@dataclass(slots=True)
+class ArchiveFolder:
+    """A folder of archive files. Pickled to executors, without what it remembers."""
+
+    path: str
+    _footers: dict[str, Footer] = field(default_factory=dict)
+
+    def __getstate__(self) -> tuple[str]:
+        return (self.path,)
+
+    def __setstate__(self, state: tuple[str]) -> None:
+        self.path, self._footers = state[0], {}
+
+    def locate(self) -> tuple[fs.FileSystem, str]:
+        """Raises `ConfigError` for a URI that Arrow does not know."""
+        if "://" not in self.path:
+            return fs.LocalFileSystem(), os.path.abspath(self.path)
+        try:
+            found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(self.path)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ConfigError(
+                f"the archive {self.path} cannot be opened: {error}", hint="expected a path or a URI"
+            ) from error
+        return found
+
+    def list_shards(self, keyspace: str | None = None) -> list[ArchivedShard]:
+        """All lineages, of one keyspace or of all. Raises `ConfigError` where there is no file, `FormatError` for a
+        gap and for a file that will not do."""
+        filesystem, root = self.locate()
+        try:
+            infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ConfigError(
+                f"the archive {self.path} cannot be read: {error}", hint="is it the right folder?"
+            ) from error
+        files = choose_files(Path(info.path) for info in infos if info.type == fs.FileType.File)
+        by_lineage: dict[tuple[str, str], list[ArchiveFile]] = {}
+        for file in files:
+            by_lineage.setdefault((file.keyspace, file.lineage_hash), []).append(file)
+        shards = [self._open(of_lineage) for _, of_lineage in sorted(by_lineage.items())]
+        chosen = [shard for shard in shards if keyspace is None or shard.keyspace == keyspace]
+        if not chosen:
+            names = sorted({shard.keyspace for shard in shards})
+            raise ConfigError(
+                f"there is no file of an archive in {self.path}"
+                if not shards
+                else f"the archive {self.path} has nothing of keyspace {keyspace!r}",
+                hint=f"it has {', '.join(names)}" if names else "expected what `invalidator record` writes",
+            )
+        return chosen
+
+    def _open(self, files: Sequence[ArchiveFile]) -> ArchivedShard:
+        for former, file in pairwise(files):
+            if file.first != former.last + 1:
+                raise FormatError(
+                    f"{file.path} begins with transaction {file.first}, the file before it ends with {former.last}",
+                    hint="a file between them is missing, or there twice: restore it, or delete all before the gap",
+                )
+        footer = self.read_footer(str(files[0].path))
+        return ArchivedShard(footer.keyspace, footer.before, tuple(files))
+
+    def read_footer(self, path: str) -> Footer:
+        """Raises `FormatError` where it is no archive file of this version."""
+        known = self._footers.get(path)
+        if known is not None:
+            return known
+        try:
+            metadata = parquet.read_metadata(path, filesystem=self.locate()[0]).metadata or {}
+        except (pyarrow.ArrowException, OSError) as error:
+            raise FormatError(f"{path}: not readable as Parquet: {error}", hint=_RESTORE) from error
+        kind, version, keyspace, before, resume = (
+            metadata.get(key.encode(), b"").decode("utf-8", "replace")
+            for key in (KIND_KEY, VERSION_KEY, KEYSPACE_KEY, BEFORE_KEY, RESUME_KEY)
+        )
+        if kind != KIND or version != str(CHANGES_VERSION):
+            raise FormatError(
+                f"{path}: kind {kind!r} version {version!r}",
+                hint=f"expected {KIND!r} version {CHANGES_VERSION}; files of a newer version need a newer program",
+            )
+        if not keyspace or not before or not resume:
+            raise FormatError(
+                f"{path}: its metadata names no position", hint="was it written by another program?"
+            )
+        if len(self._footers) >= FOOTERS_KEPT_MAX:
+            self._footers.clear()
+        footer = Footer(keyspace, EventToken.parse(before), EventToken.parse(resume))
+        self._footers[path] = footer
+        return footer
+
+    def read(
+        self, keyspace: str, lineage: str, span: Span, columns: Sequence[str], condition: Any = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Rows of the span, in no order that could be relied on. ``condition``: an expression of Arrow.
+
+        A file that was merged into another since it was listed is looked for anew. Raises `FormatError`.
+        """
+        try:
+            yield from self._read_file(span, columns, condition)
+        except FileNotFoundError:
+            shard = next(
+                (
+                    each
+                    for each in self.list_shards(keyspace)
+                    if each.lineage == lineage and each.last >= span.last
+                ),
+                None,
+            )
+            if shard is None:
+                raise HistoryPurged(
+                    f"{span.path} is gone, and no other file of {lineage} has its transactions",
+                    hint="it was deleted while the job ran: run it again with what is left",
+                ) from None
+            for other in shard.spans(span.after, span.last):
+                yield from self._read_file(other, columns, condition)
+
+    def _read_file(self, span: Span, columns: Sequence[str], condition: Any) -> Iterator[pyarrow.RecordBatch]:
+        filesystem, _ = self.locate()
+        filesystem.open_input_file(span.path).close()  # FileNotFoundError, whatever the file system
+        self.read_footer(span.path)
+        ordinal = pyarrow.dataset.field("ordinal")
+        wanted = (ordinal > span.after) & (ordinal <= span.last)
+        if condition is not None:
+            wanted &= condition
+        try:
+            source = pyarrow.dataset.dataset(span.path, format="parquet", filesystem=filesystem)
+            missing = [name for name in columns if name not in source.schema.names]
+            if missing:
+                raise FormatError(f"{span.path} lacks the column {missing[0]}", hint=_RESTORE)
+            scanner = source.scanner(
+                columns=list(columns), filter=wanted, batch_size=BATCH_ROWS, use_threads=False
+            )
+            yield from (batch for batch in scanner.to_batches() if batch.num_rows)
+        except FileNotFoundError:
+            raise
+        except (pyarrow.ArrowException, OSError) as error:
+            raise FormatError(f"{span.path}: {error}", hint=_RESTORE) from error
+
+
+ALL_COLUMNS: Final = tuple(column.name for column in CHANGES)
+
+
+def to_batches(
+    rows: Iterable[tuple[Any, ...]], schema: pyarrow.Schema, rows_max: int = BATCH_ROWS
+) -> Iterator[pyarrow.RecordBatch]:
+    """Rows as batches of a bounded size."""
+    held: list[tuple[Any, ...]] = []
+    for row in rows:
+        held.append(row)
+        if len(held) == rows_max:
+            yield _to_batch(held, schema)
+            held = []
+    if held:
+        yield _to_batch(held, schema)
+
+
+def _to_batch(rows: Sequence[tuple[Any, ...]], schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    arrays = [
+        pyarrow.array(column, part.type) for column, part in zip(zip(*rows, strict=True), schema, strict=True)
+    ]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,270 @@
+"""Rows of one table for an external copy: read from the primary in ranges of the primary key, or told by the
+stream.
+
+Both ways give the same cells for the same row, so that a copy can be made of the one and kept up to date by the
+other. What cannot be told alike is refused before anything is read. Knows nothing of Spark but its types. Called by
+``spark.snapshot``, on the driver and on executors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from pymysql.cursors import SSCursor
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
+
+from freshness.backends.database import Connection, connect, quote_name, read_rows, translated
+from freshness.config import ServerAddress
+from freshness.errors import ConfigError
+from freshness.json_value import from_json_row
+from freshness.source import UNREADABLE
+
+KEY: Final = "_key"
+"""Column of the copy: the primary key as text, one for each row."""
+
+PLACE: Final = ("_ordinal", "_row", "_part")
+IS_GONE: Final = "_is_gone"
+IS_WHOLE: Final = "_is_whole"
+"""Columns of what the stream says of a table, beside the copy's own."""
+
+FETCH_ROWS: Final = 2_000
+_TEXT: Final = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum")
+_BYTES: Final = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
+_WHOLE: Final = ("tinyint", "smallint", "mediumint", "int", "integer", "bigint", "year")
+_TYPES: Final[Mapping[str, DataType]] = {
+    **dict.fromkeys(_TEXT, StringType()),
+    **dict.fromkeys(_BYTES, BinaryType()),
+    **dict.fromkeys(_WHOLE, LongType()),
+    "date": DateType(),
+    "datetime": TimestampNTZType(),
+    "timestamp": TimestampNTZType(),
+    "double": DoubleType(),
+}
+_COLUMNS: Final = """SELECT column_name, data_type, column_type, numeric_precision, numeric_scale,
+  character_octet_length, extra FROM information_schema.columns
+  WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
+_KEY: Final = """SELECT column_name FROM information_schema.key_column_usage
+  WHERE table_schema = %s AND table_name = %s AND constraint_name = 'PRIMARY' ORDER BY ordinal_position"""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyColumn:
+    """``length``: of a BINARY(n), whose zero bytes at the end the log leaves out; else 0."""
+
+    name: str
+    type: DataType
+    length: int = 0
+
+    def to_cell(self, value: Any) -> Any:
+        """A value as PyMySQL or the log gives it, as the copy holds it. What is no value (a zero date) is null."""
+        if value is None or value is UNREADABLE:
+            return None
+        if isinstance(self.type, StringType):
+            return str(value)
+        if isinstance(self.type, BinaryType):
+            return bytes(value).ljust(self.length, b"\0")
+        if isinstance(self.type, DecimalType):
+            return Decimal(value)
+        if isinstance(self.type, LongType):
+            return int(value)
+        if isinstance(self.type, DoubleType):
+            return float(value)
+        if isinstance(self.type, TimestampNTZType):
+            return value if isinstance(value, datetime) else None  # PyMySQL gives text where it is no time
+        return value if isinstance(value, date) else None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTable:
+    """``key``: names of the primary key's columns, in order."""
+
+    name: str
+    columns: tuple[CopyColumn, ...]
+    key: tuple[str, ...]
+
+    def schema(self) -> StructType:
+        """Of the copy."""
+        return StructType(
+            [
+                StructField(KEY, StringType()),
+                *(StructField(column.name, column.type) for column in self.columns),
+            ]
+        )
+
+    def change_schema(self) -> StructType:
+        """Of what the stream says: the copy's columns, with the place in the stream, and whether the row is gone."""
+        place = [StructField(name, LongType()) for name in PLACE]
+        flags = [StructField(name, BooleanType()) for name in (IS_GONE, IS_WHOLE)]
+        return StructType([*place, *flags, *self.schema().fields])
+
+    def to_row(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The row of the copy. Raises KeyError for a row that lacks a column."""
+        cells = {column.name: column.to_cell(row[column.name]) for column in self.columns}
+        return (self._key(cells), *cells.values())
+
+    def to_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """What a row of the update stream means: that a row is gone, is there now, or both, when its key changed.
+
+        A change that lacks columns (``binlog_row_image``, or the table has others now) is told as not whole.
+        """
+        place = change["ordinal"], change["row"]
+        nothing = (None,) * (len(self.columns) + 1)
+        before, after = (
+            None if change[name] is None else from_json_row(json.loads(change[name]))
+            for name in ("before", "after")
+        )
+        try:
+            now = None if after is None else self.to_row({**(before or {}), **after})
+            former = None if before is None else self._key_of(before)
+        except KeyError:
+            yield (*place, 0, False, False, *nothing)
+            return
+        if former is not None and (now is None or former != now[0]):
+            yield (*place, 0, True, True, former, *nothing[1:])
+        if now is not None:
+            yield (*place, 1, False, True, *now)
+
+    def _key_of(self, row: Mapping[str, Any]) -> str:
+        columns = {column.name: column for column in self.columns}
+        return self._key({name: columns[name].to_cell(row[name]) for name in self.key})
+
+    def _key(self, cells: Mapping[str, Any]) -> str:
+        if any(cells[name] is None for name in self.key):
+            raise KeyError("a part of the key cannot be told")
+        return json.dumps([_spell(cells[name]) for name in self.key])
+
+
+def _spell(cell: Any) -> Any:
+    if isinstance(cell, bytes):
+        return cell.hex()
+    return cell if isinstance(cell, int | str) else str(cell)
+
+
+def read_table(address: ServerAddress, table: str, left_out: Sequence[str] = ()) -> CopyTable:
+    """What a table looks like now. ``left_out``: columns that are not copied. Raises `ConfigError` for a table that
+    cannot be copied, and what `connect` raises."""
+    with closing(connect(address)) as connection:
+        try:
+            rows = read_rows(connection, _COLUMNS, (address.database, table))
+            key = tuple(str(name) for (name,) in read_rows(connection, _KEY, (address.database, table)))
+        except Exception as error:
+            raise translated(error, address, "reading the columns") from error
+    if not rows:
+        raise ConfigError(f"there is no table {address.database}.{table}", hint="is the name spelled so?")
+    if not key:
+        raise ConfigError(f"table {table} has no primary key", hint="its rows cannot be told apart; add one")
+    columns = tuple(_to_column(table, row) for row in rows if row[0] not in left_out)
+    if not set(key) <= {column.name for column in columns}:
+        raise ConfigError(f"table {table}: the primary key cannot be left out")
+    return CopyTable(table, columns, key)
+
+
+def _to_column(table: str, row: Sequence[Any]) -> CopyColumn:
+    name, kind, whole_type, precision, scale, octets, extra = row
+    kind = str(kind).lower()
+    if kind == "decimal" and int(precision) <= 38:
+        return CopyColumn(str(name), DecimalType(int(precision), int(scale)))
+    if kind == "bigint" and "unsigned" in str(whole_type).lower():
+        return CopyColumn(str(name), DecimalType(20, 0))
+    found = _TYPES.get(kind)
+    if found is None or "VIRTUAL" in str(extra).upper():
+        raise ConfigError(
+            f"column {table}.{name} of type {whole_type} cannot be copied: the log and a client spell it differently",
+            hint=f"leave it out with --leave-out {table}.{name}",
+        )
+    return CopyColumn(str(name), found, int(octets) if kind == "binary" else 0)
+
+
+# -- reading --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpan:
+    """Rows with keys above ``after`` and up to ``until``; None for no limit."""
+
+    after: tuple[Any, ...] | None
+    until: tuple[Any, ...] | None
+
+
+def find_spans(address: ServerAddress, table: CopyTable, rows: int) -> list[KeySpan]:
+    """Ranges of about so many rows each, found by walking the primary key; in its order, together everything."""
+    names = ", ".join(map(quote_name, table.key))
+    borders: list[tuple[Any, ...] | None] = [None]
+    with closing(connect(address, read_timeout_seconds=READ_SECONDS)) as connection:
+        try:
+            while True:
+                condition, parameters = _above(table.key, borders[-1])
+                sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE {condition}"
+                sql += f" ORDER BY {names} LIMIT 1 OFFSET %s"
+                found = read_rows(connection, sql, [*parameters, rows - 1])
+                if not found:
+                    break
+                borders.append(tuple(found[0]))
+        except Exception as error:
+            raise translated(error, address, f"walking the keys of {table.name}") from error
+    return [KeySpan(*span) for span in zip(borders, [*borders[1:], None], strict=True)]
+
+
+READ_SECONDS: Final = 600.0
+"""How long the server may take for the next rows of a dump."""
+
+
+def dump_span(address: ServerAddress, table: CopyTable, span: KeySpan) -> Iterator[tuple[Any, ...]]:
+    """Rows of the copy, in one statement, which has a snapshot of its own. Raises as `connect`."""
+    above, first = _above(table.key, span.after)
+    upto, last = ("TRUE", []) if span.until is None else _upto(table.key, span.until)
+    names = ", ".join(quote_name(column.name) for column in table.columns)
+    sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE ({above}) AND ({upto})"
+    with closing(connect(address, read_timeout_seconds=READ_SECONDS)) as connection:
+        try:
+            _run(connection, "SET time_zone = '+00:00'")
+            with connection.cursor(SSCursor) as cursor:
+                cursor.execute(sql, [*first, *last])
+                while rows := cursor.fetchmany(FETCH_ROWS):
+                    for row in rows:
+                        yield table.to_row(
+                            dict(zip((column.name for column in table.columns), row, strict=True))
+                        )
+        except Exception as error:
+            raise translated(error, address, f"reading {table.name}") from error
+
+
+def _run(connection: Connection, sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def _above(key: Sequence[str], border: tuple[Any, ...] | None) -> tuple[str, list[Any]]:
+    """Keys after the border, spelled out: servers use an index for this, and not for a comparison of tuples."""
+    if border is None:
+        return "TRUE", []
+    parts: list[str] = []
+    parameters: list[Any] = []
+    for place, name in enumerate(key):
+        equal = [f"{quote_name(former)} = %s" for former in key[:place]]
+        parts.append("(" + " AND ".join([*equal, f"{quote_name(name)} > %s"]) + ")")
+        parameters += border[: place + 1]
+    return " OR ".join(parts), parameters
+
+
+def _upto(key: Sequence[str], border: tuple[Any, ...]) -> tuple[str, list[Any]]:
+    above, parameters = _above(key, border)
+    return f"NOT ({above})", parameters

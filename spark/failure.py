@@ -1,0 +1,26 @@
+"""What went wrong inside Spark, in the words of the project's own errors.
+
+Spark hands an error of a Python worker on as text, with the worker's traceback; a user wants its last line, and a
+scheduler the exit code of the error that it was. Called by the mains.
+"""
+
+from __future__ import annotations
+
+import re
+
+from freshness import errors
+from freshness.errors import FreshnessError
+
+_NAMED = re.compile(r"^(?:freshness\.errors\.)(\w+): (.*)$", re.MULTILINE)
+
+
+def find_failure(error: BaseException) -> FreshnessError | None:
+    """The error of ours that is behind one of Spark's; None where there is none."""
+    if isinstance(error, FreshnessError):
+        return error
+    found = _NAMED.findall(str(error))
+    if not found:
+        return None
+    name, message = found[-1]
+    kind = getattr(errors, name, FreshnessError)
+    return kind(message.strip()) if issubclass(kind, FreshnessError) else FreshnessError(message)

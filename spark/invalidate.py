@@ -1,0 +1,142 @@
+"""Invalidation on a cluster: the update stream into the cache nodes, as a structured streaming job.
+
+``python -m spark.invalidate --config freshness.toml --archive PATH|--url URL --checkpoint DIR``, or spark-submit.
+The same tombstones, table floors and progress as `invalidator run` writes, for when one machine's decoding and
+sending do not suffice. Runs until it is stopped, or with ``--once`` until it has caught up. What does the work:
+``spark.tombstone`` on the executors, ``spark.keeper`` on the driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from freshness.config import Config, load_config
+from freshness.errors import ConfigError, FreshnessError
+from spark import updatestream
+from spark.failure import find_failure
+from spark.keeper import Keeper
+from spark.session import open_session
+from spark.sink import NAME, open_sink
+
+TRIGGER_SECONDS: Final = 1.0
+STOP_SEEN_SECONDS: Final = 0.5
+JOIN_SECONDS: Final = 10.0
+
+
+def start_query(
+    session: SparkSession,
+    config: Config,
+    keeper: Keeper,
+    source: Mapping[str, str],
+    checkpoint: str,
+    *,
+    trigger_seconds: float | None = TRIGGER_SECONDS,
+) -> Any:
+    """The streaming query. ``source``: options of the update stream. Without a checkpoint and without ``since`` it
+    begins where all nodes have acknowledged. ``trigger_seconds`` None: until it has caught up."""
+    options = dict(source)
+    if "since" not in options:
+        keeper.begin()
+        starts = keeper.find_starts()
+        if len(starts) == len(keeper.lineages):
+            options["since"] = ",".join(map(str, starts))
+    updatestream.register(session)
+    frame = session.readStream.format(updatestream.NAME).options(**options).load()
+    writer = frame.writeStream.format(NAME).option("config", str(config.path))
+    writer = writer.option("checkpointLocation", checkpoint)
+    if trigger_seconds is None:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{trigger_seconds} seconds").start()
+
+
+def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
+    """Run the job. A session that is handed over is not stopped."""
+    parser = argparse.ArgumentParser(
+        prog="spark.invalidate", description="Invalidate from the update stream, on a Spark cluster."
+    )
+    parser.add_argument("--config", default="freshness.toml", help="the configuration file")
+    parser.add_argument("--archive", help="follow an archive: a folder or URI")
+    parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
+    parser.add_argument("--token-file", default="", help="the access token of the service")
+    parser.add_argument("--keyspace", help="which one, where there are several")
+    parser.add_argument("--checkpoint", required=True, help="folder or URI for Spark's own state")
+    parser.add_argument("--since", help='where to begin without a checkpoint: "first", "now" or event tokens')
+    parser.add_argument(
+        "--trigger-seconds", type=float, default=TRIGGER_SECONDS, help="between micro-batches"
+    )
+    parser.add_argument("--once", action="store_true", help="end when everything there is has been applied")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
+    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
+    options = parser.parse_args(arguments)
+    used: SparkSession | None = None
+    try:
+        config = load_config(options.config)
+        source = _source(options, config)
+        used = session or open_session("freshness invalidate", options.master)
+        described = _run(used, config, source, options)
+    except (FreshnessError, PySparkException) as error:
+        failure = find_failure(error)
+        if failure is None:
+            raise
+        sys.stderr.write(f"error: {failure}\n")
+        return failure.exit_code
+    finally:
+        if session is None and used is not None:
+            used.stop()
+    if options.json:
+        sys.stdout.write(json.dumps(described, indent=2) + "\n")
+    else:
+        sys.stdout.write(f"{described['batches']} micro-batches, {described['items']} items invalidated\n")
+    return 0
+
+
+def _source(options: argparse.Namespace, config: Config) -> dict[str, str]:
+    keyspace = options.keyspace or (next(iter(config.keyspaces)) if len(config.keyspaces) == 1 else None)
+    if keyspace is None:
+        raise ConfigError("which keyspace?", hint=f"give --keyspace, one of {', '.join(config.keyspaces)}")
+    if bool(options.archive) == bool(options.url):
+        raise ConfigError("follow what?", hint="give either --archive or --url")
+    source = {"keyspace": keyspace}
+    if options.since:
+        source["since"] = options.since
+    if options.archive:
+        return {**source, "path": options.archive}
+    return {**source, "url": options.url, "token_file": options.token_file}
+
+
+def _run(
+    session: SparkSession, config: Config, source: Mapping[str, str], options: argparse.Namespace
+) -> dict[str, Any]:
+    stopping = threading.Event()
+
+    def stop(_: int, __: FrameType | None) -> None:
+        stopping.set()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+    with open_sink(session, config) as keeper:
+        trigger = None if options.once else options.trigger_seconds
+        query = start_query(session, config, keeper, source, options.checkpoint, trigger_seconds=trigger)
+        try:
+            while not stopping.is_set() and not query.awaitTermination(STOP_SEEN_SECONDS):
+                pass
+        finally:
+            with suppress(PySparkException):  # what it failed with has been raised by awaitTermination
+                query.stop()
+        return keeper.describe()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The update stream as the invalidator serves it over HTTP, for one shard and between two positions (docs/http.md).
+
+A bounded piece of an endless stream: it begins after what ``start`` holds and ends when everything in ``end`` has
+been delivered; what came early, and is not in ``end``, is left to the next piece. So the same two tokens always
+give the same rows, whenever they are asked for. Knows nothing of Spark. Called by ``spark.updatestream``, on
+executors.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from freshness.errors import (
+    ConfigError,
+    FormatError,
+    FreshnessError,
+    HistoryPurged,
+    SourceUnavailable,
+    StreamStopped,
+)
+from freshness.resume import ResumeVector
+from freshness.token import EventToken
+
+TIMEOUT_SECONDS: Final = 20.0
+"""The longest silence: an idle stream says so every five seconds."""
+
+PIECE_SECONDS_MAX: Final = 600.0
+"""How long a piece may take to come."""
+
+LINE_BYTES_MAX: Final = 1 << 30
+ROWS_HELD_MAX: Final = 200_000
+"""Rows of one transaction that are held until its last line has come."""
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Where the stream is served. The access token is read where it is used: it does not travel."""
+
+    url: str
+    token_file: str = ""
+
+    def get(self, path: str, **parameters: str) -> dict[str, Any]:
+        """An answer in JSON. Raises `ConfigError`, `HistoryPurged` or `SourceUnavailable`."""
+        connection, response = self._open(path, parameters)
+        try:
+            found: dict[str, Any] = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._unavailable(path, error) from error
+        finally:
+            connection.close()
+        return found
+
+    def follow(self, parameters: Mapping[str, str]) -> Iterator[Line]:
+        """The lines of a stream, until it ends. Raises as `get`, and `SourceUnavailable` where it falls silent."""
+        path = "/v1/update-stream"
+        connection, response = self._open(path, parameters)
+        try:
+            while data := response.readline(LINE_BYTES_MAX):
+                yield json.loads(data)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._unavailable(path, error) from error
+        finally:
+            connection.close()
+
+    def _open(
+        self, path: str, parameters: Mapping[str, str]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"url {self.url!r}", hint="expected http://HOST:PORT of `invalidator run`")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_SECONDS)
+        headers = {"accept": "application/x-ndjson"}
+        if self.token_file:
+            headers["authorization"] = f"Bearer {_read_first_line(self.token_file)}"
+        try:
+            connection.request(
+                "GET", f"{parts.path.rstrip('/')}{path}?{urlencode(parameters)}", headers=headers
+            )
+            response = connection.getresponse()
+            if response.status != 200:
+                raise self._refused(path, response.status, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._unavailable(path, error) from error
+        except FreshnessError:
+            connection.close()
+            raise
+        return connection, response
+
+    def _refused(self, path: str, status: int, body: bytes) -> FreshnessError:
+        detail: Any = body[:500].decode("utf-8", "replace")
+        hint = "see docs/http.md for what the service takes"
+        try:
+            detail = json.loads(body)["detail"]
+            detail, hint = detail["message"], detail["hint"]
+        except (ValueError, KeyError, TypeError):
+            pass  # another program's answer, or the framework's: shown as it is
+        message = f"{self.url}{path}: {status}: {detail}"
+        if status == 410:
+            return HistoryPurged(message, hint=hint)
+        if status in (400, 401, 403, 404, 422):
+            return ConfigError(message, hint=hint)
+        return SourceUnavailable(message, hint=hint)
+
+    def _unavailable(self, path: str, error: Exception) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"{self.url}{path}: {error or type(error).__name__}",
+            hint="does `invalidator run` serve there, with http.listen set?",
+        )
+
+
+def _read_first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().split("\n", 1)[0].strip()
+    except OSError as error:
+        raise ConfigError(
+            f"the token file {path} cannot be read: {error.strerror}", hint="see http.token_file"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class LivePiece:
+    """What to read. ``since``: as the service takes it; ``start`` None: not told apart from what was before."""
+
+    service: Service
+    keyspace: str
+    key_range: str
+    since: str
+    start: EventToken | None
+    end: EventToken
+
+
+def read_piece(
+    piece: LivePiece,
+    clock: Callable[[], float] = time.monotonic,
+    now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+) -> Iterator[tuple[Any, ...]]:
+    """Rows of `freshness.history.CHANGES`. Ordinals count from 1. Items and digests are the archive's, not here.
+
+    The last row is ``empty`` with all of ``end``: what concerned no table of the stream is part of it too. Raises
+    `SourceUnavailable` where the stream ends before that, or does not come there in time.
+    """
+    ordinal = 0
+    deadline = clock() + PIECE_SECONDS_MAX
+    held: list[Line] = []
+    parameters = {"keyspace": piece.keyspace, "key_range": piece.key_range, "since": piece.since}
+    for line in piece.service.follow(parameters):
+        event = line.get("event")
+        if event in ("error", "end"):
+            raise SourceUnavailable(
+                f"{piece.service.url}: the stream of {piece.end.lineage} ended: "
+                f"{line.get('message') or line.get('reason')}",
+                hint=line.get("hint") or "it is asked again from where this piece began",
+            )
+        if event == "update":
+            if held and (line["gtid"] != held[0]["gtid"] or 0 <= line["row"] <= held[-1]["row"]):
+                held = []  # it comes again from its first row: what was not whole never counted
+            held.append(line)
+            if len(held) > ROWS_HELD_MAX:
+                raise StreamStopped(
+                    f"transaction {line['gtid']} has more than {ROWS_HELD_MAX} rows",
+                    hint="read the archive instead, which holds transactions of any size",
+                )
+            if line["last"]:
+                token = EventToken.parse(line["token"])
+                if piece.end.position.contains(token.position) and token.lineage == piece.end.lineage:
+                    ordinal += 1
+                    yield from _rows(held, token, ordinal, now_us())
+                held = []
+        if not held and _is_delivered(line.get("resume"), piece.end):
+            yield _empty(piece, ordinal + 1, now_us())
+            return
+        if clock() > deadline:
+            break
+    raise SourceUnavailable(
+        f"{piece.service.url}: the stream of {piece.end.lineage} did not bring {piece.end.position}"
+        f" within {PIECE_SECONDS_MAX:.0f} s or before it ended",
+        hint="it is asked again; does its server follow the primary?",
+    )
+
+
+def _is_delivered(resume: str | None, end: EventToken) -> bool:
+    if resume is None:
+        return False
+    token = ResumeVector.parse(resume).tokens.get(end.lineage)
+    return token is not None and token.position.contains(end.position)
+
+
+def _rows(lines: list[Line], token: EventToken, ordinal: int, received_us: int) -> Iterator[tuple[Any, ...]]:
+    count = sum(line["row"] >= 0 for line in lines)
+    for line in lines:
+        detail = line.get("reason") or None
+        if line["op"] == "heartbeat":
+            detail = json.dumps(line["heartbeat"])
+        yield (
+            *(
+                line["keyspace"],
+                token.shard,
+                token.lineage,
+                token.epoch,
+                ordinal,
+                line["row"],
+                count,
+                line["gtid"],
+            ),
+            *(token.timestamp_us, received_us, line["op"], line["table"], [], []),
+            *(_to_text(line[name]) for name in ("key", "before", "after")),
+            *(None, None, detail),
+        )
+
+
+def _to_text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, separators=(",", ":"))
+
+
+def _empty(piece: LivePiece, ordinal: int, received_us: int) -> tuple[Any, ...]:
+    return make_mark(piece.keyspace, piece.end, ordinal, "empty", received_us)
+
+
+def make_mark(keyspace: str, token: EventToken, ordinal: int, op: str, received_us: int) -> tuple[Any, ...]:
+    """A row without a change, with a position of any size."""
+    place = (keyspace, token.shard, token.lineage, token.epoch, ordinal, -1, 0, str(token.position))
+    return (*place, token.timestamp_us, received_us, op, None, [], [], *(None,) * 6)
+
+
+def read_heads(service: Service, keyspace: str) -> list[EventToken]:
+    """Of each serving shard, all that its primary has executed by now. Raises `ConfigError` for no such keyspace."""
+    keyspaces = service.get("/v1/topology")["keyspaces"]
+    if keyspace not in keyspaces:
+        raise ConfigError(
+            f"{service.url} has no keyspace {keyspace!r}", hint=f"it has {', '.join(keyspaces)}"
+        )
+    shards = [shard["name"] for shard in keyspaces[keyspace]["shards"] if shard["serving"]]
+    try:
+        return [
+            EventToken.parse(service.get("/v1/token", keyspace=keyspace, shard=shard)["token"])
+            for shard in shards
+        ]
+    except KeyError as error:
+        raise FormatError(
+            f"{service.url}/v1/token answered without {error}", hint="is it another program?"
+        ) from None

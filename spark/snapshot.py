@@ -1,0 +1,485 @@
+"""An external copy of tables in Parquet: dumped in parallel, then kept up to date by the update stream.
+
+``python -m spark.snapshot --config freshness.toml --out DIR --archive PATH|--url URL [--tables a,b]``, or
+spark-submit; run it again and it goes on from its own state. No lock and no privilege but SELECT is needed, because
+the dump need not be one snapshot: the position B is read before the first row, as something that every later SELECT
+shows, and the head H after the last. A row that changed after B is told by the stream with its whole after-image;
+one that did not is in the dump as it was at B. So the dump with the stream from B on is exact at every position
+from H on, and it is not published before that. A published copy only moves forward.
+
+What is in ``DIR``: ``state.json``, replaced as a whole, names for each table the folder that is published; readers
+use `read_copy`. Exit codes: 0 published, 2 usage or configuration, 3 not yet: the stream has not come so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from freshness.backends.database import connect, executed_position, read_rows, translated
+from freshness.config import Config, Keyspace, Shard, load_config
+from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
+from freshness.heartbeat import parse_token, token_sql
+from freshness.position import Position, parse_position
+from freshness.token import EventToken
+from spark import updatestream
+from spark.archive_folder import to_batches
+from spark.copytable import (
+    IS_GONE,
+    IS_WHOLE,
+    KEY,
+    PLACE,
+    CopyTable,
+    dump_span,
+    find_spans,
+    read_table,
+)
+from spark.failure import find_failure
+from spark.session import open_session
+
+STATE: Final = "state.json"
+VERSION: Final = 1
+ROWS_PER_RANGE: Final = 100_000
+WAIT_SECONDS: Final = 60.0
+POLL_SECONDS: Final = 1.0
+ROUNDS_MAX: Final = 100
+"""Rounds of stream and dump in one run; a table that is changed as a whole in each of them would go on for ever."""
+
+GENERATIONS_KEPT: Final = 2
+"""The published one and the one before it, for those that read it."""
+
+
+@dataclass(slots=True)
+class TableState:
+    """``folder``: what is made; ``published``: what readers get, "" for nothing yet. ``until``: by lineage, the head
+    after the dump, before which it is not published. ``needs_dump``: not dumped yet, or changed as a whole."""
+
+    needs_dump: bool = True
+    folder: str = ""
+    published: str = ""
+    until: dict[str, str] = field(default_factory=dict)
+    generation: int = 0
+
+
+@dataclass(slots=True)
+class CopyState:
+    """``begin``: by lineage the token from which the stream is applied; ``position``: up to where. ``batch``: the
+    micro-batch that was applied last."""
+
+    keyspace: str
+    flavor: str
+    begin: dict[str, str]
+    position: dict[str, str]
+    tables: dict[str, TableState]
+    batch: int = -1
+    version: int = VERSION
+
+    def contains(self, position: Mapping[str, str]) -> bool:
+        """Whether the stream was applied up to there, in every lineage."""
+        return all(
+            parse_position(self.flavor, self.position.get(lineage, "")).contains(
+                parse_position(self.flavor, text)
+            )
+            for lineage, text in position.items()
+        )
+
+
+def read_state(out: Path) -> CopyState | None:
+    """None where there is none yet. Raises `FormatError`."""
+    path = out / STATE
+    try:
+        found = json.loads(path.read_text())
+        if found["version"] != VERSION:
+            raise FormatError(
+                f"{path}: version {found['version']}", hint=f"this program reads version {VERSION}"
+            )
+        tables = {name: TableState(**each) for name, each in found.pop("tables").items()}
+        return CopyState(tables=tables, **found)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{path} is no state of a copy: {error}", hint="move the folder away and begin anew"
+        ) from error
+
+
+def write_state(out: Path, state: CopyState) -> None:
+    """As a whole, or not at all."""
+    draft = out / f".{STATE}.draft"
+    with draft.open("w") as file:
+        json.dump(asdict(state), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(out / STATE)
+
+
+def read_copy(session: SparkSession, out: str | Path, table: str, file_format: str = "parquet") -> DataFrame:
+    """The published copy of a table. Raises `ConfigError` where there is none."""
+    state = read_state(Path(out))
+    if state is None or table not in state.tables or not state.tables[table].published:
+        raise ConfigError(
+            f"{out} has no published copy of {table}", hint="run spark.snapshot until it ends with 0"
+        )
+    return session.read.format(file_format).load(str(Path(out) / state.tables[table].published)).drop(KEY)
+
+
+# -- positions of the primaries --------------------------------------------------------------------------------
+
+
+def read_floor(keyspace: Keyspace, shard: Shard) -> EventToken:
+    """A position that every SELECT on the primary shows from now on (F2). Raises `ConfigError` without heartbeats."""
+    with closing(connect(shard.primary)) as connection:
+        try:
+            rows = read_rows(connection, token_sql(keyspace.flavor))
+        except Exception as error:
+            raise translated(error, shard.primary, "reading the heartbeat table") from error
+    token = parse_token(keyspace.flavor, shard.lineage, shard.name, rows)
+    if token is None or token.position.is_empty:
+        raise ConfigError(
+            f"shard {shard.lineage} has no heartbeats: nothing is known of what its primary shows",
+            hint="start `invalidator run`, or `spark.invalidate`, which write them",
+        )
+    return token
+
+
+def read_head(keyspace: Keyspace, shard: Shard) -> Position:
+    """All that the primary has executed: more than any SELECT before it has shown."""
+    with closing(connect(shard.primary)) as connection:
+        try:
+            return executed_position(connection, keyspace.flavor)
+        except Exception as error:
+            raise translated(error, shard.primary, "reading the head") from error
+
+
+# -- the job ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """One run. ``source``: options of the update stream."""
+
+    session: SparkSession
+    keyspace: Keyspace
+    out: Path
+    tables: Sequence[str]
+    source: Mapping[str, str]
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rows_per_range: int = ROWS_PER_RANGE
+    wait_seconds: float = WAIT_SECONDS
+    file_format: str = "parquet"
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    layouts: dict[str, CopyTable] = field(default_factory=dict)
+
+    def run(self) -> CopyState:
+        """Until every table is published at the stream's end, or the wait is over. Raises `FreshnessError`."""
+        state = self._open()
+        deadline = self.clock() + self.wait_seconds
+        for _ in range(ROUNDS_MAX):
+            for name, table in state.tables.items():
+                if table.needs_dump:
+                    self._dump(state, name, deadline)
+            self._follow(state)
+            if not any(table.needs_dump for table in state.tables.values()):
+                if all(table.published == table.folder for table in state.tables.values()):
+                    break
+                if self.clock() > deadline:
+                    break
+                self.sleep(POLL_SECONDS)
+        return state
+
+    def _open(self) -> CopyState:
+        self.out.mkdir(parents=True, exist_ok=True)
+        state = read_state(self.out)
+        if state is None:
+            begin = {
+                shard.lineage: read_floor(self.keyspace, shard) for shard in self.keyspace.serving_shards
+            }
+            state = CopyState(
+                self.keyspace.name,
+                self.keyspace.flavor,
+                {lineage: str(token) for lineage, token in begin.items()},
+                {lineage: str(token.position) for lineage, token in begin.items()},
+                {name: TableState() for name in self.tables},
+            )
+            write_state(self.out, state)
+        if state.keyspace != self.keyspace.name or set(state.tables) != set(self.tables):
+            raise ConfigError(
+                f"{self.out} is a copy of keyspace {state.keyspace}, tables {', '.join(sorted(state.tables))}",
+                hint="give the same ones, or another folder",
+            )
+        if set(state.begin) != {shard.lineage for shard in self.keyspace.serving_shards}:
+            raise ConfigError(f"{self.out} is a copy of other shards", hint="begin anew in another folder")
+        for name, table in state.tables.items():
+            self._clean(name, {table.folder, table.published})
+            self._layout(name)
+        return state
+
+    def _layout(self, name: str) -> CopyTable:
+        """As the first shard has it."""
+        if name not in self.layouts:
+            primary = self.keyspace.serving_shards[0].primary
+            self.layouts[name] = read_table(primary, name, self.left_out.get(name, ()))
+        return self.layouts[name]
+
+    def _dump(self, state: CopyState, name: str, deadline: float) -> None:
+        """All rows of all shards, none older than the stream's position."""
+        for shard in self.keyspace.serving_shards:
+            applied = parse_position(state.flavor, state.position[shard.lineage])
+            while not read_floor(self.keyspace, shard).position.contains(applied):
+                if self.clock() > deadline:
+                    raise SourceUnavailable(
+                        f"the primary of {shard.lineage} does not show {applied} yet",
+                        hint="are heartbeats written? on MariaDB they say what is visible",
+                    )
+                self.sleep(POLL_SECONDS)
+        self.layouts.pop(name, None)
+        layout, table = self._layout(name), state.tables[name]
+        folder = self._next_folder(name, table)
+        frames = [self._dump_shard(layout, shard) for shard in self.keyspace.serving_shards]
+        dumped = frames[0]
+        for frame in frames[1:]:
+            dumped = dumped.unionAll(frame)
+        dumped.write.format(self.file_format).mode("overwrite").save(str(self.out / folder))
+        until = {
+            shard.lineage: str(read_head(self.keyspace, shard)) for shard in self.keyspace.serving_shards
+        }
+        table.folder, table.until, table.needs_dump = folder, until, False
+        write_state(self.out, state)
+
+    def _dump_shard(self, layout: CopyTable, shard: Shard) -> DataFrame:
+        spans, address = find_spans(shard.primary, layout, self.rows_per_range), shard.primary
+        arrow = to_arrow_schema(layout.schema())
+
+        def read(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+            for batch in batches:
+                for place in batch.column("id").to_pylist():
+                    yield from to_batches(dump_span(address, layout, spans[place]), arrow)
+
+        return self.session.range(0, len(spans), 1, len(spans)).mapInArrow(read, layout.schema())
+
+    def _next_folder(self, name: str, table: TableState) -> str:
+        table.generation += 1
+        return f"{name}/{table.generation:09d}"
+
+    def _follow(self, state: CopyState) -> None:
+        """Apply what the stream has by now, and publish what is exact."""
+        updatestream.register(self.session)
+        options = {**self.source, "since": ",".join(state.begin.values()), "keyspace": self.keyspace.name}
+        frame = self.session.readStream.format(updatestream.NAME).options(**options).load()
+
+        def take(batch: DataFrame, number: int) -> None:
+            if number > state.batch:
+                self._apply(state, batch, number)
+
+        writer = frame.writeStream.foreachBatch(take).option(
+            "checkpointLocation", str(self.out / "checkpoint")
+        )
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        self._publish(state)
+
+    def _apply(self, state: CopyState, batch: DataFrame, number: int) -> None:
+        """One micro-batch. The state is written once at its end: before that it counts for nothing."""
+        batch.persist()
+        try:
+            position = {
+                lineage: parse_position(state.flavor, text) for lineage, text in state.position.items()
+            }
+            for row in batch.where("op IN ('begin', 'empty')").select("lineage", "gtid").distinct().collect():
+                if row["lineage"] not in position:
+                    raise ConfigError(
+                        f"{row['lineage']} came to the stream", hint="begin anew in another folder"
+                    )
+                own = parse_position(state.flavor, row["gtid"])
+                position[row["lineage"]] = position[row["lineage"]].union(own)
+            told = batch.where(F.col("table").isNotNull()).groupBy("table")
+            counts = {
+                row["table"]: row["raised"]
+                for row in told.agg(F.max(F.col("op") == "raise").alias("raised")).collect()
+            }
+            for name, table in state.tables.items():
+                if counts.get(name):
+                    table.needs_dump = True
+                if name in counts and not table.needs_dump:
+                    self._merge(name, table, batch)
+        finally:
+            batch.unpersist()
+        state.batch = number
+        state.position = {lineage: str(each) for lineage, each in position.items()}
+        self._publish(state)
+
+    def _merge(self, name: str, table: TableState, batch: DataFrame) -> None:
+        """A new generation: the last one with the newest change of each key."""
+        layout = self._layout(name)
+        arrow = to_arrow_schema(layout.change_schema())
+
+        def tell(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+            for each in batches:
+                rows = (change for row in each.to_pylist() for change in layout.to_changes(row))
+                yield from to_batches(rows, arrow)
+
+        rows = batch.where((F.col("table") == name) & F.col("op").isin("insert", "update", "delete"))
+        changes = (
+            rows.select("ordinal", "row", "before", "after")
+            .mapInArrow(tell, layout.change_schema())
+            .persist()
+        )
+        try:
+            if changes.where(~F.col(IS_WHOLE)).limit(1).count():
+                table.needs_dump = True
+                return
+            columns = [F.col(field.name) for field in layout.schema().fields if field.name != KEY]
+            newest = changes.groupBy(KEY).agg(
+                F.max_by(F.struct(F.col(IS_GONE), *columns), F.struct(*map(F.col, PLACE))).alias("_newest")
+            )
+            now = newest.where(~F.col(f"_newest.{IS_GONE}")).select(
+                KEY,
+                *(
+                    F.col("_newest").getField(field.name).alias(field.name)
+                    for field in layout.schema().fields[1:]
+                ),
+            )
+            former = (
+                self.session.read.schema(layout.schema())
+                .format(self.file_format)
+                .load(str(self.out / table.folder))
+            )
+            folder = self._next_folder(name, table)
+            kept = former.join(newest.select(KEY), KEY, "left_anti").select(*layout.schema().names)
+            kept.unionAll(now).write.format(self.file_format).mode("overwrite").save(str(self.out / folder))
+            table.folder = folder
+        finally:
+            changes.unpersist()
+
+    def _publish(self, state: CopyState) -> None:
+        """Tables whose dump is behind the stream: those are exact. Then remove what nobody reads."""
+        for table in state.tables.values():
+            if not table.needs_dump and state.contains(table.until):
+                table.published = table.folder
+        write_state(self.out, state)
+        for name, table in state.tables.items():
+            self._clean(name, {table.folder, table.published})
+
+    def _clean(self, name: str, used: set[str]) -> None:
+        kept = sorted(used - {""})
+        folders = sorted(path for path in (self.out / name).glob("0*") if path.is_dir())
+        for path in folders[:-GENERATIONS_KEPT]:
+            if f"{name}/{path.name}" not in kept:
+                shutil.rmtree(path)
+
+
+def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
+    """Run the job and print the state of the copy. A session that is handed over is not stopped."""
+    parser = argparse.ArgumentParser(
+        prog="spark.snapshot", description="Copy tables, and keep the copy up to date."
+    )
+    parser.add_argument("--config", default="freshness.toml", help="the configuration file")
+    parser.add_argument("--out", required=True, help="folder of the copy, local or mounted on all executors")
+    parser.add_argument("--archive", help="follow an archive: a folder or URI")
+    parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
+    parser.add_argument("--token-file", default="", help="the access token of the service")
+    parser.add_argument("--keyspace", help="which one, where there are several")
+    parser.add_argument("--tables", help="with commas; by default those of the configured objects")
+    parser.add_argument(
+        "--leave-out", action="append", default=[], metavar="TABLE.COLUMN", help="do not copy it"
+    )
+    parser.add_argument("--rows-per-range", type=int, default=ROWS_PER_RANGE, help="of one task of a dump")
+    parser.add_argument("--wait-seconds", type=float, default=WAIT_SECONDS, help="for a stream that lags")
+    parser.add_argument(
+        "--format", default="parquet", help="what Spark writes: parquet, or what is installed"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
+    options = parser.parse_args(arguments)
+    used: SparkSession | None = None
+    try:
+        config = load_config(options.config)
+        keyspace, tables = _choose(config, options.keyspace, options.tables)
+        source = _source(options)
+        used = session or open_session("freshness snapshot", options.master)
+        left_out: dict[str, list[str]] = {}
+        for text in options.leave_out:
+            table, _, column = text.partition(".")
+            left_out.setdefault(table, []).append(column)
+        state = Snapshot(
+            used,
+            keyspace,
+            Path(options.out).absolute(),
+            tables,
+            source,
+            left_out,
+            options.rows_per_range,
+            options.wait_seconds,
+            options.format,
+        ).run()
+    except (FreshnessError, PySparkException) as error:
+        failure = find_failure(error)
+        if failure is None:
+            raise
+        sys.stderr.write(f"error: {failure}\n")
+        return failure.exit_code
+    finally:
+        if session is None and used is not None:
+            used.stop()
+    missing = [
+        name for name, table in state.tables.items() if table.needs_dump or table.published != table.folder
+    ]
+    if options.json:
+        sys.stdout.write(json.dumps(asdict(state), indent=2) + "\n")
+    else:
+        sys.stdout.write("".join(f"{lineage}: at {text}\n" for lineage, text in state.position.items()))
+    if missing:
+        sys.stderr.write(
+            f"not yet: the stream has not come to the dump of {', '.join(missing)}; run it again\n"
+        )
+    return SourceUnavailable.exit_code if missing else 0
+
+
+def _choose(config: Config, keyspace: str | None, tables: str | None) -> tuple[Keyspace, list[str]]:
+    name = keyspace or (next(iter(config.keyspaces)) if len(config.keyspaces) == 1 else "")
+    if name not in config.keyspaces:
+        raise ConfigError("which keyspace?", hint=f"give --keyspace, one of {', '.join(config.keyspaces)}")
+    streamed = sorted(
+        {table for each in config.objects.values() if each.keyspace == name for table in each.tables}
+    )
+    chosen = [part.strip() for part in tables.split(",")] if tables else streamed
+    unknown = sorted(set(chosen) - set(streamed))
+    if unknown or not chosen:
+        raise ConfigError(
+            f"the stream has no table {', '.join(unknown) or 'at all'}",
+            hint=f"it has those of the configured objects: {', '.join(streamed)}",
+        )
+    return config.keyspaces[name], chosen
+
+
+def _source(options: argparse.Namespace) -> dict[str, str]:
+    if bool(options.archive) == bool(options.url):
+        raise ConfigError("follow what?", hint="give either --archive or --url")
+    if options.archive:
+        return {"path": options.archive}
+    return {"url": options.url, "token_file": options.token_file}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
