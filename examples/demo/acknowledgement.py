@@ -12,14 +12,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from examples.demo.measurement import Meter, Row, Write
+from examples.demo.measurement import CUSTOMER, Meter, Row, Write
 from freshness.backends import open_node
 from freshness.envelope import record_key
 from freshness.membership import find_record
 from freshness.position import Position, parse_position
 from freshness.request import Get, Item
+
+if TYPE_CHECKING:
+    from examples.demo.evidence import Witness
 
 WATCH_SECONDS: Final = 0.003
 """How often the node records are read: the resolution of the lag of event_tokens."""
@@ -31,8 +34,9 @@ _TRACK_GTIDS: Final = 3
 class StreamLedger:
     """A write is acknowledged when all its rows are reported. The report may come before the commit returns."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, witness: Witness | None = None) -> None:
         self._meter = meter
+        self._witness = witness
         self._lock = threading.Lock()
         self._reported: dict[tuple[Row, int], float] = {}
         self._waiting: dict[tuple[Row, int], Write] = {}
@@ -54,7 +58,15 @@ class StreamLedger:
         if all(change in self._reported for change in changes):
             for change in changes:
                 del self._waiting[change]
-            self._meter.acknowledge(write, max(self._reported.pop(change) for change in changes))
+            times = {row: self._reported.pop((row, version)) for row, version in changes}
+            last = max(times.values())
+            self._meter.acknowledge(write, last)
+            if self._witness is not None:
+                # A customer is deleted for its own row; a profile for each row, the last time for the last one
+                own = times.get(("customers", write.customer_id), last)
+                self._witness.acknowledged(
+                    write, {key: own if key[0] == CUSTOMER else last for key in write.objects}
+                )
 
 
 @dataclass(frozen=True, slots=True)

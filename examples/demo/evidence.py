@@ -41,7 +41,7 @@ class Witness:
     recorder: Recorder
     find_node: Callable[[str], str]
     _stored: dict[tuple[str, int], tuple[EventToken, bytes]] = field(default_factory=dict)
-    _acknowledged: dict[int, tuple[Write, float]] = field(default_factory=dict)
+    _acknowledged: dict[int, tuple[Write, Mapping[ObjectKey, float]]] = field(default_factory=dict)
     _committed: dict[int, tuple[Write, Position]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -72,14 +72,14 @@ class Witness:
         if stored is not None:  # else its fill is being written down just now, and nothing is known of it
             self._tell(key, plain, "hit", "HIT", *stored, version, begin_us)
 
-    def acknowledged(self, write: Write, at: float) -> None:
-        """All deletes of a write were done at ``at``, by the monotonic clock."""
+    def acknowledged(self, write: Write, times: Mapping[ObjectKey, float]) -> None:
+        """When each object of a write was deleted, by the monotonic clock."""
         with self._lock:
             committed = self._committed.pop(id(write), None)
             if committed is None:
-                self._acknowledged[id(write)] = write, at
+                self._acknowledged[id(write)] = write, times
         if committed is not None:
-            self._invalidated(write, committed[1], at)
+            self._invalidated(committed[1], times)
 
     def committed(self, write: Write, position: Position) -> None:
         """The position of a write is known. It may be acknowledged before."""
@@ -88,11 +88,11 @@ class Witness:
             if acknowledged is None:
                 self._committed[id(write)] = write, position
         if acknowledged is not None:
-            self._invalidated(write, position, acknowledged[1])
+            self._invalidated(position, acknowledged[1])
 
-    def _invalidated(self, write: Write, position: Position, at: float) -> None:
-        at_us = self.now_us() - round((time.monotonic() - at) * 1e6)
-        for key in write.objects:
+    def _invalidated(self, position: Position, times: Mapping[ObjectKey, float]) -> None:
+        for key, at in times.items():
+            at_us = self.now_us() - round((time.monotonic() - at) * 1e6)
             plain = plain_key(self.namespace, key)
             action = Action(
                 "invalidation",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -96,7 +96,6 @@ class Meter:
     outcomes: Counter[str] = field(default_factory=Counter)
     examples: list[StaleHit] = field(default_factory=list)
     writes_begun: int = 0
-    on_acknowledged: Callable[[Write, float], None] | None = None
     _acknowledged: dict[int, dict[Row, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -113,8 +112,6 @@ class Meter:
             known = self._acknowledged.setdefault(write.customer_id, {})
             for row, version in write.versions.items():
                 known[row] = max(version, known.get(row, 0))
-        if self.on_acknowledged is not None:
-            self.on_acknowledged(write, at)
 
     @property
     def unacknowledged(self) -> int:

@@ -128,7 +128,8 @@ class _Run:
     def __init__(self, world: World, plan: Plan, view: View, workers: Workers) -> None:
         self._world, self._plan, self._view, self._workers = world, plan, view, workers
         self._meters = {name: Meter(name) for name in STRATEGIES}
-        self._ledger = StreamLedger(self._meters[DELETE_FROM_STREAM])
+        self._witnesses = _open_witnesses(world)
+        self._ledger = StreamLedger(self._meters[DELETE_FROM_STREAM], self._witnesses.get(DELETE_FROM_STREAM))
         namespace = world.config.cache.namespace
         self._watch = ProgressWatch(world.addresses, namespace, LINEAGE, self._meters[EVENT_TOKENS])
         self._cache = Cache.open(world.config_path)
@@ -137,9 +138,6 @@ class _Run:
         self._placement = Placement(world.config.cache.nodes, namespace)
         self._is_paused = False
         self._replica_lags: list[float] = []
-        self._witnesses = _open_witnesses(world)
-        for name, witness in self._witnesses.items():
-            self._meters[name].on_acknowledged = witness.acknowledged
 
     def run(self) -> DemoResult:
         plan, workers = self._plan, self._workers
@@ -248,7 +246,14 @@ class _Run:
             connection = stack.enter_context(pymysql.connect(**_tracking(world)))
             track_gtids(connection, world.flavor)
             deleting = stack.enter_context(
-                closing(DeletingWriter(DELETE_AFTER_WRITE, world.addresses, self._meters[DELETE_AFTER_WRITE]))
+                closing(
+                    DeletingWriter(
+                        DELETE_AFTER_WRITE,
+                        world.addresses,
+                        self._meters[DELETE_AFTER_WRITE],
+                        self._witnesses.get(DELETE_AFTER_WRITE),
+                    )
+                )
             )
             generator = random.Random(plan.seed * 1000 + number)
             writer = Writer(connection, book, Popularity(plan, plan.write_skew), generator)

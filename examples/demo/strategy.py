@@ -134,15 +134,22 @@ class DeletingCache:
 class DeletingWriter:
     """The writer's half of delete_after_write: after the commit, delete what the transaction changed."""
 
-    def __init__(self, namespace: str, nodes: Sequence[str], meter: Meter) -> None:
+    def __init__(
+        self, namespace: str, nodes: Sequence[str], meter: Meter, witness: Witness | None = None
+    ) -> None:
         self._namespace = namespace
         self._client = open_client(nodes)
         self._meter = meter
+        self._witness = witness
 
     def after_commit(self, write: Write) -> None:
+        times = {}
         for key in write.objects:
             self._client.delete(plain_key(self._namespace, key), noreply=False)
+            times[key] = time.monotonic()
         self._meter.acknowledge(write, time.monotonic())
+        if self._witness is not None:
+            self._witness.acknowledged(write, times)
 
     def close(self) -> None:
         self._client.close()

@@ -207,6 +207,8 @@ def open_world(
             for name in STRATEGIES:
                 process = ArchiveProcess(with_namespace(config_path, name), history / name / "archive")
                 archives[name] = stack.enter_context(process)
-        pair.wait_caught_up()  # nobody reads what is older than the archives
+            # Whoever reads from here on has at least one transaction of the archives: nothing older is cached
+            pair.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=SCHEMA)
+        pair.wait_caught_up()
         config = load_config(config_path)
         yield World(flavor, pair, nodes, invalidator, deleter, config_path, config, archives, history)
