@@ -1,7 +1,8 @@
 """``make bench``: measure, print, and keep the numbers.
 
-``--json`` prints them alone on standard output and writes nothing. Otherwise a table is printed, and after a run
-of all benchmarks ``benchmarks/results.json`` and docs/performance.md are brought up to date.
+``--json`` prints them alone on standard output, ``--check`` holds them against those that were kept, and both write
+nothing. Otherwise a table is printed, and after a run of all benchmarks ``benchmarks/results.json`` and
+docs/performance.md are brought up to date.
 """
 
 from __future__ import annotations
@@ -12,17 +13,29 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.codec import measure_codec
 from benchmarks.decode import measure_decode
+from benchmarks.end_to_end import measure_end_to_end
+from benchmarks.growth import measure_growth
 from benchmarks.hit import measure_get_many, measure_hit
 from benchmarks.invalidation import measure_invalidation
+from benchmarks.lag import measure_lag
 from benchmarks.measure import ROUNDS, Result
-from benchmarks.report import COLUMNS, as_json, describe_machine, table_rows, write_document
+from benchmarks.memory import measure_memory
+from benchmarks.profile import measure_profile
+from benchmarks.report import (
+    COLUMNS,
+    as_json,
+    describe_machine,
+    find_regressions,
+    table_rows,
+    write_document,
+)
 from freshness.errors import ConfigError, FreshnessError
 
 Benchmark = Callable[[int], list[Result]]
@@ -30,6 +43,11 @@ Benchmark = Callable[[int], list[Result]]
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "decode": measure_decode,
     "invalidation": measure_invalidation,
+    "end_to_end": measure_end_to_end,
+    "lag": measure_lag,
+    "memory": measure_memory,
+    "profile": measure_profile,
+    "growth": measure_growth,
     "hit": measure_hit,
     "get_many": measure_get_many,
     "codec": measure_codec,
@@ -37,16 +55,17 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
 HERE: Final = Path(__file__).resolve().parent
 RESULTS_PATH: Final = HERE / "results.json"
 DOCUMENT_PATH: Final = HERE.parent / "docs" / "performance.md"
-MISSED_EXIT_CODE: Final = 1
+WORSE_EXIT_CODE: Final = 1
 TABLE_COLUMNS: Final = 150
 """Where the output is no terminal, as in a log."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, 1 for a missed criterion under ``--check``, else that of the error."""
+    """The exit code: 0, 1 for a ratio that has become worse under ``--check``, else that of the error."""
     options = _parser().parse_args(arguments)
     try:
         chosen = choose(options.only)
+        kept = _read_kept() if options.check else {"results": []}
         machine = describe_machine()
         results: list[Result] = []
         for name, benchmark in chosen.items():
@@ -59,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(as_json(machine, results), indent=2))
     else:
         _print_table(results)
-        if len(chosen) == len(BENCHMARKS):
+        if len(chosen) == len(BENCHMARKS) and not options.check:
             RESULTS_PATH.write_text(json.dumps(as_json(machine, results), indent=2) + "\n")
             write_document(DOCUMENT_PATH, machine, results)
     missed = [result for result in results if not result.is_met]
@@ -68,7 +87,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"missed: {result.name} has ratio {result.ratio:.2f}, expected {result.criterion}",
             file=sys.stderr,
         )
-    return MISSED_EXIT_CODE if missed and options.check else 0
+    worse = find_regressions(results, kept)
+    for line in worse:
+        print(f"worse: {line}", file=sys.stderr)
+    return WORSE_EXIT_CODE if worse else 0
+
+
+def _read_kept() -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(RESULTS_PATH.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no {RESULTS_PATH.name} to hold the ratios against",
+            hint="run make bench once, without --check",
+        ) from None
+    return kept
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,7 +110,9 @@ def _parser() -> argparse.ArgumentParser:
         "--only", metavar="NAME", action="append", help=f"one of {', '.join(BENCHMARKS)}; may be repeated"
     )
     parser.add_argument("--json", action="store_true", help="print JSON and write no file")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a criterion is missed")
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a ratio is worse than in results.json"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each side, by default {ROUNDS}")
     return parser
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from freshness.errors import ConfigError
 
-ROUNDS: Final = 9
+ROUNDS: Final = 5
 ROUNDS_MIN: Final = 5
 
 Work = Callable[[int], float]
@@ -44,7 +44,7 @@ class Criterion:
 @dataclass(frozen=True, slots=True)
 class Result:
     """One comparison. ``ratio`` is value / baseline_value. ``spread``: the lowest and the highest ratio of all
-    rounds."""
+    rounds. ``points``: of a curve, (what grows, value); ``axis``: what grows."""
 
     name: str
     value: float
@@ -53,6 +53,13 @@ class Result:
     baseline_value: float
     spread: tuple[float, float]
     criterion: Criterion | None = None
+    points: tuple[tuple[float, float], ...] = ()
+    axis: str = ""
+
+    @property
+    def is_better_high(self) -> bool:
+        """Whether more is better: of rates. Less is better of times and sizes."""
+        return self.unit.endswith("/s")
 
     @property
     def ratio(self) -> float:
@@ -74,6 +81,7 @@ class Result:
             "spread": [round(ratio, 3) for ratio in self.spread],
             "criterion": None if self.criterion is None else str(self.criterion),
             "is_met": self.is_met,
+            **({"points": [[x, _rounded(y)] for x, y in self.points]} if self.points else {}),
         }
 
 

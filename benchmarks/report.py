@@ -1,4 +1,7 @@
-"""What was measured, on which machine: as JSON, as a table for people, and in docs/performance.md."""
+"""What was measured, on which machine: as JSON, as a table for people, and in docs/performance.md with its curves.
+
+And whether a ratio is worse than the one that was kept.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measure import Result
+from benchmarks.plot import draw
 from freshness.errors import ConfigError
 from integration.servers.process import get_program
 
 START: Final = "<!-- benchmarks -->"
 END: Final = "<!-- /benchmarks -->"
+PLOTS: Final = "plots"
+"""Beside the document."""
+
+TOLERANCE: Final = 0.25
+"""By how much a ratio may be worse than in the worst round of the run that was kept."""
+
 COLUMNS: Final = ("benchmark", "result", "baseline", "", "ratio", "rounds from – to", "criterion")
 NEW_DOCUMENT: Final = f"""\
 # Performance
@@ -87,6 +97,12 @@ def format_number(number: float) -> str:
 def as_markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     rows = [COLUMNS, ("---",) * len(COLUMNS), *table_rows(results)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    curves = "\n".join(
+        f"![{result.name}: {result.unit} by {result.axis}]({PLOTS}/{result.name}.svg)"
+        for result in results
+        if result.points
+    )
+    table = f"{table}\n\n{curves}" if curves else table
     return (
         f"{table}\n\n{machine['cpu']}, {machine['cores']} cores, load {machine['load']}, "
         f"Python {machine['python']}, memcached {machine['memcached']}, {machine['date']}."
@@ -108,3 +124,27 @@ def write_document(path: Path, machine: Mapping[str, Any], results: Sequence[Res
     """Bring the table in this document up to date; make the document where there is none."""
     document = path.read_text() if path.exists() else NEW_DOCUMENT
     path.write_text(replace_section(document, as_markdown(machine, results)))
+    for result in results:
+        if result.points:
+            plot = path.parent / PLOTS / f"{result.name}.svg"
+            plot.parent.mkdir(exist_ok=True)
+            title = f"{result.unit} by {result.axis}"
+            plot.write_text(draw(title, result.axis, result.unit, result.points))
+
+
+def find_regressions(results: Sequence[Result], kept: Mapping[str, Any]) -> list[str]:
+    """What is worse than in ``kept``, the content of results.json: by more than `TOLERANCE` below (of times and
+    sizes: above) the worst round that is recorded there. Nothing is said of what was not measured then."""
+    before = {each["name"]: each for each in kept["results"]}
+    found = []
+    for result in results:
+        if result.name not in before:
+            continue
+        low, high = before[result.name]["spread"]
+        bound = low * (1 - TOLERANCE) if result.is_better_high else high * (1 + TOLERANCE)
+        if result.ratio < bound if result.is_better_high else result.ratio > bound:
+            found.append(
+                f"{result.name}: ratio {result.ratio:.2f}, kept {before[result.name]['ratio']:.2f} "
+                f"({low:.2f} to {high:.2f}), allowed {'from' if result.is_better_high else 'up to'} {bound:.2f}"
+            )
+    return found

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import __main__ as program
 from benchmarks.measure import ROUNDS_MIN, Criterion, Result, Timings, interleave, stopwatch
-from benchmarks.report import END, START, as_markdown, describe_machine, replace_section, write_document
+from benchmarks.report import (
+    END,
+    START,
+    as_markdown,
+    describe_machine,
+    find_regressions,
+    replace_section,
+    write_document,
+)
 from freshness.errors import ConfigError
 
 MACHINE = {"cpu": "x", "cores": 2, "load": 0.5, "python": "3", "memcached": "1", "date": "2026-01-31"}
@@ -110,7 +119,7 @@ def test_an_unknown_name_is_a_clear_error(capsys: pytest.CaptureFixture[str]) ->
     assert printed.out == ""
     assert "no benchmark 'hits'" in printed.err
     assert "did you mean hit?" in printed.err
-    with pytest.raises(ConfigError, match="invalidation, hit"):
+    with pytest.raises(ConfigError, match="lag, memory"):
         program.choose(["zzz"])
 
 
@@ -149,10 +158,66 @@ def test_a_whole_run_is_kept(
     assert "1.50" in (tmp_path / "performance.md").read_text()
 
 
-def test_only_a_check_fails_for_a_missed_criterion(
-    measured: dict[str, float], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missed_criterion_is_told(measured: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:
     measured["hit"] = 1.7
     assert program.main(["--json"]) == 0
-    assert program.main(["--json", "--check"]) == 1
     assert "missed: hit has ratio 1.70, expected ≤ 1.6" in capsys.readouterr().err
+
+
+def test_a_check_holds_ratios_against_those_that_were_kept(
+    measured: dict[str, float], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert program.main(["--check"]) == 2
+    assert "run make bench once" in capsys.readouterr().err
+    assert program.main([]) == 0
+    kept = (tmp_path / "results.json").read_text()
+    measured["hit"] = 1.5 * 1.24
+    assert program.main(["--check"]) == 0
+    measured["hit"] = 1.5 * 1.26
+    assert program.main(["--json"]) == 0
+    assert program.main(["--json", "--check"]) == 1
+    assert "worse: hit: ratio 1.89, kept 1.50" in capsys.readouterr().err
+    assert program.main(["--check"]) == 1
+    # and it never moves what it is held against
+    assert (tmp_path / "results.json").read_text() == kept
+
+
+def test_of_rates_less_is_worse_and_of_times_more() -> None:
+    kept = {
+        "results": [
+            {"name": "rate", "ratio": 10.0, "spread": [8.0, 12.0]},
+            {"name": "time", "ratio": 1.5, "spread": [1.0, 2.0]},
+        ]
+    }
+
+    def worse(rate: float, time: float) -> list[str]:
+        results = [
+            Result("rate", rate, "keys/s", "b", 1.0, (rate, rate)),
+            Result("time", time, "µs", "b", 1.0, (time, time)),
+            Result("new", 99.0, "µs", "b", 1.0, (1.0, 1.0)),
+        ]
+        return [line.partition(":")[0] for line in find_regressions(results, kept)]
+
+    assert worse(6.1, 2.4) == []
+    assert worse(99.0, 0.1) == []
+    assert worse(5.9, 2.4) == ["rate"]
+    assert worse(6.1, 2.6) == ["time"]
+
+
+def test_a_curve_is_drawn_beside_the_document(tmp_path: Path) -> None:
+    points = ((1.0, 10.0), (10.0, 40.0), (100.0, 20.0))
+    curve = Result("growth_x", 20.0, "keys/s", "b", 10.0, (2.0, 2.0), points=points, axis="a < b")
+    path = tmp_path / "performance.md"
+    write_document(path, MACHINE, [curve, result(1.5)])
+    assert "(plots/growth_x.svg)" in path.read_text()
+    plot = ElementTree.parse(tmp_path / "plots" / "growth_x.svg")
+    circles = [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in plot.iter(f"{SVG}circle")]
+    assert len(circles) == 3
+    (left, low), (middle, high), (right, between) = circles
+    assert middle - left == pytest.approx(right - middle)  # the scale is logarithmic
+    assert high < between < low  # y grows downwards
+    assert any(text.text == "a < b" for text in plot.iter(f"{SVG}text"))
+    assert list((tmp_path / "plots").iterdir()) == [tmp_path / "plots" / "growth_x.svg"]
+
+
+SVG = "{http://www.w3.org/2000/svg}"

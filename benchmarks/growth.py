@@ -1,0 +1,167 @@
+"""How the rate changes with the length of the log, the keys of a transaction, the nodes and the shards.
+
+Each curve is also a result: its last point against its first. A point is the median of few runs, in wall time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.measure import Result, stopwatch
+from benchmarks.pipeline import Log, Pipeline, address_of, open_nodes, open_pipeline, open_server, write_log
+from freshness.config import ServerAddress
+from freshness.position import MariadbPosition
+from integration.servers import DatabaseServer, ServerFailed
+from invalidator.source import Transaction
+
+RUNS: Final = 3
+EVENTS: Final = (1_000, 3_000, 10_000, 30_000)
+KEYS: Final = (1, 3, 10, 100, 1000)
+NODES: Final = (1, 2, 4, 8)
+SHARDS: Final = (1, 2, 4)
+KEYS_IN_RUN: Final = 20_000
+BATCH_TRANSACTIONS: Final = 2000
+SHARD_SECONDS: Final = 120.0
+
+
+def measure_growth(_: int) -> list[Result]:
+    """Four curves, on MariaDB."""
+    with open_server("mariadb") as server:
+        results = [_by_events(server)]
+        log = write_log(server, "singles", EVENTS[-1], 1)
+        return [*results, _by_keys(server), _by_nodes(server), _by_shards(server, log)]
+
+
+def _curve(name: str, what: str, unit: str, values: Sequence[int], rate: Callable[[int], float]) -> Result:
+    points = tuple((value, median(rate(value) for _ in range(RUNS))) for value in values)
+    (first, low), (last, high) = points[0], points[-1]
+    return Result(
+        f"growth_{name}",
+        high,
+        unit,
+        f"{first:,} {what} instead of {last:,}",
+        low,
+        (high / low, high / low),
+        points=points,
+        axis=what,
+    )
+
+
+def _by_events(server: DatabaseServer) -> Result:
+    logs: dict[int, Log] = {}
+
+    def rate(count: int) -> float:
+        # Made when it is its turn: the next one begins by emptying the table, which invalidates it as a whole.
+        log = logs.get(count) or logs.setdefault(count, write_log(server, "singles", count, 1))
+        with (
+            open_nodes(1) as (node,),
+            open_pipeline(address_of(server), server.flavor, [node.address], log.start) as pipeline,
+        ):
+            return count / stopwatch(lambda: pipeline.follow_to(log.end))
+
+    return _curve("events", "transactions in the log", "transactions/s", EVENTS, rate)
+
+
+def _by_keys(server: DatabaseServer) -> Result:
+    with open_nodes(1) as (node,):
+        return _curve(
+            "keys",
+            "keys in a transaction",
+            "keys/s",
+            KEYS,
+            lambda keys: _apply(server, [node.address], keys),
+        )
+
+
+def _by_nodes(server: DatabaseServer) -> Result:
+    with open_nodes(max(NODES)) as nodes:
+        addresses = [node.address for node in nodes]
+        return _curve(
+            "nodes", "cache nodes", "keys/s", NODES, lambda count: _apply(server, addresses[:count], 1)
+        )
+
+
+_namespaces = iter(range(1_000_000))
+
+
+def _apply(server: DatabaseServer, nodes: Sequence[str], keys: int) -> float:
+    """Keys a second, of transactions that are there already. No tombstone is there yet."""
+    namespace = b"grow%d" % next(_namespaces)
+    transactions = [
+        Transaction(
+            MariadbPosition.of(0, 1, number + 2),
+            0,
+            items=tuple(b"%b:small:%d" % (namespace, number * keys + place) for place in range(keys)),
+        )
+        for number in range(KEYS_IN_RUN // keys)
+    ]
+    start = MariadbPosition.of(0, 1, 1)
+    address = address_of(server)
+    with open_pipeline(address, server.flavor, nodes, start, namespace=namespace.decode()) as pipeline:
+        pipeline.driver.run(pipeline.shard.join_missing())
+        pipeline.shard.opened(start)
+        seconds = stopwatch(lambda: _apply_all(pipeline, transactions))
+        assert len(pipeline.shard.joined) == len(nodes), "no node was lost"
+    return KEYS_IN_RUN / seconds
+
+
+def _apply_all(pipeline: Pipeline, transactions: Sequence[Transaction]) -> None:
+    for place in range(0, len(transactions), BATCH_TRANSACTIONS):
+        pipeline.driver.run(pipeline.shard.apply(transactions[place : place + BATCH_TRANSACTIONS]))
+
+
+# -- shards: a process each ---------------------------------------------------------------------------------
+
+
+def _by_shards(server: DatabaseServer, log: Log) -> Result:
+    """Each process follows the same log to a node of its own, which is what shards of equal size are."""
+    return _curve(
+        "shards", "shards", "transactions/s", SHARDS, lambda count: _follow_together(server, log, count)
+    )
+
+
+def _follow_together(server: DatabaseServer, log: Log, count: int) -> float:
+    context = multiprocessing.get_context("spawn")
+    with open_nodes(count) as nodes:
+        pipes, processes = [], []
+        for node in nodes:
+            here, there = context.Pipe()
+            arguments = (address_of(server), server.flavor, node.address, log, there)
+            processes.append(context.Process(target=_follow, args=arguments, daemon=True))
+            processes[-1].start()
+            there.close()
+            pipes.append(here)
+        try:
+            for pipe in pipes:
+                pipe.recv()
+            for pipe in pipes:
+                pipe.send(None)
+            times = [_receive(pipe) for pipe in pipes]
+        except EOFError:
+            raise ServerFailed("a shard's process has ended", hint="its own output says why") from None
+        finally:
+            for pipe in pipes:
+                pipe.close()
+            for process in processes:
+                process.join(10)
+    return count * log.transactions / (max(end for _, end in times) - min(begin for begin, _ in times))
+
+
+def _receive(pipe: Any) -> tuple[float, float]:
+    if not pipe.poll(SHARD_SECONDS):
+        raise ServerFailed(f"a shard was silent for {SHARD_SECONDS:.0f} s")
+    times: tuple[float, float] = pipe.recv()
+    return times
+
+
+def _follow(address: ServerAddress, flavor: Any, node: str, log: Log, pipe: Any) -> None:
+    with open_pipeline(address, flavor, [node], log.start) as pipeline:
+        pipe.send(None)
+        pipe.recv()
+        begun = time.monotonic()
+        pipeline.follow_to(log.end)
+        pipe.send((begun, time.monotonic()))

@@ -1,0 +1,48 @@
+"""A curve as SVG: few points, both axes from what is there. For ``benchmarks.report``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from math import log10
+from typing import Final
+
+WIDTH: Final = 480
+HEIGHT: Final = 260
+LEFT: Final = 80
+RIGHT: Final = 30
+TOP: Final = 34
+BOTTOM: Final = 46
+
+
+def draw(title: str, axis: str, unit: str, points: Sequence[tuple[float, float]]) -> str:
+    """``points``: at least two, rising in x, which has a logarithmic scale; y begins at 0. The text of the file."""
+    assert len(points) > 1, "a curve has at least two points"
+    low, high = log10(points[0][0]), log10(points[-1][0])
+    top = max(y for _, y in points)
+    placed = [
+        (
+            LEFT + (WIDTH - LEFT - RIGHT) * (log10(x) - low) / (high - low),
+            HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / top,
+        )
+        for x, y in points
+    ]
+    floor = HEIGHT - BOTTOM
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{WIDTH / 2:.0f}" y="18" text-anchor="middle" font-size="14">{escape(title)}</text>',
+        f'<path d="M{LEFT} {TOP}V{floor}H{WIDTH - RIGHT}" fill="none" stroke="#888"/>',
+        f'<text x="{WIDTH / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(axis)}</text>',
+        f'<text x="{LEFT - 6}" y="{floor}" text-anchor="end">0</text>',
+        f'<text x="{LEFT - 6}" y="{TOP + 4}" text-anchor="end">{top:,.0f}</text>',
+        f'<text x="{LEFT - 6}" y="{TOP + 18}" text-anchor="end" font-size="10">{escape(unit)}</text>',
+        '<polyline fill="none" stroke="#06c" stroke-width="2" points="'
+        + " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+        + '"/>',
+    ]
+    for (x, y), (value, _) in zip(placed, points, strict=True):
+        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#06c"/>')
+        lines.append(f'<text x="{x:.1f}" y="{floor + 16}" text-anchor="middle">{value:,.0f}</text>')
+    return "\n".join([*lines, "</svg>", ""])
