@@ -70,7 +70,6 @@ class LineageKeeper:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: set[str] = field(default_factory=set)
     _retry_at: dict[str, float] = field(default_factory=dict)
-    _lost_since: float | None = None
 
     @property
     def joined(self) -> list[Membership]:
@@ -170,28 +169,26 @@ class LineageKeeper:
         self._check_history()
 
     def _check_history(self) -> None:
-        """The primary must have all that any node has acknowledged (F28)."""
-        if not self.joined:
-            return
-        head = self.read_head()
-        behind = [
-            member
-            for member in self.joined
-            if not head.position.contains(
-                member.applied if member.target is None else member.applied.union(member.target)
-            )
-        ]
-        if not behind:
-            self._lost_since = None
-            return
-        self._lost_since = self.clock() if self._lost_since is None else self._lost_since
-        if self.clock() - self._lost_since >= HISTORY_CONFIRM_SECONDS:
-            raise HistoryLost(
-                f"{self.lineage}: the primary has never executed all that node {behind[0].node} has acknowledged",
-                hint="a failover lost transactions (F28): let `invalidator run` raise the epoch, then start again",
-            )
-        for member in behind:
-            self._postpone(member, "the primary does not show all that it has acknowledged yet")
+        """Wait until the primary shows all that any node has acknowledged (F57), for so long (F28)."""
+        deadline = self.clock() + HISTORY_CONFIRM_SECONDS
+        while behind := self._find_ahead():
+            if self.clock() > deadline:
+                raise HistoryLost(
+                    f"{self.lineage}: the primary has never executed all that node {behind} has acknowledged",
+                    hint="a failover lost transactions: let `invalidator run` raise the epoch, then start again",
+                )
+            self.driver.sleep(RENEW_SECONDS)
+            members = self.joined
+            self._note(members, self.driver.run(gather([renew(member) for member in members])))
+
+    def _find_ahead(self) -> str:
+        """A node that has acknowledged more than the primary shows; "" for none."""
+        head = self.read_head() if self.joined else None
+        for member in self.joined:
+            wanted = member.applied if member.target is None else member.applied.union(member.target)
+            if head is not None and not head.position.contains(wanted):
+                return member.node
+        return ""
 
     def _find_gap(self, member: Membership, tenures: Mapping[str, bytes], before: Position) -> str:
         """Why the batch cannot be acknowledged; "" where it can."""
