@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,9 @@ CODE = '[objects.code]\ntable = "codes"\n'
 CHARSET = "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
 SEATS_TABLE = "CREATE TABLE seats (hall INT, seat BINARY(4), guest VARCHAR(50), PRIMARY KEY (hall, seat))"
 SEAT = '[objects.seat]\ntable = "seats"\n'
-TABLES = (CUSTOMERS_TABLE, ORDERS_TABLE, CODES_TABLE.format(charset=CHARSET), SEATS_TABLE)
+STAMPS_TABLE = "CREATE TABLE stamps (id INT PRIMARY KEY, seen TIMESTAMP NULL)"
+STAMP = '[objects.stamp]\ntable = "stamps"\n'
+TABLES = (STAMPS_TABLE, CUSTOMERS_TABLE, ORDERS_TABLE, CODES_TABLE.format(charset=CHARSET), SEATS_TABLE)
 
 
 def load_profile(database: LoaderConnection, customer_id: int) -> dict[str, Any] | None:
@@ -69,7 +73,7 @@ def systems(
                 pair,
                 tmp_path_factory.mktemp(flavor),
                 tables=TABLES,
-                objects=CUSTOMER + PROFILE + CODE + SEAT,
+                objects=CUSTOMER + PROFILE + CODE + SEAT + STAMP,
             )
             running[flavor] = (manager, manager.__enter__())
         started: System = running[flavor][1]
@@ -134,6 +138,24 @@ def test_no_such_row_is_cached_until_it_is_inserted_and_again_after_its_delete(
     system.settle()
     gone = read(cache, "customer", 11)
     assert (gone.outcome, gone.value) == (ReadOutcome.FILLED, None)
+
+
+def test_a_timestamp_is_in_utc_whatever_the_time_zone_of_a_server(system: System) -> None:
+    """One value is cached for all: it must not depend on which server was asked."""
+    system.pair.replica.execute("SET GLOBAL time_zone = '+05:00'")
+    try:
+        with closing(system.open_cache()) as cache:
+            system.execute("INSERT INTO stamps VALUES (1, FROM_UNIXTIME(1704164645))")
+            system.settle()
+            expected = {"id": 1, "seen": datetime.fromisoformat("2024-01-02T03:04:05")}
+            assert (
+                wait_for_outcome(cache, "stamp", 1, [ReadOutcome.FILLED], system.describe).value == expected
+            )
+            hit = read(cache, "stamp", 1)
+            assert (hit.outcome, hit.value) == (ReadOutcome.HIT, expected)
+            assert cache.database().query("SELECT * FROM stamps").rows == [expected]
+    finally:
+        system.pair.replica.execute("SET GLOBAL time_zone = 'SYSTEM'")
 
 
 def test_a_changed_primary_key_invalidates_the_old_and_the_new_one(system: System, cache: Cache) -> None:
