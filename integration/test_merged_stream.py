@@ -18,13 +18,16 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import signal
+import subprocess
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
@@ -34,10 +37,12 @@ from freshness.errors import SourceUnavailable
 from freshness.keyrange import KeyRange
 from freshness.position import Position, empty_position
 from freshness.resume import ResumeVector
-from integration.configuration import write_config
+from freshness.token import EventToken
+from integration.configuration import write_config, write_sharded_config
 from integration.harness import CUSTOMERS_TABLE, STREAM, WAIT_SECONDS, call_cli, wait_for_hits, wait_until
 from integration.servers import Flavor, Pair
 from integration.servers import process as server_process
+from integration.servers.database import database_pair
 from integration.shards import Reshard, Shard, Writer, writing
 from integration.test_invalidator import purge_logs
 from integration.test_reshard import (
@@ -51,6 +56,7 @@ from integration.test_reshard import (
     reshard_under_load,
 )
 from integration.test_stream_service import (
+    CHECKOUT,
     OPERATOR,
     Change,
     change_of,
@@ -232,13 +238,10 @@ class ProcessConsumer(Consumer):
         self._opener = StreamOpener(read_config)
 
     def read(self, since: str) -> Iterator[Part]:
-        config = self._opener.read_config()
         opened = self._opener.open("shop", "-", since)
         try:
             while True:
-                if self._opener.read_config() is not config:
-                    config = self._opener.read_config()
-                    opened.follow()
+                opened.follow()
                 message = opened.stream.poll(POLL_SECONDS)
                 if message is None:
                     if self._is_to_break():
@@ -406,9 +409,9 @@ def test_every_row_change_comes_once_over_reshards_crashes_and_purges(flavor: Fl
 # -- history that is gone --------------------------------------------------------------------------------------------
 
 
-def test_history_that_is_gone_everywhere_needs_an_operator(pair: Pair, tmp_path: Path) -> None:
-    """For a consumer that was away: exit code 4 and what to do, for the stream and for the archive."""
-    primary, archive = pair.primary, tmp_path / "archive"
+def prepare(pair: Pair) -> None:
+    """A table, and the heartbeat table that says which epoch it is."""
+    primary = pair.primary
     primary.execute(CUSTOMERS_TABLE, database="shop")
     heartbeats = HeartbeatWriter(
         ServerAddress("127.0.0.1", primary.port, "app", "app", "shop"), primary.flavor, "test", 0
@@ -416,6 +419,12 @@ def test_history_that_is_gone_everywhere_needs_an_operator(pair: Pair, tmp_path:
     heartbeats.prepare()
     heartbeats.close()
     pair.wait_caught_up()
+
+
+def test_history_that_is_gone_everywhere_needs_an_operator(pair: Pair, tmp_path: Path) -> None:
+    """For a consumer that was away: exit code 4 and what to do, for the stream and for the archive."""
+    primary, archive = pair.primary, tmp_path / "archive"
+    prepare(pair)
     path = write_config(
         tmp_path, primary.flavor, primary.url, ["127.0.0.1:1"], replicas=[pair.replica.url], stream=STREAM
     )
@@ -436,3 +445,46 @@ def test_history_that_is_gone_everywhere_needs_an_operator(pair: Pair, tmp_path:
         assert PURGED_HINT in ended.stderr.replace("\n", " ")
         assert ended.stdout == "", "nothing from after the hole"
     assert [row for file in find_files(archive) for row in pq.read_table(file.path).to_pylist()] == []
+
+
+# -- the verbs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_verb_takes_another_topology_over_on_sighup(flavor: Flavor, tmp_path: Path) -> None:
+    """The replica becomes a shard of its own, with the GTIDs of the primary: nothing is missing and nothing twice."""
+
+    def configure(**shard: Any) -> Path:
+        return write_sharded_config(
+            tmp_path,
+            flavor,
+            [{"name": "-", **shard}],
+            ["127.0.0.1:1"],
+            column="id",
+            stream=STREAM,
+        )
+
+    with database_pair(flavor) as pair:
+        prepare(pair)
+        path = configure(primary=pair.primary.url, lineage="shop/one")
+        config = load_config(path)
+        token = StreamOpener(lambda: config).read_token("shop", None)
+        command = [sys.executable, "-m", "invalidator.cli", "stream", "--since", str(token), "-c", str(path)]
+        pair.primary.execute("INSERT INTO customers VALUES (1, 'one', 1)", database="shop")
+        pair.wait_caught_up()
+        with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None
+                lines = map(json.loads, process.stdout)
+                found = [next(line for line in lines if is_change(line))]
+                pair.replica.remove_sources()
+                configure(primary=pair.replica.url, lineage="shop/two", continues=["shop/one"])
+                process.send_signal(signal.SIGHUP)
+                pair.replica.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
+                found.append(next(line for line in lines if is_change(line)))
+                process.send_signal(signal.SIGTERM)
+                assert [line for line in lines if is_change(line)] == []
+                assert process.wait(WAIT_SECONDS) == 0
+            finally:
+                process.kill()
+    assert [line["key"] for line in found] == [{"id": 1}, {"id": 2}]
+    assert [EventToken.parse(line["token"]).lineage for line in found] == ["shop/one", "shop/two"]

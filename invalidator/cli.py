@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -27,7 +28,7 @@ from rich.table import Table
 from freshness import __version__
 from freshness.backends.database import connect
 from freshness.backends.schema import load_registry
-from freshness.config import load_config
+from freshness.config import Config, load_config
 from freshness.errors import ConfigError, FreshnessError, NodeUnavailable
 from freshness.token import EventToken, compare
 from invalidator.app import Invalidator
@@ -79,7 +80,7 @@ def run(
     )
     settings = load_config(config)
     invalidator = Invalidator(settings, shards=shard or (), nodes=node or ())
-    signal.signal(signal.SIGHUP, lambda *_: _reload(invalidator, config))
+    signal.signal(signal.SIGHUP, lambda *_: _reload(invalidator.reload, config))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: invalidator.stop())
     with ExitStack() as stack:
@@ -107,11 +108,18 @@ def run(
         invalidator.run()
 
 
-def _reload(invalidator: Invalidator, path: Path) -> None:
+def _reload(take: Callable[[Config], None], path: Path) -> None:
     try:
-        invalidator.reload(load_config(path))
+        take(load_config(path))
     except ConfigError as error:
         logging.getLogger(__name__).error("the configuration stays as it was: %s", error)
+
+
+def _load_on_signal(path: Path) -> Callable[[], Config]:
+    """The configuration of now, which SIGHUP loads again."""
+    loaded = deque([load_config(path)], maxlen=1)
+    signal.signal(signal.SIGHUP, lambda *_: _reload(loaded.append, path))
+    return lambda: loaded[-1]
 
 
 @app.command()
@@ -229,17 +237,18 @@ def stream(
     count: Annotated[int, typer.Option(min=0, help="End after so many lines; 0: never.")] = 0,
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
-    """Print every row change as a line of JSON, until SIGTERM or SIGINT."""
+    """Print every row change as a line of JSON, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
     from invalidator.json_lines import LineWriter, encode_line
     from invalidator.stream_access import StreamOpener
 
-    settings = load_config(config)
+    read_config = _load_on_signal(config)
     stopping = _stop_on_signals()
-    opened = StreamOpener(lambda: settings).open(keyspace, key_range, since or "now", minimize_skew=skew)
+    opened = StreamOpener(read_config).open(keyspace, key_range, since or "now", minimize_skew=skew)
     try:
         out = LineWriter(opened.layouts, opened.stream.resume.format())
         printed = 0
         while not stopping.is_set():
+            opened.follow()
             message = opened.stream.poll(STOP_SEEN_SECONDS)
             for line in out.lines(message) if message is not None else ():
                 sys.stdout.buffer.write(encode_line(line))
@@ -262,13 +271,14 @@ def record(
     since: Since = None,
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
-    """Write every row change into an archive, until SIGTERM or SIGINT. An archive goes on where it ends."""
+    """Write every row change into an archive, until SIGTERM or SIGINT. An archive goes on where it ends. SIGHUP loads
+    the configuration again."""
     from invalidator.record import get_archive_path
     from invalidator.record import record as write_archive
     from invalidator.stream_access import StreamOpener
 
-    settings = load_config(config)
-    folder = get_archive_path(settings, out)
+    read_config = _load_on_signal(config)
+    folder = get_archive_path(read_config(), out)
     stopping = _stop_on_signals()
     console = Console(stderr=True)
     with Progress(*_COUNTING, console=console, disable=not console.is_terminal) as progress:
@@ -280,7 +290,7 @@ def record(
             shown = f"{archive.transactions} transactions, {archive.rows_open} rows not on disk, {lag:.1f} s behind"
             progress.update(task, shown=shown)
 
-        write_archive(StreamOpener(lambda: settings), folder, keyspace, since, stopping.is_set, report)
+        write_archive(StreamOpener(read_config), folder, keyspace, since, stopping.is_set, report)
 
 
 @app.command()

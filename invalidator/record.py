@@ -79,7 +79,7 @@ def record(
             if archive.resume != tokens:
                 raise ConfigError(f"another process has written to the archive {folder}", hint="try again")
             archive.begin(opened.stream.resume.tokens)
-            _copy(opener, opened, archive, is_stopping, report)
+            _copy(opened, archive, is_stopping, report)
         except FreshnessError:
             archive.close()
             raise
@@ -89,17 +89,10 @@ def record(
 
 
 def _copy(
-    opener: StreamOpener,
-    opened: OpenedStream,
-    archive: ArchiveWriter,
-    is_stopping: Callable[[], bool],
-    report: Report,
+    opened: OpenedStream, archive: ArchiveWriter, is_stopping: Callable[[], bool], report: Report
 ) -> None:
-    config = opener.read_config()
     while not is_stopping():
-        if opener.read_config() is not config:
-            config = opener.read_config()
-            opened.follow()
+        opened.follow()
         message = opened.stream.poll(POLL_SECONDS)
         if message is None:
             archive.tick()

@@ -213,7 +213,6 @@ class Consumer:
     format: Format
     policy: ServePolicy
     lines_max: int
-    read_config: Callable[[], Config]
     buffer: LineBuffer = field(init=False)
     writer: LineWriter = field(init=False)
     _resume: str | None = field(init=False)
@@ -269,13 +268,11 @@ class Consumer:
 
     def _follow_stream(self) -> bytes:
         """Until the consumer goes, is slow, or has all that it asked for. The last line, if any."""
-        config, count = self.read_config(), 0
+        count = 0
         while not self.buffer.is_abandoned:
             if self._stop_reason:
                 return self.format(EndLine(reason=self._stop_reason, resume=self._resume))
-            if self.read_config() is not config:
-                config = self.read_config()
-                self.opened.follow()
+            self.opened.follow()
             message = self.opened.stream.poll(POLL_SECONDS)
             if message is None:
                 continue
@@ -410,7 +407,6 @@ class StreamHub:
             format_event if media_type == EVENTS else encode_line,
             self.policy,
             count,
-            self.opener.read_config,
         )
         with self._lock:
             self._by_number[id(consumer)] = consumer

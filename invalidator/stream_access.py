@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from freshness.backends.database import connect, translated
 from freshness.backends.schema import key_columns, keyspace_id, load_registry
-from freshness.config import Config, Keyspace, ObjectConfig, ServerAddress, Shard
+from freshness.config import Config, Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keycolumn import KeyColumn
 from freshness.keyrange import KeyRange
@@ -46,30 +46,34 @@ START_SECONDS: Final = 20.0
 """How long all shards together may take to say where they begin."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenedStream:
-    """A stream that has begun, and what its readers need. ``finder``: which cache items a change concerns."""
+    """A stream that has begun, and what its readers need. ``finder``: which cache items a change concerns;
+    ``config``: the configuration that the stream is in, ``read_config``: the one of now."""
 
     keyspace: Keyspace
     stream: UpdateStream
     layouts: LayoutBook
     finder: KeyFinder
-    objects: Mapping[str, ObjectConfig]
+    config: Config
     read_config: Callable[[], Config]
 
     def follow(self) -> None:
-        """Take over the topology of a configuration that was loaded meanwhile. Raises `ConfigError` where the stream
-        cannot go on in it."""
+        """Take over the topology of a configuration that was loaded since the stream was opened; to be called in
+        the rhythm of the reader. Raises `ConfigError` where the stream cannot go on in it."""
         config = self.read_config()
+        if config is self.config:
+            return
         keyspace = config.keyspaces.get(self.keyspace.name)
         if keyspace is None:
             raise ConfigError(f"keyspace {self.keyspace.name} is no longer configured")
-        if config.objects != self.objects:
+        if config.objects != self.config.objects:
             raise ConfigError(
                 "the configured objects have changed, and with them the tables of the stream",
                 hint="open the stream again from its resume text",
             )
         self.stream.set_shards(keyspace.shards)
+        self.config = config
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +86,7 @@ class StreamOpener:
 
     def get_keyspace(self, name: str | None) -> Keyspace:
         """Raises `ConfigError`: no such keyspace, or several and none is named."""
-        config = self.read_config()
-        if name is None and len(config.keyspaces) == 1:
-            return next(iter(config.keyspaces.values()))
-        if name is None or name not in config.keyspaces:
-            raise ConfigError(
-                "which keyspace?" if name is None else f"there is no keyspace {name!r}",
-                hint=f"one of {', '.join(config.keyspaces)}",
-            )
-        return config.keyspaces[name]
+        return _find_keyspace(self.read_config(), name)
 
     def open(
         self,
@@ -106,7 +102,8 @@ class StreamOpener:
         Raises `ConfigError` and `FormatError` for what was asked, `SourceUnavailable`, and what ends a stream:
         `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
         """
-        config, keyspace = self.read_config(), self.get_keyspace(keyspace_name)
+        config = self.read_config()
+        keyspace = _find_keyspace(config, keyspace_name)
         if keyspace.flavor == "vitess":
             raise ConfigError(
                 f"keyspace {keyspace.name} is of flavor vitess: its merged stream is not served here",
@@ -138,7 +135,7 @@ class StreamOpener:
             stream.close()
             raise
         layouts = LayoutBook(partial(_read_layouts, self.read_config, keyspace.name))
-        return OpenedStream(keyspace, stream, layouts, finder, config.objects, self.read_config)
+        return OpenedStream(keyspace, stream, layouts, finder, config, self.read_config)
 
     def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken:
         """All that the primary of a shard has executed by now, as a token. Raises `ConfigError`, `SourceUnavailable`,
@@ -172,6 +169,17 @@ class StreamOpener:
                 for name, each in config.objects.items()
             },
         }
+
+
+def _find_keyspace(config: Config, name: str | None) -> Keyspace:
+    if name is None and len(config.keyspaces) == 1:
+        return next(iter(config.keyspaces.values()))
+    if name is None or name not in config.keyspaces:
+        raise ConfigError(
+            "which keyspace?" if name is None else f"there is no keyspace {name!r}",
+            hint=f"one of {', '.join(config.keyspaces)}",
+        )
+    return config.keyspaces[name]
 
 
 def _describe_keyspace(keyspace: Keyspace) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""How an opened stream takes over the configurations that are loaded while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from freshness.config import Config, Shard, load_config
+from freshness.errors import ConfigError
+from invalidator.json_lines import LayoutBook
+from invalidator.shard import KeyFinder
+from invalidator.stream_access import OpenedStream, StreamOpener
+from invalidator.update_stream import UpdateStream
+
+CONFIG = """
+[cache]
+nodes = ["127.0.0.1:11211"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mysql"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:{port}/shop"
+[objects.customer]
+table = "customers"
+"""
+VITESS = CONFIG.replace('"mysql"', '"vitess"').replace(
+    "[objects", 'vtgate = "vitess://127.0.0.1:1/shop"\n[objects'
+)
+
+
+@dataclass
+class FakeStream:
+    taken: list[Sequence[Shard]] = field(default_factory=list)
+
+    def set_shards(self, shards: Sequence[Shard]) -> None:
+        self.taken.append(shards)
+
+
+class Scene:
+    """A stream that was opened in one configuration, and the configuration of now."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "freshness.toml"
+        self.now = self.load(1)
+        self.stream = FakeStream()
+        self.opened = OpenedStream(
+            self.now.keyspaces["shop"],
+            cast(UpdateStream, self.stream),
+            LayoutBook(lambda _: {}),
+            KeyFinder({}),
+            self.now,
+            lambda: self.now,
+        )
+
+    def load(self, port: int, text: str = CONFIG) -> Config:
+        self._path.write_text(text.format(port=port))
+        return load_config(self._path, {})
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_a_configuration_is_taken_over_once(scene: Scene) -> None:
+    """Also one that was loaded between the opening of the stream and the first look."""
+    scene.opened.follow()
+    assert scene.stream.taken == []
+    scene.now = scene.load(2)
+    scene.opened.follow()
+    scene.opened.follow()
+    assert scene.stream.taken == [scene.now.keyspaces["shop"].shards]
+
+
+def test_what_a_stream_cannot_go_on_in(scene: Scene) -> None:
+    scene.now = replace(scene.now, objects={})
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="objects have changed"):
+            scene.opened.follow()
+    scene.now = replace(scene.now, keyspaces={})
+    with pytest.raises(ConfigError, match="keyspace shop is no longer configured"):
+        scene.opened.follow()
+    assert scene.stream.taken == []
+
+
+def test_a_keyspace_of_vitess_has_no_merged_stream(scene: Scene) -> None:
+    config = scene.load(1, VITESS)
+    with pytest.raises(ConfigError, match="of flavor vitess"):
+        StreamOpener(lambda: config).open("shop")
+    described = StreamOpener(lambda: config).describe_topology()["keyspaces"]["shop"]["shards"]
+    assert described[0]["vtgate"] == "127.0.0.1:1/shop@replica"
