@@ -114,8 +114,10 @@ def find_records(system: System, namespace: str, *, is_copy: bool = False) -> li
     return [record for record in found if record is not None]
 
 
-def wait_acknowledged(system: System, namespace: str, head: Position) -> list[NodeRecord]:
+def wait_acknowledged(system: System, namespace: str, head: Position, query: Any = None) -> list[NodeRecord]:
     def has_all() -> list[NodeRecord] | None:
+        if query is not None and query.exception() is not None:
+            raise query.exception()
         records = find_records(system, namespace)
         is_whole = len(records) == len(system.nodes) and all(each.progress.contains(head) for each in records)
         return records if is_whole else None
@@ -156,10 +158,10 @@ def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
     with open_sink(session, config) as keeper:
         query = invalidate.start_query(session, config, keeper, source, checkpoint, trigger_seconds=0.2)
         try:
-            wait_acknowledged(system, CLUSTER, head_of(system))
+            wait_acknowledged(system, CLUSTER, head_of(system), query)
             change(system)
             system.settle()
-            records = wait_acknowledged(system, CLUSTER, head_of(system))
+            records = wait_acknowledged(system, CLUSTER, head_of(system), query)
             assert_same_cache(system)
             assert all(record.progress.contains(record.floor) for record in records)
             with_hits(system, config, keeper)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 import pyarrow
@@ -16,6 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from freshness.archive_file import choose_files, parse_name
 from freshness.errors import ConfigError, FormatError
 from freshness.history import ACTIONS_VERSION, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from spark.schema import ACTIONS, CHANGES
@@ -36,7 +38,10 @@ def read_actions(session: SparkSession, path: str) -> DataFrame:
 def _read(session: SparkSession, path: str, kind: str, version: int, schema: StructType) -> DataFrame:
     try:
         frame = session.read.schema(schema).option("recursiveFileLookup", "true").parquet(path)
-        files = frame.inputFiles()
+        found = frame.inputFiles()
+        files = drop_merged(found)
+        if len(files) < len(found):
+            frame = session.read.schema(schema).parquet(*files)
     except AnalysisException as error:
         raise ConfigError(
             f"{path} cannot be read: {error.getErrorClass()}", hint="is it the right folder?"
@@ -53,6 +58,13 @@ def _read(session: SparkSession, path: str, kind: str, version: int, schema: Str
         rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise FormatError(problems[0] + rest, hint="an audit without some of its files would prove nothing")
     return frame
+
+
+def drop_merged(files: Sequence[str]) -> list[str]:
+    """Without files of an archive that were merged into a larger one and wait to be deleted (``spark.compact``)."""
+    named = {path: file for file in files if parse_name(path := Path(file)) is not None}
+    merged = named.keys() - {file.path for file in choose_files(named)}
+    return [file for file in files if Path(file) not in merged]
 
 
 def _check(file: str, kind: str, version: int, columns: Sequence[str]) -> str:

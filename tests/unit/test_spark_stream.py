@@ -24,6 +24,7 @@ from invalidator.source import RowChange
 from spark import compact, updatestream
 from spark.archive_folder import ArchiveFolder
 from spark.failure import find_failure
+from spark.history import read_changes
 from spark.keeper import _require_whole
 from spark.session import open_session
 from spark.tombstone import Part, join_ranges
@@ -183,6 +184,7 @@ def test_merged_files_hold_the_same_and_replace_the_others(
     assert len(list(folder.rglob("*.parquet"))) == len(files) + 1, "the small ones stay for their readers"
     assert messages_of(folder) == before, "in the order of the ordinals"
     assert load(session, folder).where("op = 'insert'").count() == 40, "and none of them twice"
+    assert read_changes(session, str(folder)).where("op = 'insert'").count() == 40, "nor in an audit"
     merged = max(find_files(folder), key=lambda file: file.last - file.first).path
     keys = parquet.read_table(merged).column("key").to_pylist()
     assert sum(one != other for one, other in pairwise(keys)) == len(set(keys)) - 1, "by key"
