@@ -165,12 +165,15 @@ def audit(
         merge_tally(tally, row["evidence"])
     names = Names.of(archive, stock, previous)
     violations, wrong_clocks = _judge_clocks(found, tally, names)
-    named = name_violations(violations, names, changes, actions, damages).persist()
+    before = previous.items if previous else None
+    named = name_violations(violations, names, changes, actions, damages, before).persist()
+    pending = found.where(F.col("kind") == PENDING).select(
+        "h1", "h2", "lineage", F.col("version").alias("ordinal")
+    )
     state = State(
         rows=rows,
-        pending=found.where(F.col("kind") == PENDING).select(
-            "h1", "h2", "lineage", F.col("version").alias("ordinal")
-        ),
+        pending=pending,
+        items=_name_items(pending, changes, before),
         archive=archive,
         known=known,
         names=names,
@@ -181,6 +184,16 @@ def audit(
     )
     summary = summarize(named, tally, names, archive, stock, rules, wrong_clocks, changes, actions)
     return Audit(summary, named, state, (published, found, named))
+
+
+def _name_items(pending: DataFrame, changes: DataFrame, before: DataFrame | None) -> DataFrame:
+    """(h1, h2, item) of what is pending."""
+    item = F.col("item")
+    now = changes.select(F.explode("items").alias("item")).select(
+        F.xxhash64(item).alias("h1"), F.hash(item).alias("h2"), "item"
+    )
+    known = now if before is None else now.unionByName(before)
+    return known.join(pending, ["h1", "h2"], "left_semi").dropDuplicates(["h1", "h2"])
 
 
 def _collect_raises(changes: DataFrame, previous: State | None) -> frozenset[tuple[int, str, int]]:

@@ -167,9 +167,17 @@ _REFERENCES: Final = "array<array<string>>"
 
 
 def name_violations(
-    findings: DataFrame, names: Names, changes: DataFrame, actions: DataFrame, damages: Sequence[Damage]
+    findings: DataFrame,
+    names: Names,
+    changes: DataFrame,
+    actions: DataFrame,
+    damages: Sequence[Damage],
+    items: DataFrame | None = None,
 ) -> DataFrame:
-    """Findings (`REPLAYED`) and damages as `VIOLATION`, with the records that show them."""
+    """Findings (`REPLAYED`) and damages as `VIOLATION`, with the records that show them.
+
+    ``items``: (h1, h2, item) of what an earlier audit left open, whose records may be in its history only.
+    """
     session = findings.sparkSession
     damaged = _damage_rows(session, damages)
     count = findings.count()
@@ -180,7 +188,7 @@ def name_violations(
     named_by = ("kind", "failure", "h1", "h2", "node", "version", "lineage", "clients", "evidence")
     both = both.withColumn("subject", subject).withColumn("id", F.xxhash64(*named_by)).persist()
     try:
-        return _named(both, names, changes, actions, count + len(damages)).localCheckpoint()
+        return _named(both, names, changes, actions, items, count + len(damages)).localCheckpoint()
     finally:
         both.unpersist()
 
@@ -215,7 +223,14 @@ def _damage_rows(session: SparkSession, damages: Sequence[Damage]) -> DataFrame:
     )
 
 
-def _named(both: DataFrame, names: Names, changes: DataFrame, actions: DataFrame, count: int) -> DataFrame:
+def _named(
+    both: DataFrame,
+    names: Names,
+    changes: DataFrame,
+    actions: DataFrame,
+    items: DataFrame | None,
+    count: int,
+) -> DataFrame:
     session = both.sparkSession
     table = session.createDataFrame(list(names.names.items()) or [(0, "")], "number long, name string")
     objects = session.createDataFrame(
@@ -240,10 +255,13 @@ def _named(both: DataFrame, names: Names, changes: DataFrame, actions: DataFrame
         )
     )
     frame = frame.join(clients, "id", "left")
+    if items is not None:
+        known = items.withColumnRenamed("item", "known_item").dropDuplicates(["h1", "h2"])
+        frame = frame.join(known, ["h1", "h2"], "left")
     return frame.select(
         "kind",
         "failure",
-        F.col("first_item").alias("item"),
+        (F.col("first_item") if items is None else F.coalesce("first_item", "known_item")).alias("item"),
         F.when(F.col("subject") == "", F.col("object")).otherwise(F.col("subject")).alias("object"),
         F.col("node_name").alias("node"),
         F.col("lineage_name").alias("lineage"),

@@ -29,14 +29,19 @@ from spark.schema import REPLAY
 from spark.timeline import Run
 
 STATE_VERSION: Final = 1
+ITEMS: Final = "h1 long, h2 int, item binary"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``pending``: (h1, h2, lineage, ordinal) of changes that were not judged yet. ``told``: gaps reported."""
+    """``pending``: (h1, h2, lineage, ordinal) of changes that were not judged yet. ``told``: gaps reported.
+
+    ``items``: (h1, h2, item), the names of what is pending: the next audit may not see them otherwise.
+    """
 
     rows: DataFrame
     pending: DataFrame | None
+    items: DataFrame
     archive: Archive
     known: Knowledge
     names: Names
@@ -107,6 +112,7 @@ def save_state(state: State, path: str, carry_us: int) -> None:
     """Write the folder anew. ``carry_us``: how far back rows are kept."""
     session = state.rows.sparkSession
     keep_rows(state, carry_us).write.mode("overwrite").parquet(f"{path}/rows")
+    state.items.write.mode("overwrite").parquet(f"{path}/items")
     table = session.createDataFrame([(text,) for text in _format(state)], "text string")
     table.coalesce(1).write.mode("overwrite").parquet(f"{path}/small")
 
@@ -116,11 +122,12 @@ def load_state(session: SparkSession, path: str) -> State:
     try:
         texts = [row["text"] for row in session.read.parquet(f"{path}/small").collect()]
         rows = session.read.schema(REPLAY).parquet(f"{path}/rows")
+        items = session.read.schema(ITEMS).parquet(f"{path}/items")
     except AnalysisException as error:
         raise ConfigError(
             f"{path} holds no state of an audit", hint="it is written by --save-state"
         ) from error
-    return _parse(rows, texts)
+    return _parse(rows, items, texts)
 
 
 def _format(state: State) -> Iterator[str]:
@@ -143,7 +150,7 @@ def _format(state: State) -> Iterator[str]:
         yield json.dumps(["times", [number, list(times.items())]])
 
 
-def _parse(rows: DataFrame, texts: list[str]) -> State:
+def _parse(rows: DataFrame, items: DataFrame, texts: list[str]) -> State:
     parts: dict[str, Any] = {}
     times: dict[int, dict[int, int]] = {}
     for text in texts:
@@ -177,6 +184,7 @@ def _parse(rows: DataFrame, texts: list[str]) -> State:
     return State(
         rows,
         None,
+        items,
         archive,
         known,
         names,

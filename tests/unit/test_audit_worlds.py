@@ -1,0 +1,396 @@
+"""The audit against the simulator: it finds exactly what was planted in a thousand worlds, and invents nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from pyspark.sql import DataFrame, SparkSession
+
+from freshness.errors import ConfigError, FormatError
+from freshness.history import VERSION_KEY
+from spark import audit as job
+from spark import verdict
+from spark.actions import encode_actions
+from spark.archive import read_archive
+from spark.audit import ROWS_PER_BATCH_MAX, Audit, audit
+from spark.history import read_actions, read_changes
+from spark.replay import Rules
+from spark.session import open_session
+from spark.state import load_state, save_state
+from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, TOMBSTONE_TTL_US, Expected, Planted, plant
+from tests.simulation.recorded import EPOCH_US, Row, arrow_schema, record, write_rows
+
+WORLDS: Final = 1000
+RULES: Final = Rules(0, tombstone_ttl_us=TOMBSTONE_TTL_US)
+PARTITIONS: Final = 4
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    """One Spark session for the file."""
+    opened = open_session("tests", "local[2]", ROWS_PER_BATCH_MAX)
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture(scope="module")
+def worlds() -> list[Planted]:
+    logging.disable(logging.CRITICAL)  # what the production code logs of what is done to it
+    try:
+        return [plant(record(seed), seed) for seed in range(WORLDS)]
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class Folders(NamedTuple):
+    """Where a history is."""
+
+    archive: str
+    history: str
+
+    def read(self, session: SparkSession) -> tuple[DataFrame, DataFrame]:
+        return read_changes(session, self.archive), read_actions(session, self.history)
+
+
+def write(worlds: Sequence[Planted], folder: Path) -> Folders:
+    changes = [row for world in worlds for row in world.history.changes]
+    actions = [row for world in worlds for row in world.history.actions]
+    return Folders(
+        write_rows("changes", changes, folder / "archive"), write_rows("actions", actions, folder / "history")
+    )
+
+
+def run(session: SparkSession, folders: Folders, **options: Any) -> Audit:
+    options = {"rules": RULES, "as_of_us": AS_OF_US, "partitions": PARTITIONS, **options}
+    return audit(*folders.read(session), **options)
+
+
+def found_in(result: Audit) -> Counter[Expected]:
+    """What the audit found, each with how often."""
+    found: Counter[Expected] = Counter()
+    for row in result.violations.collect():
+        item = None if row["item"] is None else bytes(row["item"])
+        named = item.decode() if item else row["lineage"] or next(iter(row["clients"]), None) or row["object"]
+        (world,) = re.findall(r"^w\d+", named)
+        found[Expected(world, row["kind"], row["failure"], item)] += row["count"]
+    return found
+
+
+# -- a thousand worlds -----------------------------------------------------------------------------------
+
+
+def test_what_was_planted_is_found_and_nothing_else(
+    session: SparkSession, worlds: list[Planted], tmp_path: Path
+) -> None:
+    assert {world.plant for world in worlds} == {"", *(each.__name__ for each in PLANTS)}
+    result = run(session, write(worlds, tmp_path))
+    expected = {each for world in worlds for each in world.expected}
+    assert set(found_in(result)) == expected
+    assert set(result.summary.unknown) <= {verdict.WRONG_CLOCK}
+    assert result.summary.exit_code == verdict.STALE_DATA
+    for row in result.violations.collect():
+        records = json.loads(row["evidence"])
+        assert records, row
+        assert all("record" in each for each in records), row
+    result.close()
+
+
+def test_worlds_with_crashes_and_lag_are_clean(
+    session: SparkSession, worlds: list[Planted], tmp_path: Path
+) -> None:
+    clean = [world for world in worlds if not world.plant]
+    assert len(clean) >= WORLDS / 4
+    faults = {fault for world in clean for fault in world.history.options.faults}
+    assert {"crash", "restart", "evict", "flush", "jump", "cut", "truncate", "lose_reply", "pause"} <= faults
+    result = run(session, write(clean, tmp_path))
+    summary = result.summary
+    assert (summary.exit_code, summary.found, summary.unknown) == (verdict.CLEAN, [], {})
+    assert sum(summary.staleness) > 1000
+    assert summary.counts["values compared"] > 50
+    assert summary.counts["changes invalidated"] > 500
+    result.close()
+
+
+# -- day by day ------------------------------------------------------------------------------------------
+
+_TIMELESS: Final = (
+    "client_in_the_past",
+    "clock_stepped_back",
+    "commit_from_the_past",
+    "commit_from_the_future",
+    "dropped_actions",
+)
+"""A wrong clock has no day; and what was dropped on a day without anything else may be of any lineage."""
+
+
+_SETTLE_US: Final = 6_000_000
+"""What a statement may have begun before its commit is archived: until then staleness is not known (F3)."""
+
+
+def _days(worlds: Sequence[Planted], folder: Path, split_us: int) -> list[Folders]:
+    """Two days of recordings: of each lineage and each client the first part, and the rest."""
+    archives: tuple[list[Row], list[Row]] = ([], [])
+    histories: tuple[list[Row], list[Row]] = ([], [])
+    for world in worlds:
+        late: set[str] = set()
+        for row in sorted(world.history.changes, key=lambda row: int(row["ordinal"])):
+            late |= {row["lineage"]} if row["received_us"] > split_us else set()
+            archives[row["lineage"] in late].append(row)
+        for row in sorted(world.history.actions, key=lambda row: int(row["sequence"])):
+            late |= {row["client"]} if row["begin_us"] > split_us else set()
+            histories[row["client"] in late].append(row)
+    return [
+        Folders(
+            write_rows("changes", archives[day], folder / f"archive{day}"),
+            write_rows("actions", histories[day], folder / f"history{day}"),
+        )
+        for day in range(2)
+    ]
+
+
+def _of_items(found: Counter[Expected]) -> Counter[Expected]:
+    return Counter({each: count for each, count in found.items() if each.item is not None})
+
+
+def test_two_days_are_one_audit_in_two_parts(
+    session: SparkSession, worlds: list[Planted], tmp_path: Path
+) -> None:
+    chosen = [world for world in worlds if world.plant not in _TIMELESS][:300]
+    split_us = EPOCH_US + 13_000_000
+    whole = run(session, write(chosen, tmp_path / "whole"))
+    first, second = _days(chosen, tmp_path, split_us)
+    one = run(session, first, as_of_us=split_us - _SETTLE_US)
+    save_state(one.state, str(tmp_path / "state"), HOUR)
+    two = run(session, second, previous=load_state(session, str(tmp_path / "state")))
+    both, together = found_in(one) + found_in(two), found_in(whole)
+    assert sum(found_in(one).values()) > 10
+    assert sum(found_in(two).values()) > 10
+    assert set(both) == set(together)
+    assert _of_items(both) == _of_items(together)
+    histograms = zip(one.summary.staleness, two.summary.staleness, strict=True)
+    assert [sum(pair) for pair in histograms] == list(whole.summary.staleness)
+    for name in ("fills", "changes invalidated"):
+        counts = [each.summary.counts.get(name, 0) for each in (one, two, whole)]
+        assert counts[0] + counts[1] == counts[2], name
+    for result in (one, two, whole):
+        result.close()
+
+
+def test_a_saved_state_of_another_version_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    parquet.write_table(
+        pyarrow.table({"text": ['["version", [99, 1, 1, 1]]']}), _folder(tmp_path / "small") / "0.parquet"
+    )
+    for name in ("rows", "items"):
+        parquet.write_table(pyarrow.table({"h1": [1]}), _folder(tmp_path / name) / "0.parquet")
+    with pytest.raises(FormatError, match="version 99"):
+        load_state(session, str(tmp_path))
+    with pytest.raises(ConfigError, match="no state"):
+        load_state(session, str(tmp_path / "nothing"))
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+# -- a hot key -------------------------------------------------------------------------------------------
+
+
+def test_hits_of_a_hot_key_travel_together_and_are_all_counted(
+    session: SparkSession, worlds: list[Planted], tmp_path: Path
+) -> None:
+    """20,000 hits more of one entry, half of them after it was invalidated."""
+    world = next(world for world in worlds if world.plant == "stale_hit")
+    (expected,) = world.expected
+    before = run(session, write([world], tmp_path / "before"))
+    stale = max(
+        (row for row in world.history.actions if row["action"] == "hit" and row["item"] == expected.item),
+        key=lambda row: int(row["sequence"]),
+    )
+    fresh = next(
+        row
+        for row in world.history.actions
+        if row["action"] == "hit" and row["version"] == stale["version"] and row["node"] == stale["node"]
+    )
+    for _ in range(10_000):
+        world.history.clone(stale)
+        world.history.clone(fresh)
+    folders = write([world], tmp_path / "after")
+    after = run(session, folders)
+    assert found_in(after)[expected] == found_in(before)[expected] + 10_000
+    assert sum(after.summary.staleness) == sum(before.summary.staleness) + 20_000
+    hits = sum(row["item"] == expected.item for row in world.history.actions if row["action"] == "hit")
+    assert after.summary.hot[0] == (stale["item"].decode(), hits)
+    changes, actions = folders.read(session)
+    lineages = {each.name: each for each in read_archive(changes, RULES).lineages.values()}
+    assert encode_actions(actions, lineages).count() < 2_000
+    for result in (before, after):
+        result.close()
+
+
+# -- bad input -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def good(worlds: list[Planted], tmp_path: Path) -> Folders:
+    return write([world for world in worlds if not world.plant][:1], tmp_path)
+
+
+def test_a_truncated_file_is_an_error(session: SparkSession, good: Folders) -> None:
+    path = Path(good.history) / "1.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(FormatError, match="no whole Parquet file"):
+        good.read(session)
+
+
+def test_another_version_is_an_error(session: SparkSession, good: Folders) -> None:
+    path = Path(good.archive) / "1.parquet"
+    table = parquet.read_table(path)
+    parquet.write_table(
+        table.replace_schema_metadata({**table.schema.metadata, VERSION_KEY.encode(): b"99"}), path
+    )
+    with pytest.raises(FormatError, match="version 99"):
+        good.read(session)
+
+
+def test_the_other_kind_of_file_is_an_error(session: SparkSession, good: Folders) -> None:
+    with pytest.raises(FormatError, match="holds actions, where changes were expected"):
+        read_changes(session, good.history)
+
+
+def test_a_column_that_is_missing_is_an_error(session: SparkSession, good: Folders) -> None:
+    path = Path(good.history) / "1.parquet"
+    parquet.write_table(parquet.read_table(path).drop_columns(["floors"]), path)
+    with pytest.raises(FormatError, match="lacks the column floors"):
+        good.read(session)
+
+
+@pytest.mark.parametrize("name", ["empty", "absent"])
+def test_a_folder_without_files_is_an_error(session: SparkSession, tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError):
+        read_changes(session, str(tmp_path / name))
+
+
+def test_an_archive_without_rows_is_an_error(session: SparkSession, good: Folders, tmp_path: Path) -> None:
+    empty = Folders(write_rows("changes", [], tmp_path / "none"), good.history)
+    with pytest.raises(FormatError, match="archive is empty"):
+        run(session, empty)
+
+
+def test_a_history_without_rows_is_not_green(session: SparkSession, good: Folders, tmp_path: Path) -> None:
+    result = run(session, Folders(good.archive, write_rows("actions", [], tmp_path / "none")))
+    assert result.summary.exit_code == verdict.NOT_KNOWN
+    assert result.summary.unknown == {verdict.NO_HISTORY: 1}
+    result.close()
+
+
+def test_a_history_of_another_system_is_unknown(
+    session: SparkSession, worlds: list[Planted], good: Folders, tmp_path: Path
+) -> None:
+    """No archive for its span: not one hit can be judged, and all are counted."""
+    other = next(world for world in worlds[4:] if not world.plant and _hits(world) > 10)
+    result = run(session, Folders(good.archive, write([other], tmp_path / "other").history))
+    assert result.summary.exit_code == verdict.NOT_KNOWN
+    assert result.summary.unknown[verdict.NO_POSITION] >= _hits(other)
+    assert sum(result.summary.staleness) == 0
+    result.close()
+
+
+def _hits(world: Planted) -> int:
+    return sum(row["action"] == "hit" for row in world.history.actions)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("gtid", "nonsense", "GTID that cannot be read"),
+        ("action", "guess", "'guess'"),
+        ("item", None, "names no item"),
+    ],
+)
+def test_rows_that_cannot_be_understood_are_an_error(
+    session: SparkSession, worlds: list[Planted], tmp_path: Path, column: str, value: Any, what: str
+) -> None:
+    world = next(world for world in worlds if not world.plant and _hits(world))
+    changes, actions = (
+        [dict(row) for row in rows] for rows in (world.history.changes, world.history.actions)
+    )
+    rows = changes if column == "gtid" else [row for row in actions if row["action"] == "hit"]
+    rows[-1][column] = value
+    folders = Folders(
+        write_rows("changes", changes, tmp_path / "archive"),
+        write_rows("actions", actions, tmp_path / "history"),
+    )
+    with pytest.raises(FormatError, match=what):
+        run(session, folders)
+
+
+def test_schemas_are_those_of_the_history(session: SparkSession, good: Folders) -> None:
+    """What writers and readers share is one list of columns."""
+    for kind, frame in zip(("changes", "actions"), good.read(session), strict=True):
+        assert frame.columns == arrow_schema(kind).names
+
+
+# -- the command -----------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_its_report(
+    session: SparkSession, worlds: list[Planted], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [world for world in worlds if world.plant in ("", "stale_hit", "archive_gap")][:20]
+    folders = write(chosen, tmp_path)
+    options = [
+        "--archive",
+        folders.archive,
+        "--history",
+        folders.history,
+        "--report",
+        str(tmp_path / "out"),
+        "--json",
+    ]
+    options += ["--as-of", "2027-01-01T00:00:00Z", "--save-state", str(tmp_path / "state")]
+    assert job.main(options, session) == verdict.STALE_DATA
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "out/summary.json").read_text())
+    assert {each["kind"] for each in printed["found"]} == {"stale_hit", "archive_gap"}
+    assert session.read.parquet(str(tmp_path / "out/violations")).count() == len(
+        {each for world in chosen for each in world.expected}
+    )
+    page = (tmp_path / "out/report.html").read_text()
+    assert "<svg" in page
+    assert "stale hit" in page
+    assert load_state(session, str(tmp_path / "state")).archive.lineages
+
+
+def test_the_command_tells_mistakes_without_a_traceback(
+    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--archive",
+        str(tmp_path / "a"),
+        "--history",
+        str(tmp_path / "b"),
+        "--report",
+        str(tmp_path / "out"),
+    ]
+    assert job.main(options, session) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_help_needs_no_session() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "spark.audit", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--save-state" in done.stdout
