@@ -239,12 +239,15 @@ def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_
     ttl_seconds = context.fill_lease_ttl_seconds
     if view is None:
         return [Get(entry.lookup.item, ttl_seconds) for entry in entries]
-    ring = context.ring
     requests: list[Request] = []
+    policy: ObjectPolicy | None = None
     for entry in entries:
         lookup = entry.lookup
-        is_refused = view.find_refusal(lookup.policy, ring) is not None
-        requests.append(Get(lookup.item, 0 if is_refused else ttl_seconds))
+        if lookup.policy is not policy:  # the keys of one call mostly share it
+            policy = lookup.policy
+            is_refused = view.find_refusal(policy, context.ring) is not None
+            ttl_seconds = 0 if is_refused else context.fill_lease_ttl_seconds
+        requests.append(Get(lookup.item, ttl_seconds))
     return requests
 
 
@@ -281,12 +284,16 @@ def _judge(
     """(entries that can never be a hit again, what ``on_stale = "serve"`` may serve all the same)."""
     dead: list[_Pending] = []
     stale: list[tuple[_Pending, Item]] = []
-    ring = context.ring
+    policy: ObjectPolicy | None = None
+    closed: ReadOutcome | None = None
+    lives = view.lives
     for entry, reply in zip(entries, replies, strict=False):
         lookup = entry.lookup
-        policy = lookup.policy
-        refusal = view.find_refusal(policy, ring)
-        entry.refusal, entry.lives, entry.is_waiting = refusal, view.lives, False
+        if lookup.policy is not policy:
+            policy = lookup.policy
+            closed = view.find_refusal(policy, context.ring)
+        refusal = closed
+        entry.refusal, entry.lives, entry.is_waiting = refusal, lives, False
         if not isinstance(reply, Item):
             entry.refusal = refusal or ReadOutcome.LOST_RACE  # absent although a stub was asked for: no fill
         elif reply.value == STUB:
