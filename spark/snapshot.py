@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import sys
@@ -60,8 +61,14 @@ POLL_SECONDS: Final = 1.0
 ROUNDS_MAX: Final = 100
 """Rounds of stream and dump in one run; a table that is changed as a whole in each of them would go on for ever."""
 
+STARTS_MAX: Final = 3
+"""How often the stream is started when Spark itself fails: on a busy machine its Python processes start too late."""
+
 GENERATIONS_KEPT: Final = 2
 """The published one and the one before it, for those that read it."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -292,11 +299,17 @@ class Snapshot:
         writer = frame.writeStream.foreachBatch(take).option(
             "checkpointLocation", str(self.out / "checkpoint")
         )
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        for left in reversed(range(STARTS_MAX)):
+            query = writer.trigger(availableNow=True).start()
+            try:
+                query.awaitTermination()
+                break
+            except PySparkException as error:
+                if not left or find_failure(error) is not None:
+                    raise
+                log.warning("the stream is started again: %s", error)
+            finally:
+                query.stop()
         self._publish(state)
 
     def _apply(self, state: CopyState, batch: DataFrame, number: int) -> None:
