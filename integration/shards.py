@@ -37,7 +37,9 @@ FUNCTION: Final = "hash"
 BATCH_ROWS: Final = 500
 SERVERS_PER_SHARD_MAX: Final = 10
 WRITES_MAX: Final = 200_000
-BREATH_SECONDS: Final = 0.0005
+BREATH_SECONDS: Final = 0.005
+"""Between two writes: room for who wants to pause the writer, and for everybody else on a small machine."""
+
 READ_ONLY_ERRORS: Final = frozenset((1290, 1792, 1836))
 """ER_OPTION_PREVENTS_STATEMENT, ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION, ER_READ_ONLY_MODE: nothing was written."""
 
@@ -253,7 +255,7 @@ class Writer(threading.Thread):
                 with self._pause:
                     self._write()
                     self.writes += 1
-                time.sleep(BREATH_SECONDS)  # or who wants to pause it would wait for the lock for ever
+                time.sleep(BREATH_SECONDS)
             raise ServerFailed(f"nobody stopped the writer within {WRITES_MAX} writes")
         except BaseException as error:  # noqa: BLE001 - raised again in stop() and wait_for()
             self.error = error

@@ -403,7 +403,10 @@ def test_every_row_change_comes_once_over_reshards_crashes_and_purges(flavor: Fl
                 wait_for_hits(cache, name, CUSTOMERS, made.describe)
         finally:
             cache.close()
-        assert made.assert_none_stale(router.shards, writer) >= 2 * len(CUSTOMERS)
+        wait_until(
+            lambda: made.assert_none_stale(router.shards, writer) >= 2 * len(CUSTOMERS),
+            "all are there and may be served",
+        )
 
 
 # -- history that is gone --------------------------------------------------------------------------------------------
