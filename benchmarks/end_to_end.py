@@ -90,6 +90,8 @@ def _stream(server: DatabaseServer, log: Log) -> Iterator[Any]:
         server_id=0x7000_0000 + os.getpid() % 0x100_0000,
         log_file=log.file,
         log_pos=4,
+        # On MariaDB the library passes over the file and the place in it.
+        auto_position=str(log.start) if server.flavor == "mariadb" else None,
         resume_stream=True,
         blocking=False,
         only_events=ROW_EVENTS,
@@ -113,6 +115,7 @@ def _loop(server: DatabaseServer, log: Log) -> float:
         started = time.perf_counter()
         done = 0
         for event in stream:
+            assert stream.log_file == log.file, f"it reads {stream.log_file} and not {log.file}"
             tombstone = f"{stream.log_file}:{stream.log_pos}".encode()
             for row in event.rows:
                 for image in ("values", "before_values", "after_values"):
