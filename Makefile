@@ -61,8 +61,7 @@ integration: servers ## the tests on real servers
 
 .PHONY: spark
 spark: setup ## the Spark jobs' tests
-	@$(BIN)/python -m pytest tests/unit/test_spark_audit.py tests/unit/test_audit.py tests/unit/test_audit_worlds.py \
-		integration/test_spark_audit.py integration/test_audit.py $(ARGS)
+	@$(BIN)/python -m pytest $(sort $(wildcard $(foreach folder,tests/unit integration,$(folder)/test_spark_*.py $(folder)/test_*audit*.py))) $(ARGS)
 
 .PHONY: sim
 sim: venv ## the simulator: seeds, schedules, exhaustive worlds
