@@ -1,5 +1,5 @@
-"""The invalidator reads the binlog of a replica: heartbeats come back, entries fill, changes arrive; and a replica that
-stops is left for the primary."""
+"""The invalidator reads the binlog of a replica: heartbeats come back, entries fill, changes arrive; and a replica
+that stops is left for the primary."""
 
 from __future__ import annotations
 
