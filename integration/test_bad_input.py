@@ -446,7 +446,7 @@ def test_a_token_of_another_flavor(pair: Pair, tmp_path: Path) -> None:
     cache = Cache.open(config_for(tmp_path, pair.primary))
     other = "mysql" if pair.primary.flavor == "mariadb" else "mariadb"
     token = EventToken("shop/-", "-", 1, 0, empty_position(other))
-    with pytest.raises(FlavorMismatch, match=f"a token of {other}.*which is {pair.primary.flavor}"):
+    with pytest.raises(FlavorMismatch, match=f"a token of {other}.*which has those of {pair.primary.flavor}"):
         cache.database().query("SELECT 1", compare_event_token=token)
     wait_until(
         lambda: cache.database().query("SELECT 1 AS one").rows == [{"one": 1}], "the connection still works"

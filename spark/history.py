@@ -71,10 +71,10 @@ def _check(file: str, kind: str, version: int, columns: Sequence[str]) -> str:
     """What is wrong with a file; "" for nothing."""
     filesystem, path = fs.FileSystem.from_uri(file)
     try:
-        found = parquet.read_schema(path, filesystem=filesystem)
+        footer = parquet.read_metadata(path, filesystem=filesystem)
     except (pyarrow.ArrowException, OSError) as error:
         return f"{path} is no whole Parquet file: {error}"
-    metadata = found.metadata or {}
+    metadata = footer.metadata or {}
     is_kind, is_version = (metadata.get(key.encode(), b"").decode() for key in (KIND_KEY, VERSION_KEY))
     if is_kind != kind:
         return f"{path} holds {is_kind or 'something that is not named'}, where {kind} were expected"
@@ -82,5 +82,6 @@ def _check(file: str, kind: str, version: int, columns: Sequence[str]) -> str:
         return (
             f"{path} has version {is_version or 'unknown'} of recorded {kind}, this program reads {version}"
         )
-    missing = [name for name in columns if name not in found.names]
+    found = footer.schema.to_arrow_schema().names
+    missing = [name for name in columns if name not in found]
     return f"{path} lacks the column {missing[0]}" if missing else ""
