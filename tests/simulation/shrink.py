@@ -88,7 +88,7 @@ def _smaller(options: Options, steps: int, is_lively: bool) -> Iterator[Options]
     for fault in sorted(options.faults):
         yield replace(options, faults=options.faults - {fault})
     for name in _COUNTS:
-        if getattr(options, name) > 1:
+        if getattr(options, name) > 1 and not (name == "shards" and options.reshard):
             yield _with(options, name, 1)
     for name in _PLAIN:
         if getattr(options, name) != getattr(_SMALLEST, name):
