@@ -173,7 +173,7 @@ def audit(
     state = State(
         rows=rows,
         pending=pending,
-        items=_name_items(pending, changes, before),
+        items=_name_items(pending, changes, actions, rules.as_of_us, before),
         archive=archive,
         known=known,
         names=names,
@@ -186,14 +186,17 @@ def audit(
     return Audit(summary, named, state, (published, found, named))
 
 
-def _name_items(pending: DataFrame, changes: DataFrame, before: DataFrame | None) -> DataFrame:
-    """(h1, h2, item) of what is pending."""
+def _name_items(
+    pending: DataFrame, changes: DataFrame, actions: DataFrame, as_of_us: int, before: DataFrame | None
+) -> DataFrame:
+    """(h1, h2, item) of what is pending, and of actions that are judged next time: their records are here only."""
     item = F.col("item")
-    now = changes.select(F.explode("items").alias("item")).select(
-        F.xxhash64(item).alias("h1"), F.hash(item).alias("h2"), "item"
-    )
+    hashed = F.xxhash64(item).alias("h1"), F.hash(item).alias("h2"), item
+    now = changes.select(F.explode("items").alias("item")).select(*hashed)
     known = now if before is None else now.unionByName(before)
-    return known.join(pending, ["h1", "h2"], "left_semi").dropDuplicates(["h1", "h2"])
+    open_items = known.join(pending, ["h1", "h2"], "left_semi")
+    late = actions.where((F.col("end_us") > as_of_us) & item.isNotNull()).select(*hashed)
+    return open_items.unionByName(late).dropDuplicates(["h1", "h2"])
 
 
 def _collect_raises(changes: DataFrame, previous: State | None) -> frozenset[tuple[int, str, int]]:
