@@ -80,7 +80,8 @@ class CopyColumn:
         if isinstance(self.type, StringType):
             return str(value)
         if isinstance(self.type, BinaryType):
-            return bytes(value).ljust(self.length, b"\0")
+            # An empty one comes from the log as text
+            return (value.encode() if isinstance(value, str) else bytes(value)).ljust(self.length, b"\0")
         if isinstance(self.type, DecimalType):
             return Decimal(value)
         if isinstance(self.type, LongType):

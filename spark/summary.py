@@ -230,7 +230,9 @@ def _count(violations: DataFrame) -> list[Found]:
 
 
 def _examples(violations: DataFrame) -> list[dict[str, Any]]:
-    order = Window.partitionBy("kind").orderBy(F.desc("longest_us"), F.desc("count"), "item", "version")
+    order = Window.partitionBy("kind").orderBy(
+        F.desc("longest_us"), F.desc("count"), "item", "version", "first_us", "clients", "evidence"
+    )
     first = violations.withColumn("rank", F.row_number().over(order)).where(
         F.col("rank") <= EXAMPLES_PER_KIND
     )
