@@ -30,6 +30,7 @@ from integration.harness import (
 )
 from integration.servers import Pair
 from integration.test_stream_service import find_free_port
+from invalidator.archive import find_resume
 from spark import invalidate
 from spark.keeper import Keeper
 from spark.session import open_session
@@ -216,6 +217,8 @@ def test_the_archive_through_the_job_gives_the_same_cache(
 ) -> None:
     arguments = ["--config", str(config.path), "--archive", str(tmp_path / "archive"), "--once", "--json"]
     arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--since", "first"]
+    # It begins a moment after the invalidator has made its table, and what was before that it does not have
+    wait_until(lambda: find_resume(tmp_path / "archive", "shop"), "the archive has begun", system.describe)
     change(system)
     system.settle()
     head = head_of(system)
