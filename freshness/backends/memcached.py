@@ -20,15 +20,26 @@ from typing import Final
 from pymemcache.client.base import Client
 
 from freshness.backend import lifetime_seconds
-from freshness.backends.meta import Plan, ProtocolError, ReplyReader, Stats, decode_flow, encode_flow
+from freshness.backends.meta import (
+    FENCE,
+    Plan,
+    ProtocolError,
+    ReplyReader,
+    Stats,
+    decode_flow,
+    encode_flow,
+    encode_mark_range,
+    plan_marks,
+)
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
-from freshness.request import Reply, Request, StorageReport
+from freshness.request import Marks, Reply, Request, StorageReport
 
 OLDEST_VERSION: Final = (1, 6, 13)
 """Meta commands are final since 1.6.10; ``md`` ignores its C flag before 1.6.13, so that a conditional delete
 would remove what it did not see."""
 
 RECEIVE_BYTES: Final = 16_384
+MARKS_PER_WRITE: Final = 500
 RECEIVE_MORE_BYTES: Final = 262_144
 TLS_RECORD_BYTES: Final = 16_384
 """The most that a TLS record holds, and that memcached reads at once; see `_pack_records`."""
@@ -104,6 +115,9 @@ class MemcachedNode:
     def send(self, requests: Sequence[Request]) -> None:
         if self._plan is not None:
             self.close()  # answers that nobody received must not be taken for the ones to come
+        if type(requests) is Marks and len(requests.keys) > MARKS_PER_WRITE and not self._is_tls:
+            self._send_marks(requests)
+            return
         commands, plan = encode_flow(requests, self._connections)
         try:
             connected = self._socket
@@ -113,6 +127,21 @@ class MemcachedNode:
             self._plan = plan
             if commands:
                 self._write(connected, commands)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _send_marks(self, marks: Marks) -> None:
+        """Thousands of them are encoded piece by piece: the server works on one while the next is made."""
+        plan = plan_marks(marks, 0)  # before anything is sent; no version is in question
+        try:
+            connected = self._socket or self._open()
+            self._plan = plan
+            count = len(marks.keys)
+            for start in range(0, count, MARKS_PER_WRITE):
+                commands = encode_mark_range(marks, start, min(start + MARKS_PER_WRITE, count))
+                self._write(connected, commands)
+            self._write(connected, [FENCE])
         except BaseException as error:
             self._fail(error)
             raise
@@ -272,7 +301,7 @@ class MemcachedNode:
                     if not watch.poll(self._timeout_seconds * 1000):
                         raise TimeoutError
         connected.settimeout(None if self._waits_in_kernel else self._timeout_seconds)
-        self._received = b"".join(received)
+        self._received += b"".join(received)
 
     # -- storage ---------------------------------------------------------------------------------------
 

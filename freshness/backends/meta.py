@@ -24,7 +24,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
-from freshness.backend import check_key, is_key, lifetime_seconds
+from freshness.backend import KEY_BYTES_MAX, check_key, is_key, lifetime_seconds
 from freshness.request import (
     CONFLICT,
     DONE,
@@ -185,20 +185,34 @@ def _get_flags(vivify_ttl_seconds: int) -> bytes:
 
 def _encode_marks(marks: Marks, versions_from: int) -> tuple[list[bytes], Plan]:
     """As `encode_flow` encodes the same requests one by one."""
+    plan = plan_marks(marks, versions_from)
+    count = len(marks.keys)
+    return ([*encode_mark_range(marks, 0, count), FENCE] if count else []), plan
+
+
+def plan_marks(marks: Marks, versions_from: int) -> Plan:
+    """How the answer to all of them is to be read, a `FENCE` behind them. Raises `FormatError` as `encode_flow`."""
+    lifetime_seconds(marks.ttl_seconds)
+    count = len(marks.keys)
+    markers = [key + marks.suffix for key in marks.keys]
+    if count and not _are_keys(b"\n".join(markers)):
+        for marker in markers:
+            check_key(marker)
+    awaited = [(ReplyKind.FENCE, 2 * count)] if count else []
+    return Plan(marks, [STORED, DONE] * count, awaited, versions_from, _ADD_OUTCOMES)
+
+
+def encode_mark_range(marks: Marks, start: int, end: int) -> list[bytes]:
+    """The commands of some of them, for keys that `plan_marks` has looked at."""
     lifetime = lifetime_seconds(marks.ttl_seconds)
     suffix = marks.suffix
-    parts: list[bytes] = []
-    index = 0
-    for key, value in zip(marks.keys, marks.tombstones, strict=True):
-        marker = key + suffix
-        if not is_key(marker):
-            check_key(marker)
-        parts.append(
-            b"ms %b %d T%d ME q O%d\r\n%b\r\ndelete %b noreply\r\n"
-            % (marker, len(value), lifetime, index, value, key)
+    return [
+        b"ms %b%b %d T%d ME q O%d\r\n%b\r\ndelete %b noreply\r\n"
+        % (key, suffix, len(value), lifetime, 2 * place, value, key)
+        for place, key, value in zip(
+            range(start, end), marks.keys[start:end], marks.tombstones[start:end], strict=True
         )
-        index += 2
-    return _fenced(marks, parts, index, versions_from, _ADD_OUTCOMES)
+    ]
 
 
 def _encode_merges(merges: Merges, versions_from: int) -> tuple[list[bytes], Plan]:
@@ -220,23 +234,10 @@ def _encode_merges(merges: Merges, versions_from: int) -> tuple[list[bytes], Pla
             % (marker, len(value), lifetime, version - versions_from, index, value, key)
         )
         index += 2
-    return _fenced(merges, parts, index, versions_from, _CAS_OUTCOMES)
-
-
-def _fenced(
-    requests: Marks | Merges,
-    parts: list[bytes],
-    count: int,
-    versions_from: int,
-    outcomes: Mapping[bytes, Reply],
-) -> tuple[list[bytes], Plan]:
-    """A run of quiet pairs and the plan for it."""
-    if not parts:
-        return [], Plan(requests, [], [], versions_from, outcomes)
-    parts.append(FENCE)
-    return parts, Plan(
-        requests, [STORED, DONE] * (count // 2), [(ReplyKind.FENCE, count)], versions_from, outcomes
-    )
+    if parts:
+        parts.append(FENCE)
+    awaited = [(ReplyKind.FENCE, index)] if parts else []
+    return parts, Plan(merges, [STORED, DONE] * (index // 2), awaited, versions_from, _CAS_OUTCOMES)
 
 
 def _encode_spoken(
@@ -269,6 +270,10 @@ def _encode_spoken(
 
 _ADD_OUTCOMES: Final[Mapping[bytes, Reply]] = {b"NS": CONFLICT}
 _CAS_OUTCOMES: Final[Mapping[bytes, Reply]] = {b"EX": CONFLICT, b"NF": MISSING}
+_are_keys: Final = re.compile(
+    rb"[!-~\x80-\xff]{1,%d}(?:\n[!-~\x80-\xff]{1,%d})*" % (KEY_BYTES_MAX, KEY_BYTES_MAX)
+).fullmatch
+"""Truthy for keys, one a line, that `is_key` takes all."""
 _match_outcome: Final = re.compile(rb"(NS|EX|NF) O([0-9]{1,10})").fullmatch
 _match_outcomes: Final = re.compile(rb"(?:(?:NS|EX|NF) O[0-9]{1,10}\r\n)+").match
 _find_outcomes: Final = re.compile(rb"(NS|EX|NF) O([0-9]+)\r\n").findall
