@@ -35,8 +35,9 @@ from freshness.archive_file import (
     format_name,
     hash_lineage,
 )
+from freshness.backends.arrow import make_schema
 from freshness.errors import ConfigError, FormatError, StreamStopped
-from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY, Column
+from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.json_value import to_json_row
 from freshness.keyfinder import KeyFinder
 from freshness.position import empty_position
@@ -55,7 +56,6 @@ __all__ = [
     "RotationPolicy",
     "find_files",
     "find_resume",
-    "make_schema",
     "read_metadata",
 ]
 
@@ -67,23 +67,7 @@ FILE_ROWS_MAX: Final = 1_000_000
 ROW_BYTES: Final = 200
 """What a row takes beside its texts, for the bounds above."""
 
-_ARROW: Final[Mapping[str, pa.DataType]] = {
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "int64": pa.int64(),
-    "int32": pa.int32(),
-    "bool": pa.bool_(),
-    "list<binary>": pa.list_(pa.binary()),
-    "list<string>": pa.list_(pa.string()),
-}
-
 log = logging.getLogger(__name__)
-
-
-def make_schema(columns: Sequence[Column], kind: str, version: int) -> pa.Schema:
-    """Arrow's form of columns of `freshness.history`, with kind and version in the metadata."""
-    fields = [pa.field(column.name, _ARROW[column.type], column.nullable) for column in columns]
-    return pa.schema(fields, {KIND_KEY: kind, VERSION_KEY: str(version)})
 
 
 SCHEMA: Final = make_schema(CHANGES, KIND, CHANGES_VERSION)

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +25,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freshness import __version__
+from freshness.backends.arrow import make_schema
 from freshness.backends.codec import DIGEST_BYTES, decode_value, row_digest
 from freshness.errors import FormatError
-from freshness.history import ACTIONS, ACTIONS_VERSION, KIND_KEY, VERSION_KEY, Column
+from freshness.history import ACTIONS, ACTIONS_VERSION
 from freshness.witness import Action
 
 log = logging.getLogger(__name__)
@@ -41,23 +42,6 @@ WRITE_SECONDS: Final = 0.5
 STOP_SECONDS: Final = 10.0
 UNFINISHED: Final = ".unfinished"
 SAMPLE_SPACE: Final = 1 << 32
-
-_ARROW: Final[Mapping[str, pa.DataType]] = {
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "int64": pa.int64(),
-    "int32": pa.int32(),
-    "bool": pa.bool_(),
-    "list<binary>": pa.list_(pa.binary()),
-    "list<string>": pa.list_(pa.string()),
-}
-
-
-def make_schema(columns: Sequence[Column], kind: str, version: int) -> pa.Schema:
-    """Arrow's form of columns of `freshness.history`, with kind and version in the metadata."""
-    fields = [pa.field(column.name, _ARROW[column.type], column.nullable) for column in columns]
-    return pa.schema(fields, {KIND_KEY: kind, VERSION_KEY: str(version)})
-
 
 SCHEMA: Final = make_schema(ACTIONS, KIND, ACTIONS_VERSION)
 

@@ -17,10 +17,11 @@ import pyarrow
 from pyarrow import parquet
 
 from freshness import apply
+from freshness.backends.arrow import make_schema
 from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB, Filled, NodeRecord
 from freshness.errors import FormatError, NodeUnavailable
-from freshness.history import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION
 from freshness.read import Lookup, Read
 from freshness.request import Add, Cas, Get, Item, Reply, Request, Stored
 from freshness.rule import ReadOutcome
@@ -382,22 +383,11 @@ def record(seed: int, name: str = "") -> History:
 
 # -- files -----------------------------------------------------------------------------------------------
 
-_ARROW: Final = {
-    "string": pyarrow.string(),
-    "binary": pyarrow.binary(),
-    "int64": pyarrow.int64(),
-    "int32": pyarrow.int32(),
-    "bool": pyarrow.bool_(),
-    "list<binary>": pyarrow.list_(pyarrow.binary()),
-    "list<string>": pyarrow.list_(pyarrow.string()),
-}
-
 
 def arrow_schema(kind: str) -> pyarrow.Schema:
     """The schema of files of ``kind``, "changes" or "actions", with the metadata that readers demand."""
     columns, version = (CHANGES, CHANGES_VERSION) if kind == "changes" else (ACTIONS, ACTIONS_VERSION)
-    fields = [pyarrow.field(each.name, _ARROW[each.type], nullable=each.nullable) for each in columns]
-    return pyarrow.schema(fields, {KIND_KEY: kind, VERSION_KEY: str(version)})
+    return make_schema(columns, kind, version)
 
 
 def write_rows(kind: str, rows: Sequence[Row], folder: Path, files: int = 2) -> str:
