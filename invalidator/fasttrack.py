@@ -119,10 +119,11 @@ class FastTrack:
         place, count = 0, len(packets)
         while place < count:
             # Most of what comes is this.
-            taken = self._stage == _IDLE and self._take_whole(packets, place)
-            if not taken:
+            after = self._take_usual(packets, place) if self._stage == _IDLE else place
+            if after == place:
                 self._take(packets[place])
-            place += taken or 1
+                after += 1
+            place = after
 
     def _take(self, packet: bytes) -> None:
         verify(packet, has_checksum=self.has_checksum)
@@ -160,41 +161,48 @@ class FastTrack:
         if self._assembler.is_idle:
             self._reset()
 
-    def _take_whole(self, packets: Sequence[bytes], place: int) -> int:
-        """A transaction of one row event, which is most of them, without holding anything. How many packets it
-        took: 0 where it is another transaction or anything else, and then nothing has happened."""
-        end = place + self._usual_packets
-        if end > len(packets):
-            return 0
-        gtid, commit, rows, table_map = packets[place], packets[end - 1], packets[end - 2], packets[end - 3]
-        # MariaDB has no BEGIN, and this is the GTID again.
-        begin = packets[end - 4]
-        try:
-            is_usual = (
-                commit[5] == events.XID
-                and rows[5] in _ROWS
-                and table_map[5] == events.TABLE_MAP
-                and gtid[5] == self._gtid_kind
-                and rows[_BODY + 6] & STATEMENT_END
-                and len(rows) <= HELD_BYTES_MAX
-                and (begin is gtid or self._is_begin(begin))
-            )
-        except IndexError:
-            return 0
-        if not (is_usual and self._are_whole(gtid, begin, table_map, rows, commit)):
-            return 0
-        body = table_map[_BODY : len(table_map) - self._trailer_bytes]
-        table = self._find_table(body)
-        if table is None or rows[_BODY : _BODY + 6] != body[:6]:
-            return 0
-        items = self._read_items(table, rows)
-        if items is None or len(items) > self._items_max:
-            return 0
-        start = self._read_gtid(gtid)
-        if start is None:
-            return 0
-        self._finish(start[0], start[1], items, len(rows))
-        return self._usual_packets
+    def _take_usual(self, packets: Sequence[bytes], place: int) -> int:
+        """Transactions of one row event, one behind the other, without holding anything. The place behind them: of
+        the first packet of what is another transaction or anything else, with which nothing has happened yet."""
+        count, trailer, kind_of_gtid = self._usual_packets, self._trailer_bytes, self._gtid_kind
+        last = len(packets) - count
+        body = head = b""
+        table: KeyedTable | None = None
+        while place <= last:
+            gtid, commit = packets[place], packets[place + count - 1]
+            table_map, rows = packets[place + count - 3], packets[place + count - 2]
+            # MariaDB has no BEGIN, and this is the GTID again.
+            begin = packets[place + count - 4]
+            try:
+                is_usual = (
+                    commit[5] == events.XID
+                    and rows[5] in _ROWS
+                    and table_map[5] == events.TABLE_MAP
+                    and gtid[5] == kind_of_gtid
+                    and rows[_BODY + 6] & STATEMENT_END
+                    and len(rows) <= HELD_BYTES_MAX
+                    and (begin is gtid or self._is_begin(begin))
+                )
+            except IndexError:
+                break
+            if not (is_usual and self._are_whole(gtid, begin, table_map, rows, commit)):
+                break
+            if table is None or table_map[_BODY : len(table_map) - trailer] != body:
+                body = table_map[_BODY : len(table_map) - trailer]
+                table, head = self._find_table(body), body[:6]
+                if table is None:
+                    break
+            if not rows.startswith(head, _BODY):
+                break
+            items = self._read_items(table, rows)
+            if items is None or len(items) > self._items_max:
+                break
+            start = self._read_gtid(gtid)
+            if start is None:
+                break
+            self._finish(start[0], start[1], items, len(rows))
+            place += count
+        return place
 
     def _are_whole(self, gtid: bytes, begin: bytes, table_map: bytes, rows: bytes, commit: bytes) -> bool:
         """Whether all have their right checksum, or length where there are none."""
@@ -235,7 +243,7 @@ class FastTrack:
             if len(self._sources) >= SOURCES_KEPT_MAX:
                 self._sources.clear()
             source = self._sources[packet[21:37]] = str(uuid.UUID(bytes=packet[21:37]))
-        timestamp_us = int.from_bytes(packet[62:69], "little")
+        timestamp_us = _u8(packet, 61)[0] >> 8  # seven bytes
         if timestamp_us >> 55:
             if len(packet) - self._trailer_bytes < _BODY + 56:
                 return None

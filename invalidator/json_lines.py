@@ -287,8 +287,7 @@ def make_message(
 
     ``raised``: reason by table.
     """
-    transaction = replace(
-        head.transaction,
+    transaction = head.transaction._replace(
         changes=tuple(changes),
         raised_tables=frozenset(raised),
         heartbeats=tuple(heartbeats),
@@ -365,7 +364,7 @@ class LineReader:
             del self._open[place]
             message = current.take(is_last=True)
             vector = None if line.resume is None else ResumeVector.parse(line.resume)
-            transaction = replace(message.transaction, is_prepared=line.prepared)
+            transaction = message.transaction._replace(is_prepared=line.prepared)
             return [replace(message, transaction=transaction, resume=vector.tokens if vector else {})]
         if len(current.changes) >= PIECE_ROWS_MAX:
             return [current.take(is_last=False)]

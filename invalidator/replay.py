@@ -149,8 +149,7 @@ def _transactions(messages: Iterator[StreamMessage]) -> Iterator[tuple[int, Tran
             kept = tuple(change for change in changes if change.table not in raised)
             yield (
                 message.token.epoch,
-                replace(
-                    transaction,
+                transaction._replace(
                     changes=kept,
                     raised_tables=frozenset(raised),
                     reasons=tuple(dict.fromkeys(reasons)),

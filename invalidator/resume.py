@@ -203,6 +203,6 @@ class Deduplicator:
         changes = message.transaction.changes[len(rows) - new :]
         return replace(
             message,
-            transaction=replace(message.transaction, changes=changes),
+            transaction=message.transaction._replace(changes=changes),
             row_numbers=tuple(rows)[len(rows) - new :],
         )

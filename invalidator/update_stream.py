@@ -436,7 +436,7 @@ class RowFilter:
                 numbers.append(number)
         added = tuple(reasons)[:REASONS_ADDED_MAX]
         return (
-            replace(transaction, changes=tuple(changes), reasons=(*transaction.reasons, *added)),
+            transaction._replace(changes=tuple(changes), reasons=(*transaction.reasons, *added)),
             tuple(numbers),
         )
 

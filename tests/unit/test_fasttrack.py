@@ -8,7 +8,6 @@ import sys
 import uuid
 import zlib
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, cast
 
 import pytest
@@ -267,10 +266,7 @@ def test_a_transaction_of_keys_is_what_the_constructor_makes() -> None:
     position = MysqlGtidSet.of(str(SID), 5)
     made = keyed_transaction(position, 7, (b"a",), 9)
     expected = Transaction(position, 7, items=(b"a",), size_bytes=9)
-    assert [getattr(made, each.name) for each in fields(made)] == [
-        getattr(expected, each.name) for each in fields(expected)
-    ]
-    assert (made, hash(made)) == (expected, hash(expected))
+    assert (type(made), made, hash(made)) == (Transaction, expected, hash(expected))
 
 
 # -- compressed events ------------------------------------------------------------------------------------

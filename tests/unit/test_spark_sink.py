@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -364,7 +363,7 @@ def test_a_batch_that_took_too_long_is_not_acknowledged(world: World) -> None:
 def test_nodes_open_on_an_own_heartbeat_alone_and_close_without(world: World) -> None:
     world.run((transaction(11, update(1)),), FIRST)
     assert not world.record(NODES[0]).is_open, "nothing of our own came back"
-    world.run((replace(beat(12, 1), heartbeats=(Heartbeat("another", 1, 1, 1, 1),)),), 11)
+    world.run((beat(12, 1)._replace(heartbeats=(Heartbeat("another", 1, 1, 1, 1),)),), 11)
     assert not world.record(NODES[0]).is_open, "another's says nothing of this stream"
     world.run((world.beat(13, 1),), 12)
     assert world.record(NODES[0]).is_open

@@ -505,7 +505,7 @@ def test_many_rows_and_many_bytes_fill_the_buffer_too(
     servers = Servers.of("a")
     changes = [insert(number) for number in range(rows)]
     servers.logs["a"].add(
-        *(replace(transaction("a", number, *changes), size_bytes=size_bytes) for number in range(1, 51))
+        *(transaction("a", number, *changes)._replace(size_bytes=size_bytes) for number in range(1, 51))
     )
     with streaming(servers, BEGINNING) as stream:
         read(stream, 1)
