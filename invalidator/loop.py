@@ -26,6 +26,8 @@ POLL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 1.0
 """Pause before the stream is opened again after a failure."""
 
+RETRY_STEPS: Final = 4
+
 HISTORY_CONFIRM_SECONDS: Final = 15.0
 """How long a primary may lack what was streamed from it before its history counts as lost. A transaction is
 streamed before the primary shows it, with semi-synchronous replication by up to its time-out (F57)."""
@@ -153,5 +155,7 @@ def _pause(shard: ShardInvalidator, observer: LoopObserver, error: FreshnessErro
     """Wait before the next try. Leases are kept, or closed, as the age of the own heartbeat demands."""
     observer.failed(error)
     log.warning("%s; next try in %.0f s", error, RETRY_SECONDS)
-    yield Wait(RETRY_SECONDS)
-    yield from shard.renew()
+    for _ in range(RETRY_STEPS):
+        # The shortest lease lasts hardly longer than the whole pause.
+        yield Wait(RETRY_SECONDS / RETRY_STEPS)
+        yield from shard.renew()

@@ -13,7 +13,7 @@ from freshness.apply import INSPECT_SECONDS
 from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
 from freshness.errors import FormatError
-from freshness.position import MysqlGtidSet, Position
+from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.read import Lookup, Read
 from freshness.request import Add, Cas, Delete, Get, InspectStorage, Item, Reply, Request, Stored
 from freshness.rule import ReadOutcome
@@ -60,11 +60,22 @@ class Violation(AssertionError):
 
 
 @dataclass(slots=True)
+class LostTombstone:
+    """Something that the node lost and counted. ``owed``: what the floor must hold, or the life end for it;
+    ``acknowledged``: the part of it that was acknowledged when it was lost, so that nobody need send it again."""
+
+    at: float
+    key: bytes
+    owed: Position
+    acknowledged: Position
+
+
+@dataclass(slots=True)
 class Life:
     """What was published in one life of one node, for one lineage.
 
     ``scanned``: how much of the log is known to be acknowledged without a gap. ``is_damaged``: it lost what it must
-    not, and nobody may have noticed yet. ``lost``: tombstones that it lost and counted, and when.
+    not, and nobody may have noticed yet. ``lost``: tombstones that it lost and counted.
     """
 
     acknowledged: Position = NOTHING
@@ -75,7 +86,7 @@ class Life:
     scanned: int = 0
     is_damaged: bool = False
     ended_at: float | None = None
-    lost: list[tuple[float, Position]] = field(default_factory=list)
+    lost: list[LostTombstone] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -131,6 +142,7 @@ class Checker:
             lookup = self._lookups.get(request.key)
             if lookup is None:
                 self.node_changed()
+                self._note_sent_again(node, request.key)
                 shard = self._records.get(request.key)
                 if shard is not None:
                     self._check_record(who, node, shard, _record_of(request.value))
@@ -168,7 +180,7 @@ class Checker:
             if key[0] == node:
                 life.is_damaged = True
 
-    def tombstone_lost(self, node: str, data: bytes) -> None:
+    def tombstone_lost(self, node: str, key: bytes, data: bytes) -> None:
         """As above, but the node counts it (F67): it must be noticed with the next inspection."""
         self.node_changed()
         tombstone = _tombstone_of(data)
@@ -180,7 +192,27 @@ class Checker:
                 continue
             for (name, _), position in tombstone.positions.items():
                 if name == lineage:
-                    life.lost.append((self._world.now, position))
+                    acknowledged = _intersect(position, life.acknowledged)
+                    life.lost.append(LostTombstone(self._world.now, key, position, acknowledged))
+
+    def _note_sent_again(self, node: str, key: bytes) -> None:
+        """What was not acknowledged when its tombstone was lost, and stands again before it is, is owed no longer."""
+        for (where, lineage, _), life in self._lives.items():
+            if where != node or not life.lost:
+                continue
+            held = self._world.stores[node].peek(key)
+            tombstone = None if held is None else _tombstone_of(held.value)
+            standing = tombstone.positions.items() if tombstone is not None else ()
+            for lost in life.lost:
+                if lost.key != key or not lost.acknowledged.contains(
+                    _intersect(lost.owed, life.acknowledged)
+                ):
+                    continue
+                protected = lost.acknowledged
+                for (name, _), position in standing:
+                    protected = protected.union(position) if name == lineage else protected
+                if protected.contains(lost.owed):
+                    lost.owed = lost.acknowledged
 
     def history_lost(self, shard: Shard) -> None:
         """Commits are gone for good: in this epoch what was cached from them has no truth to be compared with."""
@@ -426,9 +458,9 @@ class Checker:
             return
         now, inspected_at = self._world.now, self._inspected.get((who, node), 0.0)
         grace = INSPECT_SECONDS + self._world.options.lease_seconds + 1
-        for lost_at, position in life.lost:
-            if not record.floor.contains(position) and (inspected_at > lost_at or now > lost_at + grace):
-                raise Violation("I2", f"{node} lost a tombstone {now - lost_at:.1f} s ago and goes on")
+        for lost in life.lost:
+            if not record.floor.contains(lost.owed) and (inspected_at > lost.at or now > lost.at + grace):
+                raise Violation("I2", f"{node} lost a tombstone {now - lost.at:.1f} s ago and goes on")
 
     def _check_acknowledged(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> None:
         """I4: whatever progress names was carried out on this node, or is in the floor."""
@@ -451,6 +483,11 @@ class Checker:
         for (lineage, _), position in tombstone.positions.items():
             known = self._removed.get((node, item, lineage))
             self._removed[node, item, lineage] = position if known is None else known.union(position)
+
+
+def _intersect(position: Position, acknowledged: Position) -> Position:
+    """What both hold; `NOTHING` has a flavor of its own."""
+    return empty_position(position.flavor) if acknowledged.is_empty else position.intersection(acknowledged)
 
 
 def _holds(tombstone: Tombstone, lineage: str, position: Position) -> bool:

@@ -96,7 +96,7 @@ def _strike_lose_tombstone(world: World) -> None:
         item = store.peek(key)
         store.evict(key)
         store.losses += 1
-        world.checker.tombstone_lost(node, b"" if item is None else item.value)
+        world.checker.tombstone_lost(node, key, b"" if item is None else item.value)
         world.note(f"{node} loses {key.decode()}")
 
 
