@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
@@ -35,6 +36,12 @@ from freshness.rule import ReadOutcome
 from freshness.token import EventToken
 
 Function = TypeVar("Function", bound=LoaderFunction)
+
+LOOKUPS_KEPT_MAX: Final = 8192
+"""Keys whose place and spelling are kept: to work them out takes longer than all else that is done for a hit."""
+
+KEPT_TEXT_MAX: Final = 64
+"""Characters of a key that is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,7 @@ class Cache:
             )
         )
         self._placement = Placement(config.cache.nodes, config.cache.namespace)
+        self._kept_lookup = lru_cache(maxsize=LOOKUPS_KEPT_MAX)(self._make_lookup)
         self._recorder = open_recorder(config)
         self._local = threading.local()
 
@@ -130,7 +138,7 @@ class Cache:
         `Explanation` with the value. Trouble with the cache never raises; trouble with the database, and what a
         loader raises, does.
         """
-        lookup = self._lookup(self._definition(object_name), key)
+        lookup = self._lookup(object_name, key)
         (read,) = self._read((lookup,), max_staleness_seconds)
         if explain or self.on_read is not None:
             return self._tell(lookup, key, read, explain)
@@ -145,9 +153,9 @@ class Cache:
         explain: bool = False,
     ) -> dict[Any, Any]:
         """``{key: object or None}`` for all keys, with one request per node for the hits."""
-        definition = self._definition(object_name)
+        self._definition(object_name)  # a wrong name is told even where there are no keys
         wanted = list(dict.fromkeys(keys))
-        lookups = [self._lookup(definition, key) for key in wanted]
+        lookups = [self._lookup(object_name, key) for key in wanted]
         if not lookups:
             return {}
         reads = self._read(lookups, max_staleness_seconds)
@@ -217,7 +225,14 @@ class Cache:
                 f"unknown object {object_name!r}", hint=f"freshness.toml defines {known}"
             ) from None
 
-    def _lookup(self, definition: ObjectDefinition, key: Any) -> Lookup:
+    def _lookup(self, object_name: str, key: Any) -> Lookup:
+        # Not for True and 1.0, which equal 1, nor for texts of any length.
+        if type(key) is int or (type(key) is str and len(key) <= KEPT_TEXT_MAX):
+            return self._kept_lookup(object_name, key)
+        return self._make_lookup(object_name, key)
+
+    def _make_lookup(self, object_name: str, key: Any) -> Lookup:
+        definition = self._definition(object_name)
         values = key if type(key) is tuple else (key,)
         cache_key = definition.builder.build(values)
         item, _, is_exact = cache_key

@@ -13,6 +13,7 @@ from appclient import Cache
 from appclient.database import ShardDatabase
 from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.config import load_config
+from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import ColumnKind, KeyColumn
 
 CONFIG = """[cache]
@@ -135,3 +136,13 @@ def test_only_the_records_of_shards_that_serve_are_fetched(
     monkeypatch.setattr(MemoryNode, "perform", spy)
     assert cache.get("customer", 1) is None
     assert [key for key in sent if key.startswith(b"shop:!")] == [b"shop:!shop/-"]
+
+
+def test_a_kept_key_stands_for_no_other(cache: Cache) -> None:
+    """True and 1.0 equal 1 in Python, and are no keys of an integer column, however often 1 was read."""
+    assert cache.get("customer", 1, explain=True).item == cache.get("customer", 1, explain=True).item
+    for other in (True, 1.0):
+        with pytest.raises(FormatError, match="customer"):
+            cache.get("customer", other)
+    with pytest.raises(ConfigError, match="unknown object"):
+        cache.get_many("costumer", [])
