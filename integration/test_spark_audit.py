@@ -1,9 +1,13 @@
-"""The live audit on a running system: a clean cache is clean, a planted value is found, silence is not green."""
+"""The live audit on a running system: a clean cache is clean, a planted value is found, silence is not green.
+
+On one shard and on several: real servers, of a MySQL that stands in for Vitess's too (see `test_vitess_keyspace`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,19 @@ from pyspark.sql import SparkSession
 from appclient import Cache, LoaderConnection
 from freshness.backends.codec import decode_value, encode_value
 from freshness.backends.memcached import MemcachedNode
+from freshness.backends.schema import load_registry
+from freshness.config import Config, load_config
 from freshness.envelope import Filled
 from freshness.request import Cas, Get, Item, Stored
+from integration import test_vitess_keyspace as vitess
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits
 from integration.servers import Pair
+from integration.servers.program import InvalidatorProcess
+from integration.shards import start_shards
+from integration.test_reshard import deployment
+from integration.test_reshard import open_cache as open_reshard_cache
+from invalidator.status import find_subject
 from spark import audit_live
 from spark.session import open_session
 
@@ -29,6 +41,10 @@ SEAT_TABLE = (
     "PRIMARY KEY (hall, seat, price, at))"
 )
 SEAT = '[objects.seat]\ntable = "seats"\n'
+POISON = "poison"
+PLANTED = {"customer": "name", "order": "total"}
+"""The column whose value is another in what is planted."""
+
 SEAT_KEY = ("A: ü~", b"a\x00b", "1.50", "2026-01-31 10:00:00")
 
 
@@ -73,23 +89,23 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
 
 
 def run_audit(
-    system: System, session: SparkSession, capsys: pytest.CaptureFixture[str]
+    path: Path, session: SparkSession, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    code = audit_live.main(["--config", str(system.config_path), "--json"], session)
+    code = audit_live.main(["--config", str(path), "--json", *options], session)
     return code, json.loads(capsys.readouterr().out)
 
 
-def plant(system: System, key: int) -> str:
+def plant(config: Config, key: int, name: str = "customer") -> str:
     """Put another value under a live entry, with the evidence of the right one; return the item's key."""
-    subject = system.subject("customer", key)
+    subject = find_subject(config, load_registry(config), name, [str(key)])
     node = MemcachedNode(subject.node)
     try:
         [found] = node.perform([Get(subject.item)])
         assert isinstance(found, Item)
         entry = Filled.decode(found.value)
         assert entry.value is not None
-        wrong = replace(entry, value=encode_value({**decode_value(entry.value), "name": "poison"}))
+        wrong = replace(entry, value=encode_value({**decode_value(entry.value), PLANTED[name]: POISON}))
         [stored] = node.perform([Cas(subject.item, wrong.encode(), found.version, found.ttl_seconds)])
         assert isinstance(stored, Stored)
     finally:
@@ -100,7 +116,7 @@ def plant(system: System, key: int) -> str:
 def test_a_clean_cache_is_clean_and_a_planted_value_is_found(
     system: System, session: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, clean = run_audit(system, session, capsys)
+    code, clean = run_audit(system.config_path, session, capsys)
     assert code == 0, clean
     rows = len(KEYS) + 2  # and the missing row, and the seat
     assert (clean["nodes"], clean["live"], clean["compared"]) == (2, rows + 2, rows), clean
@@ -108,14 +124,14 @@ def test_a_clean_cache_is_clean_and_a_planted_value_is_found(
     assert (clean["poisoned"], clean["unknown"], clean["in_flight"]) == (0, 0, 0)
     assert clean["examples"] == []
 
-    item = plant(system, 7)
-    code, found = run_audit(system, session, capsys)
+    item = plant(system.config, 7)
+    code, found = run_audit(system.config_path, session, capsys)
     assert code == 5, found
     assert (found["poisoned"], found["compared"], found["unknown"]) == (1, rows, 0)
     (example,) = found["examples"]
     assert (example["verdict"], example["item"]) == ("poisoned", item)
-    assert "poison" in example["cached"]
-    assert "poison" not in example["primary"]
+    assert POISON in example["cached"]
+    assert POISON not in example["primary"]
 
 
 def test_a_node_that_does_not_answer_is_not_green(
@@ -123,11 +139,110 @@ def test_a_node_that_does_not_answer_is_not_green(
 ) -> None:
     stopped = system.nodes[0]
     stopped.stop()
-    code, answer = run_audit(system, session, capsys)
+    code, answer = run_audit(system.config_path, session, capsys)
     assert code == 3, answer
     assert any(stopped.address in error for error in answer["unavailable"])
     assert answer["compared"] > 0, "the other node was not audited"
     assert answer["poisoned"] == 0
+
+
+# -- several shards ------------------------------------------------------------------------------------------------
+
+
+def values_of(cache: Cache, name: str, keys: Sequence[int]) -> dict[int, Any]:
+    """What is served; all of them hits."""
+    found = cache.get_many(name, keys, explain=True)
+    assert all(each.is_hit for each in found.values())
+    return {key: each.value for key, each in found.items()}
+
+
+def audit_two_shards(
+    path: Path,
+    cache: Cache,
+    keys: Mapping[str, Sequence[int]],
+    session: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    describe: Callable[[], str],
+) -> None:
+    """Everything is cached and clean; of each object the last key is poisoned, found, and removed, and no other."""
+    for name, of_object in keys.items():
+        wait_for_hits(cache, name, of_object, describe)
+    right = {name: values_of(cache, name, of_object) for name, of_object in keys.items()}
+    rows = len(keys["customer"]) + len(keys["order"])
+    code, clean = run_audit(path, session, capsys)
+    assert code == 0, (clean, describe())
+    assert (clean["compared"], clean["not_comparable"]) == (rows, len(keys["profile"])), clean
+
+    config = load_config(path)
+    items = sorted(plant(config, keys[name][-1], name) for name in PLANTED)
+    code, found = run_audit(path, session, capsys)
+    assert code == 5, found
+    assert (found["poisoned"], found["compared"], found["unknown"], found["repaired"]) == (2, rows, 0, 0)
+    assert sorted(each["item"] for each in found["examples"]) == items
+    code, found = run_audit(path, session, capsys, "--repair")
+    assert (code, found["poisoned"], found["repaired"]) == (5, 2, 2), found
+
+    for name in PLANTED:
+        *good, bad = keys[name]
+        assert values_of(cache, name, good) == {key: right[name][key] for key in good}, (
+            "a good one was touched"
+        )
+        assert not cache.get(name, bad, explain=True).is_hit
+        assert wait_for_hits(cache, name, [bad], describe)[bad].value == right[name][bad]
+    code, clean = run_audit(path, session, capsys)
+    assert (code, clean["poisoned"], clean["compared"]) == (0, 0, rows), clean
+
+
+@pytest.mark.timeout(300)
+def test_every_shard_is_audited(
+    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An order's key does not tell its shard; a row that a reshard left on the wrong shard is nobody's."""
+    with ExitStack() as stack:
+        made, router = stack.enter_context(deployment("mariadb", tmp_path, ["-80", "80-"]))
+        for key in KEYS:
+            router.execute(key, "INSERT INTO customers VALUES (%s, %s, 0)", key, f"customer {key}")
+            router.execute(key, "INSERT INTO orders VALUES (%s, %s, %s)", 100 + key, key, key)
+        customers = sorted(KEYS, key=lambda key: router.find(key).name == "80-")
+        first, last = router.find(customers[0]), router.find(customers[-1])
+        assert (first.name, last.name) == ("-80", "80-")
+        first.primary.execute("INSERT INTO customers VALUES (%s, 'left', 0)", customers[-1], database="shop")
+        for shard in router.shards:
+            shard.wait_caught_up()
+        made.wait_covered(router.shards)
+        cache = open_reshard_cache(made.path)
+        stack.callback(cache.close)
+        keys = {"customer": customers, "order": [100 + key for key in customers], "profile": customers[:5]}
+        audit_two_shards(made.path, cache, keys, session, capsys, made.describe)
+
+        last.primary.stop()
+        code, answer = run_audit(made.path, session, capsys)
+        assert code == 3, answer
+        of_first = [key for key in customers if router.find(key) is first]
+        rows = len(keys["customer"]) + len(keys["order"])
+        assert answer["compared"] == len(of_first), "the other shard was not audited"
+        assert (answer["unknown"], answer["poisoned"]) == (rows - len(of_first), 0), answer
+
+
+@pytest.mark.timeout(300)
+def test_a_keyspace_of_vitess_is_audited_on_its_shards(
+    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(start_shards("mysql", vitess.NAMES, replicas=0))
+        for shard in cluster.shards:
+            vitess.prepare(shard)
+        made = stack.enter_context(vitess.deployed(cluster.shards, tmp_path))
+        for key in KEYS:
+            made.execute(key, "INSERT INTO customers VALUES (%s, %s, 0)", key, f"customer {key}")
+            made.execute(key, "INSERT INTO orders VALUES (%s, %s, %s)", 100 + key, key, key)
+        invalidator = stack.enter_context(InvalidatorProcess(made.path))
+        vitess.wait_covered(made, invalidator.log)
+        cache = vitess.open_cache(made.path)
+        stack.callback(cache.close)
+        customers = sorted(KEYS, key=cluster.shards[1].contains)
+        keys = {"customer": customers, "order": [100 + key for key in customers], "profile": customers[:5]}
+        audit_two_shards(made.path, cache, keys, session, capsys, invalidator.log)
 
 
 def test_a_wrong_configuration_is_told_in_one_line(

@@ -70,11 +70,11 @@ def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction
                     stack.callback(nodes[name].close)
                 return nodes[name]
 
-            def find_primary(keyspace: str) -> Primary:
-                if keyspace not in primaries:
-                    primaries[keyspace] = Primary(scope.primaries[keyspace])
-                    stack.callback(primaries[keyspace].close)
-                return primaries[keyspace]
+            def find_primary(lineage: str) -> Primary:
+                if lineage not in primaries:
+                    primaries[lineage] = Primary(scope.primaries[lineage])
+                    stack.callback(primaries[lineage].close)
+                return primaries[lineage]
 
             comparison = Comparison(scope, find_node, find_primary, repairs=repairs)
             for batch in batches:

@@ -4,15 +4,17 @@ A difference alone proves nothing: the invalidation may be on its way. It is **p
 the primary's head was read, and at two later looks the node had acknowledged all of that head, the entry was still
 the same and live, and the row still differed (I1). An entry that went, changed or came to equal the row was **in
 flight**; where neither can be said within the tries it is **unknown**, which is never good news.
+
+Rows and head are those of the shard that holds the key; of all shards where the key does not tell.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from freshness.backend import CacheNode
 from freshness.backends.codec import decode_value
@@ -63,18 +65,23 @@ class Verdict:
     repaired: bool = False
 
 
+Row: TypeAlias = dict[str, Any]
+RowsFound: TypeAlias = Mapping[bytes, Sequence[Row]]
+"""By identity. More than one: the row is in several shards, since it moves between them."""
+
+
 class PrimaryReader(Protocol):
     """What is asked of a primary; see `spark.primary.Primary`."""
 
     def read_rows(
         self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
-    ) -> dict[bytes, dict[str, Any]]: ...
+    ) -> dict[bytes, Row]: ...
 
     def read_head(self) -> Position: ...
 
 
 class Comparison:
-    """Compares batches of entries. ``find_node`` and ``find_primary`` (by keyspace) give open connections.
+    """Compares batches of entries. ``find_node`` and ``find_primary`` (by lineage) give open connections.
     ``repairs``: whether poisoned entries are removed."""
 
     def __init__(
@@ -97,43 +104,50 @@ class Comparison:
         verdicts = [_verdict(entry, _find_early_verdict(self._scope, entry)) for entry in entries]
         open_ones = [entry for entry in entries if not _find_early_verdict(self._scope, entry)]
         verdicts = [verdict for verdict in verdicts if verdict.verdict]
-        for name, group in groupby(sorted(open_ones, key=_object), key=_object):
+        for (name, lineages), group in groupby(
+            sorted(open_ones, key=_object_in_shards), key=_object_in_shards
+        ):
             of_object = list(group)
             try:
-                verdicts += self._compare_rows(self._scope.definitions[name], of_object)
+                verdicts += self._compare_rows(self._scope.definitions[name], lineages, of_object)
             except FreshnessError as error:
                 verdicts += [_verdict(entry, UNKNOWN, error=str(error)) for entry in of_object]
         return verdicts
 
-    def _compare_rows(self, definition: ObjectDefinition, entries: Sequence[Entry]) -> list[Verdict]:
-        primary = self._find_primary(definition.config.keyspace)
-        rows = self._read_rows(primary, definition, entries)
+    def _compare_rows(
+        self, definition: ObjectDefinition, lineages: Sequence[str], entries: Sequence[Entry]
+    ) -> list[Verdict]:
+        primaries = {lineage: self._find_primary(lineage) for lineage in lineages}
+        rows = _read_rows(primaries.values(), definition, entries)
         differing = [entry for entry in entries if _differs(entry, rows)]
         equal = [_verdict(entry, EQUAL) for entry in entries if not _differs(entry, rows)]
         if not differing:
             return equal
-        # After the rows: whatever made them differ is in this head.
-        return equal + self._look_again(primary, definition, differing, primary.read_head())
+        # After the rows: whatever made them differ is in these heads.
+        heads = {lineage: primary.read_head() for lineage, primary in primaries.items()}
+        return equal + self._look_again(primaries.values(), definition, differing, heads)
 
     def _look_again(
         self,
-        primary: PrimaryReader,
+        primaries: Iterable[PrimaryReader],
         definition: ObjectDefinition,
         entries: Sequence[Entry],
-        head: Position,
+        heads: Mapping[str, Position],
     ) -> list[Verdict]:
         verdicts: list[Verdict] = []
         looks = dict.fromkeys((_place(entry) for entry in entries), 0)
-        left, rows = list(entries), {}
+        left: list[Entry] = list(entries)
+        rows: RowsFound = {}
         for _ in range(RECHECKS_MAX):
             self._sleep(RECHECK_WAIT_SECONDS)
-            rows = self._read_rows(primary, definition, left)
+            rows = _read_rows(primaries, definition, left)
             undecided: list[Entry] = []
             for entry, (now, records) in zip(left, self._read_again(left), strict=True):
                 if _is_another(now, entry) or not _differs(entry, rows):
                     verdicts.append(_verdict(entry, IN_FLIGHT))
                     continue
-                if now is not None and now.state == LIVE and _has(records, definition, head):
+                is_sure = now is not None and now.state == LIVE and len(rows.get(entry.identity, ())) <= 1
+                if is_sure and _have(records, heads):
                     looks[_place(entry)] += 1
                 if looks[_place(entry)] < RECHECKS_TO_CONDEMN:
                     undecided.append(entry)
@@ -144,8 +158,9 @@ class Comparison:
             left = undecided
             if not left:
                 break
-        why = f"the node did not acknowledge the primary's head {head} in {RECHECKS_MAX} looks"
-        return verdicts + [_condemned(entry, UNKNOWN, rows, why) for entry in left]
+        return verdicts + [
+            _condemned(entry, UNKNOWN, rows, _why_unknown(entry, rows, heads)) for entry in left
+        ]
 
     def _remove(self, entry: Entry) -> bool:
         """Remove it by CAS: what took its place meanwhile, or was written again, stays. False: it was not there."""
@@ -156,12 +171,6 @@ class Comparison:
             return False
         [reply] = node.perform([Delete(item, held.version)])
         return reply is DONE
-
-    def _read_rows(
-        self, primary: PrimaryReader, definition: ObjectDefinition, entries: Sequence[Entry]
-    ) -> dict[bytes, dict[str, Any]]:
-        keys = [find_key_values(definition, entry.identity) for entry in entries]
-        return primary.read_rows(definition, [key for key in keys if key is not None])
 
     def _read_again(
         self, entries: Sequence[Entry]
@@ -188,9 +197,21 @@ def _find_early_verdict(scope: AuditScope, entry: Entry) -> str:
     return NOT_COMPARABLE if scope.definitions[entry.object].config.is_composite else ""
 
 
-def _differs(entry: Entry, rows: Mapping[bytes, Mapping[str, Any]]) -> bool:
-    row = rows.get(entry.identity)
-    return entry.value_digest != ("" if row is None else digest_value(row))
+def _read_rows(
+    primaries: Iterable[PrimaryReader], definition: ObjectDefinition, entries: Sequence[Entry]
+) -> RowsFound:
+    keys = [key for entry in entries if (key := find_key_values(definition, entry.identity)) is not None]
+    found: dict[bytes, list[Row]] = {}
+    for primary in primaries:
+        for identity, row in primary.read_rows(definition, keys).items():
+            found.setdefault(identity, []).append(row)
+    return found
+
+
+def _differs(entry: Entry, rows: RowsFound) -> bool:
+    """Also where the row is there twice: which of them is right cannot be told."""
+    found = rows.get(entry.identity, ())
+    return len(found) > 1 or entry.value_digest != (digest_value(found[0]) if found else "")
 
 
 def _is_another(now: Entry | None, entry: Entry) -> bool:
@@ -198,9 +219,17 @@ def _is_another(now: Entry | None, entry: Entry) -> bool:
     return now is None or now.entry_digest != entry.entry_digest or now.state not in (LIVE, UNTRUSTED)
 
 
-def _has(records: Mapping[str, NodeRecord | None], definition: ObjectDefinition, head: Position) -> bool:
-    found = [records.get(lineage) for lineage in definition.policy.lineages]
-    return all(record is not None and record.progress.contains(head) for record in found)
+def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Position]) -> bool:
+    """Whether the node has acknowledged all of these heads."""
+    found = {lineage: records.get(lineage) for lineage in heads}
+    return all(record is not None and record.progress.contains(heads[name]) for name, record in found.items())
+
+
+def _why_unknown(entry: Entry, rows: RowsFound, heads: Mapping[str, Position]) -> str:
+    if len(rows.get(entry.identity, ())) > 1:
+        return f"the row is in several of the shards {', '.join(heads)}: does it move between them just now?"
+    told = ", ".join(f"{lineage}: {head}" for lineage, head in heads.items())
+    return f"the node did not acknowledge the primary's head ({told}) in {RECHECKS_MAX} looks"
 
 
 def _verdict(entry: Entry, verdict: str, *, error: str = "") -> Verdict:
@@ -215,7 +244,8 @@ def _verdict(entry: Entry, verdict: str, *, error: str = "") -> Verdict:
     )
 
 
-def _condemned(entry: Entry, verdict: str, rows: Mapping[bytes, Mapping[str, Any]], why: str = "") -> Verdict:
+def _condemned(entry: Entry, verdict: str, rows: RowsFound, why: str = "") -> Verdict:
+    found = rows.get(entry.identity, ())
     return Verdict(
         entry.node,
         entry.item,
@@ -224,7 +254,7 @@ def _condemned(entry: Entry, verdict: str, rows: Mapping[bytes, Mapping[str, Any
         verdict,
         entry.positions,
         _shown(None if entry.value is None else decode_value(entry.value)),
-        _shown(rows.get(entry.identity)),
+        _shown(found if len(found) > 1 else found[0] if found else None),
         why,
     )
 
@@ -243,5 +273,5 @@ def _node(entry: Entry) -> str:
     return entry.node
 
 
-def _object(entry: Entry) -> str:
-    return entry.object
+def _object_in_shards(entry: Entry) -> tuple[str, tuple[str, ...]]:
+    return entry.object, tuple(entry.lineages)

@@ -23,7 +23,7 @@ from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.membership import find_record
 from freshness.registry import ObjectDefinition
 from freshness.request import Get, Item, Reply
-from freshness.rule import find_hit_refusal, find_record_refusal
+from freshness.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
 from spark.metadump import open_entry_keys
 from spark.scope import AuditScope
 
@@ -43,8 +43,9 @@ _NOBODY_VOUCHES: Final = "the node's record is missing, closed or of another rin
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of `spark.schema.ENTRY`. ``state``: `LIVE`, or why it is no hit. ``value``: as encoded, None for "no
-    such row". ``value_digest`` is of the value as it would be encoded now, "" for "no such row"."""
+    """A row of `spark.schema.ENTRY`. ``state``: `LIVE`, or why it is no hit. ``lineages``: of the shards that have a
+    say in it. ``value``: as encoded, None for "no such row". ``value_digest`` is of the value as it would be encoded
+    now, "" for "no such row"."""
 
     node: str
     item: bytes | None
@@ -52,6 +53,7 @@ class Entry:
     identity: bytes
     state: str
     positions: str = ""
+    lineages: Sequence[str] = ()
     entry_digest: str = ""
     value_digest: str = ""
     value: bytes | None = None
@@ -112,7 +114,8 @@ def judge(
         value_digest = "" if filled.value is None else digest_value(decode_value(filled.value))
     except FormatError as error:
         return Entry(node, item, name, b"", FOREIGN, error=str(error))
-    state = _find_state(scope, definition, item, filled, records)
+    policy, identity = _find_served(definition, item, filled)
+    state = _find_state(scope, policy, identity, filled, records)
     return Entry(
         node,
         item,
@@ -120,6 +123,7 @@ def judge(
         filled.identity,
         state,
         ", ".join(f"{stamp.lineage} epoch {stamp.epoch}: {stamp.position}" for stamp in filled.stamps),
+        policy.lineages,
         digest_bytes(data),
         value_digest,
         filled.value,
@@ -129,25 +133,39 @@ def judge(
 
 def _find_state(
     scope: AuditScope,
-    definition: ObjectDefinition,
-    item: bytes,
+    policy: ObjectPolicy,
+    identity: bytes,
     filled: Filled,
     records: Mapping[str, NodeRecord | None],
 ) -> str:
-    lineages = definition.policy.lineages
-    if any(find_record_refusal(records.get(lineage), scope.ring_version) for lineage in lineages):
+    if any(find_record_refusal(records.get(lineage), scope.ring_version) for lineage in policy.lineages):
         return UNTRUSTED
-    refusal = find_hit_refusal(definition.policy, _served_identity(definition, item, filled), filled, records)
+    refusal = find_hit_refusal(policy, identity, filled, records)
     return LIVE if refusal is None else refusal.name.lower()
 
 
-def _served_identity(definition: ObjectDefinition, item: bytes, filled: Filled) -> bytes:
-    """The identity of the one key that could be asked for and answered with this entry; b"" where there is none."""
+def _find_served(definition: ObjectDefinition, item: bytes, filled: Filled) -> tuple[ObjectPolicy, bytes]:
+    """The object in the shard, and the identity, of the one key that could be asked for and answered with this entry.
+    The identity is b"" where there is none."""
     values = find_key_values(definition, filled.identity)
     if values is None:
-        return b""
+        return definition.policy, b""
     key = definition.builder.build(values)
-    return definition.identity(key) if key.item == item else b""
+    try:
+        policy = _find_policy(definition, values, filled)
+    except FormatError:  # nobody can ask for a key that has no shard
+        return definition.policy, b""
+    return policy, definition.identity(key) if key.item == item else b""
+
+
+def _find_policy(definition: ObjectDefinition, values: Sequence[object], filled: Filled) -> ObjectPolicy:
+    """Spellings of a text that the identity does not tell apart can have several keyspace ids: then readers of the
+    shard that the entry was read from are served it. Raises `FormatError` for a key without a keyspace id."""
+    shards = definition.shards
+    if shards is None or shards.column.kind is not ColumnKind.STRING:
+        return definition.policy_for(values)
+    stamped = tuple(stamp.lineage for stamp in filled.stamps)
+    return next((policy for _, policy in shards.policies if policy.lineages == stamped), definition.policy)
 
 
 def find_key_values(definition: ObjectDefinition, identity: bytes) -> tuple[Any, ...] | None:

@@ -27,7 +27,7 @@ from freshness.backend import CacheNode
 from freshness.backends import open_node
 from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.backends.pulse import Pulse
-from freshness.config import Config, Shard
+from freshness.config import Config, GtidFlavor, Shard
 from freshness.driver import BlockingDriver, running_clock
 from freshness.envelope import LIFE_SIZE
 from freshness.errors import FreshnessError, HistoryLost, StreamStopped
@@ -287,12 +287,14 @@ class Keeper:
         try:
             for keyspace in config.keyspaces.values():
                 for shard in keyspace.serving_shards:
-                    self.lineages[shard.lineage] = self._open(config, keyspace.flavor, shard, keyspace.name)
+                    self.lineages[shard.lineage] = self._open(
+                        config, keyspace.gtid_flavor, shard, keyspace.name
+                    )
         except BaseException:
             self.close()
             raise
 
-    def _open(self, config: Config, flavor: str, shard: Shard, keyspace: str) -> LineageKeeper:
+    def _open(self, config: Config, flavor: GtidFlavor, shard: Shard, keyspace: str) -> LineageKeeper:
         cache = config.cache
         policy = NodePolicy(
             namespace=cache.namespace,

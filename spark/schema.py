@@ -103,6 +103,7 @@ ENTRY: Final = StructType(
         StructField("identity", BinaryType(), nullable=False),
         StructField("state", StringType(), nullable=False),
         StructField("positions", StringType(), nullable=False),
+        StructField("lineages", ArrayType(StringType(), containsNull=False), nullable=False),
         StructField("entry_digest", StringType(), nullable=False),
         StructField("value_digest", StringType(), nullable=False),
         StructField("value", BinaryType(), nullable=True),

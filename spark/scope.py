@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from freshness.backends.schema import load_registry
-from freshness.config import Config, ServerAddress
+from freshness.config import Config, GtidFlavor, ServerAddress
 from freshness.errors import ConfigError
 from freshness.placement import Placement
 from freshness.registry import ObjectDefinition
@@ -18,15 +18,16 @@ from freshness.registry import ObjectDefinition
 
 @dataclass(frozen=True, slots=True)
 class PrimaryAddress:
-    """The server that has the truth of one keyspace."""
+    """The server that has the truth of one shard, and whose positions it gives."""
 
     address: ServerAddress
-    flavor: str
+    flavor: GtidFlavor
 
 
 @dataclass(frozen=True, slots=True)
 class AuditScope:
-    """``primaries`` by keyspace, ``definitions`` by object name. Plain dicts: it is pickled."""
+    """``primaries`` of the shards that serve, by lineage; ``definitions`` by object name. Plain dicts: it is
+    pickled."""
 
     namespace: str
     nodes: tuple[str, ...]
@@ -45,8 +46,9 @@ def load_scope(config: Config) -> AuditScope:
             hint="only memcached lists its keys in the way this audit reads them",
         )
     primaries = {
-        name: PrimaryAddress(keyspace.shards[0].primary, keyspace.flavor)
-        for name, keyspace in config.keyspaces.items()
+        shard.lineage: PrimaryAddress(shard.writable, keyspace.gtid_flavor)
+        for keyspace in config.keyspaces.values()
+        for shard in keyspace.serving_shards
     }
     definitions = load_registry(config)
     return AuditScope(

@@ -36,7 +36,7 @@ from freshness.backends.database import connect, executed_position, read_rows, t
 from freshness.config import Config, Keyspace, Shard, load_config
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
 from freshness.heartbeat import parse_token, token_sql
-from freshness.position import Position, parse_position
+from freshness.position import FLAVORS, Position, parse_position
 from freshness.token import EventToken
 from spark import updatestream
 from spark.archive_folder import to_batches
@@ -473,6 +473,11 @@ def _choose(config: Config, keyspace: str | None, tables: str | None) -> tuple[K
     name = keyspace or (next(iter(config.keyspaces)) if len(config.keyspaces) == 1 else "")
     if name not in config.keyspaces:
         raise ConfigError("which keyspace?", hint=f"give --keyspace, one of {', '.join(config.keyspaces)}")
+    if config.keyspaces[name].flavor not in FLAVORS:
+        raise ConfigError(
+            f"keyspace {name} is neither MySQL nor MariaDB",
+            hint="a copy follows the merged update stream, which keyspaces of Vitess do not have here",
+        )
     streamed = sorted(
         {table for each in config.objects.values() if each.keyspace == name for table in each.tables}
     )

@@ -20,10 +20,11 @@ from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.cachekey import KeyBuilder
 from freshness.config import ObjectConfig, ServerAddress
 from freshness.envelope import STUB, Coverage, Filled, NodeRecord, Stamp, record_key
-from freshness.errors import NodeUnavailable, NodeUnsuitable, SourceUnavailable
+from freshness.errors import FormatError, NodeUnavailable, NodeUnsuitable, SourceUnavailable
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyrange import KeyRange
 from freshness.position import Position, parse_position
-from freshness.registry import ObjectDefinition
+from freshness.registry import ObjectDefinition, ShardFinder
 from freshness.request import Add, Delete, Stored
 from freshness.rule import ObjectPolicy
 from spark import comparison, entry, schema
@@ -62,7 +63,7 @@ SCOPE: Final = AuditScope(
     RING,
     (LINEAGE,),
     {"customer": CUSTOMER, "profile": PROFILE},
-    {"shop": PrimaryAddress(ServerAddress("127.0.0.1", password="secret"), "mariadb")},
+    {LINEAGE: PrimaryAddress(ServerAddress("127.0.0.1", password="secret"), "mariadb")},
 )
 
 
@@ -182,7 +183,8 @@ class World:
             "floor": at(1),
             "objects": {"customer": Coverage(5, at(1))},
         }
-        self.put(record_key("shop", LINEAGE), NodeRecord(**{**fields, **changes}).encode())
+        record = NodeRecord(**{**fields, **changes})
+        self.put(record_key("shop", record.lineage), record.encode())
 
     def put(self, item: bytes, data: bytes) -> None:
         replies = self.node.perform([Delete(item), Add(item, data, 60)])
@@ -432,6 +434,167 @@ def test_what_is_not_compared_says_why(world: World) -> None:
         ("profile", entry.UNTRUSTED): comparison.UNKNOWN,
         ("", entry.UNAVAILABLE): comparison.UNKNOWN,
     }
+
+
+# -- several shards --------------------------------------------------------------------------------------
+
+SHARDS: Final = {"shop/-80": KeyRange.parse("-80"), "shop/80-": KeyRange.parse("80-")}
+LOW, HIGH = SHARDS
+
+
+class ShardPrimary:
+    """Rows of one shard by key; ``asked``: the keys that it was asked for."""
+
+    def __init__(self, *rows: dict[str, Any]) -> None:
+        self.rows = {row["id"]: row for row in rows}
+        self.head = at(10)
+        self.asked: set[Any] = set()
+        self.is_down = False
+
+    def read_rows(
+        self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
+    ) -> dict[bytes, dict[str, Any]]:
+        if self.is_down:
+            raise SourceUnavailable("this shard is down", hint="start it")
+        self.asked.update(key[0] for key in keys)
+        build = definition.builder.build
+        return {definition.identity(build(key)): self.rows[key[0]] for key in keys if key[0] in self.rows}
+
+    def read_head(self) -> Position:
+        return self.head
+
+
+class ShardedWorld(World):
+    """Keys below 128 live in the first shard. ``thing``: its key does not tell its shard."""
+
+    def __init__(self, column: KeyColumn = ID, function: str = "numeric") -> None:
+        super().__init__()
+        policy = ObjectPolicy("customer", 5, ("customers",), tuple(SHARDS), 60)
+        own = tuple((held, replace(policy, lineages=(name,))) for name, held in SHARDS.items())
+
+        def keyspace_id(_: str, value: object) -> bytes:
+            return bytes((value if isinstance(value, int) else ord(str(value)[0]),))
+
+        customer = replace(
+            define("customer", column),
+            policy=policy,
+            shards=ShardFinder(0, column, function, own, keyspace_id),
+        )
+        thing = replace(define("thing", ID), policy=replace(policy, name="thing"))
+        self.scope = replace(
+            SCOPE,
+            lineages=tuple(SHARDS),
+            definitions={"customer": customer, "thing": thing},
+            primaries=dict.fromkeys(SHARDS, SCOPE.primaries[LINEAGE]),
+        )
+        self.primaries = {
+            LOW: ShardPrimary({"id": 1, "v": "new"}),
+            HIGH: ShardPrimary({"id": 200, "v": "new"}),
+        }
+
+    def record(self, progress: int, **changes: Any) -> None:
+        for name in SHARDS:
+            super().record(progress, **{"lineage": name, **changes})
+
+    def keep(self, value: Any, *lineages: str, name: str = "customer", key: Any = 200) -> None:
+        stamps = tuple(Stamp(lineage, LIFE, 1, at(5)) for lineage in lineages)
+        identity = (5).to_bytes(4, "big") + str(key).lower().encode()
+        filled = Filled(stamps, identity, None if value is None else encode_value(value))
+        self.put(f"shop:{name}:{str(key).lower()}".encode(), filled.encode())
+
+    def judge(self, *items: str) -> list[Verdict]:
+        names = items or ("shop:customer:200",)
+        entries = list(read_batch(self.scope, self.node, [name.encode() for name in names]))
+        return Comparison(
+            self.scope, lambda _: self.node, self.primaries.__getitem__, self._wait, repairs=self.repairs
+        ).compare(entries)
+
+
+def test_each_key_is_compared_with_the_shard_that_holds_it() -> None:
+    world = ShardedWorld()
+    world.primaries[LOW].rows[200] = {"id": 200, "v": "left over from a reshard"}
+    world.keep({"id": 200, "v": "new"}, HIGH)
+    world.keep({"id": 1, "v": "new"}, LOW, key=1)
+    verdicts = world.judge("shop:customer:200", "shop:customer:1")
+    assert [each.verdict for each in verdicts] == [comparison.EQUAL] * 2
+    assert (world.primaries[LOW].asked, world.primaries[HIGH].asked) == ({1}, {200})
+
+
+def test_poison_of_the_second_shard_is_found_by_its_own_head() -> None:
+    world = ShardedWorld()
+    world.primaries[LOW].head = at(99)  # which nobody has acknowledged, and which is not asked for
+    world.keep({"id": 200, "v": "old"}, HIGH)
+    world.repairs = True
+    [verdict] = world.judge()
+    assert (verdict.verdict, verdict.repaired) == (comparison.POISONED, True)
+    world.keep({"id": 200, "v": "old"}, HIGH)
+    world.primaries[HIGH].head = at(11)
+    [verdict] = world.judge()
+    assert (verdict.verdict, verdict.repaired) == (comparison.UNKNOWN, False)
+    assert f"{HIGH}: 0-1-11" in verdict.error
+
+
+def test_an_entry_that_was_read_from_another_shard_is_served_to_nobody() -> None:
+    world = ShardedWorld()
+    world.keep({"id": 200, "v": "old"}, LOW)
+    [verdict] = world.judge()
+    assert (verdict.state, verdict.verdict) == ("dead", comparison.NOT_SERVED)
+
+
+def test_a_key_without_a_shard_is_served_to_nobody() -> None:
+    world = ShardedWorld()
+    finder = world.scope.definitions["customer"].shards
+    assert finder is not None
+
+    def refuse(function: str, value: object) -> bytes:
+        raise FormatError("no keyspace id", hint="none")
+
+    refusing = replace(world.scope.definitions["customer"], shards=replace(finder, keyspace_id=refuse))
+    world.scope = replace(world.scope, definitions={"customer": refusing})
+    world.keep({"id": 200, "v": "old"}, HIGH)
+    [verdict] = world.judge()
+    assert (verdict.state, verdict.verdict) == ("identity", comparison.NOT_SERVED)
+
+
+def test_a_text_is_compared_with_the_shard_that_it_was_read_from() -> None:
+    """The identity says "a", and the row may be that of "A", which has another keyspace id."""
+    world = ShardedWorld(KeyColumn("id", ColumnKind.STRING, "utf8mb4_general_ci"))
+    world.primaries[HIGH].rows["a"] = {"id": "A", "v": "new"}
+    world.keep({"id": "A", "v": "new"}, HIGH, key="a")
+    [verdict] = world.judge("shop:customer:a")
+    assert (verdict.state, verdict.verdict) == ("live", comparison.EQUAL)
+    assert world.primaries[LOW].asked == set()
+
+
+def test_a_key_that_does_not_tell_its_shard_is_looked_for_in_all() -> None:
+    world = ShardedWorld()
+    for value, verdict in (({"id": 200, "v": "new"}, comparison.EQUAL), (None, comparison.POISONED)):
+        world.keep(value, LOW, HIGH, name="thing")
+        [found] = world.judge("shop:thing:200")
+        assert found.verdict == verdict
+    world.primaries[LOW].head = at(11)
+    [found] = world.judge("shop:thing:200")
+    assert found.verdict == comparison.UNKNOWN
+    assert f"{LOW}: 0-1-11" in found.error
+
+
+def test_a_row_that_is_in_two_shards_proves_nothing() -> None:
+    world = ShardedWorld()
+    world.repairs = True
+    world.primaries[LOW].rows[200] = {"id": 200, "v": "old"}
+    world.keep({"id": 200, "v": "old"}, LOW, HIGH, name="thing")
+    [verdict] = world.judge("shop:thing:200")
+    assert (verdict.verdict, verdict.repaired) == (comparison.UNKNOWN, False)
+    assert "several of the shards" in verdict.error
+
+
+def test_one_silent_shard_makes_its_own_entries_unknown() -> None:
+    world = ShardedWorld()
+    world.keep({"id": 200, "v": "new"}, HIGH)
+    world.keep({"id": 1, "v": "new"}, LOW, key=1)
+    world.primaries[LOW].is_down = True
+    verdicts = {each.item: each.verdict for each in world.judge("shop:customer:200", "shop:customer:1")}
+    assert verdicts == {b"shop:customer:200": comparison.EQUAL, b"shop:customer:1": comparison.UNKNOWN}
 
 
 # -- the result ------------------------------------------------------------------------------------------
