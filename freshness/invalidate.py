@@ -21,6 +21,7 @@ from freshness.position import Position
 from freshness.request import (
     CONFLICT,
     MISSING,
+    STORED,
     Flow,
     Get,
     Marks,
@@ -70,9 +71,10 @@ def invalidate(node: str, events: Mapping[bytes, Event], tombstone_ttl_seconds: 
         keys = list(left)
         tombstones = [event.tombstone for event in left.values()]
         replies = yield Flow(node, Marks(keys, tombstones, TOMBSTONE_SUFFIX, tombstone_ttl_seconds))
-        present = [
-            key for key, added in zip(keys, replies[::2], strict=True) if not isinstance(added, Stored)
-        ]
+        added = replies[::2]
+        if added.count(STORED) == len(keys):
+            return
+        present = [key for key, reply in zip(keys, added, strict=True) if not isinstance(reply, Stored)]
         if not present:
             return
         left = yield from _accumulate(node, {key: left[key] for key in present}, tombstone_ttl_seconds)

@@ -191,26 +191,26 @@ def _encode_marks(marks: Marks, versions_from: int) -> tuple[list[bytes], Plan]:
 
 
 def plan_marks(marks: Marks, versions_from: int) -> Plan:
-    """How the answer to all of them is to be read, a `FENCE` behind them. Raises `FormatError` as `encode_flow`."""
-    lifetime_seconds(marks.ttl_seconds)
+    """How the answer to all of them is to be read, a `FENCE` behind them."""
     count = len(marks.keys)
-    markers = [key + marks.suffix for key in marks.keys]
-    if count and not _are_keys(b"\n".join(markers)):
-        for marker in markers:
-            check_key(marker)
     awaited = [(ReplyKind.FENCE, 2 * count)] if count else []
     return Plan(marks, [STORED, DONE] * count, awaited, versions_from, _ADD_OUTCOMES)
 
 
 def encode_mark_range(marks: Marks, start: int, end: int) -> list[bytes]:
-    """The commands of some of them, for keys that `plan_marks` has looked at."""
+    """The commands of some of them. Raises `FormatError` as `encode_flow`."""
     lifetime = lifetime_seconds(marks.ttl_seconds)
     suffix = marks.suffix
+    keys = marks.keys[start:end]
+    markers = [key + suffix for key in keys]
+    if not _are_keys(b"\n".join(markers)):
+        for marker in markers:
+            check_key(marker)
     return [
-        b"ms %b%b %d T%d ME q O%d\r\n%b\r\ndelete %b noreply\r\n"
-        % (key, suffix, len(value), lifetime, 2 * place, value, key)
-        for place, key, value in zip(
-            range(start, end), marks.keys[start:end], marks.tombstones[start:end], strict=True
+        b"ms %b %d T%d ME q O%d\r\n%b\r\ndelete %b noreply\r\n"
+        % (marker, len(value), lifetime, 2 * place, value, key)
+        for place, marker, key, value in zip(
+            range(start, end), markers, keys, marks.tombstones[start:end], strict=True
         )
     ]
 
