@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from freshness.errors import FlavorMismatch, FormatError
 from freshness.order import Position
-from freshness.varint import NUMBER_MAX, ByteReader, append_varint
+from freshness.varint import NUMBER_MAX, ByteReader, append_varint, varint
 
 ENCODED_MARIADB: Final = 0x12
 """First byte of the binary form: version 1 (high half), MariaDB (low half)."""
@@ -92,6 +92,10 @@ class MariadbPosition(Position):
 
     def encode(self) -> bytes:
         """See `Position.encode`. Kept after the first call."""
+        if self._encoded is None and len(self._heads) == 1:
+            [(domain, (sequence, servers))] = self._heads.items()
+            start, end = _lone_ends(domain, servers)
+            self._encoded = b"%b%b%b" % (start, varint(sequence - 1), end)
         if self._encoded is None:
             out = bytearray((ENCODED_MARIADB,))
             append_varint(out, len(self._heads))
@@ -226,6 +230,17 @@ def _parse_gtid(item: str, text: str) -> MariadbPosition:
     if sequence == 0 and max(domain, server) <= _ID_MAX:
         return MariadbPosition()
     return MariadbPosition.of(domain, server, sequence)
+
+
+@lru_cache(maxsize=1024)
+def _lone_ends(domain: int, servers: frozenset[int]) -> tuple[bytes, bytes]:
+    """What stands before and behind the sequence of a position of one domain: a transaction's own has no more."""
+    start, end = bytearray((ENCODED_MARIADB,)), bytearray()
+    append_varint(start, 1)
+    append_varint(start, domain)
+    append_varint(end, len(servers) - 1)
+    _append_rising(end, sorted(servers))
+    return bytes(start), bytes(end)
 
 
 def _append_rising(out: bytearray, numbers: Iterable[int]) -> None:

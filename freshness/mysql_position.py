@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 from freshness.errors import FlavorMismatch, FormatError
 from freshness.order import Position
-from freshness.varint import ByteReader, append_varint
+from freshness.varint import ByteReader, append_varint, varint
 
 Borders: TypeAlias = tuple[int, ...]
 """Strictly rising: start and end (exclusive) of each interval. Neighbours that touch are one interval."""
@@ -78,6 +78,11 @@ class MysqlGtidSet(Position):
 
     def encode(self) -> bytes:
         """See `Position.encode`. Kept after the first call."""
+        if self._encoded is None and len(self._borders) == 1:
+            [(source, borders)] = self._borders.items()
+            if len(borders) == 2:
+                start, end = borders
+                self._encoded = b"%b%b%b" % (_lone_start(source), varint(start - 1), varint(end - start - 1))
         if self._encoded is None:
             out = bytearray((ENCODED_MYSQL,))
             append_varint(out, len(self._borders))
@@ -342,6 +347,12 @@ def _source_head(source: str) -> bytes:
     """The uuid and the tag, as they stand before the numbers."""
     uuid, _, tag = source.partition(":")
     return bytes.fromhex(uuid.replace("-", "")) + bytes((len(tag),)) + tag.encode("ascii")
+
+
+@lru_cache(maxsize=1024)
+def _lone_start(source: str) -> bytes:
+    """What stands before the interval of a set of one interval: a transaction's own has no more."""
+    return bytes((ENCODED_MYSQL, 1)) + _source_head(source) + bytes((1,))
 
 
 def _append_source(out: bytearray, source: str, borders: Borders) -> None:
