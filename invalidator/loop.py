@@ -119,13 +119,17 @@ def run_loop(
 
 def _check_history(shard: ShardInvalidator) -> LoopProcedure:
     """The primary must have all that any node has acknowledged, not only what the stream starts from: a node may hold
-    values from a future that a failover took back (F28)."""
+    values from a future that a failover took back (F28). And all that any node demands of a read: a floor that was
+    raised before such an event was acknowledged would never let a fill through again."""
     head = yield ReadHead()
     for member in shard.joined:
-        wanted = member.applied if member.target is None else member.applied.union(member.target)
-        if not head.position.contains(wanted):
+        record = member.joined_record()
+        demanded = [record.floor, *record.table_floors.values()]
+        demanded += (coverage.start for coverage in record.objects.values())
+        wanted = member.applied.union_all(demanded)
+        if not head.position.contains(wanted if member.target is None else wanted.union(member.target)):
             raise HistoryLost(
-                f"the primary has never executed all that node {member.node} has acknowledged or waits for",
+                f"the primary has never executed all that node {member.node} has acknowledged, demands or waits for",
                 hint="a failover lost transactions (F28, F29): if that stays so, the epoch is raised",
             )
 

@@ -30,7 +30,7 @@ from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from freshness.read import Loaded, Lookup
 from freshness.registry import ObjectDefinition
-from freshness.request import Flow, Flows, ReadHead, Wait
+from freshness.request import Flow, Flows, Marks, ReadHead, Wait
 from freshness.rule import ObjectPolicy, ReadOutcome
 from freshness.token import EventToken
 from invalidator import loop
@@ -86,6 +86,7 @@ class Scene:
         self.purged: Position = MysqlGtidSet()
         self.hidden = 0
         self.is_stream_broken = False
+        self.takes_tombstones = True
         self.delay_seconds = self.head_seconds = 0.0
         self.taken = 0
         self.opened_at: Position | None = None
@@ -183,6 +184,8 @@ class Scene:
 
     def _answer(self, step: Any) -> Any:
         match step:
+            case Flow(requests=Marks()) if not self.takes_tombstones:
+                raise NodeUnavailable("the node is cut off")
             case Flow():
                 return [self.client.perform(step.node, request) for request in step.requests]
             case Flows():
@@ -316,6 +319,36 @@ def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.Monk
         loop, "HISTORY_CONFIRM_SECONDS", 1.0
     )  # before the lease is over, which ends much, too
     prove(schedule, (2, False), plant, monkeypatch)
+
+
+def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In head mode the floor is raised before the tombstones. Where these are never acknowledged, and the failover
+    loses the event, only the floor names it: no server would ever show it, and nothing be filled again."""
+
+    def schedule(world: World) -> tuple[int, ReadOutcome]:
+        scene = Scene(world)
+        scene.run(3)
+        for _ in range(60):
+            scene.change(2)
+        scene.takes_tombstones = False
+        scene.run(0.5)
+        assert not world.record().progress.contains(world.record().floor), "the floor alone names it"
+        scene.fail_over(60)  # more than there are heartbeats below, which are given the same numbers
+        scene.takes_tombstones = True
+        scene.run(loop.HISTORY_CONFIRM_SECONDS + 20)
+        return world.database.epoch, read_key(world, fresh=True)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def look_at_progress_alone(_: ShardInvalidator) -> Any:
+            yield ReadHead()
+
+        patch.setattr(loop, "_check_history", look_at_progress_alone)
+
+    sound = World(is_head_mode=True)
+    assert schedule(sound) == (2, ReadOutcome.FILLED)
+    assert sound.broken == []
+    plant(monkeypatch)
+    assert schedule(World(is_head_mode=True)) == (1, ReadOutcome.FLOOR)
 
 
 def test_the_shortest_lease_outlasts_the_pauses_of_a_lost_history(monkeypatch: pytest.MonkeyPatch) -> None:
