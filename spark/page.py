@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
-from math import log10
+from math import floor, log10
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -18,24 +18,28 @@ from pyarrow import fs
 from pyspark.sql import DataFrame
 
 from spark import verdict
-from spark.summary import DIMENSIONS, WITHIN_SECONDS, Nines, Summary, conclude
+from spark.summary import DIMENSIONS, GROUPS_MAX, WITHIN_SECONDS, Nines, Summary, conclude
 
-_WIDTH: Final = 720
+_WIDTH: Final = 940
 _BAR: Final = 22
-_LABEL: Final = 150
+_LABEL: Final = 230
+_NAME_CHARACTERS_MAX: Final = 32
+"""What fits beside the bars; the whole name is shown when one points at it."""
+_NINES_MAX: Final = 7.0
 _STYLE: Final = """
 :root { --ink: #1d2433; --soft: #667085; --line: #d9dee7; --bar: #3b6fb6;
-  --good: #2f7d5b; --warn: #b7791f; --bad: #b42318 }
+  --good: #2f7d5b; --warn: #b7791f; --some: #e2a52b; --bad: #b42318 }
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem }
-p, td, th, summary { overflow-wrap: anywhere } p.soft, .soft { color: var(--soft) }
+p, td, summary { overflow-wrap: anywhere } p.soft, .soft { color: var(--soft) }
 .verdict { color: #fff; padding: .8rem 1.1rem; border-radius: .5rem; font-size: 1.15rem; margin: 1rem 0 }
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem } .tile { border: 1px solid var(--line); border-radius: .5rem;
   padding: .6rem .9rem; min-width: 9rem } .tile b { display: block; font-size: 1.3rem }
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .6rem .3rem 0;
   border-bottom: 1px solid var(--line); vertical-align: top } th { color: var(--soft); font-weight: 500 }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } details { margin: .5rem 0 }
+td.s, td.n, th { white-space: nowrap } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums;
+  padding-right: 1.2rem } details { margin: .5rem 0 }
 pre { background: #f5f7fa; padding: .7rem; overflow: auto; font-size: 12px; border-radius: .4rem }
 svg text { font: 12px system-ui, sans-serif; fill: var(--ink) }
 svg .soft { fill: var(--soft) } svg { max-width: 100% }
@@ -67,22 +71,39 @@ def format_page(summary: Summary) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"></head><body>',
         f'<h1>Cache audit</h1><p class="soft">as of {_time(summary.as_of_us)}, history from ',
         f"{_time(summary.history_from_us)}, archive to {_time(summary.archive_end_us)}</p>",
-        f'<div class="verdict" style="background: var(--{color})">{escape(conclude(summary))}</div>',
+        f'<div class="verdict" style="background: var(--{color})">{escape(_conclude(summary))}</div>',
         _tiles(summary),
         _found(summary),
         _unknown(summary),
         "<h2>How far out of date hits were</h2>",
-        '<p class="soft">Each bar is the share of hits that were at most so old; the scale shows nines.</p>',
+        f'<p class="soft">{_NINES_TOLD}</p>',
         *(_nines(dimension, summary.nines) for dimension in DIMENSIONS),
         "<h2>Staleness of hits</h2>",
-        _histogram(summary.edges_seconds, summary.staleness),
+        '<p class="soft">How many hits were so far out of date. The bars are logarithmic.</p>',
+        _histogram(summary.edges_seconds, summary.staleness, "fresh"),
         "<h2>From commit to invalidation</h2>",
-        _histogram(summary.edges_seconds, summary.delays),
+        '<p class="soft">How many changes took so long. The bars are logarithmic.</p>',
+        _histogram(summary.edges_seconds, summary.delays, "at once"),
         _hot(summary),
         _examples(summary),
         "</body></html>\n",
     ]
     return "\n".join(parts)
+
+
+_NINES_TOLD: Final = (
+    "Each bar is the share of hits that were at most so old, as nines: 1 is 90 %, 2 is 99 %, 3 is 99.9 %, and so on. "
+    "It ends at what is sure (≥, 95 %), which takes many hits to come far. Blue: not one hit was older. "
+    "Yellow: some were."
+)
+
+
+def _conclude(summary: Summary) -> str:
+    """What is said elsewhere, with numbers in the place of a pointer to this page."""
+    if summary.exit_code != verdict.STALE_DATA:
+        return conclude(summary)
+    entries = sum(it.entries for it in summary.found if verdict.KIND_BY_NAME[it.kind].is_poison)
+    return f"poison: the cache held or served what it must not, in {entries:,} entries (violations, below)"
 
 
 def _time(at_us: int | None) -> str:
@@ -98,8 +119,11 @@ def _tiles(summary: Summary) -> str:
         (f"{sum(summary.staleness):,}", "hits judged"),
         (f"{summary.counts.get('fills', 0):,}", "fills judged"),
         (f"{audited.share:.2%}", f"of {audited.of:,} changed items recorded"),
-        (f"{poisoned.high:.3%}", f"at most, of items have poison (95 %, {poisoned.of:,} seen)"),
-        (f"{summary.counts.get('changes invalidated late', 0):,}", "invalidations late, none of them lost"),
+        (
+            f"{poisoned.count:,}",
+            f"of {poisoned.of:,} items with poison: at most {poisoned.high:.3%} of all (95 %)",
+        ),
+        (f"{summary.counts.get('changes invalidated late', 0):,}", "invalidations late, but not lost"),
     ]
     return (
         '<div class="tiles">'
@@ -108,10 +132,17 @@ def _tiles(summary: Summary) -> str:
     )
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()) -> str:
+def _table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    numbers: Sequence[int] = (),
+    short: Sequence[int] = (),
+) -> str:
+    """``numbers``: columns to the right; ``short``: columns whose words stay together."""
+
     def row(cells: Sequence[Any], tag: str) -> str:
         told = (
-            f"<{tag}{' class=n' if at in numbers else ''}>{escape(str(cell))}</{tag}>"
+            f"<{tag}{' class=n' if at in numbers else ' class=s' if at in short else ''}>{escape(str(cell))}</{tag}>"
             for at, cell in enumerate(cells)
         )
         return f"<tr>{''.join(told)}</tr>"
@@ -128,13 +159,13 @@ def _found(summary: Summary) -> str:
             it.failure,
             f"{it.entries:,}",
             f"{it.actions:,}",
-            f"{it.longest_seconds:,.1f} s",
+            format_seconds(it.longest_seconds) if it.longest_seconds else "–",
             verdict.KIND_BY_NAME[it.kind].meaning,
         )
         for it in summary.found
     ]
     titles = ("kind", "mode", "entries", "actions", "longest", "meaning")
-    return "<h2>Violations</h2>" + _table(titles, rows, (2, 3, 4))
+    return "<h2>Violations</h2>" + _table(titles, rows, (2, 3, 4), (0, 1))
 
 
 def _unknown(summary: Summary) -> str:
@@ -154,8 +185,8 @@ def _nines(dimension: str, nines: Sequence[Nines]) -> str:
     groups = [each for each in nines if each.dimension == dimension]
     if not groups:
         return ""
-    most = 7.0
-    room = _WIDTH - _LABEL - 190
+    most = _NINES_MAX
+    room = _WIDTH - _LABEL - 220
     height = len(groups) * (len(WITHIN_SECONDS) * _BAR + 14) + 24
     out = [
         f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" role="img" aria-label="nines by {dimension}">'
@@ -167,29 +198,42 @@ def _nines(dimension: str, nines: Sequence[Nines]) -> str:
     y = 20
     for each in groups:
         name = each.name or "all hits"
-        shown = name if len(name) <= 20 else name[:19] + "…"
+        shown = name if len(name) <= _NAME_CHARACTERS_MAX else name[: _NAME_CHARACTERS_MAX - 1] + "…"
         out.append(f'<text x="0" y="{y + 15}"><title>{escape(name)}</title>{escape(shown)}</text>')
-        out.append(f'<text class="soft" x="0" y="{y + 31}">{each.hits:,} hits</text>')
+        unknown = f", {each.unknown:,} unknown" if each.unknown else ""
+        out.append(f'<text class="soft" x="0" y="{y + 31}">{each.hits:,} hits{unknown}</text>')
         for seconds in WITHIN_SECONDS:
             share = each.within[str(seconds)]
             length = max(1.0, min(share.nines, most) / most * room) if share.of else 0
-            color = "var(--bar)" if share.count == share.of else "var(--warn)"
+            color = "var(--bar)" if share.count == share.of else "var(--some)"
             out.append(
                 f'<text class="soft" x="{_LABEL + 34}" y="{y + 15}" text-anchor="end">{seconds} s</text>'
             )
             out.append(
                 f'<rect x="{_LABEL + 40}" y="{y + 4}" width="{length:.1f}" height="{_BAR - 8}" fill="{color}"/>'
             )
-            told = f"{share.share:.5%}" if share.of else "none"
-            out.append(f'<text x="{_WIDTH}" y="{y + 15}" text-anchor="end">{told} (≥ {share.low:.4%})</text>')
+            told = (
+                f"{format_percent(share.share, 5)} (≥ {format_percent(share.low, 4)})"
+                if share.of
+                else "no hits"
+            )
+            out.append(f'<text x="{_WIDTH}" y="{y + 15}" text-anchor="end">{told}</text>')
             y += _BAR
         y += 14
     title = f"<h3>{'All hits' if dimension == 'all' else 'By ' + dimension}</h3>"
+    if len(groups) == GROUPS_MAX:
+        title += f'<p class="soft">The worst {GROUPS_MAX} of them; there may be more.</p>'
     return f"{title}{''.join(out)}</svg>"
 
 
-def _histogram(edges_seconds: Sequence[float], counts: Sequence[int]) -> str:
-    """Bars on a logarithmic scale: one stale hit among a million can be seen."""
+def format_percent(share: float, digits: int) -> str:
+    """Never rounded up: 100 % is all of them."""
+    scale = 10 ** (digits + 2)
+    return f"{floor(share * scale) / scale:.{digits}%}"
+
+
+def _histogram(edges_seconds: Sequence[float], counts: Sequence[int], none: str) -> str:
+    """Bars on a logarithmic scale: one stale hit among a million can be seen. ``none``: what 0 s is called."""
     total, most = sum(counts), max(counts, default=0)
     if not total:
         return '<p class="soft">nothing to show</p>'
@@ -199,17 +243,26 @@ def _histogram(edges_seconds: Sequence[float], counts: Sequence[int]) -> str:
     ]
     for at, count in enumerate(counts):
         y = at * _BAR
-        label = f"up to {_seconds(edges_seconds[at])}" if at < len(edges_seconds) else "more"
+        label = f"up to {format_seconds(edges_seconds[at])}" if at < len(edges_seconds) else "longer"
         length = (log10(count) + 1) / (log10(most) + 1) * room if count else 0
-        out.append(f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{label if at else "fresh"}</text>')
+        out.append(f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{label if at else none}</text>')
         size = f'width="{length:.1f}" height="{_BAR - 6}"'
         out.append(f'<rect x="{_LABEL}" y="{y + 3}" {size} rx="2" fill="var(--bar)"/>')
         out.append(f'<text class="soft" x="{_LABEL + length + 6:.1f}" y="{y + 15}">{count:,}</text>')
     return "".join(out) + "</svg>"
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+def format_seconds(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    size, unit = next(
+        each for each in _UNITS if seconds >= 2 * each[0] or seconds % each[0] == 0 or each[0] == 1
+    )
+    return f"{round(seconds / size, 1):,g} {unit}"
+
+
+_UNITS: Final[Sequence[tuple[int, str]]] = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def _hot(summary: Summary) -> str:

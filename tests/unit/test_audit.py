@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,8 +17,9 @@ from freshness.position import MysqlGtidSet, Position
 from spark import itemlog, timeline, verdict
 from spark.actions import read_stamps
 from spark.itemlog import CHANGE, FILL, HIT, INVALIDATION, NO_NUMBER, ROW, Stamp, pack_stamps
-from spark.page import format_page
+from spark.page import format_page, format_percent, format_seconds
 from spark.replay import PACKED, Found, Knowledge, Life, Rules, Tally, format_tally, merge_tally, replay
+from spark.summary import Found as Violations
 from spark.summary import Share, Summary
 from spark.timeline import Lineage, Place, Run, build_chains, find_holes
 
@@ -356,19 +358,9 @@ def test_bounds_of_shares_are_wilsons() -> None:
     assert round(Share.of_counts(999_999, 1_000_000).nines, 1) == 5.2
 
 
-def test_the_page_needs_nothing_else_and_escapes_what_it_shows() -> None:
+def summary_of(*found: Violations, examples: Sequence[Any] = ()) -> Summary:
     share = Share.of_counts(1, 2)
-    example = {
-        "kind": "stale_hit",
-        "failure": "F11",
-        "item": "<script>alert(1)</script>",
-        "object": "x",
-        "node": "n",
-        "count": 1,
-        "first_us": 1,
-        "evidence": [{"record": "<b>"}],
-    }
-    summary = Summary(
+    return Summary(
         1,
         2,
         None,
@@ -381,14 +373,63 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows() -> None:
         [],
         share,
         share,
-        [],
+        list(found),
         {"why": 1},
         ["c"],
         [("<i>", 1)],
-        [example],
+        list(examples),
     )
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_shows() -> None:
+    example = {
+        "kind": "stale_hit",
+        "failure": "F11",
+        "item": "<script>alert(1)</script>",
+        "object": "x",
+        "node": "n",
+        "count": 1,
+        "first_us": 1,
+        "evidence": [{"record": "<b>"}],
+    }
+    summary = summary_of(examples=[example])
     page = format_page(summary)
     assert "<script" not in page
     assert "<i>" not in page
     assert "http" not in page.replace("http-equiv", "")
     assert json.dumps(summary.to_json())
+
+
+def test_the_page_says_what_was_found_and_does_not_point_at_itself() -> None:
+    found = (
+        Violations(verdict.STALE_HIT, "F11", 1200, 4411, 3700.0),
+        Violations(verdict.CLOCK_ANOMALY, "F36", 7, 7, 0.0),
+    )
+    page = format_page(summary_of(*found))
+    assert "the cache held or served what it must not, in 1,200 entries" in page
+    assert "see the report" not in page
+    assert "<td class=n>61.7 min</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(1.0, "100.00000%"), (0.99999999, "99.99999%"), (0.0, "0.00000%"), (0.5, "50.00000%")],
+)
+def test_a_share_is_never_rounded_up(share: float, shown: str) -> None:
+    assert format_percent(share, 5) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.01, "10 ms"),
+        (0.1234, "123 ms"),
+        (1, "1 s"),
+        (60, "1 min"),
+        (90, "90 s"),
+        (3600, "1 h"),
+        (3700, "61.7 min"),
+    ],
+)
+def test_durations_have_the_unit_that_suits_them(seconds: float, shown: str) -> None:
+    assert format_seconds(seconds) == shown
