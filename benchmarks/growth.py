@@ -1,4 +1,5 @@
-"""How the rate changes with the length of the log, the keys of a transaction, the nodes and the shards.
+"""How the rate changes with the length of the log, the columns of a table, the keys of a transaction, the nodes and
+the shards.
 
 Each curve is also a result: its last point against its first. A point is the median of few runs, in wall time.
 """
@@ -12,14 +13,31 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.measure import Result, stopwatch
-from benchmarks.pipeline import Log, Pipeline, address_of, open_nodes, open_pipeline, open_server, write_log
+from benchmarks.pipeline import (
+    STREAM_SECONDS,
+    Log,
+    Pipeline,
+    address_of,
+    find_definitions,
+    open_nodes,
+    open_pipeline,
+    open_server,
+    write_log,
+)
+from freshness.backends.database import executed_position
 from freshness.config import ServerAddress
-from freshness.position import MariadbPosition
+from freshness.position import MariadbPosition, Position
+from freshness.registry import ObjectDefinition
 from integration.servers import DatabaseServer, ServerFailed
+from integration.servers.database import SCHEMA
+from invalidator.binlog import BinlogSource
 from invalidator.source import Transaction
 
 RUNS: Final = 3
 EVENTS: Final = (1_000, 3_000, 10_000, 30_000)
+COLUMNS: Final = (4, 8, 16, 32, 64)
+ROWS_OF_COLUMNS: Final = 100_000
+ROWS_IN_STATEMENT: Final = 1000
 KEYS: Final = (1, 3, 10, 100, 1000)
 NODES: Final = (1, 2, 4, 8)
 SHARDS: Final = (1, 2, 4)
@@ -29,9 +47,9 @@ SHARD_SECONDS: Final = 120.0
 
 
 def measure_growth(_: int) -> list[Result]:
-    """Four curves, on MariaDB."""
+    """Five curves, on MariaDB."""
     with open_server("mariadb") as server:
-        results = [_by_events(server)]
+        results = [_by_events(server), _by_columns(server)]
         log = write_log(server, "singles", EVENTS[-1], 1)
         return [*results, _by_keys(server), _by_nodes(server), _by_shards(server, log)]
 
@@ -64,6 +82,54 @@ def _by_events(server: DatabaseServer) -> Result:
             return count / stopwatch(lambda: pipeline.follow_to(log.end))
 
     return _curve("events", "transactions in the log", "transactions/s", EVENTS, rate)
+
+
+def _by_columns(server: DatabaseServer) -> Result:
+    """From the wire to keys; half of the columns are texts, which have to be stepped over one by one."""
+    logs: dict[int, tuple[Position, Position, dict[str, ObjectDefinition]]] = {}
+
+    def rate(count: int) -> float:
+        start, end, definitions = logs.get(count) or logs.setdefault(count, _write_wide(server, count))
+        source = BinlogSource(
+            address_of(server), server.flavor, frozenset(definitions), definitions=definitions
+        )
+        rows = [0]
+
+        def read() -> None:
+            source.open(start)
+            streamed, deadline = start, time.monotonic() + STREAM_SECONDS
+            while not streamed.contains(end):
+                assert time.monotonic() < deadline, f"only {streamed} was streamed"
+                received = source.poll(1.0, ROWS_OF_COLUMNS)
+                streamed = streamed.union_all([each.position for each in received])
+                rows[0] += sum(len(each.items) for each in received)
+
+        try:
+            seconds = stopwatch(read)
+        finally:
+            source.close()
+        assert rows == [ROWS_OF_COLUMNS], "every row gave a key"
+        return ROWS_OF_COLUMNS / seconds
+
+    return _curve("columns", "columns", "rows/s", COLUMNS, rate)
+
+
+def _write_wide(
+    server: DatabaseServer, columns: int
+) -> tuple[Position, Position, dict[str, ObjectDefinition]]:
+    """A table of so many columns, filled: (before, after, the object of its rows)."""
+    table = f"wide{columns}"
+    names = [f"{'n' if place % 2 else 't'}{place}" for place in range(1, columns)]
+    types = ", ".join(f"{name} {'INT' if name[0] == 'n' else 'VARCHAR(20)'}" for name in names)
+    values = ",".join("7" if name[0] == "n" else "'text'" for name in names)
+    server.execute(f"CREATE TABLE {table} (id BIGINT PRIMARY KEY, {types})", database=SCHEMA)
+    with server.connect(SCHEMA) as connection, connection.cursor() as cursor:
+        start = executed_position(connection, server.flavor)
+        for first in range(0, ROWS_OF_COLUMNS, ROWS_IN_STATEMENT):
+            lines = ",".join(f"({first + place},{values})" for place in range(ROWS_IN_STATEMENT))
+            cursor.execute(f"INSERT INTO {table} VALUES {lines}")
+        end = executed_position(connection, server.flavor)
+    return start, end, find_definitions(address_of(server), "grow", table)
 
 
 def _by_keys(server: DatabaseServer) -> Result:

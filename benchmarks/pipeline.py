@@ -210,9 +210,11 @@ def open_nodes(count: int) -> Iterator[tuple[Memcached, ...]]:
         yield tuple(stack.enter_context(Memcached(memory_mb=NODE_MEMORY_MB)) for _ in range(count))
 
 
-def find_definitions(address: ServerAddress, namespace: str) -> dict[str, ObjectDefinition]:
-    """The object ``small``, keyed by its primary key."""
+def find_definitions(
+    address: ServerAddress, namespace: str, table: str = TABLE
+) -> dict[str, ObjectDefinition]:
+    """The object that is a row of this table, of the table's name, keyed by its primary key."""
     with connect(address) as connection:
-        columns = key_columns(connection, SCHEMA, TABLE)
-    builder = KeyBuilder(namespace, TABLE, columns)
-    return {TABLE: ObjectDefinition(cast(Any, None), cast(Any, None), builder, {TABLE: columns})}
+        columns = key_columns(connection, SCHEMA, table)
+    builder = KeyBuilder(namespace, table, columns)
+    return {table: ObjectDefinition(cast(Any, None), cast(Any, None), builder, {table: columns})}
