@@ -29,6 +29,7 @@ from freshness.cachekey import KeyBuilder
 from freshness.config import ServerAddress
 from freshness.position import Position
 from freshness.registry import ObjectDefinition
+from freshness.source import Transaction
 from integration.servers import DatabaseServer, Flavor
 from integration.servers.database import SCHEMA, make_database
 from integration.servers.mysql import get_mysql
@@ -37,7 +38,6 @@ from invalidator.binlog import BinlogSource
 from invalidator.decoder import EventDecoder
 from invalidator.event import FORMAT_DESCRIPTION, parse_format_description
 from invalidator.packets import PacketReader
-from invalidator.source import Transaction
 from invalidator.transaction import Subject
 
 FLAVORS: Final[tuple[Flavor, ...]] = ("mariadb", "mysql")

@@ -28,10 +28,10 @@ from freshness.backends.database import executed_position
 from freshness.config import ServerAddress
 from freshness.position import MariadbPosition, Position
 from freshness.registry import ObjectDefinition
+from freshness.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
 from invalidator.binlog import BinlogSource
-from invalidator.source import Transaction
 
 RUNS: Final = 3
 EVENTS: Final = (1_000, 3_000, 10_000, 30_000)

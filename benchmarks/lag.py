@@ -24,13 +24,13 @@ from benchmarks.pipeline import TABLE, Pipeline, address_of, open_nodes, open_pi
 from freshness.backends.database import connect, executed_position
 from freshness.config import ServerAddress
 from freshness.position import Position
+from freshness.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
 from invalidator.binlog import BinlogSource
 from invalidator.event import GTID, XID, parse_event, parse_mysql_gtid
 from invalidator.loop import LoopObserver
 from invalidator.packets import PacketReader
-from invalidator.source import Transaction
 
 RATE: Final = 2000
 """Commits a second that the writer aims at; what it reached is in the name of the baseline."""

@@ -24,10 +24,10 @@ from benchmarks.pipeline import TABLE, address_of, open_nodes, open_pipeline, op
 from freshness.backends.database import connect, executed_position
 from freshness.config import ServerAddress
 from freshness.position import Position
+from freshness.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
 from invalidator.loop import LoopObserver
-from invalidator.source import Transaction
 
 EVENTS: Final = 600_000
 EVENTS_IN_TRANSACTION: Final = 4

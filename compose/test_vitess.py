@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 
 from freshness.backends.database import Connection, connect, executed_position, read_rows
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.backends.schema import key_columns
 from freshness.backends.vitess import VitessShard, read_with_token
 from freshness.config import ServerAddress, Shard
 from freshness.errors import SourceUnsuitable
 from freshness.keycolumn import ColumnKind
 from freshness.position import Position
+from freshness.source import RowChange, Transaction
 from freshness.vtgate_address import VtgateAddress
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.preflight import check_shard
-from invalidator.source import RowChange, Transaction
 from invalidator.vstream import VStream, VStreamSource
 
 ARRIVES_SECONDS = 60.0

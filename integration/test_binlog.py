@@ -15,17 +15,17 @@ import pymysql
 import pytest
 
 from freshness.backends.database import Connection, connect, executed_position
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.backends.schema import key_columns
 from freshness.cachekey import KeyBuilder
 from freshness.config import ServerAddress
 from freshness.errors import FreshnessError, HistoryLost, SourceUnavailable, StreamStopped
 from freshness.position import Position, empty_position, parse_position
 from freshness.registry import ObjectDefinition
+from freshness.source import UNREADABLE, RowChange, Transaction
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.binlog import BinlogSource
-from invalidator.heartbeat import HeartbeatWriter
-from invalidator.source import UNREADABLE, RowChange, Transaction
 
 TABLES = frozenset(("goods", "child", "grandchild"))
 ARRIVES_SECONDS = 60.0

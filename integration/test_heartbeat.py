@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from freshness.backends.heartbeat import ABANDONED_AFTER_US, HeartbeatWriter, parse_heartbeat
 from freshness.config import ServerAddress
 from freshness.errors import FormatError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from freshness.position import parse_position
+from freshness.source import Heartbeat
 from integration.servers import DatabaseServer, Pair
-from invalidator.heartbeat import ABANDONED_AFTER_US, HeartbeatWriter, parse_heartbeat
-from invalidator.source import Heartbeat
 
 NOW_US = 1_700_000_000_000_000
 

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.config import Config, ServerAddress, load_config
 from freshness.errors import SourceUnavailable
 from freshness.keyrange import KeyRange
@@ -66,7 +67,6 @@ from integration.test_stream_service import (
 )
 from integration.test_stream_service import STREAM as STREAM_PATH
 from invalidator.archive import find_files
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.record import record
 from invalidator.stream_access import StreamOpener
 from invalidator.update_stream import PURGED_HINT

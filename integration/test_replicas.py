@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.config import ServerAddress
 from freshness.errors import FreshnessError, HistoryPurged, SourceUnavailable
 from freshness.position import Position
+from freshness.source import Transaction
 from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import SCHEMA, make_database
 from integration.test_binlog import TABLES, address_of, head_of, run, streaming
 from invalidator.binlog import BinlogSource
 from invalidator.candidate import Choice, ReplicaBounds
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.replicas import ReplicaSource
 from invalidator.seek import find_position
 from invalidator.server import look_at
-from invalidator.source import Transaction
 
 BOUNDS = ReplicaBounds(lag_max=3.0, stuck=2.0, look=0.1, look_timeout=1.0, holdoff=2.0, back=1.0)
 BEAT_SECONDS = 0.2

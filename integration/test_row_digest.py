@@ -15,11 +15,11 @@ from pymysql.cursors import DictCursor
 from freshness.backends.codec import DIGEST_BYTES, row_digest
 from freshness.backends.database import connect, executed_position
 from freshness.config import ServerAddress
+from freshness.source import RowChange, Shape
 from integration.servers import DatabaseServer, Flavor, Pair
 from invalidator.binlog import BinlogSource
 from invalidator.image import digest_image
 from invalidator.layout import Layout, read_layouts
-from invalidator.source import RowChange, Shape
 
 ARRIVES_SECONDS: Final = 60.0
 

@@ -11,15 +11,15 @@ from itertools import takewhile
 
 import pytest
 
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, empty_position
+from freshness.source import Transaction
 from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from integration.test_binlog import address_of, head_of, run, streaming
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.seek import SECOND_US, TimeIndex, find_position, find_start
-from invalidator.source import Transaction
 
 MARGIN_SECONDS = 1.0
 """MariaDB tells whole seconds, so it cannot be less. A statement below takes longer."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.backends.sharding import keyspace_id
 from freshness.config import Config, ServerAddress, load_config
 from freshness.keyrange import KeyRange
@@ -23,7 +24,6 @@ from integration.servers import Flavor, Memcached
 from integration.shards import FUNCTION, Cluster, Shard, ShardRouter, start_shards, writing
 from integration.test_stream_service import Change, archived_changes, changes_in_log, head_of
 from invalidator.archive import ArchiveWriter, find_files, read_metadata
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.record import record
 from invalidator.stream_access import OpenedStream, StreamOpener
 

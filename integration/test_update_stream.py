@@ -17,6 +17,7 @@ from typing import Any, Final
 import pytest
 
 from freshness.backends.database import connect, executed_position
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.backends.sharding import keyspace_id
 from freshness.config import Keyspace, ServerAddress, Shard
 from freshness.errors import HistoryPurged
@@ -28,7 +29,6 @@ from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, database_pair
 from integration.servers.database import make_database
 from invalidator.binlog import BinlogSource
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.message import StreamMessage
 from invalidator.resume import Deduplicator, ResumeVector, Start
 from invalidator.seek import find_position

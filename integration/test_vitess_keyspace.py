@@ -20,9 +20,11 @@ import grpc
 import pytest
 
 from appclient import Cache
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.config import Config, ServerAddress, load_config
 from freshness.errors import SourceUnsuitable
 from freshness.position import Position, parse_position
+from freshness.source import Transaction
 from freshness.token import EventToken
 from integration.configuration import write_sharded_config
 from integration.harness import CACHE, ORDERS_TABLE, STREAM, call_cli, wait_for_hits, wait_until
@@ -49,9 +51,7 @@ from integration.servers.vtgate import (
 from integration.shards import CUSTOMERS_TABLE, Shard, start_shards
 from invalidator.app import Invalidator
 from invalidator.binlog import BinlogSource
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.proto import vitess_pb2 as pb
-from invalidator.source import Transaction
 from invalidator.status import read_status
 from invalidator.vstream_journal import ShardsMoved
 

@@ -38,6 +38,7 @@ from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.registry import build_registry
 from freshness.request import Add, Get, Head, Item
+from freshness.source import Source, Transaction
 from freshness.vtgate_address import VtgateAddress
 from integration.servers import Memcached
 from integration.servers.vtgate import (
@@ -73,7 +74,6 @@ from integration.servers.vtgate import (
 from invalidator.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.shard import KeyFinder, ShardInvalidator
-from invalidator.source import Source, Transaction
 from invalidator.vstream import VStream, VStreamSource
 from invalidator.vstream_journal import ShardsMoved
 from invalidator.vstream_reader import ShardTransaction

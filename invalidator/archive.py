@@ -41,12 +41,12 @@ from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.json_value import to_json_row
 from freshness.keyfinder import KeyFinder
 from freshness.position import empty_position
+from freshness.source import RowChange, Transaction
 from freshness.token import EventToken
 from invalidator.image import digest_image
 from invalidator.json_lines import LayoutBook, heartbeat_to_json
 from invalidator.layout import find_key
 from invalidator.message import StreamMessage
-from invalidator.source import RowChange, Transaction
 
 __all__ = [
     "SCHEMA",

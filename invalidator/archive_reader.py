@@ -21,11 +21,11 @@ from freshness.archive_file import BEFORE_KEY, KEYSPACE_KEY, ORDER_KEY, ArchiveF
 from freshness.errors import FormatError
 from freshness.json_value import from_json_row
 from freshness.position import parse_position
+from freshness.source import Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
 from invalidator.archive import read_metadata
 from invalidator.json_lines import PIECE_ROWS_MAX, heartbeat_from_json, make_message
 from invalidator.message import StreamMessage
-from invalidator.source import Heartbeat, RowChange, Transaction
 
 BATCH_ROWS: Final = 2_000
 _COLUMNS: Final = (

@@ -5,7 +5,7 @@ through it behind the transactions that came before them. This module never reco
 position: after an error the caller opens it again from what was acknowledged (F14). Rows are decoded by
 mysql-replication (``invalidator.rows``); its stream loop is not used, as it reconnects by itself from the
 original position and drops what it does not know.
-Built by the composition root, used as `invalidator.source.Source`.
+Built by the composition root, used as `freshness.source.Source`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
 from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position
 from freshness.registry import ObjectDefinition
+from freshness.source import Transaction
 from invalidator.decoder import EventDecoder
 from invalidator.packets import PacketReader
 from invalidator.server import check_start
-from invalidator.source import Transaction
 from invalidator.transaction import TRANSACTION_ROWS_MAX, Cascades, Subject
 
 TRANSACTIONS_QUEUED_MAX: Final = 5_000

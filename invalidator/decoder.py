@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from freshness.errors import StreamStopped
 from freshness.position import Position
 from freshness.registry import ObjectDefinition
+from freshness.source import Transaction
 from invalidator import event as events
 from invalidator.compression import (
     PLAIN_KINDS,
@@ -24,7 +25,6 @@ from invalidator.event import Event, FormatDescription, GroupStart
 from invalidator.fasttrack import FastTrack, verify
 from invalidator.keyreader import KeyReader
 from invalidator.rows import RowDecoder
-from invalidator.source import Transaction
 from invalidator.transaction import TRANSACTION_ROWS_MAX, Cascades, Subject, TransactionAssembler
 
 _QUERY_POST_HEADER = 13

@@ -19,8 +19,8 @@ from typing import Final
 from pymysqlreplication.constants.CHARSET import charset_by_id
 
 from freshness.errors import FormatError
+from freshness.source import UNREADABLE
 from invalidator import tablemap as types
-from invalidator.source import UNREADABLE
 from invalidator.tablemap import BINARY_COLLATION, MappedColumn
 
 Decode = Callable[[bytes], object]

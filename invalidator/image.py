@@ -16,8 +16,8 @@ from typing import Any, Final
 from pymysqlreplication.constants import FIELD_TYPE
 
 from freshness.backends.codec import row_digest
+from freshness.source import UNREADABLE, Shape
 from invalidator.layout import Layout
-from invalidator.source import UNREADABLE, Shape
 
 _SAME: Final = frozenset(
     (

@@ -19,10 +19,10 @@ import msgspec
 from freshness.errors import FormatError, FreshnessError
 from freshness.json_value import from_json_row, to_json_row
 from freshness.resume import ResumeVector
+from freshness.source import Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
 from invalidator.layout import Layout, Layouts, find_key
 from invalidator.message import StreamMessage
-from invalidator.source import Heartbeat, RowChange, Transaction
 
 LINE_BYTES_MAX: Final = 1 << 30
 """The longest line that is read: no row is larger (max_allowed_packet)."""

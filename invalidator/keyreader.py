@@ -14,11 +14,11 @@ from typing import Final
 
 from freshness.errors import FormatError, StreamStopped
 from freshness.registry import ObjectDefinition
+from freshness.source import Operation
 from invalidator.compression import PLAIN_KINDS, unpack_rows
 from invalidator.event import ROW_EVENTS, TABLE_MAP, Event, FormatDescription
 from invalidator.keyplan import Shape, TablePlan, find_targets
 from invalidator.rows import ChangedRows, MappedTable, RowDecoder
-from invalidator.source import Operation
 from invalidator.tablemap import read_columns, read_packed
 
 TABLES_MAPPED_MAX: Final = 4096

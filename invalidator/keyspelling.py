@@ -13,6 +13,7 @@ from typing import Final
 
 from freshness.errors import FormatError
 from freshness.keycolumn import TEXT_LENGTH_MAX, ColumnKind, KeyColumn
+from freshness.source import UNREADABLE
 from invalidator import tablemap as types
 from invalidator.fieldvalue import (
     COMPRESSED,
@@ -22,7 +23,6 @@ from invalidator.fieldvalue import (
     find_decoder,
     is_ascii_safe,
 )
-from invalidator.source import UNREADABLE
 from invalidator.tablemap import BINARY_COLLATION, MappedColumn
 
 Spell = Callable[[bytes], bytes]

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import Position
 from freshness.request import ReadHead, Step, Wait
+from freshness.source import Transaction
 from invalidator.shard import ShardInvalidator
-from invalidator.source import Transaction
 
 log = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
 from freshness.request import MISSING, Get, Head
+from freshness.source import RowChange, Transaction
 from invalidator.archive_reader import open_archive
 from invalidator.json_lines import read_json_lines
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.message import StreamMessage
 from invalidator.shard import KeyFinder, ShardInvalidator
-from invalidator.source import RowChange, Transaction
 from invalidator.transaction import TRANSACTION_ROWS_MAX
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def _reader_of_lines(path: Path, lineage: str) -> Callable[[], Iterator[StreamMe
 
 
 class ReplaySource:
-    """A `invalidator.source.Source` that delivers a recording. ``position``: the start and all that was delivered,
+    """A `freshness.source.Source` that delivers a recording. ``position``: the start and all that was delivered,
     which is what the primary had executed then; ``epoch`` likewise. ``is_exhausted``: everything was delivered."""
 
     def __init__(self, recording: Recording) -> None:

@@ -7,7 +7,7 @@ goes back. It never delivers a transaction of a replica that the primary does no
 of a replica that would lack changes (I8). The primary is the one that the configuration names, nobody else, and it
 must have been seen once.
 
-Used as `invalidator.source.Source`; built by the composition root, which says how a source of one server is made.
+Used as `freshness.source.Source`; built by the composition root, which says how a source of one server is made.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position import Position, empty_position
+from freshness.source import Source, Transaction
 from invalidator.candidate import (
     Choice,
     Look,
@@ -42,7 +43,6 @@ from invalidator.candidate import (
     put_in_order,
 )
 from invalidator.server import ServerState, find_origin, look_at
-from invalidator.source import Source, Transaction
 
 log = logging.getLogger(__name__)
 

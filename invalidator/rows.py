@@ -30,9 +30,9 @@ from pymysqlreplication.row_event import (
 )
 
 from freshness.errors import StreamStopped
+from freshness.source import UNREADABLE, Operation, RowChange, Shape
 from invalidator.event import CHECKSUM_BYTES, ROW_EVENTS, TABLE_MAP, Event, FormatDescription
 from invalidator.image import find_shapes
-from invalidator.source import UNREADABLE, Operation, RowChange, Shape
 
 _NO_TABLE: Final = 0xFFFFFF
 """The table id of a row event that only ends a statement."""

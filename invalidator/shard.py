@@ -22,8 +22,8 @@ from freshness.membership import HeartbeatSeen, Membership, NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.request import Procedure
+from freshness.source import Transaction
 from freshness.witness import Witness
-from invalidator.source import Transaction
 
 __all__ = ["KeyFinder", "ShardInvalidator"]
 

@@ -16,22 +16,22 @@ from functools import partial
 from typing import Any, Final
 
 from freshness.backends.database import connect, translated
+from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.backends.schema import key_columns, keyspace_id, load_registry
 from freshness.config import Config, Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keycolumn import KeyColumn
 from freshness.keyrange import KeyRange
 from freshness.request import Head
+from freshness.source import Source
 from freshness.token import EventToken
 from invalidator.binlog import BinlogSource
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.json_lines import LayoutBook
 from invalidator.layout import Layouts, read_layouts
 from invalidator.replicas import ReplicaSource
 from invalidator.resume import Start, parse_start
 from invalidator.seek import TimeIndex, find_start
 from invalidator.shard import KeyFinder
-from invalidator.source import Source
 from invalidator.update_stream import Access, UpdateStream
 from invalidator.worker import Primary
 

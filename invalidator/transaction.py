@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from freshness.backends.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
 from freshness.heartbeat import EPOCH_ROW
+from freshness.source import Heartbeat, RowChange, Transaction
 from invalidator.event import GroupStart, Xid
-from invalidator.heartbeat import parse_heartbeat
 from invalidator.rows import ChangedRows, MappedTable
-from invalidator.source import Heartbeat, RowChange, Transaction
 from invalidator.statement import StatementKind, find_statement_kind, find_xid, tables_changed_by
 
 TRANSACTION_ROWS_MAX: Final = 200_000

@@ -34,11 +34,11 @@ from freshness.errors import (
 from freshness.keyrange import KeyRange
 from freshness.position import Position
 from freshness.request import Head
+from freshness.source import Heartbeat, RowChange, Source, Transaction
 from freshness.token import EventToken
 from invalidator.message import StreamMessage
 from invalidator.resume import ResumeVector, ShardStart, Start, plan_start
 from invalidator.skew import Alignment, Verdict
-from invalidator.source import Heartbeat, RowChange, Source, Transaction
 
 TRANSACTIONS_BUFFERED_MAX: Final = 200
 ROWS_BUFFERED_MAX: Final = 5_000

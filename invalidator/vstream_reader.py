@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import grpc
 
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
+from freshness.source import Transaction
 from freshness.vtgate_address import VtgateAddress
 from invalidator.mailbox import Mailbox
 from invalidator.proto import vitess_pb2 as pb
-from invalidator.source import Transaction
 from invalidator.vstream_error import translated
 from invalidator.vstream_journal import ShardsMoved
 from invalidator.vstream_position import parse_gtid

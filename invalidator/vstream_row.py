@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from freshness.source import UNREADABLE, Operation, RowChange
 from invalidator.proto import vitess_pb2 as pb
-from invalidator.source import UNREADABLE, Operation, RowChange
 from invalidator.vstream_value import JSON, Decoder, find_decoder
 
 _UNMATCHED_COLUMN = re.compile(r"@\d+")

@@ -13,12 +13,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from freshness.backends.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
 from freshness.heartbeat import EPOCH_ROW
 from freshness.position import Position
-from invalidator.heartbeat import parse_heartbeat
+from freshness.source import Heartbeat, RowChange, Transaction
 from invalidator.proto import vitess_pb2 as pb
-from invalidator.source import Heartbeat, RowChange, Transaction
 from invalidator.statement import tables_changed_by
 from invalidator.transaction import TRANSACTION_ROWS_MAX
 from invalidator.vstream_position import ShardProgress, parse_gtid, subtract

@@ -17,8 +17,8 @@ from typing import Final, TypeAlias
 
 from pymysqlreplication.constants.CHARSET import charset_by_id
 
+from freshness.source import UNREADABLE
 from invalidator.proto import vitess_pb2 as pb
-from invalidator.source import UNREADABLE
 
 Decoder: TypeAlias = Callable[[bytes], object]
 

@@ -18,6 +18,8 @@ from typing import Any, Final
 from freshness.backend import CacheNode
 from freshness.backends import open_node
 from freshness.backends.database import Connection, connect, executed_position, translated
+from freshness.backends.heartbeat import HeartbeatWriter
+from freshness.backends.pulse import Pulse
 from freshness.backends.schema import find_cascades
 from freshness.config import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.driver import BlockingDriver, drive, running_clock
@@ -28,19 +30,17 @@ from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
 from freshness.request import Head
+from freshness.source import Source, Transaction
 from freshness.vtgate_address import VtgateAddress
 from freshness.witness import Witness
 from invalidator.binlog import BinlogSource
 from invalidator.candidate import ReplicaBounds
-from invalidator.heartbeat import HeartbeatWriter
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.metrics import ShardMetrics
 from invalidator.preflight import check_shard, require
-from invalidator.pulse import Pulse
 from invalidator.replicas import ReplicaSource
 from invalidator.seek import TimeIndex
 from invalidator.shard import KeyFinder, ShardInvalidator
-from invalidator.source import Source, Transaction
 from invalidator.transaction import Cascades
 
 log = logging.getLogger(__name__)

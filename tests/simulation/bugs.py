@@ -44,10 +44,10 @@ from freshness.request import (
     Stored,
 )
 from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal, find_hit_refusal, find_record_refusal
+from freshness.source import Transaction
 from freshness.token import EventToken
 from freshness.view import NodeView
 from invalidator.shard import ShardInvalidator
-from invalidator.source import Transaction
 from tests.simulation.reshard import STAYS_OPEN
 
 Planted: TypeAlias = contextlib.AbstractContextManager[Any]

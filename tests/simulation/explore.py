@@ -30,10 +30,10 @@ from freshness.read import Loaded, Lookup, ReadContext, read_through
 from freshness.registry import ObjectDefinition
 from freshness.request import Add, Cas, Delete, Flow, Flows, Get, Head, Item, Load, ReadHead, Stored, Wait
 from freshness.rule import ObjectPolicy, ReadOutcome
+from freshness.source import Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
 from invalidator.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.shard import KeyFinder, ShardInvalidator
-from invalidator.source import Heartbeat, RowChange, Transaction
 from tests.simulation.history import show
 
 NODE: Final = "n0"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from freshness.request import Request
-from invalidator.source import RowChange
+from freshness.source import RowChange
 from tests.simulation.actor import Actor
 from tests.simulation.network import REQUEST_FAULTS, kind_of
 

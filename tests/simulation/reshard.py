@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from freshness.envelope import NodeRecord, record_key
 from freshness.request import Wait
-from invalidator.source import RowChange
+from freshness.source import RowChange
 from tests.simulation.database import Shard
 
 if TYPE_CHECKING:

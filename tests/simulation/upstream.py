@@ -14,10 +14,10 @@ from freshness.errors import HistoryLost, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
 from freshness.read import Loaded, Lookup
 from freshness.request import Head, Load, ReadHead
+from freshness.source import Heartbeat, Transaction
 from freshness.token import EventToken
 from invalidator.loop import OpenStream, Poll, RaiseEpoch
 from invalidator.shard import ShardInvalidator
-from invalidator.source import Heartbeat, Transaction
 from tests.simulation.actor import Actor
 from tests.simulation.database import Server, Shard
 

@@ -23,9 +23,9 @@ from freshness.read import Lookup, Read, ReadContext, read_through
 from freshness.registry import ObjectDefinition
 from freshness.request import Reply, Request, Wait
 from freshness.rule import ObjectPolicy
+from freshness.source import RowChange
 from invalidator.loop import LoopObserver, run_loop
 from invalidator.shard import KeyFinder, ShardInvalidator
-from invalidator.source import RowChange
 from tests.simulation import fault, upstream
 from tests.simulation.actor import Actor
 from tests.simulation.checker import Checker

@@ -11,6 +11,7 @@ from freshness.config import Config, load_config
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.position import MysqlGtidSet
 from freshness.registry import ObjectDefinition, build_registry
+from freshness.source import RowChange, Transaction
 from freshness.token import EventToken
 from invalidator.archive import ArchiveWriter, RotationPolicy
 from invalidator.archive_reader import open_archive
@@ -18,7 +19,6 @@ from invalidator.json_lines import LayoutBook
 from invalidator.layout import Layout
 from invalidator.message import StreamMessage
 from invalidator.shard import KeyFinder
-from invalidator.source import RowChange, Transaction
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES: Final = ("127.0.0.1:21", "127.0.0.1:22")

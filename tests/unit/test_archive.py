@@ -20,12 +20,12 @@ from freshness.backends.codec import row_digest
 from freshness.errors import ConfigError, FormatError, StreamStopped
 from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position import MysqlGtidSet
+from freshness.source import Heartbeat, RowChange, Shape, Transaction
 from freshness.token import EventToken
 from invalidator import archive_reader
 from invalidator.archive import UNFINISHED, RotationPolicy, find_files
 from invalidator.archive_reader import open_archive
 from invalidator.message import StreamMessage
-from invalidator.source import Heartbeat, RowChange, Shape, Transaction
 from tests.unit.archive_world import SOURCE, World, message, start, token
 
 INSERT = RowChange("customers", "insert", None, {"id": 1, "v": "a"})
@@ -367,7 +367,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from invalidator.archive import RotationPolicy
-from invalidator.source import RowChange
+from freshness.source import RowChange
 from tests.unit.archive_world import World, message
 
 world = World(Path(sys.argv[1]), RotationPolicy(rows_max=10))

@@ -10,9 +10,9 @@ import pytest
 
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition
+from freshness.source import Transaction
 from invalidator.binlog import _Mailbox
 from invalidator.garbage import NEW_OBJECTS_MIN, seldom_collected
-from invalidator.source import Transaction
 
 WAIT_SECONDS = 30.0
 

@@ -19,10 +19,10 @@ from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, empty_position
 from freshness.request import Head
+from freshness.source import Heartbeat, Transaction
 from invalidator.app import Invalidator
 from invalidator.http import create_api
 from invalidator.shard import KeyFinder, ShardInvalidator
-from invalidator.source import Heartbeat, Transaction
 from invalidator.worker import Assignment, MetricsObserver, ShardWorker
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

@@ -18,6 +18,7 @@ from freshness.json_value import from_json, to_json
 from freshness.keyrange import KeyRange
 from freshness.position import MysqlGtidSet
 from freshness.resume import ResumeVector
+from freshness.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
 from invalidator import json_lines
 from invalidator.json_lines import (
@@ -30,7 +31,6 @@ from invalidator.json_lines import (
 )
 from invalidator.layout import Layout
 from invalidator.message import StreamMessage
-from invalidator.source import UNREADABLE, Heartbeat, RowChange, Transaction
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 COLUMNS = frozenset(("id", "v"))

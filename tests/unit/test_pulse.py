@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from freshness.backends import pulse as pulse_module
+from freshness.backends.heartbeat import HeartbeatWriter
+from freshness.backends.pulse import Pulse
 from freshness.config import ServerAddress
 from freshness.errors import SourceUnavailable
-from invalidator.heartbeat import HeartbeatWriter
-from invalidator.pulse import Pulse
 
 WAIT_SECONDS = 20.0
 

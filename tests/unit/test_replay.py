@@ -16,12 +16,12 @@ from freshness.envelope import NodeRecord, Tombstone, record_key
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.position import MysqlGtidSet
 from freshness.request import Add, Cas, Get, Item, Reply, Request
+from freshness.source import Heartbeat, RowChange
 from invalidator import replay as module
 from invalidator.archive import RotationPolicy, find_files
 from invalidator.json_lines import LayoutBook, LineWriter, encode_line
 from invalidator.message import StreamMessage
 from invalidator.replay import Recording, Replay, ReplayResult, ReplaySource, open_recording
-from invalidator.source import Heartbeat, RowChange
 from tests.unit.archive_world import CONFIG, NODES, SOURCE, World, make_config, make_registry, message
 
 LINEAGE = "shop/-"

@@ -23,10 +23,10 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position import Position, empty_position, parse_position
+from freshness.source import Transaction
 from invalidator.candidate import Choice, ReplicaBounds
 from invalidator.replicas import DRAINS_MAX, ReplicaSource
 from invalidator.server import ServerState, find_foreign, find_origin
-from invalidator.source import Transaction
 
 UUIDS = {number: f"00000000-0000-0000-0000-00000000000{number}" for number in range(1, 5)}
 BOUNDS = ReplicaBounds()

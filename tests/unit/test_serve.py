@@ -27,13 +27,13 @@ from freshness.errors import (
 )
 from freshness.keyrange import KeyRange
 from freshness.resume import ResumeVector
+from freshness.source import RowChange
 from freshness.token import EventToken
 from invalidator.app import Invalidator
 from invalidator.http import HttpService, create_api, read_access_token
 from invalidator.json_lines import LayoutBook, LineReader
 from invalidator.message import StreamMessage
 from invalidator.serve import ServePolicy, StreamHub
-from invalidator.source import RowChange
 from invalidator.stream_access import StreamOpener
 from tests.unit.archive_world import CONFIG, make_config, message, start, token
 

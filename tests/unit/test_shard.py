@@ -33,8 +33,8 @@ from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.registry import build_registry
 from freshness.request import Add, Head
+from freshness.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
 from invalidator.shard import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS, KeyFinder, ShardInvalidator
-from invalidator.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("n1:1", "n2:1")

@@ -16,9 +16,9 @@ import pytest
 
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history import CHANGES
+from freshness.source import Heartbeat, RowChange
 from invalidator.json_lines import EndLine, ErrorLine, LayoutBook, LineWriter, encode_line
 from invalidator.layout import Layout
-from invalidator.source import Heartbeat, RowChange
 from spark import live
 from spark.live import LivePiece, Service, read_heads, read_piece
 from tests.unit.archive_world import SOURCE, message, token

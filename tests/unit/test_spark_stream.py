@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from freshness.archive_file import find_files
 from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryPurged, StreamStopped
 from freshness.history import CHANGES, KIND_KEY, VERSION_KEY
+from freshness.source import RowChange
 from invalidator.archive import RotationPolicy
 from invalidator.archive_reader import open_archive
-from invalidator.source import RowChange
 from spark import compact, updatestream
 from spark.archive_folder import ArchiveFolder
 from spark.failure import find_failure

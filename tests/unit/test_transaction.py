@@ -9,6 +9,7 @@ import pytest
 
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition, MysqlGtidSet
+from freshness.source import RowChange, Transaction
 from invalidator import transaction as transaction_module
 from invalidator.decoder import EventDecoder
 from invalidator.event import (
@@ -21,7 +22,6 @@ from invalidator.event import (
     parse_xa_prepare,
 )
 from invalidator.rows import ChangedRows, MappedTable
-from invalidator.source import RowChange, Transaction
 from invalidator.transaction import Cascades, Subject, TransactionAssembler
 
 SID = "00000000-0000-0000-0000-000000000001"

@@ -27,6 +27,7 @@ from freshness.errors import (
 from freshness.keyrange import KeyRange
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from freshness.request import Head
+from freshness.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
 from invalidator import update_stream as module
 from invalidator.message import StreamMessage
@@ -40,7 +41,6 @@ from invalidator.resume import (
     plan_start,
 )
 from invalidator.skew import Alignment
-from invalidator.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from invalidator.update_stream import PURGED_HINT, Access, RowFilter, UpdateStream
 
 SECOND: Final = 1_000_000

@@ -32,11 +32,11 @@ from freshness.read import Loaded, Lookup
 from freshness.registry import ObjectDefinition
 from freshness.request import Flow, Flows, Marks, ReadHead, Wait
 from freshness.rule import ObjectPolicy, ReadOutcome
+from freshness.source import Heartbeat, Operation, RowChange, Transaction
 from freshness.token import EventToken
 from invalidator import loop
 from invalidator.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.shard import KeyFinder, ShardInvalidator
-from invalidator.source import Heartbeat, Operation, RowChange, Transaction
 from tests.world import (
     CUSTOMER,
     D_SECONDS,

@@ -9,6 +9,7 @@ import pytest
 
 from freshness.errors import StreamStopped
 from freshness.position import MysqlGtidSet, Position
+from freshness.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from integration.servers.vtgate import (
     CUSTOMER_COLUMNS,
     KEYSPACE,
@@ -33,7 +34,6 @@ from integration.servers.vtgate import (
     vgtid,
 )
 from invalidator.proto import vitess_pb2 as pb
-from invalidator.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from invalidator.vstream_transaction import Bounds, ShardAssembler
 
 OTHER_UUID = "4e11fa47-71ca-11e1-9e33-c80aa9429562"

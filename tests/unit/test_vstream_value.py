@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from freshness.source import UNREADABLE
 from integration.servers.vtgate import column
 from invalidator.proto import vitess_pb2 as pb
-from invalidator.source import UNREADABLE
 from invalidator.vstream_value import find_decoder
 
 
