@@ -15,9 +15,7 @@ import random
 import socket
 import struct
 import threading
-import time
 import uuid
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -32,13 +30,10 @@ from freshness.position import Position
 from freshness.registry import ObjectDefinition
 from freshness.source import Transaction
 from invalidator.decoder import EventDecoder
+from invalidator.mailbox import ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
 from invalidator.packets import PacketReader
 from invalidator.server import check_start
 from invalidator.transaction import TRANSACTION_ROWS_MAX, Cascades, Subject
-
-TRANSACTIONS_QUEUED_MAX: Final = 5_000
-ROWS_QUEUED_MAX: Final = 100_000
-"""Rows in the mailbox. A single transaction may have more (`TRANSACTION_ROWS_MAX`); then it is alone there."""
 
 READ_TIMEOUT_SECONDS: Final = 15.0
 HEARTBEAT_SECONDS: Final = 4.0
@@ -114,7 +109,7 @@ class BinlogSource:
         except Exception as error:
             _force_close(connection)
             raise translated(error, self._address, "starting to stream") from error
-        mailbox = _Mailbox(*self._mailbox_bounds)
+        mailbox = Mailbox(measure, *self._mailbox_bounds)
         self._reader = _Reader(connection, self._address, self._decoder, mailbox, packets, first)
         self._reader.start()
 
@@ -204,7 +199,7 @@ class _Reader:
         connection: Connection,
         address: ServerAddress,
         decoder: EventDecoder,
-        mailbox: _Mailbox,
+        mailbox: Mailbox[Transaction],
         packets: PacketReader,
         first: list[bytes],
     ) -> None:
@@ -259,85 +254,3 @@ class _Reader:
         if described is not error:
             described.__cause__ = error
         return described
-
-
-class _Mailbox:
-    """Transactions on their way from the reader thread to the caller; bounded by their number and their rows."""
-
-    def __init__(self, transactions_max: int, rows_max: int) -> None:
-        self._transactions_max = transactions_max
-        self._rows_max = rows_max
-        self._waiting: deque[Transaction] = deque()
-        self._rows = 0
-        self._error: FreshnessError | None = None
-        self._is_closed = False
-        self._changed = threading.Condition()
-
-    def put(self, transactions: list[Transaction]) -> bool:
-        """Wait for room and put them in. False when nobody will take them any more."""
-        rows = sum(map(_rows_of, transactions))
-        with self._changed:
-            has_room = (
-                len(self._waiting) + len(transactions) <= self._transactions_max
-                and self._rows + rows <= self._rows_max
-            )
-            if has_room and not self._is_closed:
-                self._waiting += transactions
-                self._rows += rows
-            else:
-                self._put_slowly(transactions)
-            self._changed.notify_all()
-            return not self._is_closed
-
-    def _put_slowly(self, transactions: list[Transaction]) -> None:
-        for transaction in transactions:
-            while not (self._is_closed or self._has_room(transaction)):
-                # Those before it may be taken meanwhile.
-                self._changed.notify_all()
-                self._changed.wait()
-            if self._is_closed:
-                return
-            self._waiting.append(transaction)
-            self._rows += _rows_of(transaction)
-
-    def fail(self, error: FreshnessError) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def take(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
-        deadline = time.monotonic() + timeout_seconds
-        with self._changed:
-            while not self._waiting and self._error is None:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return []
-                self._changed.wait(remaining)
-            if not self._waiting and self._error is not None:
-                # A new exception each time: one that is raised again keeps growing its traceback.
-                error = self._error
-                raise type(error)(error.message, hint=error.hint) from error
-            if len(self._waiting) <= transactions_max:
-                taken = list(self._waiting)
-                self._waiting.clear()
-                self._rows = 0
-            else:
-                taken = [self._waiting.popleft() for _ in range(transactions_max)]
-                self._rows -= sum(map(_rows_of, taken))
-            self._changed.notify_all()
-            return taken
-
-    def _has_room(self, transaction: Transaction) -> bool:
-        return not self._waiting or (
-            len(self._waiting) < self._transactions_max
-            and self._rows + _rows_of(transaction) <= self._rows_max
-        )
-
-
-def _rows_of(transaction: Transaction) -> int:
-    return len(transaction.changes) + len(transaction.items)

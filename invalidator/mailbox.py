@@ -1,7 +1,7 @@
 """What is on its way from a source's reader thread to the caller: bounded, in order, and errors come last.
 
-Used by ``invalidator.vstream``. Never drops anything: a full mailbox makes the reader
-wait, and with it the server.
+Used by ``invalidator.binlog`` and ``invalidator.vstream``. Never drops anything: a full mailbox makes the
+reader wait, and with it the server.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from freshness.errors import FreshnessError
+from freshness.source import Transaction
 
 TRANSACTIONS_QUEUED_MAX: Final = 5_000
 ROWS_QUEUED_MAX: Final = 100_000
@@ -23,15 +24,24 @@ BYTES_QUEUED_MAX: Final = 64 << 20
 Mail = TypeVar("Mail")
 
 
+def measure(transactions: Sequence[Transaction]) -> tuple[int, int]:
+    """The rows of transactions, and the bytes of their events."""
+    rows = size_bytes = 0
+    for transaction in transactions:
+        rows += len(transaction.changes) + len(transaction.items)
+        size_bytes += transaction.size_bytes
+    return rows, size_bytes
+
+
 class Mailbox(Generic[Mail]):
-    """Bounded by the number of transactions and by their rows and bytes, which ``measure`` tells.
+    """Bounded by the number of transactions and by their rows and bytes, which ``measure`` tells of several together.
 
     `put` and `fail` belong to the reader, `take` to the caller, `close` to either.
     """
 
     def __init__(
         self,
-        measure: Callable[[Mail], tuple[int, int]],
+        measure: Callable[[Sequence[Mail]], tuple[int, int]],
         transactions_max: int = TRANSACTIONS_QUEUED_MAX,
         rows_max: int = ROWS_QUEUED_MAX,
         bytes_max: int = BYTES_QUEUED_MAX,
@@ -47,16 +57,35 @@ class Mailbox(Generic[Mail]):
         self._is_closed = False
         self._changed = threading.Condition()
 
-    def put(self, mail: Mail) -> bool:
-        """Wait for room and put it in. False when nobody will take it any more."""
+    def put(self, mails: Sequence[Mail]) -> bool:
+        """Wait for room and put them in, one by one where all together find none. False when nobody will take them
+        any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._has_room(mail))
-            if self._is_closed:
-                return False
-            self._waiting.append(mail)
-            self._count(mail, 1)
+            if not self._put_at_once(mails):
+                for mail in mails:
+                    while not self._put_at_once((mail,)):
+                        # Those before it may be taken meanwhile.
+                        self._changed.notify_all()
+                        self._changed.wait()
             self._changed.notify_all()
+            return not self._is_closed
+
+    def _put_at_once(self, mails: Sequence[Mail]) -> bool:
+        """False where there is no room. One that is larger than all goes in alone; a closed mailbox keeps nothing."""
+        if self._is_closed:
             return True
+        rows, size_bytes = self._measure(mails)
+        has_room = (
+            len(self._waiting) + len(mails) <= self._transactions_max
+            and self._rows + rows <= self._rows_max
+            and self._bytes + size_bytes <= self._bytes_max
+        )
+        if not has_room and (self._waiting or len(mails) != 1):
+            return False
+        self._waiting += mails
+        self._rows += rows
+        self._bytes += size_bytes
+        return True
 
     def fail(self, error: FreshnessError) -> None:
         """What `take` raises when everything before it was taken."""
@@ -82,21 +111,14 @@ class Mailbox(Generic[Mail]):
             if not self._waiting and self._error is not None:
                 # A new exception each time: one that is raised again keeps growing its traceback.
                 raise copy.copy(self._error) from self._error
-            taken = [self._waiting.popleft() for _ in range(min(transactions_max, len(self._waiting)))]
-            for mail in taken:
-                self._count(mail, -1)
+            if len(self._waiting) <= transactions_max:
+                taken = list(self._waiting)
+                self._waiting.clear()
+                self._rows = self._bytes = 0
+            else:
+                taken = [self._waiting.popleft() for _ in range(transactions_max)]
+                rows, size_bytes = self._measure(taken)
+                self._rows -= rows
+                self._bytes -= size_bytes
             self._changed.notify_all()
             return taken
-
-    def _count(self, mail: Mail, sign: int) -> None:
-        rows, size_bytes = self._measure(mail)
-        self._rows += sign * rows
-        self._bytes += sign * size_bytes
-
-    def _has_room(self, mail: Mail) -> bool:
-        rows, size_bytes = self._measure(mail)
-        return not self._waiting or (
-            len(self._waiting) < self._transactions_max
-            and self._rows + rows <= self._rows_max
-            and self._bytes + size_bytes <= self._bytes_max
-        )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
@@ -23,7 +23,7 @@ from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position
 from freshness.source import Transaction
 from freshness.vtgate_address import VtgateAddress
-from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox
+from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.vstream_channel import open_channel, wait_connected
 from invalidator.vstream_error import translated
@@ -107,7 +107,7 @@ class VStream:
                 for shard, position in start.items()
             },
         )
-        mailbox: Mailbox[ShardTransaction] = Mailbox(ShardTransaction.measure, *self._mailbox_bounds)
+        mailbox: Mailbox[ShardTransaction] = Mailbox(_measure, *self._mailbox_bounds)
         self._positions = dict(start)
         self._reader = Reader(self._address, channel, call, splitter, mailbox)
         self._reader.start()
@@ -237,3 +237,7 @@ class VStreamSource:
 
 def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def _measure(mails: Sequence[ShardTransaction]) -> tuple[int, int]:
+    return measure([mail.transaction for mail in mails])

@@ -27,10 +27,6 @@ class ShardTransaction(NamedTuple):
     shard: str
     transaction: Transaction
 
-    def measure(self) -> tuple[int, int]:
-        """Its rows, and the bytes of their events."""
-        return len(self.transaction.changes), self.transaction.size_bytes
-
 
 class Splitter:
     """Hands each event to its shard, and notices when all shards of a journal have come to it."""
@@ -115,7 +111,7 @@ class Reader:
             for response in self._call:
                 for event in response.events:
                     for done in self._splitter.add(event):
-                        if not self.mailbox.put(done):
+                        if not self.mailbox.put([done]):
                             return
                 self.heard_at = time.monotonic()  # not before: waiting for room in the mailbox is no silence
             raise ended(self._address)

@@ -11,8 +11,8 @@ import pytest
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition
 from freshness.source import Transaction
-from invalidator.binlog import _Mailbox
 from invalidator.garbage import NEW_OBJECTS_MIN, seldom_collected
+from invalidator.mailbox import Mailbox, measure
 
 WAIT_SECONDS = 30.0
 
@@ -21,7 +21,9 @@ def transaction(number: int, rows: int = 1) -> Transaction:
     return Transaction(MariadbPosition.of(0, 1, number), 0, items=tuple(b"%d" % row for row in range(rows)))
 
 
-def put_beside(mailbox: _Mailbox, transactions: list[Transaction], results: list[bool]) -> threading.Thread:
+def put_beside(
+    mailbox: Mailbox[Transaction], transactions: list[Transaction], results: list[bool]
+) -> threading.Thread:
     thread = threading.Thread(target=lambda: results.append(mailbox.put(transactions)), daemon=True)
     thread.start()
     return thread
@@ -35,7 +37,7 @@ def rows_of(transactions: Sequence[Transaction]) -> int:
 @pytest.mark.parametrize(("transactions_max", "rows_max"), [(10, 1000), (1000, 12), (4, 9)])
 def test_all_come_in_order_and_never_too_many_wait(lot: int, transactions_max: int, rows_max: int) -> None:
     sent = [transaction(number, rows=number % 5) for number in range(1, 101)]
-    mailbox = _Mailbox(transactions_max, rows_max)
+    mailbox = Mailbox(measure, transactions_max, rows_max)
     results: list[bool] = []
 
     def put_all() -> None:
@@ -60,7 +62,7 @@ def test_all_come_in_order_and_never_too_many_wait(lot: int, transactions_max: i
 
 
 def test_a_transaction_above_the_bound_waits_until_it_is_alone() -> None:
-    mailbox = _Mailbox(10, 5)
+    mailbox = Mailbox(measure, 10, 5)
     results: list[bool] = []
     writer = put_beside(mailbox, [transaction(1), transaction(2, rows=50), transaction(3)], results)
     taken = [mailbox.take(WAIT_SECONDS, 10) for _ in range(3)]
@@ -70,7 +72,7 @@ def test_a_transaction_above_the_bound_waits_until_it_is_alone() -> None:
 
 
 def test_nobody_waits_in_a_closed_mailbox() -> None:
-    mailbox = _Mailbox(2, 100)
+    mailbox = Mailbox(measure, 2, 100)
     results: list[bool] = []
     writer = put_beside(mailbox, [transaction(number) for number in range(1, 6)], results)
     assert mailbox.take(WAIT_SECONDS, 1) == [transaction(1)]
@@ -81,7 +83,7 @@ def test_nobody_waits_in_a_closed_mailbox() -> None:
 
 
 def test_an_error_comes_behind_what_was_put_before_it_and_again_each_time() -> None:
-    mailbox = _Mailbox(10, 100)
+    mailbox = Mailbox(measure, 10, 100)
     mailbox.put([transaction(1)])
     mailbox.fail(StreamStopped("over", hint="h"))
     assert mailbox.take(0, 10) == [transaction(1)]
@@ -91,7 +93,7 @@ def test_an_error_comes_behind_what_was_put_before_it_and_again_each_time() -> N
 
 
 def test_an_empty_mailbox_is_left_in_time() -> None:
-    assert _Mailbox(10, 100).take(0, 10) == []
+    assert Mailbox(measure, 10, 100).take(0, 10) == []
 
 
 def test_garbage_is_looked_for_as_before_when_the_invalidator_has_ended() -> None:

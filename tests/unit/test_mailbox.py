@@ -16,13 +16,13 @@ JOIN_SECONDS = 10.0
 
 def box(transactions_max: int = 10, rows_max: int = 100, bytes_max: int = 1000) -> Mailbox[int]:
     """Of numbers, each of which is its own number of rows, of 10 bytes each."""
-    return Mailbox(lambda number: (number, 10 * number), transactions_max, rows_max, bytes_max)
+    return Mailbox(lambda numbers: (sum(numbers), 10 * sum(numbers)), transactions_max, rows_max, bytes_max)
 
 
 def test_what_goes_in_comes_out_in_order_and_at_most_as_many_as_wanted() -> None:
     mailbox = box()
     for number in (3, 1, 2):
-        assert mailbox.put(number)
+        assert mailbox.put([number])
     assert mailbox.take(0, 2) == [3, 1]
     assert mailbox.take(0, 2) == [2]
     assert mailbox.take(0, 2) == []
@@ -37,11 +37,11 @@ def test_a_full_mailbox_makes_the_reader_wait(
 ) -> None:
     mailbox = box(*bounds)
     for number in held:
-        mailbox.put(number)
+        mailbox.put([number])
     is_in = threading.Event()
 
     def put() -> None:
-        assert mailbox.put(next_one)
+        assert mailbox.put([next_one])
         is_in.set()
 
     thread = threading.Thread(target=put, daemon=True)
@@ -54,15 +54,15 @@ def test_a_full_mailbox_makes_the_reader_wait(
 
 def test_one_that_is_larger_than_all_goes_in_alone() -> None:
     mailbox = box(rows_max=10)
-    assert mailbox.put(1000)
+    assert mailbox.put([1000])
     assert mailbox.take(0, 1) == [1000]
 
 
 def test_a_reader_that_waits_is_released_when_nobody_takes_any_more() -> None:
     mailbox = box(transactions_max=1)
-    mailbox.put(1)
+    mailbox.put([1])
     answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(mailbox.put(2)), daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(mailbox.put([2])), daemon=True)
     thread.start()
     mailbox.close()
     thread.join(JOIN_SECONDS)
@@ -71,7 +71,7 @@ def test_a_reader_that_waits_is_released_when_nobody_takes_any_more() -> None:
 
 def test_an_error_comes_after_everything_before_it_and_then_each_time() -> None:
     mailbox = box()
-    mailbox.put(1)
+    mailbox.put([1])
     mailbox.fail(SourceUnavailable("gone", hint="try again"))
     assert mailbox.take(0, 9) == [1]
     for _ in range(2):
