@@ -6,16 +6,13 @@ the Spark jobs. No I/O; what a vector means for each shard is ``invalidator.resu
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from freshness.errors import FormatError
 from freshness.keyrange import KeyRange
-from freshness.token import EventToken
+from freshness.token import EventToken, from_text, to_text
 from freshness.varint import ByteReader, append_varint
 
 
@@ -38,7 +35,6 @@ LINEAGES_MAX: Final = 4096
 NAME_BYTES_MAX: Final = 255
 
 _VERSION: Final = 1
-_BASE64_TEXT = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +74,13 @@ class ResumeVector:
             append_varint(out, len(raw))
             out += raw
         _require_bounds(len(out), len(self.tokens))
-        return TEXT_PREFIX + base64.urlsafe_b64encode(bytes(out)).rstrip(b"=").decode("ascii")
+        return to_text(TEXT_PREFIX, bytes(out))
 
     @classmethod
     def parse(cls, text: str) -> ResumeVector:
         """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
         text = text.strip()
-        body = text.removeprefix(TEXT_PREFIX)
-        if not text.startswith(TEXT_PREFIX) or not _BASE64_TEXT.fullmatch(body):
-            raise FormatError(
-                f"{text[:60]!r} is not a resume text",
-                hint=f"expected {TEXT_PREFIX} followed by letters, digits, - and _",
-            )
-        _require_bounds(len(body) * 3 // 4, 0)
-        try:
-            data = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        except binascii.Error as error:
-            raise FormatError(
-                f"resume text {text[:60]!r} has an impossible length", hint="it was cut; take it again"
-            ) from error
-        vector = cls._decode(data)
+        vector = cls._decode(from_text(TEXT_PREFIX, text, "resume text", _require_bounds))
         if vector.format() != text:
             raise FormatError(f"resume text {text[:60]!r} was altered", hint="take it again from its source")
         return vector
@@ -115,7 +98,7 @@ class ResumeVector:
         return cls(keyspace, KeyRange.parse(key_range), {token.lineage: token for token in tokens})
 
 
-def _require_bounds(size: int, lineages: int) -> None:
+def _require_bounds(size: int, lineages: int = 0) -> None:
     if size > ENCODED_BYTES_MAX or lineages > LINEAGES_MAX:
         raise FormatError(
             f"resume text of {size} bytes and {lineages} lineages",

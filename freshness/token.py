@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,32 +84,43 @@ class EventToken:
 
     def format(self) -> str:
         """The text form: safe in URLs, headers and cookies."""
-        return TEXT_PREFIX + base64.urlsafe_b64encode(self.encode()).rstrip(b"=").decode("ascii")
+        return to_text(TEXT_PREFIX, self.encode())
 
     @classmethod
     def parse(cls, text: str) -> EventToken:
         """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
         text = text.strip()
-        body = text.removeprefix(TEXT_PREFIX)
-        if not text.startswith(TEXT_PREFIX) or not _BASE64_TEXT.fullmatch(body):
-            raise FormatError(
-                f"{text[:60]!r} is not an event token",
-                hint=f"expected {TEXT_PREFIX} followed by letters, digits, - and _",
-            )
-        _require_size(len(body) * 3 // 4)
-        try:
-            data = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        except binascii.Error as error:
-            raise FormatError(
-                f"event token {text[:60]!r} has an impossible length", hint="it was cut; take it again"
-            ) from error
-        token = cls.decode(data)
+        token = cls.decode(from_text(TEXT_PREFIX, text, "event token", _require_size))
         if token.format() != text:
             raise FormatError(f"event token {text[:60]!r} was altered", hint="take it again from its source")
         return token
 
     def __str__(self) -> str:
         return self.format()
+
+
+def to_text(prefix: str, data: bytes) -> str:
+    """Bytes as text that is safe in URLs, headers and cookies."""
+    return prefix + base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def from_text(prefix: str, text: str, what: str, require_size: Callable[[int], None]) -> bytes:
+    """The bytes that `to_text` was given. Raises `FormatError`, naming ``what`` it should be, and what
+    ``require_size`` raises for their number, before they are made."""
+    body = text.removeprefix(prefix)
+    if not text.startswith(prefix) or not _BASE64_TEXT.fullmatch(body):
+        article = "an" if what[0] in "aeiou" else "a"
+        raise FormatError(
+            f"{text[:60]!r} is not {article} {what}",
+            hint=f"expected {prefix} followed by letters, digits, - and _",
+        )
+    require_size(len(body) * 3 // 4)
+    try:
+        return base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    except binascii.Error as error:
+        raise FormatError(
+            f"{what} {text[:60]!r} has an impossible length", hint="it was cut; take it again"
+        ) from error
 
 
 def compare(one: EventToken, two: EventToken) -> Order:
