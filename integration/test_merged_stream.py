@@ -67,9 +67,9 @@ from integration.test_stream_service import (
 )
 from integration.test_stream_service import STREAM as STREAM_PATH
 from invalidator.archive import find_files
+from invalidator.feed import PURGED_HINT
 from invalidator.record import record
 from invalidator.stream_access import StreamOpener
-from invalidator.update_stream import PURGED_HINT
 
 TWO: Final = ("-80", "80-")
 FOUR: Final = ("-40", "40-80", "80-c0", "c0-")

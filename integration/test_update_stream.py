@@ -29,10 +29,11 @@ from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, database_pair
 from integration.servers.database import make_database
 from invalidator.binlog import BinlogSource
+from invalidator.feed import Access
 from invalidator.message import StreamMessage
 from invalidator.resume import Deduplicator, ResumeVector, Start
 from invalidator.seek import find_position
-from invalidator.update_stream import Access, UpdateStream
+from invalidator.update_stream import UpdateStream
 
 TABLES: Final = frozenset(("goods",))
 NAMES: Final = ("-55", "55-aa", "aa-")

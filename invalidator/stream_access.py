@@ -26,13 +26,14 @@ from freshness.request import Head
 from freshness.source import Source
 from freshness.token import EventToken
 from invalidator.binlog import BinlogSource
+from invalidator.feed import Access
 from invalidator.json_lines import LayoutBook
 from invalidator.layout import Layouts, read_layouts
 from invalidator.replicas import ReplicaSource
 from invalidator.resume import Start, parse_start
 from invalidator.seek import TimeIndex, find_start
 from invalidator.shard import KeyFinder
-from invalidator.update_stream import Access, UpdateStream
+from invalidator.update_stream import UpdateStream
 from invalidator.worker import Primary
 
 PIECE_ROWS: Final = 1_000

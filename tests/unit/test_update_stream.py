@@ -29,7 +29,8 @@ from freshness.position import MysqlGtidSet, Position, empty_position, parse_pos
 from freshness.request import Head
 from freshness.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
-from invalidator import update_stream as module
+from invalidator import feed as module
+from invalidator.feed import PURGED_HINT, Access
 from invalidator.message import StreamMessage
 from invalidator.resume import (
     Deduplicator,
@@ -40,8 +41,9 @@ from invalidator.resume import (
     parse_start,
     plan_start,
 )
+from invalidator.row_filter import RowFilter
 from invalidator.skew import Alignment
-from invalidator.update_stream import PURGED_HINT, Access, RowFilter, UpdateStream
+from invalidator.update_stream import UpdateStream
 
 SECOND: Final = 1_000_000
 BOUND_SECONDS: Final = 20.0
