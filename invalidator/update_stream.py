@@ -1,7 +1,7 @@
 """The merged update stream: all changes of a key range, from however many shards, as one stream that can be resumed.
 
-Each shard has a `Feed` (``invalidator.feed``), whose thread reads its log into a bounded buffer; the consumer's thread
-takes messages from the buffers. The order within a shard is that of its log; between shards there is none, and
+Each shard has a `Feed` (``invalidator.feed``), whose thread reads its log into a bounded buffer; the consumer's
+thread takes messages from the buffers. The order within a shard is that of its log; between shards there is none, and
 ``minimize_skew`` (``invalidator.skew``) only keeps them within seconds of each other. Nothing is skipped: what cannot
 be delivered ends the stream with an error, and a row of which it cannot be told whether it lies in the key range is
 delivered.
