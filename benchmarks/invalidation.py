@@ -1,7 +1,9 @@
 """Invalidations per second on one real memcached, against a client that makes them one after the other.
 
 The baseline is what an application does with a client of its own: read the tombstone with its version, then add
-it or replace it by CAS, each with its answer. It leaves out the delete of the entry, which ours includes.
+it or replace it by CAS, each with its answer. It leaves out the delete of the entry, which ours includes. Beside it
+meta-memcache, which adds and deletes, and the quickest that pymemcache has: many blind sets and deletes, which forget
+what another invalidator knew, without an answer to any of them.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from meta_memcache.cache_client import CacheClient
+from meta_memcache.configuration import ServerAddress, connection_pool_factory_builder
+from meta_memcache.protocol import SetMode
 from pymemcache.client.base import Client
 
-from benchmarks.measure import Criterion, Result, interleave, stopwatch
+from benchmarks.measure import Criterion, Result, Timings, interleave, stopwatch
 from freshness.admission import join
 from freshness.apply import Batch, apply_batch
 from freshness.backends.memcached import MemcachedNode
@@ -26,7 +31,7 @@ from freshness.request import Head
 from integration.servers import Memcached
 
 KEYS_IN_BATCH: Final = 2000
-BATCHES: Final = 3
+KEYS: Final = 3 * KEYS_IN_BATCH
 """In one round."""
 
 TOMBSTONE_TTL_SECONDS: Final = 120
@@ -35,6 +40,8 @@ ABSENT: Final = Criterion(at_least=20)
 PRESENT: Final = Criterion(at_least=8)
 SERIAL: Final = "serial pymemcache gets + add"
 SERIAL_CAS: Final = "serial pymemcache gets + cas"
+META: Final = "serial meta-memcache add + delete"
+BLIND: Final = "pymemcache set_many + delete_many, blind, noreply"
 
 Send = Callable[[list[bytes], int], None]
 """Invalidates these keys by the event with this sequence number."""
@@ -51,6 +58,8 @@ def measure_invalidation(rounds: int) -> list[Result]:
             return [
                 *_compare("invalidation", (ABSENT, PRESENT), gathered, serial, rounds),
                 *_compare("invalidation_batch", (None, None), _applied(address, node), serial, rounds),
+                _against("invalidation_meta", gathered, _by_meta(address), META, rounds),
+                _against("invalidation_blind", gathered, _blind(client), BLIND, rounds),
             ]
         finally:
             node.close()
@@ -61,23 +70,28 @@ def _compare(
     name: str, criteria: tuple[Criterion | None, Criterion | None], ours: Send, serial: Send, rounds: int
 ) -> list[Result]:
     """``criteria``: where no tombstone is there yet, and where it is."""
-    count = KEYS_IN_BATCH * BATCHES
+    absent = _measure(name, ours, serial, 1, rounds)
+    present = _measure(name, ours, serial, 2, rounds)
+    return [
+        absent.per_second(name, KEYS, "keys/s", SERIAL, criteria[0]),
+        present.per_second(f"{name}_again", KEYS, "keys/s", SERIAL_CAS, criteria[1]),
+    ]
 
-    def work(send: Send, who: str, sequence: int, number: int) -> float:
-        # The tombstones of sequence 1 are new in every round; those of sequence 2 find them there.
-        keys = [b"%b:%b:%d:%d" % (name.encode(), who.encode(), number, place) for place in range(count)]
+
+def _against(name: str, ours: Send, theirs: Send, baseline: str, rounds: int) -> Result:
+    return _measure(name, ours, theirs, 1, rounds).per_second(name, KEYS, "keys/s", baseline)
+
+
+def _measure(name: str, ours: Send, theirs: Send, sequence: int, rounds: int) -> Timings:
+    """The tombstones of sequence 1 are new in every round; those of sequence 2 find them there."""
+
+    def work(send: Send, who: bytes, number: int) -> float:
+        keys = [b"%b:%b:%d:%d" % (name.encode(), who, number, place) for place in range(KEYS)]
         return stopwatch(lambda: send(keys, sequence + 2 * number))
 
-    absent = interleave(
-        lambda number: work(ours, "ours", 1, number), lambda number: work(serial, "serial", 1, number), rounds
+    return interleave(
+        lambda number: work(ours, b"ours", number), lambda number: work(theirs, b"theirs", number), rounds
     )
-    present = interleave(
-        lambda number: work(ours, "ours", 2, number), lambda number: work(serial, "serial", 2, number), rounds
-    )
-    return [
-        absent.per_second(name, count, "keys/s", SERIAL, criteria[0]),
-        present.per_second(f"{name}_again", count, "keys/s", SERIAL_CAS, criteria[1]),
-    ]
 
 
 def _batches(keys: list[bytes]) -> list[list[bytes]]:
@@ -127,5 +141,33 @@ def _serial(client: Client) -> Send:
             else:
                 stored = client.cas(marker, tombstone, version, expire=TOMBSTONE_TTL_SECONDS, noreply=False)
             assert stored, "nobody else writes these keys"
+
+    return send
+
+
+def _by_meta(address: str) -> Send:
+    host, _, port = address.rpartition(":")
+    servers = [ServerAddress(host, int(port))]
+    cache = CacheClient.cache_client_from_servers(servers, connection_pool_factory_builder())
+
+    def send(keys: list[bytes], sequence: int) -> None:
+        tombstone = Tombstone.of(LINEAGE, 1, MariadbPosition.of(0, 1, sequence)).encode()
+        for key in keys:
+            marker = tombstone_key(key).decode()
+            assert cache.set(marker, tombstone, TOMBSTONE_TTL_SECONDS, set_mode=SetMode.ADD), "it is new"
+            cache.delete(key.decode())
+
+    return send
+
+
+def _blind(client: Client) -> Send:
+    def send(keys: list[bytes], sequence: int) -> None:
+        tombstone = Tombstone.of(LINEAGE, 1, MariadbPosition.of(0, 1, sequence)).encode()
+        for batch in _batches(keys):
+            client.set_many(
+                dict.fromkeys(map(tombstone_key, batch), tombstone), TOMBSTONE_TTL_SECONDS, noreply=True
+            )
+            client.delete_many(batch, noreply=True)
+            assert client.get(tombstone_key(batch[-1])) == tombstone, "all before it is through"
 
     return send
