@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 from freshness.errors import FormatError
@@ -64,6 +65,7 @@ def check_key(key: bytes) -> None:
         )
 
 
+@lru_cache(maxsize=256)
 def lifetime_seconds(ttl_seconds: int) -> int:
     """The TTL to send to a server that counts whole seconds and whose first second is partial (F50).
 

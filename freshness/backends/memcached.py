@@ -22,24 +22,26 @@ from pymemcache.client.base import Client
 from freshness.backend import lifetime_seconds
 from freshness.backends.meta import (
     FENCE,
+    VERSION_LIMIT,
     Plan,
     ProtocolError,
     ReplyReader,
     Stats,
     decode_flow,
     encode_flow,
-    encode_mark_range,
-    plan_marks,
+    encode_pair_range,
+    plan_pairs,
 )
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
-from freshness.request import Marks, Reply, Request, StorageReport
+from freshness.request import Marks, Merges, Reply, Request, StorageReport
 
 OLDEST_VERSION: Final = (1, 6, 13)
 """Meta commands are final since 1.6.10; ``md`` ignores its C flag before 1.6.13, so that a conditional delete
 would remove what it did not see."""
 
 RECEIVE_BYTES: Final = 16_384
-MARKS_PER_WRITE: Final = 500
+PAIRS_PER_WRITE: Final = 500
+_PAIRS: Final = (Marks, Merges)
 RECEIVE_MORE_BYTES: Final = 262_144
 TLS_RECORD_BYTES: Final = 16_384
 """The most that a TLS record holds, and that memcached reads at once; see `_pack_records`."""
@@ -115,9 +117,10 @@ class MemcachedNode:
     def send(self, requests: Sequence[Request]) -> None:
         if self._plan is not None:
             self.close()  # answers that nobody received must not be taken for the ones to come
-        if type(requests) is Marks and len(requests.keys) > MARKS_PER_WRITE and not self._is_tls:
-            self._send_marks(requests)
-            return
+        if type(requests) in _PAIRS and len(requests) > 2 * PAIRS_PER_WRITE and not self._is_tls:
+            assert isinstance(requests, Marks | Merges)
+            if self._send_pairs(requests):
+                return
         commands, plan = encode_flow(requests, self._connections)
         try:
             connected = self._socket
@@ -131,17 +134,22 @@ class MemcachedNode:
             self._fail(error)
             raise
 
-    def _send_marks(self, marks: Marks) -> None:
-        """Thousands of them are encoded piece by piece: the server works on one while the next is made."""
-        plan = plan_marks(marks, 0)  # before anything is sent; no version is in question
+    def _send_pairs(self, pairs: Marks | Merges) -> bool:
+        """Thousands of them are encoded piece by piece: the server works on one while the next is made. False where
+        that cannot be, and then nothing was sent."""
         try:
             connected = self._socket or self._open()
+            versions_from = self._connections * VERSION_LIMIT
+            plan = plan_pairs(pairs, versions_from)
+            if plan is None:
+                return False
             self._plan = plan
-            count = len(marks.keys)
-            for start in range(0, count, MARKS_PER_WRITE):
-                commands = encode_mark_range(marks, start, min(start + MARKS_PER_WRITE, count))
-                self._write(connected, commands)
+            count = len(pairs.keys)
+            for start in range(0, count, PAIRS_PER_WRITE):
+                end = min(start + PAIRS_PER_WRITE, count)
+                self._write(connected, encode_pair_range(pairs, start, end, versions_from))
             self._write(connected, [FENCE])
+            return True
         except BaseException as error:
             self._fail(error)
             raise

@@ -110,10 +110,8 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     """
     versions_from = connection * VERSION_LIMIT
     # By type: they are sequences in the sense of collections.abc, and to ask that costs more than to encode a Get
-    if type(requests) is Marks:
-        return _encode_marks(requests, versions_from)
-    if type(requests) is Merges:
-        return _encode_merges(requests, versions_from)
+    if type(requests) is Marks or type(requests) is Merges:
+        return _encode_pairs(requests, versions_from)
     gets = _encode_gets(requests)
     if gets is not None:
         return gets, Plan(requests, [], None, versions_from, _ADD_OUTCOMES)
@@ -183,61 +181,52 @@ def _get_flags(vivify_ttl_seconds: int) -> bytes:
     return b" N%d v c t\r\n" % lifetime if lifetime else b" v c t\r\n"
 
 
-def _encode_marks(marks: Marks, versions_from: int) -> tuple[list[bytes], Plan]:
+def _encode_pairs(pairs: Marks | Merges, versions_from: int) -> tuple[list[bytes], Plan]:
     """As `encode_flow` encodes the same requests one by one."""
-    plan = plan_marks(marks, versions_from)
-    count = len(marks.keys)
-    return ([*encode_mark_range(marks, 0, count), FENCE] if count else []), plan
+    plan = plan_pairs(pairs, versions_from)
+    if plan is None:
+        return encode_flow(list(pairs), versions_from // VERSION_LIMIT)
+    count = len(pairs.keys)
+    return ([*encode_pair_range(pairs, 0, count, versions_from), FENCE] if count else []), plan
 
 
-def plan_marks(marks: Marks, versions_from: int) -> Plan:
-    """How the answer to all of them is to be read, a `FENCE` behind them."""
-    count = len(marks.keys)
+def plan_pairs(pairs: Marks | Merges, versions_from: int) -> Plan | None:
+    """How the answer to all of them is to be read, a `FENCE` behind them. None where a version is of another
+    connection: those must be asked for one by one."""
+    count = len(pairs.keys)
+    outcomes = _ADD_OUTCOMES
+    if isinstance(pairs, Merges):
+        outcomes = _CAS_OUTCOMES
+        versions = [version for _, version, _ in pairs.merged]
+        if count and not versions_from < min(versions) <= max(versions) < versions_from + VERSION_LIMIT:
+            return None
     awaited = [(ReplyKind.FENCE, 2 * count)] if count else []
-    return Plan(marks, [STORED, DONE] * count, awaited, versions_from, _ADD_OUTCOMES)
+    return Plan(pairs, [STORED, DONE] * count, awaited, versions_from, outcomes)
 
 
-def encode_mark_range(marks: Marks, start: int, end: int) -> list[bytes]:
+def encode_pair_range(pairs: Marks | Merges, start: int, end: int, versions_from: int) -> list[bytes]:
     """The commands of some of them. Raises `FormatError` as `encode_flow`."""
-    lifetime = lifetime_seconds(marks.ttl_seconds)
-    suffix = marks.suffix
-    keys = marks.keys[start:end]
-    markers = [key + suffix for key in keys]
+    keys = pairs.keys[start:end]
+    markers = [key + pairs.suffix for key in keys]
     if not _are_keys(b"\n".join(markers)):
         for marker in markers:
             check_key(marker)
+    if isinstance(pairs, Merges):
+        return [
+            b"ms %b %d T%d C%d q O%d\r\n%b\r\ndelete %b noreply\r\n"
+            % (marker, len(value), lifetime_seconds(ttl), version - versions_from, 2 * place, value, key)
+            for place, marker, key, (value, version, ttl) in zip(
+                range(start, end), markers, keys, pairs.merged[start:end], strict=True
+            )
+        ]
+    lifetime = lifetime_seconds(pairs.ttl_seconds)
     return [
         b"ms %b %d T%d ME q O%d\r\n%b\r\ndelete %b noreply\r\n"
         % (marker, len(value), lifetime, 2 * place, value, key)
         for place, marker, key, value in zip(
-            range(start, end), markers, keys, marks.tombstones[start:end], strict=True
+            range(start, end), markers, keys, pairs.tombstones[start:end], strict=True
         )
     ]
-
-
-def _encode_merges(merges: Merges, versions_from: int) -> tuple[list[bytes], Plan]:
-    suffix = merges.suffix
-    parts: list[bytes] = []
-    index = 0
-    lifetimes: dict[int, int] = {}
-    for key, (value, version, ttl_seconds) in zip(merges.keys, merges.merged, strict=True):
-        marker = key + suffix
-        if not is_key(marker):
-            check_key(marker)
-        lifetime = lifetimes.get(ttl_seconds)
-        if lifetime is None:
-            lifetime = lifetimes[ttl_seconds] = lifetime_seconds(ttl_seconds)
-        if not 0 < version - versions_from < VERSION_LIMIT:
-            return encode_flow(list(merges), versions_from // VERSION_LIMIT)
-        parts.append(
-            b"ms %b %d T%d C%d q O%d\r\n%b\r\ndelete %b noreply\r\n"
-            % (marker, len(value), lifetime, version - versions_from, index, value, key)
-        )
-        index += 2
-    if parts:
-        parts.append(FENCE)
-    awaited = [(ReplyKind.FENCE, index)] if parts else []
-    return parts, Plan(merges, [STORED, DONE] * (index // 2), awaited, versions_from, _CAS_OUTCOMES)
 
 
 def _encode_spoken(

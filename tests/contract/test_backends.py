@@ -463,6 +463,26 @@ class BackendContract:
         assert (reply, deleted) == (CONFLICT, DONE)
         assert item(node, b"former!").value == b"old"
 
+    @pytest.mark.parametrize("former", [None, 650])
+    def test_many_merges_do_what_their_requests_do(self, node: CacheNode, former: int | None) -> None:
+        """``former``: the one whose version is of a former connection."""
+        keys = [b"k%d" % number for number in range(700)]
+        markers = [key + b"!" for key in keys]
+        node.perform([*(Add(each, b"old", TTL_SECONDS) for each in (*markers, *keys))])
+        held = [each for each in node.perform([Get(marker) for marker in markers]) if isinstance(each, Item)]
+        merged = [
+            (b"new%d" % number, -each.version if number == former else each.version, TTL_SECONDS)
+            for number, each in enumerate(held)
+        ]
+        replies = node.perform(Merges(keys, merged, b"!"))
+        assert replies[1::2] == [DONE] * 700
+        assert [number for number, reply in enumerate(replies[::2]) if not isinstance(reply, Stored)] == (
+            [] if former is None else [former]
+        )
+        assert node.perform([Get(key) for key in keys]) == [MISSING] * 700
+        for number in (0, 499, 500, 650, 699):
+            assert item(node, markers[number]).value == (b"old" if number == former else b"new%d" % number)
+
     def test_pairs_with_a_key_that_no_node_takes_send_nothing(self, node: CacheNode) -> None:
         for bad in (b"a b", b"k" * KEY_BYTES_MAX):
             with pytest.raises(FormatError):
