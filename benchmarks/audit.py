@@ -548,7 +548,7 @@ def _audit_and_tell(pipe: Connection, bench: Bench, heap: Heap) -> None:
         nothing = gateway.new_array(jvm.double, 0), jvm.java.util.ArrayList()
         stages = context.statusStore().stageList(None, False, False, *nothing)
         held = [stages.apply(at) for at in range(stages.size())]
-        pool = context.env().memoryManager().maxOnHeapStorageMemory()
+        pool = context.getExecutorMemoryStatus().values().head()._1()
         run = Spill(
             heap.mb,
             round(pool / 1e6, 1),

@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from freshness.errors import ConfigError, FormatError
-from integration.configuration import CUSTOMER
+from integration.configuration import CUSTOMER, write_config
 from integration.harness import CUSTOMERS_TABLE, System, running_system
 from integration.servers import Pair
 from integration.test_stream_service import find_free_port
 from spark import snapshot
 from spark.copytable import dump_span, find_spans, read_table
 from spark.session import open_session
-from spark.snapshot import read_copy, read_state
+from spark.snapshot import read_copy, read_state, require_format
 
 SEATS_TABLE: Final = (
     "CREATE TABLE seats (hall VARCHAR(20) COLLATE utf8mb4_bin, seat BINARY(3), price DECIMAL(8,2), at DATETIME(3), "
@@ -183,3 +183,32 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(FormatError, match="no state"):
         read_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file_format", "told"),
+    [
+        ("delta", "DATA_SOURCE_NOT_FOUND"),
+        ("iceberg", "DATA_SOURCE_NOT_FOUND"),
+        ("jdbc", "url"),
+        ("csv", "'csv'"),
+        ("json", "'json'"),
+    ],
+)
+def test_a_format_that_cannot_keep_a_copy_is_refused_before_anything_is_read(
+    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], file_format: str, told: str
+) -> None:
+    config = write_config(tmp_path, "mariadb", "mysql://app@127.0.0.1:1/shop", ["127.0.0.1:1"])
+    options = ["--config", str(config), "--out", str(tmp_path / "copy"), "--url", "http://127.0.0.1:1"]
+    code = snapshot.main([*options, "--format", file_format], session)
+    err = capsys.readouterr().err
+    assert code == 2, err
+    assert f"a copy cannot be kept as '{file_format}'" in err
+    assert told in err
+    assert "Traceback" not in err
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+def test_a_format_that_keeps_types_will_do(session: SparkSession, tmp_path: Path) -> None:
+    require_format(session, tmp_path, "orc")
+    assert list(tmp_path.iterdir()) == []

@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import pyarrow
 import pyarrow.compute
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from rich.console import Console
 
-from freshness.errors import FormatError, FreshnessError
+from freshness.errors import ConfigError, FormatError, FreshnessError
 from spark import verdict
 from spark.actions import (
     Batches,
@@ -37,9 +38,11 @@ from spark.actions import (
 )
 from spark.archive import RAISES_MAX, Archive, find_raises, read_archive
 from spark.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
+from spark.failure import find_failure
 from spark.history import read_actions, read_changes
 from spark.itemlog import CHANGE, NO_NUMBER
 from spark.page import write_report
+from spark.part import Part, find_items
 from spark.replay import Knowledge, Life, Rules, Tally, format_evidence, format_tally, merge_tally, replay
 from spark.schema import REPLAYED
 from spark.session import open_session
@@ -135,9 +138,12 @@ def audit(
     as_of_us: int | None = None,
     previous: State | None = None,
     partitions: int | None = None,
+    part: Part | None = None,
 ) -> Audit:
     """Audit recorded history that continues ``previous``. ``rules.as_of_us`` is set from ``as_of_us``, which is by
-    default a little before the archive's end. Raises `FormatError` for history that cannot be understood."""
+    default a little before the archive's end. ``part``: the only items that are judged, without a ``previous``.
+    Raises `FormatError` for history that cannot be understood."""
+    assert part is None or previous is None, "what a state carries is not of a part"
     rules = rules or Rules(0)
     archive = read_archive(changes, rules, previous.archive if previous else None)
     if not archive.lineages:
@@ -155,6 +161,8 @@ def audit(
     gaps = find_gtid_gaps(actions, archive, told)
     damages = [*archive.damages, *recorded.damages, *gaps]
     rows = encode_changes(changes, archive.duplicates).unionByName(encode_actions(actions, by_name))
+    if part is not None:
+        rows = rows.join(find_items(changes, part), ["h1", "h2"], "left_semi")
     if previous is not None:
         rows = rows.unionByName(previous.rows)
     found = replay_rows(
@@ -183,6 +191,7 @@ def audit(
         as_of_us=rules.as_of_us,
     )
     summary = summarize(named, tally, names, archive, stock, rules, wrong_clocks, changes, actions)
+    summary = replace(summary, part=str(part or ""))
     return Audit(summary, named, state, (published, found, named))
 
 
@@ -311,9 +320,12 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         finally:
             if session is None:
                 used.stop()
-    except FreshnessError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    except (FreshnessError, PySparkException) as error:
+        failure = find_failure(error)
+        if failure is None:
+            raise
+        sys.stderr.write(f"error: {failure}\n")
+        return failure.exit_code
     if options.json:
         sys.stdout.write(json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n")
     else:
@@ -329,6 +341,11 @@ def _run(session: SparkSession, options: argparse.Namespace) -> Summary:
         tombstone_ttl_us=round(options.tombstone_ttl_seconds * 1e6),
         view_us=round(options.node_refresh_seconds * 1e6),
     )
+    part = Part.parse(options.key_range, options.sharding) if options.key_range else None
+    if part is not None and (options.state or options.save_state):
+        raise ConfigError(
+            "--key-range does not go with --state or --save-state", hint="carry over whole audits only"
+        )
     result = audit(
         read_changes(session, options.archive),
         read_actions(session, options.history),
@@ -336,6 +353,7 @@ def _run(session: SparkSession, options: argparse.Namespace) -> Summary:
         as_of_us=_as_of_us(options.as_of),
         previous=load_state(session, options.state) if options.state else None,
         partitions=options.partitions,
+        part=part,
     )
     try:
         write_report(result.summary, result.violations, options.report)
@@ -374,6 +392,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tombstone-ttl-seconds", type=float, default=120, help="as in the configuration")
     parser.add_argument(
         "--node-refresh-seconds", type=float, default=2, help="how old a reader's records may be"
+    )
+    parser.add_argument("--key-range", metavar="RANGE", help="judge items of this range alone, as in =-80")
+    parser.add_argument(
+        "--sharding", default="", metavar="COLUMN:FUNCTION", help="with --key-range: as in customer_id:hash"
     )
     parser.add_argument("--partitions", type=int, help="pieces that the replay is cut into")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")

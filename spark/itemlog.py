@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from freshness.errors import FormatError
 from spark.timeline import Place
 
 CHANGE, INVALIDATION, FILL, HIT = range(4)
@@ -36,6 +37,9 @@ JUDGED: Final = 128
 NO_NUMBER: Final = -(1 << 63)
 """Stands for null in a column of integers."""
 NEVER: Final = 1 << 62
+
+CHANGES_HELD_MAX: Final = 5_000_000
+"""Changes of one item in one lineage; 300 bytes each, and as much again for their acknowledgements."""
 
 _STAMP: Final = struct.Struct("<qqqiI")
 _EXTRA: Final = struct.Struct("<q")
@@ -138,7 +142,9 @@ class Log:
     has_rows: bool = False
 
     def add(self, ordinal: int, committed_us: int, flags: int, before: int, after: int, row: int) -> None:
-        """The next change. Several rows of a transaction, or a row archived twice: one change, the last state."""
+        """The next change. Several rows of a transaction, or a row archived twice: one change, the last state.
+
+        Raises `FormatError` above `CHANGES_HELD_MAX`."""
         is_row = bool(flags & ROW)
         self.has_rows |= is_row
         last = _state(flags & AFTER_ABSENT, after) if is_row else None
@@ -146,6 +152,11 @@ class Log:
             if is_row:
                 self.afters[-1] = last
             return
+        if len(self.ordinals) >= CHANGES_HELD_MAX:
+            raise FormatError(
+                f"one item has more than {CHANGES_HELD_MAX:,} changes",
+                hint="audit shorter spans, each with the state of the one before (--as-of, --save-state, --state)",
+            )
         self.ordinals.append(ordinal)
         self.committed.append(committed_us)
         self.flags.append(flags)

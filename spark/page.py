@@ -71,6 +71,7 @@ def format_page(summary: Summary) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"></head><body>',
         f'<h1>Cache audit</h1><p class="soft">as of {_time(summary.as_of_us)}, history from ',
         f"{_time(summary.history_from_us)}, archive to {_time(summary.archive_end_us)}</p>",
+        f"<p>Judged: {escape(summary.part)}.</p>" if summary.part else "",
         f'<div class="verdict" style="background: var(--{color})">{escape(_conclude(summary))}</div>',
         _tiles(summary),
         _found(summary),

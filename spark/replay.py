@@ -1,8 +1,9 @@
 """The replay of one item: in the order of the archive what changed it, and what the cache did with it.
 
-Rows come sorted: all changes of an item, then its invalidations, fills and hits. So changes and fills of one item are
-held at a time, 100 bytes or so each, and hits pass through, those of one entry in one go. Order comes from ordinals
-and from the node's own CAS versions; times decide only what nothing else can, with an error allowed (F3, F36).
+Rows come sorted: all changes of an item, then its invalidations, fills and hits. So changes, acknowledgements and
+fills of one item are held at a time, some hundred bytes each, and hits pass through, those of one entry in one go.
+Order comes from ordinals and from the node's own CAS versions; times decide only what nothing else can, with an error
+allowed (F3, F36).
 
 Plain Python: knows nothing of Spark. Called by ``spark.audit`` on the executors; never reads a file or a clock.
 """

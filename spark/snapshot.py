@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -54,6 +56,7 @@ from spark.failure import find_failure
 from spark.session import open_session
 
 STATE: Final = "state.json"
+PARQUET: Final = "parquet"
 VERSION: Final = 1
 ROWS_PER_RANGE: Final = 100_000
 WAIT_SECONDS: Final = 60.0
@@ -137,7 +140,7 @@ def write_state(out: Path, state: CopyState) -> None:
     draft.replace(out / STATE)
 
 
-def read_copy(session: SparkSession, out: str | Path, table: str, file_format: str = "parquet") -> DataFrame:
+def read_copy(session: SparkSession, out: str | Path, table: str, file_format: str = PARQUET) -> DataFrame:
     """The published copy of a table. Raises `ConfigError` where there is none."""
     state = read_state(Path(out))
     if state is None or table not in state.tables or not state.tables[table].published:
@@ -145,6 +148,41 @@ def read_copy(session: SparkSession, out: str | Path, table: str, file_format: s
             f"{out} has no published copy of {table}", hint="run spark.snapshot until it ends with 0"
         )
     return session.read.format(file_format).load(str(Path(out) / state.tables[table].published)).drop(KEY)
+
+
+PROBE: Final = (
+    "key binary, number bigint, amount decimal(38,0), text string, day date, at timestamp, share double"
+)
+"""A column of each type that a copy can have."""
+
+
+def require_format(session: SparkSession, out: Path, file_format: str) -> None:
+    """Write an empty table into a folder, read it back, and compare. Raises `ConfigError` where that does not go.
+
+    A format without its package, one that writes elsewhere than to a folder (jdbc, kafka), and one that keeps no
+    types (csv, json) are found out before the first row is read.
+    """
+    if file_format == PARQUET:
+        return
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=out) as folder:
+        try:
+            empty = session.createDataFrame([], PROBE)
+            empty.write.format(file_format).mode("overwrite").save(folder)
+            found = session.read.format(file_format).load(folder).dtypes
+        except (PySparkException, Py4JJavaError) as error:
+            # A class that is missing comes as Java's own error
+            text = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
+            told = next(iter(str(text).splitlines()), "")[:300]
+            raise ConfigError(
+                f"a copy cannot be kept as {file_format!r}: {told}",
+                hint="is Spark's package for it there (spark-submit --packages …), and does it write to folders? "
+                "--format parquet needs nothing",
+            ) from error
+    if found != empty.dtypes:
+        raise ConfigError(
+            f"a copy cannot be kept as {file_format!r}: columns come back with other types, or not at all",
+            hint="take --format parquet or orc, or what else keeps types",
+        )
 
 
 # -- positions of the primaries --------------------------------------------------------------------------------
@@ -190,7 +228,7 @@ class Snapshot:
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rows_per_range: int = ROWS_PER_RANGE
     wait_seconds: float = WAIT_SECONDS
-    file_format: str = "parquet"
+    file_format: str = PARQUET
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     layouts: dict[str, CopyTable] = field(default_factory=dict)
@@ -214,6 +252,7 @@ class Snapshot:
 
     def _open(self) -> CopyState:
         self.out.mkdir(parents=True, exist_ok=True)
+        require_format(self.session, self.out, self.file_format)
         state = read_state(self.out)
         if state is None:
             begin = {
@@ -419,9 +458,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     )
     parser.add_argument("--rows-per-range", type=int, default=ROWS_PER_RANGE, help="of one task of a dump")
     parser.add_argument("--wait-seconds", type=float, default=WAIT_SECONDS, help="for a stream that lags")
-    parser.add_argument(
-        "--format", default="parquet", help="what Spark writes: parquet, or what is installed"
-    )
+    parser.add_argument("--format", default=PARQUET, help="what Spark writes: parquet, or what is installed")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parser.parse_args(arguments)

@@ -87,6 +87,7 @@ class Summary:
     """Times are microseconds since 1970. ``staleness``, ``delays``: counts up to each of ``edges_seconds``, and more.
 
     ``audited``: changed items of which the history has actions. ``poisoned``: audited or recorded items with poison.
+    ``part``: which items were judged; "" for all.
     """
 
     as_of_us: int
@@ -106,6 +107,7 @@ class Summary:
     wrong_clocks: Sequence[str]
     hot: Sequence[tuple[str, int]]
     examples: Sequence[Mapping[str, Any]]
+    part: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -295,6 +297,8 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(found)
     for why, count in summary.unknown.items():
         console.print(f"not known: {count:,} × {why}")
+    if summary.part:
+        console.print(f"judged: {summary.part}", markup=False)
     console.print(conclude(summary))
 
 

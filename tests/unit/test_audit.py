@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy
 import pytest
 
+from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
 from spark import itemlog, timeline, verdict
 from spark.actions import read_stamps
@@ -314,6 +315,13 @@ def test_items_of_one_hash_are_told_apart_by_the_other() -> None:
     assert [
         item.h2 for item in replay([*rows, *map(tuple, two)], RULES, KNOWN, Tally()) if item.findings
     ] == [1, 2]
+
+
+def test_what_is_held_of_one_item_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(itemlog, "CHANGES_HELD_MAX", 3)
+    assert found(*(change(at, 100 + at, 99 + at) for at in (1, 2, 3, 3))) == []
+    with pytest.raises(FormatError, match="more than 3 changes"):
+        found(*(change(at, 100 + at, 99 + at) for at in (1, 2, 3, 4)))
 
 
 def test_tallies_add_up() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +26,7 @@ from spark.actions import encode_actions
 from spark.archive import read_archive
 from spark.audit import ROWS_PER_BATCH_MAX, Audit, audit
 from spark.history import read_actions, read_changes
+from spark.part import Part
 from spark.replay import Rules
 from spark.session import open_session
 from spark.state import load_state, save_state
@@ -185,6 +187,62 @@ def test_two_days_are_one_audit_in_two_parts(
         assert counts[0] + counts[1] == counts[2], name
     for result in (one, two, whole):
         result.close()
+
+
+# -- parts -----------------------------------------------------------------------------------------------
+
+
+def _with_rows(world: Planted) -> Planted:
+    """With images, which say the keyspace id."""
+    changes = [
+        {**row, "after": None if row["key"] is None else json.dumps({"id": int(row["key"])})}
+        for row in world.history.changes
+    ]
+    return world._replace(history=replace(world.history, changes=changes))
+
+
+def test_parts_together_are_one_audit(session: SparkSession, worlds: list[Planted], tmp_path: Path) -> None:
+    chosen = [_with_rows(world) for world in worlds[:300]]
+    folders = write(chosen, tmp_path)
+    whole = run(session, folders)
+    parts = [run(session, folders, part=Part.parse(text, "id:hash")) for text in ("-80", "80-")]
+    one, two = (_of_items(found_in(part)) for part in parts)
+    changed = {item for world in chosen for row in world.history.changes for item in row["items"]}
+    together = _of_items(found_in(whole))
+    # A row that changed its key concerns items of both parts; each judges them with all of their records.
+    assert one | two == Counter({each: n for each, n in together.items() if each.item in changed})
+    assert min(len(one), len(two)) > 10
+    assert max(len(one), len(two)) < len(together) - 10
+    assert [part.summary.part for part in parts] == [
+        f"items with changes in key range {text} by hash(id)" for text in ("-80", "80-")
+    ]
+    for result in (whole, *parts):
+        result.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--sharding", "id"], "COLUMN:FUNCTION"),
+        (["--sharding", "id:nothing"], "functions: hash"),
+        (["--sharding", "id:hash", "--save-state", "state"], "--save-state"),
+        (["--sharding", "other:hash"], "has no column other"),
+    ],
+)
+def test_a_part_that_cannot_be_told_is_an_error(
+    session: SparkSession,
+    worlds: list[Planted],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    told: str,
+) -> None:
+    folders = write([_with_rows(worlds[0])], tmp_path)
+    arguments = ["--archive", folders.archive, "--history", folders.history, "--report", str(tmp_path)]
+    assert job.main([*arguments, "--key-range=-80", *options], session) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert "Traceback" not in err
 
 
 def test_a_saved_state_of_another_version_is_refused(session: SparkSession, tmp_path: Path) -> None:
