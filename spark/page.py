@@ -6,7 +6,7 @@ Called by the audit's main. Plots are inline SVG made here: no script, no font a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from math import floor, log10
@@ -38,7 +38,8 @@ p, td, summary { overflow-wrap: anywhere } p.soft, .soft { color: var(--soft) }
   padding: .6rem .9rem; min-width: 9rem } .tile b { display: block; font-size: 1.3rem }
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .6rem .3rem 0;
   border-bottom: 1px solid var(--line); vertical-align: top } th { color: var(--soft); font-weight: 500 }
-td.s, td.n, th { white-space: nowrap } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums;
+td.s, td.n, th { white-space: nowrap } details details { margin-left: 1rem; color: var(--soft) }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums;
   padding-right: 1.2rem } details { margin: .5rem 0 }
 pre { background: #f5f7fa; padding: .7rem; overflow: auto; font-size: 12px; border-radius: .4rem }
 svg text { font: 12px system-ui, sans-serif; fill: var(--ink) }
@@ -83,7 +84,8 @@ def format_page(summary: Summary) -> str:
         '<p class="soft">How many hits were so far out of date. The bars are logarithmic.</p>',
         _histogram(summary.edges_seconds, summary.staleness, "fresh"),
         "<h2>From commit to invalidation</h2>",
-        '<p class="soft">How many changes took so long. The bars are logarithmic.</p>',
+        '<p class="soft">How many changes took so long; those not older than --missed-after-seconds are not judged '
+        "yet. The bars are logarithmic.</p>",
         _histogram(summary.edges_seconds, summary.delays, "at once"),
         _hot(summary),
         _examples(summary),
@@ -100,11 +102,10 @@ _NINES_TOLD: Final = (
 
 
 def _conclude(summary: Summary) -> str:
-    """What is said elsewhere, with numbers in the place of a pointer to this page."""
+    """What is said elsewhere, but that this is the report."""
     if summary.exit_code != verdict.STALE_DATA:
         return conclude(summary)
-    entries = sum(it.entries for it in summary.found if verdict.KIND_BY_NAME[it.kind].is_poison)
-    return f"poison: the cache held or served what it must not, in {entries:,} entries (violations, below)"
+    return "poison: the cache held or served what it must not; the violations are below"
 
 
 def _time(at_us: int | None) -> str:
@@ -292,5 +293,39 @@ def _examples(summary: Summary) -> str:
         records = json.dumps(each["evidence"], indent=1, ensure_ascii=False)
         times = f"{each['count']:,} × from {_time(each['first_us'])}"
         told = f"<summary>{escape(what)} <span class=soft>{times}</span></summary>"
-        out.append(f"<details>{told}<pre>{escape(records)}</pre></details>")
+        raw = f"<details><summary>the records</summary><pre>{escape(records)}</pre></details>"
+        out.append(f"<details>{told}{_evidence(each['evidence'])}{raw}</details>")
     return "".join(out)
+
+
+def _evidence(records: Sequence[Any]) -> str:
+    """The records of an example, each in a line, in their order."""
+    rows = []
+    for each in records:
+        if isinstance(each, dict):
+            record = each.get("record")
+            rows.append(_evidence_row(each, record if isinstance(record, dict) else {}))
+    return _table(("", "when (UTC)", "position", "what", "whose"), rows, short=(0, 1)) if rows else ""
+
+
+def _evidence_row(evidence: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[str, ...]:
+    pairs = zip(record.get("lineages") or (), record.get("positions") or (), strict=False)
+    position = record.get("gtid") or ", ".join(f"{lineage}: {text}" for lineage, text in pairs)
+    change = " ".join(str(record[name]) for name in ("op", "table", "key") if record.get(name))
+    told = [change] if change else [str(record[name]) for name in ("outcome", "node") if record.get(name)]
+    for name in ("version", "observed"):
+        if record.get(name) is not None:
+            told.append(f"{name} {record[name]}")
+    return (
+        str(evidence.get("role", "")),
+        _moment(record.get("begin_us") or record.get("timestamp_us")),
+        str(position),
+        ", ".join(told) or "the record is not in this history",
+        f"{evidence.get('name', '')} #{evidence.get('sequence', '')}",
+    )
+
+
+def _moment(at_us: int | None) -> str:
+    if not at_us or at_us < 0:
+        return ""
+    return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%m-%d %H:%M:%S.%f")[:-3]

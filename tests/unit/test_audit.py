@@ -414,9 +414,33 @@ def test_the_page_says_what_was_found_and_does_not_point_at_itself() -> None:
         Violations(verdict.CLOCK_ANOMALY, "F36", 7, 7, 0.0),
     )
     page = format_page(summary_of(*found))
-    assert "the cache held or served what it must not, in 1,200 entries" in page
+    assert "poison: the cache held or served what it must not" in page
     assert "see the report" not in page
     assert "<td class=n>61.7 min</td>" in page
+
+
+def test_evidence_is_shown_in_lines_whatever_is_in_it() -> None:
+    records = [
+        {
+            "role": "change",
+            "name": "shop/-",
+            "sequence": 7,
+            "record": {"gtid": "0-1-7", "timestamp_us": 1_500_000},
+        },
+        {
+            "role": "fill",
+            "name": "web/1",
+            "sequence": 9,
+            "record": {"lineages": ["shop/-"], "positions": ["<0-1-6>"]},
+        },
+        {"role": "hit", "name": "web/2", "sequence": 3},
+        ["hit", 1, 2],
+    ]
+    example = {"kind": "stale_hit", "failure": "F11", "item": None, "object": "x", "node": "n", "count": 1}
+    page = format_page(summary_of(examples=[{**example, "first_us": 1, "evidence": records}]))
+    assert "<td class=s>01-01 00:00:01.500</td><td>0-1-7</td>" in page
+    assert "<td>shop/-: &lt;0-1-6&gt;</td>" in page
+    assert "the record is not in this history</td><td>web/2 #3</td>" in page
 
 
 @pytest.mark.parametrize(
