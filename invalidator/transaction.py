@@ -93,7 +93,7 @@ class _Group:
             self.add_reason(reason)
 
     def add_reason(self, reason: str) -> None:
-        if len(self.reasons) < REASONS_MAX:
+        if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
             self.reasons.append(reason)
 
     def take(self, *, is_last: bool, is_prepared: bool = False) -> Transaction:

@@ -169,12 +169,14 @@ def test_too_many_rows_raise_their_tables_and_are_not_kept() -> None:
     assert len(ended.changes) <= 10
 
 
-def test_reasons_are_bounded_and_raised_tables_are_not() -> None:
+def test_reasons_are_told_once_and_bounded_and_raised_tables_are_not() -> None:
     made = assembler()
-    problem = ChangedRows(table("goods"), "update", True, problem="unknown type")
+    problems = [
+        ChangedRows(table("goods"), "update", True, problem=f"type {number}") for number in range(100)
+    ]
     other = ChangedRows(table("child"), "update", True, problem="another")
-    ended = transact(made, *[problem] * 100, other)
-    assert len(ended.reasons) == transaction_module.REASONS_MAX
+    ended = transact(made, problems[0], *problems, other)
+    assert ended.reasons == tuple(f"type {number}" for number in range(transaction_module.REASONS_MAX))
     assert ended.raised_tables == TABLES
 
 
