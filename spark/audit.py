@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import pyarrow
 import pyarrow.compute
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -38,7 +37,7 @@ from spark.actions import (
 )
 from spark.archive import RAISES_MAX, Archive, find_raises, read_archive
 from spark.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
-from spark.failure import find_failure
+from spark.failure import SPARK_ERRORS, find_failure
 from spark.history import read_actions, read_changes
 from spark.itemlog import CHANGE, NO_NUMBER
 from spark.page import write_report
@@ -320,7 +319,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         finally:
             if session is None:
                 used.stop()
-    except (FreshnessError, PySparkException) as error:
+    except (FreshnessError, *SPARK_ERRORS) as error:
         failure = find_failure(error)
         if failure is None:
             raise

@@ -27,7 +27,6 @@ from typing import Any, Final
 import pyarrow
 import pyarrow.compute
 from pyarrow import parquet
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -48,7 +47,7 @@ from freshness.errors import ConfigError, FormatError, FreshnessError
 from freshness.history import CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position import Position, empty_position, parse_position
 from spark.archive_folder import ArchiveFolder
-from spark.failure import find_failure
+from spark.failure import SPARK_ERRORS, find_failure
 from spark.session import open_session
 
 FILE_ROWS_MAX: Final = 2_000_000
@@ -489,7 +488,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             result = compact(
                 used, options.archive, keep_days=options.keep_days, grace_seconds=options.grace_seconds
             )
-    except (FreshnessError, PySparkException) as error:
+    except (FreshnessError, *SPARK_ERRORS) as error:
         failure = find_failure(error)
         if failure is None:
             raise

@@ -7,11 +7,18 @@ scheduler the exit code of the error that it was. Called by the mains.
 from __future__ import annotations
 
 import re
+from typing import Final
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 
 from freshness import errors
 from freshness.errors import FreshnessError
 
-_NAMED = re.compile(r"^(?:freshness\.errors\.)(\w+): (.*)$", re.MULTILINE)
+SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
+"""What comes out of Spark: the second where several tasks failed at once, or a class is missing."""
+
+_NAMED = re.compile(r"^\s*(?:freshness\.errors\.)(\w+): (.*)$", re.MULTILINE)
 
 
 def find_failure(error: BaseException) -> FreshnessError | None:

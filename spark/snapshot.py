@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -52,7 +51,7 @@ from spark.copytable import (
     find_spans,
     read_table,
 )
-from spark.failure import find_failure
+from spark.failure import SPARK_ERRORS, find_failure
 from spark.session import open_session
 
 STATE: Final = "state.json"
@@ -169,7 +168,7 @@ def require_format(session: SparkSession, out: Path, file_format: str) -> None:
             empty = session.createDataFrame([], PROBE)
             empty.write.format(file_format).mode("overwrite").save(folder)
             found = session.read.format(file_format).load(folder).dtypes
-        except (PySparkException, Py4JJavaError) as error:
+        except SPARK_ERRORS as error:
             # A class that is missing comes as Java's own error
             text = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
             told = next(iter(str(text).splitlines()), "")[:300]
@@ -483,7 +482,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             options.wait_seconds,
             options.format,
         ).run()
-    except (FreshnessError, PySparkException) as error:
+    except (FreshnessError, *SPARK_ERRORS) as error:
         failure = find_failure(error)
         if failure is None:
             raise

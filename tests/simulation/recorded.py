@@ -289,7 +289,9 @@ class RecordedWorld(World):
     def write_archive(self) -> None:
         for shard in self.shards:
             states: dict[tuple[str, int], int] = {}
+            epoch = 1
             for ordinal, commit in enumerate(shard.log, 1):
+                epoch = max(epoch, *(beat.epoch for beat in commit.transaction.heartbeats), 1)
                 rows = list(self._rows(shard, commit, states))
                 for place, row in enumerate(rows):
                     self.history.changes.append(
@@ -297,7 +299,7 @@ class RecordedWorld(World):
                             "keyspace": "sim",
                             "shard": "-",
                             "lineage": self.named(shard.lineage),
-                            "epoch": 1,
+                            "epoch": epoch,
                             "ordinal": ordinal,
                             "row": -1 if row["op"] in ("raise", "heartbeat", "empty") else place,
                             "rows": len(commit.transaction.changes),
