@@ -193,14 +193,19 @@ def count_present(node: CacheNode, prefix: bytes, count: int) -> int:
 
 
 def test_the_temp_lru_keeps_tombstones_under_pressure(started: Callable[..., Memcached]) -> None:
-    """F5. The same node without it loses them all, so that this test could fail."""
+    """F5. The same node without it loses them all, so that this test could fail. Where memcached's own threads starve,
+    it refuses a store now and then: that is a loss and counted as one, an eviction is not."""
     kept = []
     for keeps_tombstones in (True, False):
-        node = MemcachedNode(started(keeps_tombstones=keeps_tombstones, memory_mb=16).address)
+        server = started(keeps_tombstones=keeps_tombstones, memory_mb=16)
+        node = MemcachedNode(server.address)
         assert fill(node, b"tombstone", 5000, TTL_SECONDS, b"t" * 60) == 0
-        assert fill(node, b"entry", 300_000, 86_400, b"v" * 60) == 0
+        assert inspect(node).losses == 0
+        refused = fill(node, b"entry", 300_000, 86_400, b"v" * 60)
         kept.append(count_present(node, b"tombstone", 5000))
-        assert inspect(node).losses == 0, "evicting entries is not a loss"
+        losses, evictions = inspect(node).losses, int(server.stats()["evictions"])
+        assert losses >= refused
+        assert losses < evictions / 1000, "evicting entries is not a loss"
     assert kept == [5000, 0]
 
 
