@@ -193,8 +193,8 @@ def count_present(node: CacheNode, prefix: bytes, count: int) -> int:
 
 
 def test_the_temp_lru_keeps_tombstones_under_pressure(started: Callable[..., Memcached]) -> None:
-    """F5. The same node without it loses them all, so that this test could fail. Where memcached's own threads starve,
-    it refuses a store now and then: that is a loss and counted as one, an eviction is not."""
+    """F5. The same node without it loses them all, so that this test could fail. Where its own threads starve,
+    memcached refuses a store now and then: that is a loss and counted as one, an eviction is not."""
     kept = []
     for keeps_tombstones in (True, False):
         server = started(keeps_tombstones=keeps_tombstones, memory_mb=16)
