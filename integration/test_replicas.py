@@ -293,12 +293,12 @@ def test_purged_logs_send_to_another_server_and_are_lost_when_all_have_purged(tr
 
 def purge(server: DatabaseServer) -> None:
     """All log files but a new one, once nobody reads them."""
+    run(server, "FLUSH BINARY LOGS")
+    newest = server.execute("SHOW BINARY LOGS")[-1][0]
 
     def is_gone() -> bool:
-        run(server, "FLUSH BINARY LOGS")
-        logs = server.execute("SHOW BINARY LOGS")
-        run(server, f"PURGE BINARY LOGS TO '{logs[-1][0]}'")
-        return len(server.execute("SHOW BINARY LOGS")) == 1
+        run(server, f"PURGE BINARY LOGS TO '{newest}'")
+        return bool(server.execute("SHOW BINARY LOGS")[0][0] == newest)
 
     wait_until(is_gone, f"{server.port} has purged its logs")
 
