@@ -402,7 +402,7 @@ class Checker:
         if former is not life:
             former.ended_at, life.ended_at = self._world.now, None
         if self._is_excused(shard.lineage, life):
-            self._check_end(who, node, life, record)
+            self._check_end(who, node, shard, life, record)
             return
         new = self._newly_acknowledged(shard, life, record)
         for commit in new:
@@ -451,15 +451,17 @@ class Checker:
             if record.progress.contains(commit.position) and not life.acknowledged.contains(commit.position)
         ]
 
-    def _check_end(self, who: str, node: str, life: Life, record: NodeRecord) -> None:
+    def _check_end(self, who: str, node: str, shard: Shard, life: Life, record: NodeRecord) -> None:
         """F67: a life in which a tombstone was lost may not be published as open after the next inspection, unless
-        the floor holds what was lost. Who has inspected the node since must know."""
+        the floor holds what was lost. Who has inspected the node since must know. What a failover took back is owed
+        to nobody: no reader can lack it."""
         if not record.is_open:
             return
         now, inspected_at = self._world.now, self._inspected.get((who, node), 0.0)
         grace = INSPECT_SECONDS + self._world.options.lease_seconds + 1
         for lost in life.lost:
-            if not record.floor.contains(lost.owed) and (inspected_at > lost.at or now > lost.at + grace):
+            owed = _intersect(lost.owed, shard.logged)
+            if not record.floor.contains(owed) and (inspected_at > lost.at or now > lost.at + grace):
                 raise Violation("I2", f"{node} lost a tombstone {now - lost.at:.1f} s ago and goes on")
 
     def _check_acknowledged(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> None:
