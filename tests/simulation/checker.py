@@ -196,7 +196,8 @@ class Checker:
                     life.lost.append(LostTombstone(self._world.now, key, position, acknowledged))
 
     def _note_sent_again(self, node: str, key: bytes) -> None:
-        """What was not acknowledged when its tombstone was lost, and stands again before it is, is owed no longer."""
+        """What was neither acknowledged nor in the floor when its tombstone was lost, and stands again before it is
+        acknowledged, is owed no longer."""
         for (where, lineage, _), life in self._lives.items():
             if where != node or not life.lost:
                 continue
@@ -208,7 +209,9 @@ class Checker:
                     _intersect(lost.owed, life.acknowledged)
                 ):
                     continue
-                protected = lost.acknowledged
+                protected = (
+                    lost.acknowledged if life.last is None else lost.acknowledged.union(life.last.floor)
+                )
                 for (name, _), position in standing:
                     protected = protected.union(position) if name == lineage else protected
                 if protected.contains(lost.owed):
