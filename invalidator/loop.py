@@ -87,8 +87,9 @@ def run_loop(
             if start is None:
                 yield Wait(POLL_SECONDS)
                 continue
-            yield from _check_history(shard)
             yield OpenStream(start)
+            # Not before: a failover in between would be seen by nobody. A later one ends the stream.
+            yield from _check_history(shard)
             shard.opened(start)
             observer.stream_opened(start)
             lost_since = None

@@ -44,6 +44,8 @@ class Server:
     versions: dict[Row, int] = field(default_factory=dict)
     is_out_of_order: bool = False
     is_stopped: bool = False
+    is_errant: bool = False
+    """It has what nobody else has, which on MariaDB its numbers do not show: it stands until it is rebuilt."""
     complete: int = 0  # how many commits of the log are applied without a gap
 
     def apply(self, commit: Commit) -> None:
@@ -201,7 +203,7 @@ class Shard:
         for replica in self.replicas:
             replica.complete = min(replica.complete, len(self.log))
             if any(replica.executed.contains(commit.position) for commit in lost):
-                replica.is_stopped = True  # it has what nobody else has, until it is rebuilt
+                replica.is_stopped = replica.is_errant = True
 
     def rebuild(self, place: int) -> None:
         """A replica is set up anew from the primary."""

@@ -151,7 +151,7 @@ def _strike_stop_replica(world: World) -> None:
     shard = world.random.choice(world.shards)
     replica = world.random.choice(shard.replicas)
     if replica.epoch == shard.epoch:
-        replica.is_stopped = not replica.is_stopped
+        replica.is_stopped = replica.is_errant or not replica.is_stopped
         world.note(f"{replica.name} {'stops' if replica.is_stopped else 'goes on'}")
 
 
@@ -240,6 +240,10 @@ def calm(world: World) -> None:
             crash(world, name, 0.1)
     for shard in world.shards:
         for place, replica in enumerate(shard.replicas):
-            if not shard.logged.contains(replica.executed) or replica.epoch > shard.epoch:
+            if (
+                replica.is_errant
+                or not shard.logged.contains(replica.executed)
+                or replica.epoch > shard.epoch
+            ):
                 shard.rebuild(place)
             shard.replicas[place].is_stopped = False

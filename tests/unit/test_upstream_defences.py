@@ -212,6 +212,7 @@ class Scene:
 
     def _open(self, start: Position) -> None:
         """As `invalidator.server.check_start` says."""
+        self.world.sleep(self.head_seconds)
         if not self.shown.contains(start):
             raise HistoryLost("the primary has never executed all of it")
         if not start.contains(self.purged):
