@@ -87,6 +87,7 @@ class Scene:
         self.hidden = 0
         self.is_stream_broken = False
         self.takes_tombstones = True
+        self.lost_when_opened = 0
         self.delay_seconds = self.head_seconds = 0.0
         self.taken = 0
         self.opened_at: Position | None = None
@@ -213,6 +214,9 @@ class Scene:
     def _open(self, start: Position) -> None:
         """As `invalidator.server.check_start` says."""
         self.world.sleep(self.head_seconds)
+        if self.lost_when_opened:
+            self.fail_over(self.lost_when_opened)
+            self.lost_when_opened = 0
         if not self.shown.contains(start):
             raise HistoryLost("the primary has never executed all of it")
         if not start.contains(self.purged):
@@ -350,6 +354,30 @@ def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.Monkey
     assert sound.broken == []
     plant(monkeypatch)
     assert schedule(World(is_head_mode=True)) == (1, ReadOutcome.FLOOR)
+
+
+def test_a_failover_while_the_stream_is_opened_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is revived waits for all that the primary has executed. A failover loses some of it before the
+    stream is open: whoever had looked at the history until then would never look again."""
+
+    def schedule(world: World) -> tuple[int, bool]:
+        scene = Scene(world)
+        scene.run(3)
+        for _ in range(60):
+            scene.change(2)
+        world.sleep(2 * L_SECONDS)
+        scene.start()
+        scene.lost_when_opened = 60  # more than there are heartbeats below, which are given the same numbers
+        scene.run(loop.HISTORY_CONFIRM_SECONDS + 20)
+        return world.database.epoch, world.record().is_open
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def look_too_early(_: ShardInvalidator) -> Any:
+            yield ReadHead()
+
+        patch.setattr(loop, "_check_history", look_too_early)
+
+    prove(schedule, (2, True), plant, monkeypatch, invariant=None)
 
 
 def test_the_shortest_lease_outlasts_the_pauses_of_a_lost_history(monkeypatch: pytest.MonkeyPatch) -> None:
