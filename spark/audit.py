@@ -37,7 +37,7 @@ from spark.actions import (
 )
 from spark.archive import RAISES_MAX, Archive, find_raises, read_archive
 from spark.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
-from spark.failure import SPARK_ERRORS, find_failure
+from spark.failure import SPARK_ERRORS, tell_failure
 from spark.history import read_actions, read_changes
 from spark.itemlog import CHANGE, NO_NUMBER
 from spark.page import write_report
@@ -320,11 +320,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             if session is None:
                 used.stop()
     except (FreshnessError, *SPARK_ERRORS) as error:
-        failure = find_failure(error)
-        if failure is None:
-            raise
-        sys.stderr.write(f"error: {failure}\n")
-        return failure.exit_code
+        return tell_failure(error)
     if options.json:
         sys.stdout.write(json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n")
     else:

@@ -47,7 +47,7 @@ from freshness.errors import ConfigError, FormatError, FreshnessError
 from freshness.history import CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position import Position, empty_position, parse_position
 from spark.archive_folder import ArchiveFolder
-from spark.failure import SPARK_ERRORS, find_failure
+from spark.failure import SPARK_ERRORS, tell_failure
 from spark.session import open_session
 
 FILE_ROWS_MAX: Final = 2_000_000
@@ -489,11 +489,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
                 used, options.archive, keep_days=options.keep_days, grace_seconds=options.grace_seconds
             )
     except (FreshnessError, *SPARK_ERRORS) as error:
-        failure = find_failure(error)
-        if failure is None:
-            raise
-        sys.stderr.write(f"error: {failure}\n")
-        return failure.exit_code
+        return tell_failure(error)
     finally:
         if session is None and used is not None:
             used.stop()

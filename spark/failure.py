@@ -7,6 +7,7 @@ scheduler the exit code of the error that it was. Called by the mains.
 from __future__ import annotations
 
 import re
+import sys
 from typing import Final
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -31,3 +32,12 @@ def find_failure(error: BaseException) -> FreshnessError | None:
     name, message = found[-1]
     kind = getattr(errors, name, FreshnessError)
     return kind(message.strip()) if issubclass(kind, FreshnessError) else FreshnessError(message)
+
+
+def tell_failure(error: Exception) -> int:
+    """Write what went wrong to standard error; the exit code. Raises ``error`` again where it is none of ours."""
+    failure = find_failure(error)
+    if failure is None:
+        raise error
+    sys.stderr.write(f"error: {failure}\n")
+    return failure.exit_code

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from freshness.config import Config, load_config
 from freshness.errors import ConfigError, FreshnessError
 from spark import updatestream
-from spark.failure import SPARK_ERRORS, find_failure
+from spark.failure import SPARK_ERRORS, tell_failure
 from spark.keeper import Keeper
 from spark.session import open_session
 from spark.sink import NAME, open_sink
@@ -86,11 +86,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         used = session or open_session("freshness invalidate", options.master)
         described = _run(used, config, source, options)
     except (FreshnessError, *SPARK_ERRORS) as error:
-        failure = find_failure(error)
-        if failure is None:
-            raise
-        sys.stderr.write(f"error: {failure}\n")
-        return failure.exit_code
+        return tell_failure(error)
     finally:
         if session is None and used is not None:
             used.stop()

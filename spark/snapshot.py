@@ -51,7 +51,7 @@ from spark.copytable import (
     find_spans,
     read_table,
 )
-from spark.failure import SPARK_ERRORS, find_failure
+from spark.failure import SPARK_ERRORS, find_failure, tell_failure
 from spark.session import open_session
 
 STATE: Final = "state.json"
@@ -483,11 +483,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             options.format,
         ).run()
     except (FreshnessError, *SPARK_ERRORS) as error:
-        failure = find_failure(error)
-        if failure is None:
-            raise
-        sys.stderr.write(f"error: {failure}\n")
-        return failure.exit_code
+        return tell_failure(error)
     finally:
         if session is None and used is not None:
             used.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from freshness.errors import ConfigError, FormatError
-from spark.failure import find_failure
+from spark.failure import find_failure, tell_failure
 
 ONE = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):
   File "worker.py", line 1, in main
@@ -28,3 +28,13 @@ def test_our_own_errors_come_back_and_others_are_none() -> None:
     own = ConfigError("x", hint="y")
     assert find_failure(own) is own
     assert find_failure(RuntimeError("java.lang.OutOfMemoryError: Java heap space")) is None
+
+
+def test_mains_tell_our_errors_and_raise_all_others(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = ConfigError("no such folder", hint="name another")
+    assert tell_failure(ours) == ours.exit_code
+    assert "no such folder" in capsys.readouterr().err
+    foreign = RuntimeError("java.lang.OutOfMemoryError: Java heap space")
+    with pytest.raises(RuntimeError) as caught:
+        tell_failure(foreign)
+    assert caught.value is foreign
