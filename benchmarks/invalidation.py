@@ -99,14 +99,21 @@ def _batches(keys: list[bytes]) -> list[list[bytes]]:
 
 
 def _gathered(address: str, node: MemcachedNode) -> Send:
-    """What the invalidator does with the keys of a batch."""
+    """What the invalidator does with the keys of a batch, and what it expects of the next one."""
     driver = BlockingDriver({address: node}, time.sleep)
+    expects = False
 
     def send(keys: list[bytes], sequence: int) -> None:
+        nonlocal expects
         position = MariadbPosition.of(0, 1, sequence)
         event = Event(LINEAGE, 1, position, position)
         for batch in _batches(keys):
-            driver.run(invalidate(address, dict.fromkeys(batch, event), TOMBSTONE_TTL_SECONDS))
+            found = driver.run(
+                invalidate(
+                    address, dict.fromkeys(batch, event), TOMBSTONE_TTL_SECONDS, expects_tombstones=expects
+                )
+            )
+            expects = 2 * found > len(batch)
 
     return send
 

@@ -192,7 +192,13 @@ def _invalidate(member: Membership, keys: Mapping[bytes, Position], streamed: Po
             if event is None or event.position is not position:
                 event = Event(record.lineage, record.epoch, position, streamed)
             events[key] = event
-        yield from invalidate(member.node, events, member.policy.tombstone_ttl_seconds)
+        found = yield from invalidate(
+            member.node,
+            events,
+            member.policy.tombstone_ttl_seconds,
+            expects_tombstones=member.expects_tombstones,
+        )
+        member.expects_tombstones = 2 * found > len(events)
 
 
 def _remember(member: Membership, sent_at: float, streamed: Position) -> None:

@@ -88,7 +88,9 @@ class Membership:
     is known, since this membership has sent it, or holds it in ``old``. ``foreign``: what another invalidator has
     acknowledged and this one has not sent yet; the next write takes it for old (ADR 0016). ``target``: what must be
     applied before a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
-    ``opens_after``: heartbeats begun before that moment do not open it. ``witness`` is told what was acknowledged.
+    ``opens_after``: heartbeats begun before that moment do not open it. ``expects_tombstones``: whether most keys
+    of the last batch had one; how the next is sent, never what happens to a key. ``witness`` is told what was
+    acknowledged.
     """
 
     node: str
@@ -114,6 +116,7 @@ class Membership:
     inspected_at: float = float("-inf")
     resume_version: Version | None = None
     resume_written_at: float = float("-inf")
+    expects_tombstones: bool = False
     witness: Witness | None = None
 
     def __post_init__(self) -> None:

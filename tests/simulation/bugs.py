@@ -129,15 +129,17 @@ def _table_floor_ignored() -> Planted:
 
 
 def _delete_first() -> Planted:
-    def invalidate(node: str, events: Mapping[bytes, Event], ttl: int) -> Procedure[None]:
+    def invalidate(
+        node: str, events: Mapping[bytes, Event], ttl: int, *, expects_tombstones: bool
+    ) -> Procedure[int]:
         yield Flow(node, tuple(Delete(key) for key in events))
-        procedure = _ORIGINAL_INVALIDATE(node, events, ttl)
+        procedure = _ORIGINAL_INVALIDATE(node, events, ttl, expects_tombstones=expects_tombstones)
         replies: Any = None
         while True:
             try:
                 step = procedure.send(replies)
-            except StopIteration:
-                return
+            except StopIteration as stop:
+                return int(stop.value)
             assert isinstance(step, Flow)
             kept = tuple(request for request in step.requests if not isinstance(request, Delete))
             answers = iter((yield Flow(node, kept)))
@@ -150,26 +152,32 @@ _ORIGINAL_INVALIDATE: Final = freshness.invalidate.invalidate
 
 
 def _first_sender_only_deletes() -> Planted:
-    def one(node: str, key: bytes, event: Event, ttl: int) -> Procedure[None]:
+    def one(node: str, key: bytes, event: Event, ttl: int) -> Procedure[int]:
         marker = tombstone_key(key)
         data = Tombstone.of(event.lineage, event.epoch, event.position).encode()
         (added,) = yield Flow(node, (Add(marker, data, ttl),))
         if isinstance(added, Stored):
             yield Flow(node, (Delete(key),))
-            return
+            return 0
         (held,) = yield Flow(node, (Get(marker),))
         if held is not MISSING and Tombstone.decode(held.value).contains(
             event.lineage, event.epoch, event.position
         ):
             yield Flow(node, (Cas(marker, held.value, held.version, ttl),))
-            return
-        yield from _ORIGINAL_INVALIDATE(node, {key: event}, ttl)
+            return 1
+        return (yield from _ORIGINAL_INVALIDATE(node, {key: event}, ttl))
 
-    def invalidate(node: str, events: Mapping[bytes, Event], ttl: int) -> Procedure[None]:
+    def invalidate(
+        node: str, events: Mapping[bytes, Event], ttl: int, *, expects_tombstones: bool
+    ) -> Procedure[int]:
+        del expects_tombstones
         results = yield from gather([one(node, key, event, ttl) for key, event in events.items()])
+        found = 0
         for result in results:
             if isinstance(result, FreshnessError):
                 raise result
+            found += result
+        return found
 
     return _patch(freshness.apply, "invalidate", invalidate)
 

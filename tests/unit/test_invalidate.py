@@ -17,7 +17,7 @@ from freshness.envelope import Tombstone
 from freshness.errors import FreshnessError, InvalidationFailed
 from freshness.invalidate import CAS_ATTEMPTS_MAX, Event, invalidate
 from freshness.position import MysqlGtidSet, Position
-from freshness.request import Add, Cas, Flow, Get, Item, Refused, Reply, Request, Step, Stored
+from freshness.request import Add, Cas, Delete, Flow, Get, Item, Refused, Reply, Request, Step, Stored
 from tests.world import D_SECONDS, LINEAGE, NODE, SOURCE
 
 KEYS = tuple(b"shop:customer:%d" % number for number in range(4))
@@ -122,9 +122,9 @@ def without_versions(seen: Sequence[tuple[Request, Reply]]) -> list[tuple[Reques
     return told
 
 
-def run(node: _Observed, events: Mapping[bytes, Event]) -> str:
+def run(node: _Observed, events: Mapping[bytes, Event], *, expects_tombstones: bool = False) -> str:
     try:
-        drive(invalidate(NODE, events, D_SECONDS), node)
+        drive(invalidate(NODE, events, D_SECONDS, expects_tombstones=expects_tombstones), node)
     except InvalidationFailed as error:
         return type(error).__name__
     return ""
@@ -138,16 +138,16 @@ wanted = st.fixed_dictionaries(
 )
 
 
-@given(plan=plans, events=wanted)
-@settings(max_examples=300, deadline=None)
+@given(plan=plans, events=wanted, expects=st.booleans())
+@settings(max_examples=400, deadline=None)
 def test_keys_together_take_the_steps_that_each_takes_alone(
-    plan: Mapping[bytes, Sequence[Intrusion]], events: Mapping[bytes, Event]
+    plan: Mapping[bytes, Sequence[Intrusion]], events: Mapping[bytes, Event], *, expects: bool
 ) -> None:
     together = _Observed.create(plan)
-    assert run(together, events) == ""
+    assert run(together, events, expects_tombstones=expects) == ""
     for key, alone_event in events.items():
         alone = _Observed.create({key: plan[key]})
-        assert run(alone, {key: alone_event}) == ""
+        assert run(alone, {key: alone_event}, expects_tombstones=expects) == ""
         assert without_versions(together.seen[key]) == without_versions(alone.seen[key])
         assert together.remains(key) == alone.remains(key)
         if len(alone.seen[key]) > len(plan[key]):  # nobody came behind the store
@@ -213,3 +213,28 @@ def test_nothing_is_read_where_no_tombstone_stands() -> None:
     assert len(steps) == 4
     assert isinstance(steps[2], Flow)
     assert all(isinstance(request, Get) for request in steps[2].requests)
+
+
+def test_where_tombstones_are_expected_they_are_read_at_once() -> None:
+    """The same end by another way, and the right number, whether the guess was right or not."""
+    node = _Observed.create({key: [] for key in KEYS})
+    first, others = {KEYS[0]: event(3)}, {key: event(4) for key in KEYS}
+    steps: list[Step] = []
+
+    def answer(step: Step) -> Any:
+        steps.append(step)
+        return node(step)
+
+    assert drive(invalidate(NODE, first, D_SECONDS, expects_tombstones=True), answer) == 0
+    assert [_kinds(step) for step in steps] == [{Get}, {Add, Delete}]
+    steps.clear()
+    assert drive(invalidate(NODE, others, D_SECONDS), answer) == 1
+    assert drive(invalidate(NODE, others, D_SECONDS, expects_tombstones=True), answer) == len(KEYS)
+    assert [_kinds(step) for step in steps[3:]] == [{Get}, {Cas, Delete}]
+    for key in KEYS:
+        _require_event(node.remains(key)[1], event(4))
+
+
+def _kinds(step: Step) -> set[type]:
+    assert isinstance(step, Flow)
+    return {type(request) for request in step.requests}

@@ -9,7 +9,7 @@ import pytest
 from freshness.admission import join
 from freshness.apply import RESENDS_MAX, Batch
 from freshness.backends.memory import NO_MEMORY
-from freshness.cachekey import tombstone_key
+from freshness.cachekey import TOMBSTONE_SUFFIX, tombstone_key
 from freshness.envelope import NodeRecord, record_key, resume_key
 from freshness.errors import FreshnessError, InvalidationFailed, MembershipLost, NodeUnavailable
 from freshness.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, NodePolicy
@@ -725,6 +725,23 @@ def test_what_this_life_has_acknowledged_is_not_sent_again() -> None:
     run.finish()
     assert keys == [tombstone_key(lookup(2).item)]
     assert world.record().progress.contains(new.position)
+
+
+def test_where_most_keys_had_a_tombstone_the_next_batch_reads_first() -> None:
+    """It is sent in another order only; the tombstones are what they would be."""
+    world = World()
+    one = start(world)
+    first: list[type] = []
+    for items in ((1, 2, 3), (1, 2, 3), (1, 2, 9), (4, 5, 6), (4, 7, 8)):
+        made = world.commit(*[lookup(item).item for item in items])
+        run = one.applying().until(lambda action: getattr(action, "key", b"").endswith(TOMBSTONE_SUFFIX))
+        first.append(type(run.pending))
+        run.finish()
+        for item in items:
+            tombstone = world.find_tombstone(lookup(item).item)
+            assert tombstone is not None
+            assert tombstone.contains(LINEAGE, 1, made.position)
+    assert first == [Add, Add, Get, Get, Add]
 
 
 def test_a_batch_whose_tombstones_grew_old_is_sent_again_and_then_given_up() -> None:
