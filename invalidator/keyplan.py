@@ -11,7 +11,6 @@ does not end exactly where its last row does, and then none of its keys is used.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -21,9 +20,11 @@ from freshness.errors import FormatError
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.registry import ObjectDefinition
 from invalidator import tablemap as types
-from invalidator.fieldvalue import INTEGER_BYTES, STRINGS, decimal_bytes
+from invalidator.columnstep import NAMES, find_step
+from invalidator.fieldvalue import INTEGER_BYTES
 from invalidator.keyspelling import Spell, find_spelling
-from invalidator.tablemap import BLOBS, MappedColumn
+from invalidator.tablemap import MappedColumn
+from invalidator.uniform import EVENT_BYTES_MIN, LAYOUTS_MAX, PAUSE_EVENTS, Layout, find_layout
 
 PATTERNS_MAX: Final = 6
 """NULL patterns of one image that get a branch of their own."""
@@ -33,6 +34,10 @@ CODES_MAX: Final = 64
 
 Read = Callable[[bytes, int, int], list[bytes]]
 """(packet, place of the first row, end of the last) → items. Raises anything where the bytes do not add up."""
+
+
+ReadAlike = Callable[[bytes], list[bytes]]
+"""The rows, all of one layout → items."""
 
 
 class Target(NamedTuple):
@@ -80,7 +85,7 @@ class TablePlan:
     def __init__(self, columns: Sequence[MappedColumn], targets: Sequence[Target], flavor: str) -> None:
         self.columns = tuple(columns)
         self._targets = tuple(targets)
-        self._steps = [_find_step(column, flavor) for column in columns]
+        self.steps = [find_step(column, flavor) for column in columns]
         by_name = {column.name: place for place, column in enumerate(columns)}
         for target in targets:
             for column in target.columns:
@@ -127,7 +132,7 @@ class TablePlan:
 
     def source(self, before: _Image, after: _Image | None, json_bits: int) -> tuple[str, dict[str, Any]]:
         """The function's text, and what it names."""
-        names: dict[str, Any] = {**_NAMES, "fresh_x": before.fresh.add, "shorten": shorten_item}
+        names: dict[str, Any] = {**NAMES, "fresh_x": before.fresh.add, "shorten": shorten_item}
         lines = ["def read(b, o, e):", " r = []; a = r.append", " while o < e:"]
         lines += _indent(2, self._image_lines(before, names))
         if after is not None:
@@ -140,6 +145,35 @@ class TablePlan:
         lines.append(" if o != e: raise ValueError(f'the last row ends at {o} and not at {e}')")
         lines.append(" return r")
         return "\n".join(lines), names
+
+    def uniform_source(
+        self, before: _Image, after: _Image | None, layout: Layout
+    ) -> tuple[str, dict[str, Any]]:
+        """The text of a function for the bytes of rows that are all laid out like this, and what it names."""
+        images = (before,) if after is None else (before, after)
+        wanted = {
+            name: self.steps[place]
+            for image in images
+            for place in image.places
+            if (name := self._variable(place, image))
+        }
+        row, found, nulls = layout.format(wanted)
+        names: dict[str, Any] = {**NAMES, "shorten": shorten_item, "unpack": row.iter_unpack}
+        converted = [
+            f"{name} = {wanted[name].convert.format(name)}" for name in found if wanted[name].convert
+        ]
+        collected = [
+            line
+            for number in range(len(self._targets))
+            for line in self._collect_lines(number, before, after, names)
+        ]
+        row_itself = f"({', '.join(found)})" if len(found) > 1 else "".join(found)
+        if not converted and collected == [f"a(p0 % {row_itself})"]:
+            return "def read(b): return [p0 % row for row in unpack(b)]", names
+        lines = ["def read(b):", " r = []; a = r.append", *(f" {name} = None" for name in nulls)]
+        lines.append(f" for ({''.join(f'{name}, ' for name in found)}) in unpack(b):")
+        lines += _indent(2, iter([*converted, *collected]))
+        return "\n".join([*lines, " return r"]), names
 
     def _image_lines(self, image: _Image, names: dict[str, Any]) -> Iterator[str]:
         size = image.null_bytes
@@ -167,7 +201,7 @@ class TablePlan:
                 if variable:
                     yield f"{variable} = None"
                 continue
-            step = self._steps[place]
+            step = self.steps[place]
             if step.is_fixed:
                 if variable:
                     yield f"{variable} = {step.read(_sum('o', offset))}"
@@ -189,7 +223,7 @@ class TablePlan:
         yield f"o += {size}"
         for index, place in enumerate(image.places):
             variable = self._variable(place, image)
-            step = self._steps[place]
+            step = self.steps[place]
             mask = 1 << index
             if step.is_fixed:
                 taken = (
@@ -269,15 +303,43 @@ class Code:
         for column in _missing(plan, self._before.places):
             raise FormatError(f"column {column} is not in the binary log")
         self._read = self._compile()
+        self._layouts: dict[Layout, ReadAlike] = {}
+        self._layout: Layout | None = None
+        self._pause_events = 0
 
     def read(self, packet: bytes, start: int, end: int) -> list[bytes]:
         """The items of all rows from ``start`` to ``end``. Raises whatever the bytes lead to."""
         if start >= end:
             raise FormatError("a row event without rows")
+        if end - start >= EVENT_BYTES_MIN and self._json_bits < 0:
+            read_alike = self._find_alike(packet, start, end)
+            if read_alike is not None:
+                return read_alike(packet[start:end])
         items = self._read(packet, start, end)
         if self._before.fresh or (self._after is not None and self._after.fresh):
             self._learn()
         return items
+
+    def _find_alike(self, packet: bytes, start: int, end: int) -> ReadAlike | None:
+        """What reads the rows by stride, where all are alike and of a layout that is known, or can be kept."""
+        if self._pause_events:
+            self._pause_events -= 1
+            return None
+        layout = self._layout
+        if layout is None or not layout.fits(packet, start, end):
+            layout = self._layout = self._find_layout(packet, start, end)
+            if layout is None or not layout.fits(packet, start, end):
+                self._pause_events = PAUSE_EVENTS
+                return None
+        read = self._layouts.get(layout)
+        if read is None and len(self._layouts) < LAYOUTS_MAX:
+            read = _compile(*self._plan.uniform_source(self._before, self._after, layout))
+            self._layouts[layout] = read
+        return read
+
+    def _find_layout(self, packet: bytes, start: int, end: int) -> Layout | None:
+        images = [(image.letter, image.places) for image in (self._before, self._after) if image is not None]
+        return find_layout(images, self._plan.steps, packet, start, end)
 
     def _learn(self) -> None:
         for image in (self._before, self._after):
@@ -288,96 +350,18 @@ class Code:
         self._read = self._compile()
 
     def _compile(self) -> Read:
-        source, names = self._plan.source(self._before, self._after, self._json_bits)
-        exec(compile(source, "<row reader>", "exec"), names)  # our own text, see the module
-        read: Read = names["read"]
+        read: Read = _compile(*self._plan.source(self._before, self._after, self._json_bits))
         return read
+
+
+def _compile(source: str, names: dict[str, Any]) -> Any:
+    exec(compile(source, "<row reader>", "exec"), names)  # our own text, see the module
+    return names["read"]
 
 
 def _missing(plan: TablePlan, present: Sequence[int]) -> Iterator[str]:
     for places in plan._places:
         yield from (plan.columns[place].name for place in places if place not in present)
-
-
-_NAMES: Final[Mapping[str, Any]] = {
-    "from_bytes": int.from_bytes,
-    **{f"u{size}": struct.Struct(f"<{code}").unpack_from for size, code in ((2, "H"), (4, "I"), (8, "Q"))},
-    **{
-        f"i{size}": struct.Struct(f"<{code}").unpack_from
-        for size, code in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
-    },
-}
-
-
-class _Step(NamedTuple):
-    """How a column is stepped over: ``size`` bytes, or as many as its length in ``size`` bytes says. ``number``:
-    the text that reads it as a number, with the place left open; "" where its bytes are taken."""
-
-    is_fixed: bool
-    size: int
-    number: str = ""
-
-    def read(self, place: str) -> str:
-        return self.number.format(place) if self.number else f"b[{place}:{place} + {self.size}]"
-
-    def length(self, place: str) -> str:
-        """The text of the length that stands at this place."""
-        return _LENGTHS[self.size].format(place)
-
-
-_LENGTHS: Final = {
-    1: "b[{0}]",
-    2: "u2(b, {0})[0]",
-    3: "from_bytes(b[{0}:{0} + 3], 'little')",
-    4: "u4(b, {0})[0]",
-}
-_FIXED: Final = {
-    types.FLOAT: 4,
-    types.DOUBLE: 8,
-    types.NULL: 0,
-    types.DATE: 3,
-    types.NEWDATE: 3,
-    types.TIME: 3,
-    types.DATETIME: 8,
-    types.TIMESTAMP: 4,
-}
-_WITH_FRACTION: Final = {types.TIMESTAMP2: 4, types.DATETIME2: 5, types.TIME2: 3}
-
-
-def _find_step(column: MappedColumn, flavor: str) -> _Step:
-    kind = column.kind
-    if kind in INTEGER_BYTES:
-        return _Step(True, INTEGER_BYTES[kind], _number_text(INTEGER_BYTES[kind], column.is_unsigned))
-    if kind == types.YEAR:
-        return _Step(True, 1, "(b[{0}] and b[{0}] + 1900)")
-    if kind in STRINGS or kind == types.VARCHAR_COMPRESSED:
-        return _Step(False, 1 if column.width < 256 else 2)
-    if kind in BLOBS and column.width in _LENGTHS:
-        return _Step(False, column.width)
-    if kind in _WITH_FRACTION and column.width <= 6:
-        return _Step(True, _WITH_FRACTION[kind] + (column.width + 1) // 2)
-    if kind in (types.TIME, types.DATETIME, types.TIMESTAMP) and flavor == "mariadb":
-        raise FormatError(
-            f"column {column.name} has the temporal format of old servers, whose width is not in the binary log",
-            hint="convert the table: SET GLOBAL mysql56_temporal_format=ON, then ALTER TABLE … FORCE",
-        )
-    if kind in _FIXED:
-        return _Step(True, _FIXED[kind])
-    if kind == types.NEWDECIMAL:
-        return _Step(True, decimal_bytes(column.width, column.scale))
-    if kind == types.BIT and 1 <= column.width <= 64:
-        return _Step(True, (column.width + 7) // 8)
-    if kind in (types.ENUM, types.SET) and 1 <= column.width <= 8:
-        return _Step(True, column.width)
-    raise FormatError(f"column {column.name} has the unknown type {kind} of width {column.width}")
-
-
-def _number_text(size: int, is_unsigned: bool) -> str:
-    if size == 1 and is_unsigned:
-        return "b[{0}]"
-    if size == 3:
-        return f"from_bytes(b[{{0}}:{{0}} + 3], 'little', signed={not is_unsigned})"
-    return f"{'u' if is_unsigned else 'i'}{size}(b, {{0}})[0]"
 
 
 def _find_spelling(
