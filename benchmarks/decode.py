@@ -59,6 +59,7 @@ WIDE: Final = (
     f"CREATE TABLE wide (id BIGINT PRIMARY KEY, {', '.join(f'i{n} INT, s{n} VARCHAR(20)' for n in range(8))},"
     " d DATETIME(3), n DECIMAL(12,2), t TEXT)"
 )
+VARIED_FROM: Final = 50_000_000
 SINGLE: Final = """CREATE PROCEDURE singles(count INT) BEGIN DECLARE n INT DEFAULT 0;
   WHILE n < count DO
     INSERT INTO small VALUES (n + 100000000, n, n, n, 'hello world'); SET n = n + 1;
@@ -112,7 +113,7 @@ def measure_decode(rounds: int) -> list[Result]:
 def open_plant(
     flavor: Flavor, *, rows: int = 500_000, wide_rows: int = 100_000, singles: int = 60_000
 ) -> Iterator[Plant]:
-    """A server with three logs. Raises `ServerFailed` where it does not start."""
+    """A server with four logs. Raises `ServerFailed` where it does not start."""
     server = make_database(flavor, server_id=1, options=("--sync-binlog=0",))
     try:
         server.launch()
@@ -123,6 +124,7 @@ def open_plant(
         half = Criterion(at_least=0.5)
         logs = (
             _fill(server, "rows", "small", rows, rows // 2, Criterion(at_least=40), half),
+            _fill(server, "varied_rows", "small", wide_rows, wide_rows // 2, None, None),
             _fill(server, "wide_rows", "wide", wide_rows, wide_rows // 2, None, None),
             _fill(server, "transactions", "small", singles, singles // 2, Criterion(at_least=20), half),
         )
@@ -163,7 +165,7 @@ def _fill(
             transactions = rows
         else:
             for first in range(0, rows, ROWS_IN_STATEMENT):
-                lines = ",".join(_line(table, first + place) for place in range(ROWS_IN_STATEMENT))
+                lines = ",".join(_line(name, first + place) for place in range(ROWS_IN_STATEMENT))
                 cursor.execute(f"INSERT INTO {table} VALUES {lines}")
             transactions = rows // ROWS_IN_STATEMENT
         cursor.execute("FLUSH BINARY LOGS")
@@ -172,9 +174,12 @@ def _fill(
     )
 
 
-def _line(table: str, number: int) -> str:
-    if table == "small":
+def _line(name: str, number: int) -> str:
+    if name == "rows":
+        # All of one length, which are read by stride.
         return f"({number},{number},1,2,'hello world {number % 10}')"
+    if name == "varied_rows":
+        return f"({number + VARIED_FROM},{number},1,2,'{'x' * (number % 20)}')"
     pairs = ",".join(
         "NULL,NULL" if (number + place) % 5 == 0 else f"{number},'text {place}'" for place in range(8)
     )

@@ -1,5 +1,5 @@
-"""How the rate changes with the length of the log, the columns of a table, the keys of a transaction, the nodes and
-the shards.
+"""How the rate changes with the length of the log, the columns of a table, the keys of a transaction, the nodes, the
+shards, and how far the replica lags that reads are filled from.
 
 Each curve is also a result: its last point against its first. A point is the median of few runs, in wall time.
 """
@@ -7,8 +7,12 @@ Each curve is also a result: its last point against its first. A point is the me
 from __future__ import annotations
 
 import multiprocessing
+import random
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from statistics import median
 from typing import Any, Final
 
@@ -24,6 +28,7 @@ from benchmarks.pipeline import (
     open_server,
     write_log,
 )
+from benchmarks.shop import Shop, open_shop
 from freshness.backends.database import executed_position
 from freshness.config import ServerAddress
 from freshness.position import MariadbPosition, Position
@@ -44,14 +49,21 @@ SHARDS: Final = (1, 2, 4)
 KEYS_IN_RUN: Final = 20_000
 BATCH_TRANSACTIONS: Final = 2000
 SHARD_SECONDS: Final = 120.0
+LAGS_SECONDS: Final = (0, 1, 2, 4)
+CHANGES_A_SECOND: Final = 100
+"""Of one of 1,000 customers each."""
+
+READING_SECONDS: Final = 2.0
+SETTLING_SECONDS: Final = 1.0
 
 
 def measure_growth(_: int) -> list[Result]:
-    """Five curves, on MariaDB."""
+    """Six curves, on MariaDB."""
     with open_server("mariadb") as server:
         results = [_by_events(server), _by_columns(server)]
         log = write_log(server, "singles", EVENTS[-1], 1)
-        return [*results, _by_keys(server), _by_nodes(server), _by_shards(server, log)]
+        results += [_by_keys(server), _by_nodes(server), _by_shards(server, log)]
+    return [*results, _by_replica_lag()]
 
 
 def _curve(name: str, what: str, unit: str, values: Sequence[int], rate: Callable[[int], float]) -> Result:
@@ -231,3 +243,50 @@ def _follow(address: ServerAddress, flavor: Any, node: str, log: Log, pipe: Any)
         begun = time.monotonic()
         pipeline.follow_to(log.end)
         pipe.send((begun, time.monotonic()))
+
+
+# -- reads while customers change, filled from a replica that lags -------------------------------------------
+
+
+def _by_replica_lag() -> Result:
+    with open_shop(node_count=1) as shop, _changing(shop):
+        lagging = [LAGS_SECONDS[0]]
+
+        def rate(seconds: int) -> float:
+            if lagging != [seconds]:
+                lagging[:] = [seconds]
+                shop.pair.replica.replicate_from(shop.pair.primary, delay_seconds=seconds)
+                _read_for(shop, seconds + SETTLING_SECONDS)
+            return _read_for(shop, READING_SECONDS) / READING_SECONDS
+
+        return _curve("replica_lag", "seconds that the replica lags", "reads/s", LAGS_SECONDS, rate)
+
+
+def _read_for(shop: Shop, seconds: float) -> int:
+    """Random customers, one after the other, for so long. How many."""
+    chance, get = random.Random(1), shop.cache.get
+    done, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert get("customer", chance.choice(shop.keys)) is not None, "every customer is there"
+        done += 1
+    return done
+
+
+@contextmanager
+def _changing(shop: Shop) -> Iterator[None]:
+    """Customers change meanwhile, at `CHANGES_A_SECOND`."""
+    is_over = threading.Event()
+
+    def change() -> None:
+        chance = random.Random(2)
+        with closing(shop.pair.primary.connect(SCHEMA)) as connection, connection.cursor() as cursor:
+            while not is_over.wait(1 / CHANGES_A_SECOND):
+                cursor.execute(shop.visit(chance.choice(shop.keys)))
+
+    with ThreadPoolExecutor(1) as pool:
+        changes = pool.submit(change)
+        try:
+            yield
+        finally:
+            is_over.set()
+        changes.result()

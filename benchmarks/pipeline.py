@@ -23,7 +23,7 @@ from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
-from freshness.request import Flows, Head, Marks
+from freshness.request import Flows, Head, Marks, Merges
 from integration.servers import DatabaseServer, Flavor, Memcached
 from integration.servers.database import SCHEMA, make_database
 from invalidator.binlog import BinlogSource
@@ -152,7 +152,7 @@ class Pipeline:
                 return self.source.poll(step.timeout_seconds, step.transactions_max)
             case OpenStream():
                 return self.source.open(step.start)
-            case Flows() if any(isinstance(flow.requests, Marks) for flow in step.flows):
+            case Flows() if any(isinstance(flow.requests, Marks | Merges) for flow in step.flows):
                 answer = self.driver.answer(step)
                 self.marked_ns = time.time_ns()
                 return answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from math import log10
 from typing import Final
@@ -16,13 +16,15 @@ BOTTOM: Final = 46
 
 
 def draw(title: str, axis: str, unit: str, points: Sequence[tuple[float, float]]) -> str:
-    """``points``: at least two, rising in x, which has a logarithmic scale; y begins at 0. The text of the file."""
+    """``points``: at least two, rising in x, which has a logarithmic scale unless it begins at 0; y begins at 0. The
+    text of the file."""
     assert len(points) > 1, "a curve has at least two points"
-    low, high = log10(points[0][0]), log10(points[-1][0])
+    scale: Callable[[float], float] = log10 if points[0][0] > 0 else float
+    low, high = scale(points[0][0]), scale(points[-1][0])
     top = max(y for _, y in points)
     placed = [
         (
-            LEFT + (WIDTH - LEFT - RIGHT) * (log10(x) - low) / (high - low),
+            LEFT + (WIDTH - LEFT - RIGHT) * (scale(x) - low) / (high - low),
             HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / top,
         )
         for x, y in points

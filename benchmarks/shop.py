@@ -20,6 +20,7 @@ from appclient.cache import Explanation
 from freshness.rule import ReadOutcome
 from integration.configuration import write_config
 from integration.servers import Memcached, ServerFailed, database_pair
+from integration.servers.database import Pair
 from integration.servers.program import InvalidatorProcess
 
 CUSTOMERS: Final = 1000
@@ -31,6 +32,7 @@ FILL_SECONDS: Final = 60.0
 class Shop:
     """``cache`` answers every one of ``keys`` with a hit. ``nodes``: the addresses of the memcached servers."""
 
+    pair: Pair
     cache: Cache
     keys: tuple[int, ...]
     nodes: tuple[str, ...]
@@ -38,6 +40,10 @@ class Shop:
     def outcomes(self) -> set[ReadOutcome]:
         """How reading all keys ends."""
         return {each.outcome for each in self.cache.get_many("customer", self.keys, explain=True).values()}
+
+    def visit(self, key: int) -> str:
+        """The statement that changes a customer."""
+        return f"UPDATE customers SET visits = visits + 1 WHERE id = {key:d}"
 
     def entry(self) -> bytes:
         """The first customer as it is stored."""
@@ -70,7 +76,7 @@ def open_shop(node_count: int) -> Iterator[Shop]:
         invalidator = stack.enter_context(InvalidatorProcess(path))
         cache = Cache.open(path)
         stack.callback(cache.close)
-        shop = Shop(cache, keys, nodes)
+        shop = Shop(pair, cache, keys, nodes)
         _fill(shop)
         yield shop
         if not invalidator.is_running():
