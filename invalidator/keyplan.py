@@ -11,6 +11,7 @@ does not end exactly where its last row does, and then none of its keys is used.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ from invalidator.columnstep import NAMES, find_step
 from invalidator.fieldvalue import INTEGER_BYTES
 from invalidator.keyspelling import Spell, find_spelling
 from invalidator.tablemap import MappedColumn
-from invalidator.uniform import EVENT_BYTES_MIN, LAYOUTS_MAX, PAUSE_EVENTS, Layout, find_layout
+from invalidator.uniform import EVENT_BYTES_MIN, LAYOUTS_MAX, PAUSE_EVENTS, Layout, NumberReader, find_layout
 
 PATTERNS_MAX: Final = 6
 """NULL patterns of one image that get a branch of their own."""
@@ -146,10 +147,8 @@ class TablePlan:
         lines.append(" return r")
         return "\n".join(lines), names
 
-    def uniform_source(
-        self, before: _Image, after: _Image | None, layout: Layout
-    ) -> tuple[str, dict[str, Any]]:
-        """The text of a function for the bytes of rows that are all laid out like this, and what it names."""
+    def make_uniform_reader(self, before: _Image, after: _Image | None, layout: Layout) -> ReadAlike:
+        """Reads the bytes of rows that are all laid out like this."""
         images = (before,) if after is None else (before, after)
         wanted = {
             name: self.steps[place]
@@ -157,7 +156,8 @@ class TablePlan:
             for place in image.places
             if (name := self._variable(place, image))
         }
-        row, found, nulls = layout.format(wanted)
+        row_format, found, nulls = layout.format(wanted)
+        row = struct.Struct(f"<{row_format}")
         names: dict[str, Any] = {**NAMES, "shorten": shorten_item, "unpack": row.iter_unpack}
         converted = [
             f"{name} = {wanted[name].convert.format(name)}" for name in found if wanted[name].convert
@@ -169,11 +169,12 @@ class TablePlan:
         ]
         row_itself = f"({', '.join(found)})" if len(found) > 1 else "".join(found)
         if not converted and collected == [f"a(p0 % {row_itself})"]:
-            return "def read(b): return [p0 % row for row in unpack(b)]", names
+            return NumberReader(row_format, row.size, names["p0"])
         lines = ["def read(b):", " r = []; a = r.append", *(f" {name} = None" for name in nulls)]
         lines.append(f" for ({''.join(f'{name}, ' for name in found)}) in unpack(b):")
         lines += _indent(2, iter([*converted, *collected]))
-        return "\n".join([*lines, " return r"]), names
+        read: ReadAlike = _compile("\n".join([*lines, " return r"]), names)
+        return read
 
     def _image_lines(self, image: _Image, names: dict[str, Any]) -> Iterator[str]:
         size = image.null_bytes
@@ -333,7 +334,7 @@ class Code:
                 return None
         read = self._layouts.get(layout)
         if read is None and len(self._layouts) < LAYOUTS_MAX:
-            read = _compile(*self._plan.uniform_source(self._before, self._after, layout))
+            read = self._plan.make_uniform_reader(self._before, self._after, layout)
             self._layouts[layout] = read
         return read
 

@@ -27,6 +27,10 @@ PAUSE_EVENTS: Final = 31
 LAYOUTS_MAX: Final = 8
 """Layouts of one shape that are remembered. A column of variable length may give a new one with every event."""
 
+FORMAT_ROWS_MAX: Final = 2048
+FORMATS_MAX: Final = 16
+"""Numbers of rows whose format is kept, for one layout."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -45,9 +49,10 @@ class Layout:
             packet[start + offset : end : size] == bytes((value,)) * count for offset, value in self.marks
         )
 
-    def format(self, wanted: Mapping[str, Step]) -> tuple[struct.Struct, list[str], list[str]]:
-        """What unpacks one row, to the values of these names in the order of the first list; the second: NULLs."""
-        codes, found, nulls, at = ["<"], [], [], 0
+    def format(self, wanted: Mapping[str, Step]) -> tuple[str, list[str], list[str]]:
+        """Of one row for `struct`, without the byte order; the values among these that it gives, in their order; and
+        those that are NULL."""
+        codes, found, nulls, at = [], [], [], 0
         for name, place in self.values:
             if name not in wanted:
                 continue
@@ -59,7 +64,34 @@ class Layout:
             found.append(name)
             at = offset + size
         codes.append(f"{self.row_bytes - at}x")
-        return struct.Struct("".join(codes)), found, nulls
+        return "".join(codes), found, nulls
+
+
+class NumberReader:
+    """The items of rows that are all alike and whose keys are numbers: all in one piece of text, which is cut.
+
+    That needs a format as long as the rows are many. Those of an event's usual sizes are kept.
+    """
+
+    def __init__(self, row_format: str, row_bytes: int, template: bytes) -> None:
+        """``template``: an item, with the numbers of one row left open."""
+        assert b"\n" not in template, "the cut is at line ends"
+        self._row_format = row_format
+        self._row_bytes = row_bytes
+        self._template = template
+        self._unpack_rows = struct.Struct(f"<{row_format}").iter_unpack
+        self._formats: dict[int, tuple[struct.Struct, bytes]] = {}
+
+    def __call__(self, rows: bytes) -> list[bytes]:
+        count = len(rows) // self._row_bytes
+        known = self._formats.get(count)
+        if known is None:
+            if count > FORMAT_ROWS_MAX or len(self._formats) >= FORMATS_MAX:
+                return [self._template % row for row in self._unpack_rows(rows)]
+            known = struct.Struct(f"<{self._row_format * count}"), b"\n".join([self._template] * count)
+            self._formats[count] = known
+        numbers, texts = known
+        return (texts % numbers.unpack(rows)).split(b"\n")
 
 
 def find_layout(

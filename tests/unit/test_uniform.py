@@ -46,7 +46,9 @@ def string(made: Made, length_bytes: int) -> Column:
         return texts.map(lambda text: len(text).to_bytes(length_bytes, "little") + text)
 
     letters = st.sampled_from((b"abcd", b"ABcd", b"a:c/", b"\xc3\xa4\xc3\xa4"))
-    others = spelled(st.sampled_from((b"", b"abc", b"abcde", b"\x04abc", b"a" * 300)))
+    others = spelled(
+        st.sampled_from((b"", b"abc", b"abcde", b"\x04abc", b"a" * min(300, 256**length_bytes - 1)))
+    )
     return Column(made, ColumnKind.STRING, spelled(letters), st.none() | others)
 
 
@@ -199,18 +201,18 @@ def test_layouts_are_bounded_and_rows_that_differ_are_left_alone_for_a_while(
     reader = reader_of(columns, [NUMBER])
     expected = [b"n:o:%d" % at for at in range(100)]
     looked_at, compiled = [], []
-    uniform_source = keyplan.TablePlan.uniform_source
+    make_uniform_reader = keyplan.TablePlan.make_uniform_reader
 
     def find_layout(*arguments: Any) -> uniform.Layout | None:
         looked_at.append(arguments)
         return uniform.find_layout(*arguments)
 
-    def note_source(*arguments: Any) -> tuple[str, dict[str, Any]]:
+    def note_layout(*arguments: Any) -> Callable[[bytes], list[bytes]]:
         compiled.append(arguments)
-        return uniform_source(*arguments)
+        return make_uniform_reader(*arguments)
 
     monkeypatch.setattr(keyplan, "find_layout", find_layout)
-    monkeypatch.setattr(keyplan.TablePlan, "uniform_source", note_source)
+    monkeypatch.setattr(keyplan.TablePlan, "make_uniform_reader", note_layout)
     for length in range(20):
         value = bytes((length,)) + b"a" * length
         assert reader.read_rows(insert(columns, lambda at, v=value: (v, i4(at)))).items == expected  # type: ignore[misc]
@@ -220,3 +222,17 @@ def test_layouts_are_bounded_and_rows_that_differ_are_left_alone_for_a_while(
     for _ in range(2 * (uniform.PAUSE_EVENTS + 1)):
         assert reader.read_rows(uneven).items == expected
     assert len(looked_at) == 2
+
+
+def test_events_of_any_number_of_rows_are_read_and_their_formats_are_bounded() -> None:
+    columns = [integer("owner"), ID, varchar("v")]
+    keys = [KeyColumn("owner", ColumnKind.INTEGER), NUMBER]
+    for made in (columns, [integer("owner", is_nullable=False), *columns[1:]]):
+        reader = reader_of(made, keys)
+        for count in (*range(90, 140), uniform.FORMAT_ROWS_MAX, uniform.FORMAT_ROWS_MAX + 1, 100):
+            event = insert(made, lambda at: (i4(-at), i4(at), b"\1a"), count)
+            assert reader.read_rows(event).items == [b"n:o:%d:%d" % (-at, at) for at in range(count)]
+    number_reader = uniform.NumberReader("4xi", 8, b"n:%d")
+    for count in range(1, 100):
+        number_reader(bytes(8 * count))
+    assert len(number_reader._formats) == uniform.FORMATS_MAX
