@@ -71,6 +71,7 @@ class SmallWorld:
     lost_replies: int = 0
     crashes: int = 0
     keeps_tombstones: bool = True
+    reads_first: bool = False
     lease_seconds: int = L_SECONDS
     trail_seconds: float = W_SECONDS
     heartbeat_age_max_seconds: float = 4.0
@@ -81,12 +82,14 @@ WORLDS: Final = (
     SmallWorld("two readers, two events, eviction", readers=2, commits=3, polls=1, evictions=1),
     SmallWorld("one reader twice, two events, eviction", reads=2, commits=3, polls=2, evictions=1),
     SmallWorld("two invalidators, one of them paused anywhere", invalidators=2, commits=2, polls=1),
+    SmallWorld("two invalidators, paused anywhere, that read tombstones first", invalidators=2, commits=2, polls=1, reads_first=True),
     SmallWorld(
         "what the other one sent grows old while the lease is kept",
         invalidators=2, readers=0, commits=2, polls=4, is_first_gone=True, ticks=(7.4, 7.0, 7.0),
         lease_seconds=8, trail_seconds=2.0, heartbeat_age_max_seconds=60.0,
     ),
     SmallWorld("tombstones expire", reads=2, commits=2, polls=2, ticks=(25.0,)),
+    SmallWorld("tombstones expire that are read first", commits=3, polls=2, ticks=(25.0,), reads_first=True),
     SmallWorld("the lease lapses, the node is revived", reads=2, commits=2, polls=4, ticks=(4.0,)),
     SmallWorld("the lease lapses, then tombstones expire", commits=2, polls=2, ticks=(4.0, 18.0)),
     SmallWorld("the node restarts, its versions repeat", reads=2, commits=2, polls=3, restarts=1),
@@ -279,6 +282,8 @@ class Explorer:
                 find_heartbeat=lambda sequence: self.commit_times.get(sequence),
                 nothing=NOTHING,
             )  # fmt: skip
+            for member in invalidator.members.values():
+                member.expects_tombstones = self.world.reads_first
             return run_loop(
                 invalidator,
                 transactions_max=10,

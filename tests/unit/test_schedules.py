@@ -253,7 +253,7 @@ def test_a_touch_does_not_refresh_another_tombstone() -> None:
     client = Client(world)
     first, second = world.commit(KEY), world.commit(KEY)
 
-    def invalidating(made: Transaction) -> Run[None]:
+    def invalidating(made: Transaction) -> Run[int]:
         event = Event(LINEAGE, 1, made.position, made.position)
         return Run(world, invalidate(NODE, {KEY: event}, D_SECONDS), client)
 
