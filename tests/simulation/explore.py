@@ -82,7 +82,10 @@ WORLDS: Final = (
     SmallWorld("two readers, two events, eviction", readers=2, commits=3, polls=1, evictions=1),
     SmallWorld("one reader twice, two events, eviction", reads=2, commits=3, polls=2, evictions=1),
     SmallWorld("two invalidators, one of them paused anywhere", invalidators=2, commits=2, polls=1),
-    SmallWorld("two invalidators, paused anywhere, that read tombstones first", invalidators=2, commits=2, polls=1, reads_first=True),
+    SmallWorld(
+        "two invalidators, paused anywhere, that read tombstones first",
+        invalidators=2, commits=2, polls=1, reads_first=True,
+    ),
     SmallWorld(
         "what the other one sent grows old while the lease is kept",
         invalidators=2, readers=0, commits=2, polls=4, is_first_gone=True, ticks=(7.4, 7.0, 7.0),
