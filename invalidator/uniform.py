@@ -1,9 +1,9 @@
 """Row events in which every row is laid out as the first: the same NULLs and the same lengths.
 
-The rows of a table without columns of variable length mostly are alike, and so are those with codes and hashes of one
-length. Where they are, each key column is at one distance from one row to the next, and all keys can be read in one
-call. Whether they are is looked at in every row: where its NULL bits and length bytes are those of the first row, a
-walk through it would take the same steps and end where the next row begins.
+So are most rows of a table without columns of variable length, and rows with codes and hashes of one length. There,
+each key column is at one distance from one row to the next, and all keys are read in one call. Whether the rows are
+alike is looked at in every one: where its NULL bits and length bytes are those of the first row, a walk through it
+would take the same steps and end where the next row begins.
 
 Called by ``invalidator.keyplan``, which walks through the rows wherever this says that they are not alike.
 """
@@ -24,18 +24,18 @@ ROWS_MIN: Final = 8
 PAUSE_EVENTS: Final = 31
 """Events of one shape that are not looked at after one whose rows were not alike."""
 
-LAYOUTS_MAX: Final = 8
+LAYOUTS_MAX: Final = 4
 """Layouts of one shape that are remembered. A column of variable length may give a new one with every event."""
 
 FORMAT_ROWS_MAX: Final = 2048
-FORMATS_MAX: Final = 16
+FORMATS_MAX: Final = 8
 """Numbers of rows whose format is kept, for one layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One row: its size; the bytes (offset, value) of its NULL bitmaps and lengths; where each value is (offset,
-    size), None for NULL. Values have the names of `freshness` rows' variables: image letter and column number."""
+    """One row. ``marks``: the bytes of its NULL bitmaps and lengths, as (offset, byte). ``values``: under the name of
+    its variable in ``invalidator.keyplan``, image letter and column number, (offset, size) of each, None for NULL."""
 
     row_bytes: int
     marks: tuple[tuple[int, int], ...]
