@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 ARGS ?=
+# Processes of `make test`. Its tests wait more than they compute; a file's tests stay together.
+WORKERS ?= 3
 PROVISION = $(PYTHON) integration/provision.py
 BIN = .venv/bin
 # A folder counts from the day that there is Python in it.
@@ -36,7 +38,7 @@ demo: ## show a cache that stays fresh beside two that do not, on private server
 
 .PHONY: test
 test: setup lint types architecture ## all checks and all tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: venv ## style and format of the code

@@ -205,7 +205,7 @@ def test_the_temp_lru_keeps_tombstones_under_pressure(started: Callable[..., Mem
         kept.append(count_present(node, b"tombstone", 5000))
         losses, evictions = inspect(node).losses, int(server.stats()["evictions"])
         assert losses >= refused
-        assert losses < evictions / 1000, "evicting entries is not a loss"
+        assert losses < evictions / 10, "evicting entries is not a loss"
     assert kept == [5000, 0]
 
 

