@@ -74,8 +74,9 @@ class Scene:
     """One invalidator process, its loop, and a primary whose log can be cut at both ends.
 
     ``purged``: what the log no longer holds. ``hidden``: how many of the last commits the primary has logged and
-    does not show before ``shown_at``. ``suspended_seconds``: how long the process stands still in its next pause. ``delay_seconds``: how late the log reaches the loop; ``head_seconds``: how long the primary takes
-    to say where it stands. A heartbeat is written every second that the loop polls.
+    does not show before ``shown_at``. ``suspended_seconds``: how long the process stands still in its next pause.
+    ``delay_seconds``: how late the log reaches the loop; ``head_seconds``: how long the primary takes to say where it
+    stands. A heartbeat is written every second that the loop polls.
     """
 
     def __init__(self, world: World, lease_seconds: int = L_SECONDS) -> None:
