@@ -26,6 +26,7 @@ from freshness.registry import ObjectDefinition
 from integration.servers import DatabaseServer, Pair
 from integration.test_binlog import Stream, address_of, definitions_of, head_of, run, streaming
 from invalidator import event as events
+from invalidator import keyplan
 from invalidator.binlog import BinlogSource
 from invalidator.keyreader import OPERATIONS, KeyReader
 from invalidator.packets import PacketReader, check_sum
@@ -298,6 +299,15 @@ def random_statements(chance: random.Random, columns: Sequence[Column]) -> Itera
         )
         return f"{verb} goods VALUES {rows}"
 
+    def insert_alike(count: int) -> str:
+        """Rows that are laid out alike wherever their keys are."""
+        same = {column.name: column.random_value(chance) for column in columns}
+        rows = ", ".join(
+            f"({', '.join(c.random_value(chance) if c.is_key else same[c.name] for c in columns)})"
+            for _ in range(count)
+        )
+        return f"INSERT IGNORE goods VALUES {rows}"
+
     def update(count: int) -> str:
         changed = chance.sample(list(columns), min(len(columns), chance.choice((1, 1, 2, 5))))
         values = ", ".join(f"{quote_name(each.name)} = {each.random_value(chance)}" for each in changed)
@@ -308,15 +318,27 @@ def random_statements(chance: random.Random, columns: Sequence[Column]) -> Itera
     yield update(6)
     yield insert("REPLACE", 3)
     yield update(2)
+    yield insert_alike(30)
+    yield update(25)
     yield f"DELETE FROM goods LIMIT {chance.choice((1, 20))}"
 
 
 @pytest.mark.parametrize("image", ["FULL", "MINIMAL", "NOBLOB"])
-def test_items_are_those_of_the_full_decoding_and_of_the_server(pair: Pair, image: str) -> None:
+def test_items_are_those_of_the_full_decoding_and_of_the_server(
+    pair: Pair, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = pair.primary
     flavor = server.flavor
     chance = random.Random(f"{flavor} {image} 1")
     counts: Counter[str] = Counter()
+    monkeypatch.setattr(keyplan, "EVENT_BYTES_MIN", 0)
+    make_uniform_reader = keyplan.TablePlan.make_uniform_reader
+
+    def counted(*arguments: Any) -> keyplan.ReadAlike:
+        counts["by stride"] += 1
+        return make_uniform_reader(*arguments)
+
+    monkeypatch.setattr(keyplan.TablePlan, "make_uniform_reader", counted)
     address = address_of(server)
     with connect(address, read_timeout_seconds=20.0) as connection, connection.cursor() as cursor:
         cursor.execute("SET sql_mode = '', time_zone = '+02:00'")
@@ -351,6 +373,7 @@ def test_items_are_those_of_the_full_decoding_and_of_the_server(pair: Pair, imag
     print(counts)
     assert counts["server"] > 200
     assert counts["full"] > 100
+    assert counts["by stride"] > 5
 
 
 def _compare(
