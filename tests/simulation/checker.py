@@ -463,7 +463,9 @@ class Checker:
         now, inspected_at = self._world.now, self._inspected.get((who, node), 0.0)
         grace = INSPECT_SECONDS + self._world.options.lease_seconds + 1
         for lost in life.lost:
-            owed = _intersect(lost.owed, shard.logged)
+            owed = shard.nothing.union_all(
+                [commit.position for commit in shard.log if lost.owed.contains(commit.position)]
+            )
             if not record.floor.contains(owed) and (inspected_at > lost.at or now > lost.at + grace):
                 raise Violation("I2", f"{node} lost a tombstone {now - lost.at:.1f} s ago and goes on")
 
