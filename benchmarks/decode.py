@@ -302,7 +302,11 @@ def _measure_stream(plant: Plant, log: Log, folder: Path, rounds: int) -> Result
         written.unlink()
         return seconds
 
-    timings = interleave(lambda _: stopwatch(lambda: _stream(plant, log)), tool, rounds)
+    def ours(_: int) -> float:
+        with seldom_collected():
+            return stopwatch(lambda: _stream(plant, log))
+
+    timings = interleave(ours, tool, rounds)
     name = f"stream_{plant.flavor}_{log.name}"
     unit = "transactions/s" if log.name == "transactions" else "rows/s"
     return timings.per_second(name, log.rows, unit, TOOL, log.stream_criterion)

@@ -44,7 +44,8 @@ class Criterion:
 @dataclass(frozen=True, slots=True)
 class Result:
     """One comparison. ``ratio`` is value / baseline_value. ``spread``: the lowest and the highest ratio of all
-    rounds. ``points``: of a curve, (what grows, value); ``axis``: what grows."""
+    rounds. ``points``: of a curve, (what grows, value); ``axis``: what grows. ``is_share``: it is one of a whole, and
+    neither more nor less is better."""
 
     name: str
     value: float
@@ -55,6 +56,7 @@ class Result:
     criterion: Criterion | None = None
     points: tuple[tuple[float, float], ...] = ()
     axis: str = ""
+    is_share: bool = False
 
     @property
     def is_better_high(self) -> bool:

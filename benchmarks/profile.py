@@ -41,7 +41,15 @@ def measure_profile(rounds: int) -> list[Result]:
             for part, spent in zip(PARTS, microseconds, strict=True):
                 share = spent / total
                 results.append(
-                    Result(f"profile_{name}_{part}", spent, "µs", "all parts", total, (share, share))
+                    Result(
+                        f"profile_{name}_{part}",
+                        spent,
+                        "µs",
+                        "all parts",
+                        total,
+                        (share, share),
+                        is_share=True,
+                    )
                 )
     return results
 

@@ -134,11 +134,12 @@ def write_document(path: Path, machine: Mapping[str, Any], results: Sequence[Res
 
 def find_regressions(results: Sequence[Result], kept: Mapping[str, Any]) -> list[str]:
     """What is worse than in ``kept``, the content of results.json: by more than `TOLERANCE` below (of times and
-    sizes: above) the worst round that is recorded there. Nothing is said of what was not measured then."""
+    sizes: above) the worst round that is recorded there. Nothing is said of shares and of what was not measured then.
+    """
     before = {each["name"]: each for each in kept["results"]}
     found = []
     for result in results:
-        if result.name not in before:
+        if result.name not in before or result.is_share:
             continue
         low, high = before[result.name]["spread"]
         bound = low * (1 - TOLERANCE) if result.is_better_high else high * (1 + TOLERANCE)

@@ -334,7 +334,7 @@ def test_items_are_those_of_the_full_decoding_and_of_the_server(
     monkeypatch.setattr(keyplan, "EVENT_BYTES_MIN", 0)
     make_uniform_reader = keyplan.TablePlan.make_uniform_reader
 
-    def counted(*arguments: Any) -> keyplan.ReadAlike:
+    def counted(*arguments: Any) -> keyplan.Read:
         counts["by stride"] += 1
         return make_uniform_reader(*arguments)
 

@@ -37,10 +37,6 @@ Read = Callable[[bytes, int, int], list[bytes]]
 """(packet, place of the first row, end of the last) → items. Raises anything where the bytes do not add up."""
 
 
-ReadAlike = Callable[[bytes], list[bytes]]
-"""The rows, all of one layout → items."""
-
-
 class Target(NamedTuple):
     """The key of one object in one table."""
 
@@ -147,8 +143,8 @@ class TablePlan:
         lines.append(" return r")
         return "\n".join(lines), names
 
-    def make_uniform_reader(self, before: _Image, after: _Image | None, layout: Layout) -> ReadAlike:
-        """Reads the bytes of rows that are all laid out like this."""
+    def make_uniform_reader(self, before: _Image, after: _Image | None, layout: Layout) -> Read:
+        """Reads rows that are all laid out like this."""
         images = (before,) if after is None else (before, after)
         wanted = {
             name: self.steps[place]
@@ -170,11 +166,10 @@ class TablePlan:
         row_itself = f"({', '.join(found)})" if len(found) > 1 else "".join(found)
         if not converted and collected == [f"a(p0 % {row_itself})"]:
             return NumberReader(row_format, row.size, names["p0"])
-        lines = ["def read(b):", " r = []; a = r.append", *(f" {name} = None" for name in nulls)]
-        lines.append(f" for ({''.join(f'{name}, ' for name in found)}) in unpack(b):")
+        lines = ["def read(b, o, e):", " r = []; a = r.append", *(f" {name} = None" for name in nulls)]
+        lines.append(f" for ({''.join(f'{name}, ' for name in found)}) in unpack(b[o:e]):")
         lines += _indent(2, iter([*converted, *collected]))
-        read: ReadAlike = _compile("\n".join([*lines, " return r"]), names)
-        return read
+        return _compile("\n".join([*lines, " return r"]), names)
 
     def _image_lines(self, image: _Image, names: dict[str, Any]) -> Iterator[str]:
         size = image.null_bytes
@@ -304,7 +299,7 @@ class Code:
         for column in _missing(plan, self._before.places):
             raise FormatError(f"column {column} is not in the binary log")
         self._read = self._compile()
-        self._layouts: dict[Layout, ReadAlike] = {}
+        self._layouts: dict[Layout, Read] = {}
         self._layout: Layout | None = None
         self._pause_events = 0
 
@@ -315,13 +310,13 @@ class Code:
         if end - start >= EVENT_BYTES_MIN and self._json_bits < 0:
             read_alike = self._find_alike(packet, start, end)
             if read_alike is not None:
-                return read_alike(packet[start:end])
+                return read_alike(packet, start, end)
         items = self._read(packet, start, end)
         if self._before.fresh or (self._after is not None and self._after.fresh):
             self._learn()
         return items
 
-    def _find_alike(self, packet: bytes, start: int, end: int) -> ReadAlike | None:
+    def _find_alike(self, packet: bytes, start: int, end: int) -> Read | None:
         """What reads the rows by stride, where all are alike and of a layout that is known, or can be kept."""
         if self._pause_events:
             self._pause_events -= 1
@@ -351,13 +346,13 @@ class Code:
         self._read = self._compile()
 
     def _compile(self) -> Read:
-        read: Read = _compile(*self._plan.source(self._before, self._after, self._json_bits))
-        return read
+        return _compile(*self._plan.source(self._before, self._after, self._json_bits))
 
 
-def _compile(source: str, names: dict[str, Any]) -> Any:
+def _compile(source: str, names: dict[str, Any]) -> Read:
     exec(compile(source, "<row reader>", "exec"), names)  # our own text, see the module
-    return names["read"]
+    read: Read = names["read"]
+    return read
 
 
 def _missing(plan: TablePlan, present: Sequence[int]) -> Iterator[str]:

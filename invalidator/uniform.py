@@ -82,16 +82,16 @@ class NumberReader:
         self._unpack_rows = struct.Struct(f"<{row_format}").iter_unpack
         self._formats: dict[int, tuple[struct.Struct, bytes]] = {}
 
-    def __call__(self, rows: bytes) -> list[bytes]:
-        count = len(rows) // self._row_bytes
+    def __call__(self, packet: bytes, start: int, end: int) -> list[bytes]:
+        count = (end - start) // self._row_bytes
         known = self._formats.get(count)
         if known is None:
             if count > FORMAT_ROWS_MAX or len(self._formats) >= FORMATS_MAX:
-                return [self._template % row for row in self._unpack_rows(rows)]
+                return [self._template % row for row in self._unpack_rows(packet[start:end])]
             known = struct.Struct(f"<{self._row_format * count}"), b"\n".join([self._template] * count)
             self._formats[count] = known
         numbers, texts = known
-        return (texts % numbers.unpack(rows)).split(b"\n")
+        return (texts % numbers.unpack_from(packet, start)).split(b"\n")
 
 
 def find_layout(

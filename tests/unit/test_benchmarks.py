@@ -187,6 +187,7 @@ def test_of_rates_less_is_worse_and_of_times_more() -> None:
         "results": [
             {"name": "rate", "ratio": 10.0, "spread": [8.0, 12.0]},
             {"name": "time", "ratio": 1.5, "spread": [1.0, 2.0]},
+            {"name": "share", "ratio": 0.0, "spread": [0.0, 0.0]},
         ]
     }
 
@@ -195,6 +196,7 @@ def test_of_rates_less_is_worse_and_of_times_more() -> None:
             Result("rate", rate, "keys/s", "b", 1.0, (rate, rate)),
             Result("time", time, "µs", "b", 1.0, (time, time)),
             Result("new", 99.0, "µs", "b", 1.0, (1.0, 1.0)),
+            Result("share", 0.5, "µs", "b", 1.0, (0.5, 0.5), is_share=True),
         ]
         return [line.partition(":")[0] for line in find_regressions(results, kept)]
 

@@ -207,7 +207,7 @@ def test_layouts_are_bounded_and_rows_that_differ_are_left_alone_for_a_while(
         looked_at.append(arguments)
         return uniform.find_layout(*arguments)
 
-    def note_layout(*arguments: Any) -> Callable[[bytes], list[bytes]]:
+    def note_layout(*arguments: Any) -> keyplan.Read:
         compiled.append(arguments)
         return make_uniform_reader(*arguments)
 
@@ -234,5 +234,5 @@ def test_events_of_any_number_of_rows_are_read_and_their_formats_are_bounded() -
             assert reader.read_rows(event).items == [b"n:o:%d:%d" % (-at, at) for at in range(count)]
     number_reader = uniform.NumberReader("4xi", 8, b"n:%d")
     for count in range(1, 100):
-        number_reader(bytes(8 * count))
+        assert number_reader(bytes(8 * count), 0, 8 * count) == [b"n:0"] * count
     assert len(number_reader._formats) == uniform.FORMATS_MAX
