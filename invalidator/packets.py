@@ -1,12 +1,14 @@
 """Packets of a replication stream from a socket, many at once, and the checksums of the events in them.
 
 A client library reads a packet with several calls and makes an object of it; here one large read is cut into all
-the packets that it holds. Not for the compressed protocol, which is not asked for. Never reconnects, and looks at
+the packets that it holds. It is read into memory that stays: to get as much anew for each read costs as much as to
+fill it. Not for the compressed protocol, which is not asked for. Never reconnects, and looks at
 nothing in a packet but its first byte. Called by the reader thread of ``invalidator.binlog``.
 """
 
 from __future__ import annotations
 
+import mmap
 import socket
 import struct
 from typing import Final
@@ -52,8 +54,8 @@ class PacketReader:
         """``next_number``: that of the first packet, 1 behind a request of one packet."""
         self._socket = connection
         self._number = next_number
-        self._data = b""
-        self._place = 0
+        self._buffer = mmap.mmap(-1, RECEIVE_BYTES)
+        self._place = self._end = 0
         self._parts: list[bytes] = []
 
     def read(self) -> list[bytes]:
@@ -71,7 +73,7 @@ class PacketReader:
 
     def _cut(self) -> list[bytes]:
         """All whole packets that were received."""
-        data, place, number, length = self._data, self._place, self._number, len(self._data)
+        data, place, number, length = self._buffer, self._place, self._number, self._end
         packets: list[bytes] = []
         is_plain = not self._parts
         while place + _HEAD_BYTES <= length:
@@ -118,16 +120,22 @@ class PacketReader:
         return [joined]
 
     def _receive(self) -> None:
-        """Read until the packet in front can be whole; a large one is joined once and not with every read."""
-        kept = self._data[self._place :]
-        parts, have = [kept], len(kept)
+        """Read until the packet in front can be whole, into a larger buffer where it needs one."""
+        have = self._end - self._place
         want = have + 1
         if have >= _HEAD_BYTES:
-            want = max(want, _HEAD_BYTES + (_HEAD(kept)[0] & _SIZE_MASK))
-        while have < want:
-            part = self._socket.recv(RECEIVE_BYTES)
-            if not part:
-                raise SourceUnavailable("the server closed the stream", hint="is the server up?")
-            parts.append(part)
-            have += len(part)
-        self._data, self._place = b"".join(parts), 0
+            want = max(want, _HEAD_BYTES + (_HEAD(self._buffer, self._place)[0] & _SIZE_MASK))
+        size = max(want, RECEIVE_BYTES)
+        if size != len(self._buffer):
+            kept = self._buffer[self._place : self._end]
+            self._buffer = mmap.mmap(-1, size)
+            self._buffer[:have] = kept
+        else:
+            self._buffer.move(0, self._place, have)
+        self._place, self._end = 0, have
+        with memoryview(self._buffer) as view:
+            while self._end < want:
+                received = self._socket.recv_into(view[self._end :])
+                if not received:
+                    raise SourceUnavailable("the server closed the stream", hint="is the server up?")
+                self._end += received

@@ -22,11 +22,12 @@ class Wire:
         self._data, self._place, self._piece_bytes = data, 0, piece_bytes
         self.reads = 0
 
-    def recv(self, size: int) -> bytes:
+    def recv_into(self, buffer: memoryview) -> int:
         self.reads += 1
-        part = self._data[self._place : self._place + min(size, self._piece_bytes)]
+        part = self._data[self._place : self._place + min(len(buffer), self._piece_bytes)]
         self._place += len(part)
-        return part
+        buffer[: len(part)] = part
+        return len(part)
 
 
 def frame(*contents: bytes, first_number: int = 1) -> bytes:
