@@ -47,6 +47,7 @@ PLANTED = {"customer": "name", "order": "total"}
 
 AUDITS_MAX = 5
 CANNOT_TELL = 3
+POISONED = 5
 SEAT_KEY = ("A: ü~", b"a\x00b", "1.50", "2026-01-31 10:00:00")
 
 
@@ -102,14 +103,15 @@ def audit_surely(
     path: Path, session: SparkSession, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any]]:
     """As `run_audit`, again where something did not answer in time: on a busy machine that is no verdict. What was
-    repaired is counted over all of them."""
+    repaired before counts as found by the last one."""
     repaired = 0
     for _ in range(AUDITS_MAX):
         code, answer = run_audit(path, session, capsys, *options)
-        repaired += answer["repaired"]
+        answer["poisoned"] += repaired
+        answer["repaired"] = repaired = repaired + answer["repaired"]
         if code != CANNOT_TELL:
             break
-    return code, {**answer, "repaired": repaired}
+    return (POISONED if code == 0 and repaired else code), answer
 
 
 def plant(config: Config, key: int, name: str = "customer") -> str:
@@ -196,7 +198,7 @@ def audit_two_shards(
     assert (found["poisoned"], found["compared"], found["unknown"], found["repaired"]) == (2, rows, 0, 0)
     assert sorted(each["item"] for each in found["examples"]) == items
     code, found = audit_surely(path, session, capsys, "--repair")
-    assert (code != CANNOT_TELL, found["repaired"]) == (True, 2), found
+    assert (code, found["poisoned"], found["repaired"]) == (5, 2, 2), found
 
     for name in PLANTED:
         *good, bad = keys[name]

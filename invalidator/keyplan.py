@@ -153,8 +153,8 @@ class TablePlan:
             if (name := self._variable(place, image))
         }
         row_format, found, nulls = layout.format(wanted)
-        row = struct.Struct(f"<{row_format}")
-        names: dict[str, Any] = {**NAMES, "shorten": shorten_item, "unpack": row.iter_unpack}
+        unpack = struct.Struct(f"<{row_format}").iter_unpack
+        names: dict[str, Any] = {**NAMES, "shorten": shorten_item, "unpack": unpack}
         converted = [
             f"{name} = {wanted[name].convert.format(name)}" for name in found if wanted[name].convert
         ]
@@ -165,7 +165,7 @@ class TablePlan:
         ]
         row_itself = f"({', '.join(found)})" if len(found) > 1 else "".join(found)
         if not converted and collected == [f"a(p0 % {row_itself})"]:
-            return NumberReader(row_format, row.size, names["p0"])
+            return NumberReader(row_format, names["p0"])
         lines = ["def read(b, o, e):", " r = []; a = r.append", *(f" {name} = None" for name in nulls)]
         lines.append(f" for ({''.join(f'{name}, ' for name in found)}) in unpack(b[o:e]):")
         lines += _indent(2, iter([*converted, *collected]))
@@ -301,6 +301,7 @@ class Code:
         self._read = self._compile()
         self._layouts: dict[Layout, Read] = {}
         self._layout: Layout | None = None
+        self._read_alike: Read | None = None
         self._pause_events = 0
 
     def read(self, packet: bytes, start: int, end: int) -> list[bytes]:
@@ -321,12 +322,15 @@ class Code:
         if self._pause_events:
             self._pause_events -= 1
             return None
-        layout = self._layout
-        if layout is None or not layout.fits(packet, start, end):
-            layout = self._layout = self._find_layout(packet, start, end)
+        if self._layout is None or not self._layout.fits(packet, start, end):
+            layout = self._find_layout(packet, start, end)
             if layout is None or not layout.fits(packet, start, end):
                 self._pause_events = PAUSE_EVENTS
                 return None
+            self._layout, self._read_alike = layout, self._find_reader(layout)
+        return self._read_alike
+
+    def _find_reader(self, layout: Layout) -> Read | None:
         read = self._layouts.get(layout)
         if read is None and len(self._layouts) < LAYOUTS_MAX:
             read = self._plan.make_uniform_reader(self._before, self._after, layout)

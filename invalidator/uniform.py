@@ -73,21 +73,20 @@ class NumberReader:
     That needs a format as long as the rows are many. Those of an event's usual sizes are kept.
     """
 
-    def __init__(self, row_format: str, row_bytes: int, template: bytes) -> None:
+    def __init__(self, row_format: str, template: bytes) -> None:
         """``template``: an item, with the numbers of one row left open."""
         assert b"\n" not in template, "the cut is at line ends"
         self._row_format = row_format
-        self._row_bytes = row_bytes
+        self._row = struct.Struct(f"<{row_format}")
         self._template = template
-        self._unpack_rows = struct.Struct(f"<{row_format}").iter_unpack
         self._formats: dict[int, tuple[struct.Struct, bytes]] = {}
 
     def __call__(self, packet: bytes, start: int, end: int) -> list[bytes]:
-        count = (end - start) // self._row_bytes
+        count = (end - start) // self._row.size
         known = self._formats.get(count)
         if known is None:
             if count > FORMAT_ROWS_MAX or len(self._formats) >= FORMATS_MAX:
-                return [self._template % row for row in self._unpack_rows(packet[start:end])]
+                return [self._template % row for row in self._row.iter_unpack(packet[start:end])]
             known = struct.Struct(f"<{self._row_format * count}"), b"\n".join([self._template] * count)
             self._formats[count] = known
         numbers, texts = known

@@ -55,6 +55,11 @@ def varchar(name: str, length: int = 30, collation: int = 45) -> Made:
     return Made(name, VARCHAR, length.to_bytes(2, "little"), collation)
 
 
+def i4(number: int) -> bytes:
+    """The field of an INT."""
+    return number.to_bytes(4, "little", signed=True)
+
+
 def packed(number: int) -> bytes:
     if number < 251:
         return bytes((number,))

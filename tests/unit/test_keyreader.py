@@ -26,6 +26,7 @@ from invalidator.rows import ChangedRows
 from tests.unit.rowevents import (
     Made,
     event,
+    i4,
     image,
     integer,
     rows,
@@ -37,10 +38,6 @@ from tests.unit.rowevents import (
 
 NUMBER = KeyColumn("id", ColumnKind.INTEGER)
 ID = integer("id", is_nullable=False)
-
-
-def i4(number: int) -> bytes:
-    return number.to_bytes(4, "little", signed=True)
 
 
 def definition(name: str, *columns: KeyColumn, table: str = "goods") -> ObjectDefinition:

@@ -18,7 +18,7 @@ from invalidator import keyplan, uniform
 from invalidator import tablemap as types
 from invalidator.event import Event
 from invalidator.keyreader import KeyReader
-from tests.unit.rowevents import Made, image, integer, rows, table_map, varchar
+from tests.unit.rowevents import Made, i4, image, integer, rows, table_map, varchar
 
 ROWS_MAX = 30
 INSERT, UPDATE, DELETE = 30, 31, 32
@@ -150,10 +150,6 @@ def insert(columns: Sequence[Made], row: Row, count: int = 100) -> Event:
     return rows(INSERT, len(columns), *(image(row(at)) for at in range(count)))
 
 
-def i4(value: int) -> bytes:
-    return value.to_bytes(4, "little", signed=True)
-
-
 def test_rows_of_one_length_that_are_not_alike() -> None:
     """Two columns of variable length, of which one gains what the other loses, and rows that together have the length
     of as many others."""
@@ -232,7 +228,7 @@ def test_events_of_any_number_of_rows_are_read_and_their_formats_are_bounded() -
         for count in (*range(90, 140), uniform.FORMAT_ROWS_MAX, uniform.FORMAT_ROWS_MAX + 1, 100):
             event = insert(made, lambda at: (i4(-at), i4(at), b"\1a"), count)
             assert reader.read_rows(event).items == [b"n:o:%d:%d" % (-at, at) for at in range(count)]
-    number_reader = uniform.NumberReader("4xi", 8, b"n:%d")
+    number_reader = uniform.NumberReader("4xi", b"n:%d")
     for count in range(1, 100):
         assert number_reader(bytes(8 * count), 0, 8 * count) == [b"n:0"] * count
     assert len(number_reader._formats) == uniform.FORMATS_MAX
