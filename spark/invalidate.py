@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from freshness.config import Config, load_config
 from freshness.errors import ConfigError, FreshnessError
@@ -42,7 +43,7 @@ def start_query(
     checkpoint: str,
     *,
     trigger_seconds: float | None = TRIGGER_SECONDS,
-) -> Any:
+) -> StreamingQuery:
     """The streaming query. ``source``: options of the update stream. Without a checkpoint and without ``since`` it
     begins where all nodes have acknowledged. ``trigger_seconds`` None: until it has caught up."""
     options = dict(source)
@@ -56,8 +57,8 @@ def start_query(
     writer = frame.writeStream.format(NAME).option("config", str(config.path))
     writer = writer.option("checkpointLocation", checkpoint)
     if trigger_seconds is None:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{trigger_seconds} seconds").start()
+        return updatestream.start_query(writer.trigger(availableNow=True))
+    return updatestream.start_query(writer.trigger(processingTime=f"{trigger_seconds} seconds"))
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:

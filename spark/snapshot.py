@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import shutil
 import sys
@@ -51,7 +50,7 @@ from spark.copytable import (
     find_spans,
     read_table,
 )
-from spark.failure import SPARK_ERRORS, find_failure, tell_failure
+from spark.failure import SPARK_ERRORS, tell_failure
 from spark.session import open_session
 
 STATE: Final = "state.json"
@@ -63,14 +62,8 @@ POLL_SECONDS: Final = 1.0
 ROUNDS_MAX: Final = 100
 """Rounds of stream and dump in one run; a table that is changed as a whole in each of them would go on for ever."""
 
-STARTS_MAX: Final = 3
-"""How often the stream is started when Spark itself fails: on a busy machine its Python processes start too late."""
-
 GENERATIONS_KEPT: Final = 2
 """The published one and the one before it, for those that read it."""
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -337,17 +330,11 @@ class Snapshot:
         writer = frame.writeStream.foreachBatch(take).option(
             "checkpointLocation", str(self.out / "checkpoint")
         )
-        for left in reversed(range(STARTS_MAX)):
-            query = writer.trigger(availableNow=True).start()
-            try:
-                query.awaitTermination()
-                break
-            except PySparkException as error:
-                if not left or find_failure(error) is not None:
-                    raise
-                log.warning("the stream is started again: %s", error)
-            finally:
-                query.stop()
+        query = updatestream.start_query(writer.trigger(availableNow=True))
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
         self._publish(state)
 
     def _apply(self, state: CopyState, batch: DataFrame, number: int) -> None:

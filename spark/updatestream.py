@@ -8,6 +8,7 @@ the next transaction, also after the archive's files were merged. Call `register
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -40,12 +42,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from freshness.errors import ConfigError, HistoryPurged
+from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable
 from freshness.keyrange import KeyRange
 from freshness.token import EventToken
 from spark.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, Span, to_batches
 from spark.live import LivePiece, Service, make_mark, read_heads, read_piece
 from spark.schema import CHANGES
+
+log = logging.getLogger(__name__)
 
 NAME: Final = "updatestream"
 BEGIN: Final = "begin"
@@ -56,6 +60,11 @@ FILES_PER_PARTITION: Final = 4
 FILES_PER_BATCH: Final = 64
 OPTIONS: Final = ("path", "url", "token_file", "keyspace", "key_range", "since", "columns", "files_per_batch")
 
+STARTS_MAX: Final = 5
+START_SEEN_SECONDS: Final = 0.1
+_TOO_SLOW: Final = "Python worker failed to connect back"
+"""What Spark says of a stream's Python process that has not connected within ten seconds. It has no setting."""
+
 Offset: TypeAlias = dict[str, dict[str, Any]]
 """By lineage: ``token``, everything delivered; of an archive also its ``ordinal``."""
 
@@ -64,6 +73,26 @@ def register(session: SparkSession) -> None:
     """Make the format known to a session. Filters are pushed down to the files."""
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     session.dataSource.register(UpdateStreamSource)
+
+
+def start_query(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query over the stream: it has begun to read, or has ended, when this returns.
+
+    Spark allows the stream's Python process ten seconds to start, which a busy machine may exceed. Nothing has been
+    read then, and the query is started again. Raises `SourceUnavailable` where that does not help.
+    """
+    for _ in range(STARTS_MAX):
+        query = writer.start()
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            time.sleep(START_SEEN_SECONDS)
+        failure = query.exception()
+        if failure is None or _TOO_SLOW not in str(failure):
+            return query
+        log.warning("the stream is started again: %s", failure)
+    raise SourceUnavailable(
+        f"Spark started the stream's Python process {STARTS_MAX} times, and none connected within 10 seconds",
+        hint="the driver's machine is too busy, or its Python cannot import pyspark; then run it again",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from freshness.archive_file import find_files
-from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryPurged, StreamStopped
+from freshness.errors import (
+    ConfigError,
+    FormatError,
+    FreshnessError,
+    HistoryPurged,
+    SourceUnavailable,
+    StreamStopped,
+)
 from freshness.history import CHANGES, KIND_KEY, VERSION_KEY
 from freshness.source import RowChange
 from invalidator.archive import RotationPolicy
@@ -32,6 +40,14 @@ from spark.updatestream import StreamOptions
 from tests.unit.archive_world import NOW_US, SOURCE, World, message
 
 HOUR_US: Final = 3_600_000_000
+SLOW_PYTHON: Final = """#!/bin/sh
+# Python, but that the first two processes that plan a stream do not start in the ten seconds that Spark allows.
+case "$*" in
+*python_streaming_source_runner*)
+    for late in 1 2; do mkdir "${{0%/*}}/late.$late" && exec sleep 15; done ;;
+esac
+exec {python} "$@"
+"""
 TWO_PER_FILE: Final = RotationPolicy(rows_max=2)
 
 
@@ -65,7 +81,8 @@ def follow(session: SparkSession, folder: Path, name: str, checkpoint: Path, **o
     """Micro-batches until there is no more; the offsets at which each ended."""
     frame = session.readStream.format("updatestream").options(path=str(folder), **options).load()
     writer = frame.writeStream.format("parquet").option("path", str(checkpoint.parent / name))
-    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    query = updatestream.start_query(writer)
     query.awaitTermination()
     return [json.loads(each["sources"][0]["endOffset"]) for each in query.recentProgress]
 
@@ -162,6 +179,28 @@ def test_a_stream_begins_now_or_at_a_token(session: SparkSession, tmp_path: Path
     assert follow(session, folder, "none", tmp_path / "other", since="now") in ([], [None]) or not (
         ordinals(session.read.parquet(str(tmp_path / "none")))
     )
+
+
+def test_a_stream_whose_python_process_starts_too_late_is_started_again(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, slow = write(tmp_path / "archive", range(11, 31)), tmp_path / "python"
+    slow.write_text(SLOW_PYTHON.format(python=sys.executable))
+    slow.chmod(0o755)
+    monkeypatch.setattr(session.sparkContext, "pythonExec", str(slow))
+    updatestream.register(session)  # the format remembers its Python
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(updatestream, "STARTS_MAX", 1)
+            assert isinstance(
+                failure_of(lambda: follow(session, folder, "out", tmp_path / "state")), SourceUnavailable
+            )
+        follow(session, folder, "out", tmp_path / "state")
+    finally:
+        monkeypatch.undo()
+        updatestream.register(session)
+    assert sorted(tmp_path.glob("late.*")) == [tmp_path / "late.1", tmp_path / "late.2"]
+    assert ordinals(session.read.parquet(str(tmp_path / "out"))) == list(range(1, 21))
 
 
 # -- merging ---------------------------------------------------------------------------------------------------
