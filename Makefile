@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 ARGS ?=
-# Processes of `make test`. Its tests wait more than they compute; a file's tests stay together.
+# Processes of `make test`. Its tests wait more than they compute; integration/conftest.py says which stay together.
 WORKERS ?= 3
 PROVISION = $(PYTHON) integration/provision.py
 BIN = .venv/bin
@@ -38,7 +38,7 @@ demo: ## show a cache that stays fresh beside two that do not, on private server
 
 .PHONY: test
 test: setup lint types architecture ## all checks and all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 .PHONY: lint
 lint: venv ## style and format of the code

@@ -5,12 +5,18 @@ A server that cannot be had is an error with the command that gets it, never a s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from integration.servers import Flavor, Memcached, Pair, database_pair
 from integration.servers.database import SCHEMA
+
+SPARK_FILE: Final = re.compile(r"/test_(spark_|\w*audit)")
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +55,17 @@ def memcached() -> Iterator[Memcached]:
     """A node of one test, with the options that keep tombstones."""
     with Memcached() as node:
         yield node
+
+
+class SparkApart(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests stay in one process, and those of Spark all in the same one: two at once starve each other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "spark" if SPARK_FILE.search(file) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkApart:
+    """How `make test` divides the tests among its processes: in their order, so that short ones fill the end."""
+    config.option.loadscopereorder = False
+    return SparkApart(config, log)
