@@ -88,6 +88,7 @@ class Membership:
     is known, since this membership has sent it, or holds it in ``old``. ``foreign``: what another invalidator has
     acknowledged and this one has not sent yet; the next write takes it for old (ADR 0016). ``target``: what must be
     applied before a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
+    ``open_until``: how long it may stay open without a young heartbeat; a write of that time gives it whole seconds.
     ``opens_after``: heartbeats begun before that moment do not open it. ``expects_tombstones``: whether most keys
     of the last batch had one; how the next is sent, never what happens to a key. ``witness`` is told what was
     acknowledged.
@@ -102,6 +103,7 @@ class Membership:
     record: NodeRecord | None = None
     version: Version = 0
     lease_until: float = 0.0
+    open_until: float = 0.0
     applied: Position = field(init=False)
     old: Position = field(init=False)
     known: Position = field(init=False)
@@ -148,7 +150,7 @@ class Membership:
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
         """Take a record as read from the node. When another one sent what this one has not, nobody here knows."""
         self.record, self.version = record, item.version
-        self.lease_until = read_at + max(0, item.ttl_seconds) - 1
+        self.lease_until = self.open_until = read_at + max(0, item.ttl_seconds) - 1
         self.applied = self.applied.union(record.progress)
         self.foreign = None if self.known.contains(record.progress) else record.progress
 
@@ -183,10 +185,11 @@ class Membership:
         record is never put back from memory: that raises `MembershipLost`.
         """
         now = self.clock()
-        leased, ttl_seconds, until = self._lease(self._with_floor(record, now), now)
+        leased, ttl_seconds = self._lease(self._with_floor(record, now), now)
         (reply,) = yield Flow(self.node, (Cas(self.record_key, leased.encode(), self.version, ttl_seconds),))
         if isinstance(reply, Stored):
-            self.record, self.version, self.lease_until = leased, reply.version, until
+            self.record, self.version, self.lease_until = leased, reply.version, now + ttl_seconds
+            self.open_until = max(self.open_until, self.lease_until)
             return True
         if reply is CONFLICT:
             return False
@@ -206,8 +209,8 @@ class Membership:
         self.take_foreign_for_old()
         return replace(record, floor=record.floor.union(self.old if self.is_trailing else record.progress))
 
-    def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int, float]:
-        """(record, TTL, until when): open only while this invalidator's own heartbeat is young (F71).
+    def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int]:
+        """(record, TTL): open only while this invalidator's own heartbeat is young (F71).
 
         Without a young heartbeat an open record, which another invalidator may have opened, keeps what is left of
         its lease and not a second more; then it is closed.
@@ -215,7 +218,7 @@ class Membership:
         # Nodes keep an item up to a second longer than asked (F50); a lease must not outlive L, so one less is asked.
         lease = self.policy.lease_seconds - 1
         if not self.policy.is_serving:
-            return replace(record, is_open=False), lease, now + lease
+            return replace(record, is_open=False), lease
         age = float("inf") if self.heartbeat is None else now - self.heartbeat.written_at
         if (
             self.target is None
@@ -226,11 +229,11 @@ class Membership:
             fresh = replace(
                 record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=ceil(age * 1000)
             )
-            return fresh, lease, now + lease
-        left = int(self.lease_until - now) - 1
+            return fresh, lease
+        left = int(self.open_until - now) - 1
         if record.is_open and left >= 1:
-            return record, left, self.lease_until
-        return replace(record, is_open=False), lease, now + lease
+            return record, left
+        return replace(record, is_open=False), lease
 
     def reread(self) -> Procedure[None]:
         """After a lost race: go on only in the same tenure, and only if the other one covers what we cover.

@@ -722,9 +722,8 @@ def test_lease_follows_the_own_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Non
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
         def always_open(
             member: membership.Membership, record: NodeRecord, now: float
-        ) -> tuple[NodeRecord, int, float]:
-            lease = member.policy.lease_seconds - 1
-            return replace(record, is_open=True), lease, now + lease
+        ) -> tuple[NodeRecord, int]:
+            return replace(record, is_open=True), member.policy.lease_seconds - 1
 
         patch.setattr(membership.Membership, "_lease", always_open)
 

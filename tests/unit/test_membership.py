@@ -594,6 +594,23 @@ def test_an_invalidator_without_a_heartbeat_leaves_the_others_lease_alone() -> N
     assert not world.record().is_open
 
 
+@pytest.mark.parametrize("lease_seconds", [2, 3, 4, 5])
+def test_a_record_that_is_taken_over_open_is_closed_and_never_lapses(lease_seconds: int) -> None:
+    """ADR 0007. Each write of what is left of a lease gives it whole seconds alone, so it lives less long."""
+    for tenths in range(0, 40, 3):
+        world = World()
+        one = start(world, lease_seconds=lease_seconds)
+        world.sleep(lease_seconds / 3 * (tenths % 10) / 10)
+        one.renewing().finish()
+        world.sleep(min(tenths / 10, lease_seconds - 1.5))
+        two = Invalidator(world, lease_seconds=lease_seconds).join()
+        for _ in range(8 * lease_seconds):
+            world.sleep(0.25)
+            two.renewing().finish()
+            assert world.find_record() is not None
+        assert not world.record().is_open
+
+
 def test_two_invalidators_share_one_record() -> None:
     """F48: the chain of CAS lets neither take the other's progress back."""
     world = World()
