@@ -17,6 +17,7 @@ import pytest
 
 from integration.servers.process import ServerProcess
 from spark import verdict
+from spark.session import JAVA_OPTIONS
 from tests.simulation.planted import Planted, plant
 from tests.simulation.recorded import record, write_rows
 
@@ -98,6 +99,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)  # six programs of Java, for a minute
     with SparkMaster() as master, SparkWorker(master.address), SparkWorker(master.address):
         yield master.address
 
