@@ -337,8 +337,8 @@ def change_and_purge(system: System, v: int, *servers: DatabaseServer) -> None:
     system.invalidator.start()
 
 
-def test_a_replica_still_has_the_log_that_the_primary_has_purged(pair: Pair, tmp_path: Path) -> None:
-    with system_with_cache(pair, tmp_path) as (system, cache):
+def test_a_replica_still_has_the_log_that_the_primary_has_purged(flavor: Flavor, tmp_path: Path) -> None:
+    with database_pair(flavor) as pair, system_with_cache(pair, tmp_path) as (system, cache):
         keys = insert_customers(system, 10)
         wait_for_hits(cache, "customer", keys, system.describe)
         lives = system.lives()
@@ -348,9 +348,9 @@ def test_a_replica_still_has_the_log_that_the_primary_has_purged(pair: Pair, tmp
         assert system.lives() == lives
 
 
-def test_the_log_that_is_needed_is_purged_everywhere(pair: Pair, tmp_path: Path) -> None:
+def test_the_log_that_is_needed_is_purged_everywhere(flavor: Flavor, tmp_path: Path) -> None:
     """F15: the lives end, since invalidations are missing; nothing old is served and all is cacheable again."""
-    with system_with_cache(pair, tmp_path) as (system, cache):
+    with database_pair(flavor) as pair, system_with_cache(pair, tmp_path) as (system, cache):
         keys = insert_customers(system, 10)
         wait_for_hits(cache, "customer", keys, system.describe)
         lives = system.lives()
