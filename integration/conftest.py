@@ -21,7 +21,7 @@ SPARK_FILE: Final = re.compile(r"/test_(spark_|\w*audit)")
 
 @pytest.fixture(scope="session")
 def mariadb_pair() -> Iterator[Pair]:
-    """A MariaDB primary and its replica, kept for the run. Tests that break a server start their own."""
+    """A MariaDB primary and its replica, for the run. Tests that break one, or purge its log, start their own."""
     with database_pair("mariadb") as pair:
         yield pair
 

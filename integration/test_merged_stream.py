@@ -424,30 +424,34 @@ def prepare(pair: Pair) -> None:
     pair.wait_caught_up()
 
 
-def test_history_that_is_gone_everywhere_needs_an_operator(pair: Pair, tmp_path: Path) -> None:
+def test_history_that_is_gone_everywhere_needs_an_operator(flavor: Flavor, tmp_path: Path) -> None:
     """For a consumer that was away: exit code 4 and what to do, for the stream and for the archive."""
-    primary, archive = pair.primary, tmp_path / "archive"
-    prepare(pair)
-    path = write_config(
-        tmp_path, primary.flavor, primary.url, ["127.0.0.1:1"], replicas=[pair.replica.url], stream=STREAM
-    )
-    config = load_config(path)
-    opener = StreamOpener(lambda: config)
-    token = opener.read_token("shop", None)
-    is_begun: list[bool] = []
-    record(opener, archive, "shop", None, lambda: bool(is_begun), lambda *_: is_begun.append(True))
-    primary.execute("INSERT INTO customers VALUES (1, 'one', 1)", database="shop")
-    pair.wait_caught_up()
-    for server in (primary, pair.replica):
-        server.execute("FLUSH BINARY LOGS")
-        wait_until(lambda server=server: purge_logs(server), "all but the last log are purged")  # type: ignore[misc]
-    primary.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
-    for arguments in (("stream", "--since", str(token), "--count", "1"), ("record", "--out", str(archive))):
-        ended = call_cli(*arguments, "-c", path)
-        assert ended.returncode == OPERATOR, ended.stderr
-        assert PURGED_HINT in ended.stderr.replace("\n", " ")
-        assert ended.stdout == "", "nothing from after the hole"
-    assert [row for file in find_files(archive) for row in pq.read_table(file.path).to_pylist()] == []
+    with database_pair(flavor) as pair:
+        primary, archive = pair.primary, tmp_path / "archive"
+        prepare(pair)
+        path = write_config(
+            tmp_path, primary.flavor, primary.url, ["127.0.0.1:1"], replicas=[pair.replica.url], stream=STREAM
+        )
+        config = load_config(path)
+        opener = StreamOpener(lambda: config)
+        token = opener.read_token("shop", None)
+        is_begun: list[bool] = []
+        record(opener, archive, "shop", None, lambda: bool(is_begun), lambda *_: is_begun.append(True))
+        primary.execute("INSERT INTO customers VALUES (1, 'one', 1)", database="shop")
+        pair.wait_caught_up()
+        for server in (primary, pair.replica):
+            server.execute("FLUSH BINARY LOGS")
+            wait_until(lambda server=server: purge_logs(server), "all but the last log are purged")  # type: ignore[misc]
+        primary.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
+        for arguments in (
+            ("stream", "--since", str(token), "--count", "1"),
+            ("record", "--out", str(archive)),
+        ):
+            ended = call_cli(*arguments, "-c", path)
+            assert ended.returncode == OPERATOR, ended.stderr
+            assert PURGED_HINT in ended.stderr.replace("\n", " ")
+            assert ended.stdout == "", "nothing from after the hole"
+        assert [row for file in find_files(archive) for row in pq.read_table(file.path).to_pylist()] == []
 
 
 # -- the verbs -------------------------------------------------------------------------------------------------------
