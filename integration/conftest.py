@@ -17,6 +17,7 @@ from integration.servers import Flavor, Memcached, Pair, database_pair
 from integration.servers.database import SCHEMA
 
 SPARK_FILE: Final = re.compile(r"/test_(spark_|\w*audit)")
+"""Those that `make spark` runs."""
 
 
 @pytest.fixture(scope="session")

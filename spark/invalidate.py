@@ -57,8 +57,10 @@ def start_query(
     writer = frame.writeStream.format(NAME).option("config", str(config.path))
     writer = writer.option("checkpointLocation", checkpoint)
     if trigger_seconds is None:
-        return updatestream.start_query(writer.trigger(availableNow=True))
-    return updatestream.start_query(writer.trigger(processingTime=f"{trigger_seconds} seconds"))
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{trigger_seconds} seconds")
+    return updatestream.start_query(writer)
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:

@@ -88,7 +88,7 @@ def start_query(writer: DataStreamWriter) -> StreamingQuery:
         failure = query.exception()
         if failure is None or _TOO_SLOW not in str(failure):
             return query
-        log.warning("the stream is started again: %s", failure)
+        log.warning("the stream's Python process was too slow: %s", failure)
     raise SourceUnavailable(
         f"Spark started the stream's Python process {STARTS_MAX} times, and none connected within 10 seconds",
         hint="the driver's machine is too busy, or its Python cannot import pyspark; then run it again",
