@@ -15,6 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from integration.servers import Flavor, Memcached, Pair, database_pair
 from integration.servers.database import SCHEMA
+from integration.servers.process import find_free_port
 
 SPARK_FILE: Final = re.compile(r"/test_(spark_|\w*audit)")
 """Those that `make spark` runs."""
@@ -56,6 +57,12 @@ def memcached() -> Iterator[Memcached]:
     """A node of one test, with the options that keep tombstones."""
     with Memcached() as node:
         yield node
+
+
+@pytest.fixture
+def port() -> int:
+    """Where a test's own program is to listen."""
+    return find_free_port()
 
 
 class SparkApart(LoadFileScheduling):  # type: ignore[misc]

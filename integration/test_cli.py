@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -32,18 +31,6 @@ NUMBER_TABLE = (
     "CREATE TABLE tags (kind VARCHAR(20) COLLATE utf8mb4_bin, code BINARY(2), PRIMARY KEY (kind, code))"
 )
 TAG = '[objects.tag]\ntable = "tags"\n'
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@pytest.fixture
-def port() -> int:
-    return find_free_port()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,14 +23,6 @@ from integration.servers import Pair
 
 USAGE = 2
 PAIR_TABLE = "CREATE TABLE pairs (a INT, b INT, v INT, PRIMARY KEY (a, b))"
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
 
 
 @pytest.fixture

@@ -304,8 +304,9 @@ def test_replica_stopped_for_ten_seconds(pair: Pair, tmp_path: Path, stop_second
 def test_a_replica_further_behind_than_tombstones_live_is_refused_by_the_floor(
     pair: Pair, tmp_path: Path
 ) -> None:
-    """W = 7 - 2 * 2 - 2 = 1 s: what is older is held by the floor, and the tombstones may go."""
-    with running_system(pair, tmp_path, cache={"tombstone_ttl_seconds": 7}) as system:
+    """W = D - 2L - 2 = 1 s: what is older is held by the floor, and the tombstones may go."""
+    least = {"tombstone_ttl_seconds": 2 * LEASE_SECONDS + 3}
+    with running_system(pair, tmp_path, cache=least) as system:
         cache = system.open_cache()
         keys = insert_customers(system, 10)
         wait_for_hits(cache, "customer", keys, system.describe)

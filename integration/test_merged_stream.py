@@ -42,7 +42,6 @@ from freshness.token import EventToken
 from integration.configuration import write_config, write_sharded_config
 from integration.harness import CUSTOMERS_TABLE, STREAM, WAIT_SECONDS, call_cli, wait_for_hits, wait_until
 from integration.servers import Flavor, Pair
-from integration.servers import process as server_process
 from integration.servers.database import database_pair
 from integration.shards import Reshard, Shard, Writer, writing
 from integration.test_invalidator import purge_logs
@@ -356,8 +355,9 @@ class Trouble:
 
 
 @pytest.mark.timeout(600)
-def test_every_row_change_comes_once_over_reshards_crashes_and_purges(flavor: Flavor, tmp_path: Path) -> None:
-    port = server_process._find_free_port()
+def test_every_row_change_comes_once_over_reshards_crashes_and_purges(
+    flavor: Flavor, port: int, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         made, router = stack.enter_context(
             deployment(

@@ -154,8 +154,8 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
 
 def test_a_taken_port_is_given_up_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = iter([taken.getsockname()[1], process_module._find_free_port()])
-        monkeypatch.setattr(process_module, "_find_free_port", lambda: next(ports))
+        ports = iter([taken.getsockname()[1], process_module.find_free_port()])
+        monkeypatch.setattr(process_module, "find_free_port", lambda: next(ports))
         with Memcached() as node:
             assert node.port != taken.getsockname()[1]
 

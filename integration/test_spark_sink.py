@@ -29,7 +29,6 @@ from integration.harness import (
     wait_until,
 )
 from integration.servers import Pair
-from integration.test_stream_service import find_free_port
 from invalidator.archive import find_resume
 from spark import invalidate
 from spark.keeper import Keeper
@@ -54,11 +53,6 @@ def session() -> Iterator[SparkSession]:
     opened = open_session("tests", "local[2]")
     yield opened
     opened.stop()
-
-
-@pytest.fixture
-def port() -> int:
-    return find_free_port()
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from freshness.errors import ConfigError, FormatError
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import CUSTOMERS_TABLE, System, running_system
 from integration.servers import Pair
-from integration.test_stream_service import find_free_port
 from spark import snapshot
 from spark.copytable import dump_span, find_spans, read_table
 from spark.session import open_session
@@ -36,11 +35,6 @@ def session() -> Iterator[SparkSession]:
     opened = open_session("tests", "local[2]")
     yield opened
     opened.stop()
-
-
-@pytest.fixture
-def port() -> int:
-    return find_free_port()
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ CONFIG = """
 [cache]
 nodes = ["{node}"]
 namespace = "shop"
-lease_seconds = 2
+lease_seconds = 4
 tombstone_ttl_seconds = 30
 
 [keyspaces.shop]

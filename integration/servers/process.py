@@ -94,7 +94,7 @@ def get_program(name: str) -> str:
     return found
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
     """A loopback port that is free now.
 
     From below the range that the kernel hands out to connecting clients: else a client could take the port of
@@ -181,7 +181,7 @@ class ServerProcess(ABC):
             self.prepare()
             self._is_prepared = True
         if self.port == 0:
-            self.port = _find_free_port()
+            self.port = find_free_port()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
@@ -255,8 +255,20 @@ class ServerProcess(ABC):
         return code
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing is answered, as on a hung host."""
+        """SIGSTOP, until all threads have stopped: connections stay open and nothing answers, as on a hung host."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + READY_SECONDS
+        while not self._is_stopped():
+            if time.monotonic() > deadline:
+                raise self._failure(f"did not stop within {READY_SECONDS:.0f} s of SIGSTOP")
+            time.sleep(POLL_SECONDS)
+
+    def _is_stopped(self) -> bool:
+        try:
+            states = [(thread / "stat").read_text() for thread in Path(f"/proc/{self.pid}/task").iterdir()]
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # a thread has ended just now
+        return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

@@ -29,6 +29,7 @@ from freshness.keyrange import KeyRange
 from freshness.resume import ResumeVector
 from freshness.source import RowChange
 from freshness.token import EventToken
+from integration.servers.process import find_free_port
 from invalidator.app import Invalidator
 from invalidator.http import HttpService, create_api, read_access_token
 from invalidator.json_lines import LayoutBook, LineReader
@@ -149,13 +150,6 @@ def wait_until(ask: Callable[[], bool]) -> None:
     while not ask():
         assert time.monotonic() < deadline, "waited in vain"
         threading.Event().wait(0.01)
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager
