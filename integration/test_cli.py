@@ -16,6 +16,7 @@ from freshness import __version__
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,
+    LEASE_SECONDS,
     ORDERS_TABLE,
     System,
     call_cli,
@@ -92,7 +93,7 @@ def look_at_the_status(system: System) -> None:
         assert node["state"] == "open"
         assert node["lineage"] == "shop/-"
         assert len(bytes.fromhex(node["life"])) == 8
-        assert 0 <= node["lease_seconds_left"] <= 3
+        assert 0 <= node["lease_seconds_left"] <= LEASE_SECONDS
         assert node["progress"]
         assert node["objects"] == ["customer", "profile", "tag"]
     text = verb(system, "status")
