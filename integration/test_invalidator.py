@@ -32,8 +32,6 @@ from integration.servers.program import InvalidatorProcess
 KILLS = 20
 KEYS_PER_ROUND = 8
 REPLICA_STOP_SECONDS = 5
-STREAM_OPENED = "streaming from"
-LARGE_BATCH_KEYS = 24_000
 ONE_FLAVOR = ("mariadb",)
 """For tests that wait long, on what has nothing to do with the database."""
 
@@ -201,23 +199,6 @@ def test_sigterm_ends_with_0_and_the_next_start_goes_on_with_the_same_lives(
         after = read_anew(system, keys)
         assert {key for key, each in after.items() if not each.is_hit} == {3}
         assert after[3].value["v"] == 1
-
-
-def test_more_keys_in_a_batch_than_can_be_sent_within_a_lease(pair: Pair, tmp_path: Path) -> None:
-    """The lease is kept meanwhile: else the batch would never be acknowledged, and be sent for ever."""
-    with system_with_cache(pair, tmp_path) as (system, cache):
-        # Little by little, so that every key has a tombstone, which makes the next one slower.
-        for start in range(0, LARGE_BATCH_KEYS, 2000):
-            rows = ",".join(f"({key},'n',0)" for key in range(start, start + 2000))
-            system.execute(f"INSERT INTO customers VALUES {rows}")
-            system.wait_covered()
-        lives, opened = system.lives(), system.invalidator.log().count(STREAM_OPENED)
-        system.execute("UPDATE customers SET v = 1")
-        system.settle()
-        log = system.invalidator.log()
-        assert log.count(STREAM_OPENED) == opened, log
-        assert system.lives() == lives
-        system.assert_none_stale(cache, "customer", range(0, LARGE_BATCH_KEYS, 1000))
 
 
 # -- cache nodes ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from freshness import apply
 from freshness.admission import join
 from freshness.apply import RESENDS_MAX, Batch
 from freshness.backends.memory import NO_MEMORY
@@ -575,6 +576,25 @@ def test_a_lapsed_record_ends_the_membership() -> None:
     assert "lapsed" in refuse(one.renewing()).message
     assert not one.member.is_joined
     assert world.find_record() is None
+
+
+def test_the_lease_is_kept_while_a_batch_is_sent_that_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would never be acknowledged, and be sent for ever."""
+    monkeypatch.setattr(apply, "KEYS_AT_ONCE_MAX", 2)
+    world = World()
+    one = start(world)
+    tenure, began_at = world.record().tenure, world.now
+    made = world.commit(*(lookup(number).item for number in range(20)))
+    run = one.applying()
+    while run.pending is not None:
+        if is_delete(run.pending):
+            world.sleep(L_SECONDS / 8)
+        run.advance()
+    run.finish()
+    assert world.now - began_at > 2 * L_SECONDS
+    assert world.record().tenure == tenure
+    assert world.record().progress.contains(made.position)
+    assert world.broken == []
 
 
 def test_an_invalidator_without_a_heartbeat_leaves_the_others_lease_alone() -> None:
