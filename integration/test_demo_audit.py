@@ -70,7 +70,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(600)
 def test_event_tokens_are_clean(session: SparkSession, result: DemoResult, history: Path) -> None:
     assert result.strategies[EVENT_TOKENS].poisoned == 0
-    assert result.strategies[EVENT_TOKENS].hits > 100
+    assert result.strategies[EVENT_TOKENS].hits > 0
     assert judge(session, history / EVENT_TOKENS) == CLEAN
 
 

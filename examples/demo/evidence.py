@@ -2,8 +2,9 @@
 
 Each strategy gets an archive of the update stream, which names its keys, and a history of its cache, in a folder of
 its own: ``FOLDER/STRATEGY/archive`` and ``…/history``. Event tokens are recorded by the library itself. For the two
-others this module is the witness, since no library of theirs knows a position: it reads one before the rows, as ours
-does, and notes what was stored. It only watches; neither strategy does anything else because of it.
+others this module is the witness, since no library of theirs knows a position: it reads one before the rows and one
+after them, and notes what was stored. Where the two differ a row could be younger than the first says, and all are
+read again. Otherwise it only watches; neither strategy does anything else because of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from examples.demo.measurement import CUSTOMER, ObjectKey, Write
 from examples.demo.strategy import plain_key
@@ -29,6 +30,9 @@ from invalidator.archive import find_resume
 
 TABLES: Final[Mapping[str, tuple[str, ...]]] = {CUSTOMER: ("customers",), "profile": ("customers", "orders")}
 RESTARTS_MAX: Final = 20
+READS_MAX: Final = 20
+
+Rows = TypeVar("Rows")
 
 
 @dataclass(slots=True)
@@ -48,8 +52,18 @@ class Witness:
     def now_us(self) -> int:
         return self.recorder.now_us()
 
-    def read_token(self, connection: Any) -> EventToken:
-        """What the server shows for sure from now on; before the rows are read."""
+    def read_with_token(self, connection: Any, read: Callable[[], Rows]) -> tuple[EventToken | None, Rows]:
+        """Rows, and what the server showed while they were read, no more, no less; None if it never stands still."""
+        before = self._read_token(connection)
+        for _ in range(READS_MAX):
+            rows = read()
+            after = self._read_token(connection)
+            if after.position == before.position:
+                return before, rows
+            before = after
+        return None, rows
+
+    def _read_token(self, connection: Any) -> EventToken:
         with connection.cursor() as cursor:
             cursor.execute(token_sql(self.flavor))
             token = parse_token(self.flavor, self.lineage, "-", [tuple(row) for row in cursor.fetchall()])

@@ -97,9 +97,11 @@ class DeletingCache:
 
     def _load(self, keys: Sequence[ObjectKey], plain_keys: Mapping[ObjectKey, str]) -> dict[ObjectKey, Any]:
         """Read from the replica, and store blindly."""
-        witness = self._witness
-        token = None if witness is None else witness.read_token(self._connection)
-        loaded = self._read_rows(keys)
+        witness, token = self._witness, None
+        if witness is None:
+            loaded = self._read_rows(keys)
+        else:
+            token, loaded = witness.read_with_token(self._connection, lambda: self._read_rows(keys))
         for key, value in loaded.items():
             if value is None:
                 continue
