@@ -24,8 +24,8 @@ from pyspark.sql import functions as F
 from benchmarks.audit_history import ERROR_US, Bench, Counts, generate
 from benchmarks.report import describe_machine
 from spark.audit import ROWS_PER_BATCH_MAX, audit
+from spark.finding import STALENESS_EDGES_US, Rules
 from spark.history import read_actions, read_changes
-from spark.replay import STALENESS_EDGES_US, Rules
 from spark.session import open_session
 
 EVENTS: Final = (1_000_000, 3_000_000, 10_000_000)

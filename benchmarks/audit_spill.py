@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 from benchmarks.audit_history import Bench, generate
 from benchmarks.report import describe_machine
 from spark.audit import ROWS_PER_BATCH_MAX, audit
+from spark.finding import Rules
 from spark.history import read_actions, read_changes
-from spark.replay import Rules
 from spark.session import open_session
 
 EVENTS: Final = 4_000_000

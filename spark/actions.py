@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.errors import FormatError
 from freshness.position import parse_position
+from spark.finding import Life
 from spark.itemlog import (
     ABSENT,
     AFTER_ABSENT,
@@ -34,7 +35,7 @@ from spark.itemlog import (
     Stamp,
     pack_stamps,
 )
-from spark.replay import PACKED, Life
+from spark.replay import PACKED
 from spark.schema import REPLAY
 from spark.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
 

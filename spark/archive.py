@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from freshness.errors import FormatError
 from spark import verdict
-from spark.replay import Evidence, Rules
+from spark.finding import Evidence, Rules
 from spark.timeline import NOTHING, Lineage, Run, build_chains, find_holes
 
 RUNS_MAX: Final = 1_000_000

@@ -38,11 +38,12 @@ from spark.actions import (
 from spark.archive import RAISES_MAX, Archive, find_raises, read_archive
 from spark.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
 from spark.failure import SPARK_ERRORS, tell_failure
+from spark.finding import Knowledge, Life, Rules, Tally, format_evidence, format_tally, merge_tally
 from spark.history import read_actions, read_changes
 from spark.itemlog import CHANGE, NO_NUMBER
 from spark.page import write_report
 from spark.part import Part, find_items
-from spark.replay import Knowledge, Life, Rules, Tally, format_evidence, format_tally, merge_tally, replay
+from spark.replay import replay
 from spark.schema import REPLAYED
 from spark.session import open_session
 from spark.state import State, load_state, save_state

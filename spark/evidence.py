@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from spark import verdict
 from spark.actions import Batches, Stock
 from spark.archive import Archive, Damage
+from spark.finding import Evidence, format_evidence
 from spark.itemlog import NO_NUMBER
-from spark.replay import Evidence, format_evidence
 from spark.schema import VIOLATION
 from spark.timeline import NOTHING, Lineage, find_holes, holds_any
 

@@ -23,8 +23,9 @@ from freshness.errors import ConfigError, FormatError
 from spark.actions import Batches
 from spark.archive import Archive, RunRow, rebuild
 from spark.evidence import Names, Who
+from spark.finding import Knowledge, Life
 from spark.itemlog import CHANGE, HIT, JUDGED
-from spark.replay import PACKED, Knowledge, Life
+from spark.replay import PACKED
 from spark.schema import REPLAY
 from spark.timeline import Run
 

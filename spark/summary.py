@@ -21,7 +21,7 @@ from spark import verdict
 from spark.actions import Stock
 from spark.archive import Archive
 from spark.evidence import Names, Who
-from spark.replay import STALENESS_EDGES_US, Rules, Tally
+from spark.finding import STALENESS_EDGES_US, Rules, Tally
 
 WITHIN_SECONDS: Final = (1, 10, 60, 300)
 EXAMPLES_PER_KIND: Final = 5

@@ -17,9 +17,10 @@ from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
 from spark import itemlog, timeline, verdict
 from spark.actions import read_stamps
+from spark.finding import Knowledge, Life, Rules, Tally, format_tally, merge_tally
 from spark.itemlog import CHANGE, FILL, HIT, INVALIDATION, NO_NUMBER, ROW, Stamp, pack_stamps
 from spark.page import format_page, format_percent, format_seconds
-from spark.replay import PACKED, Found, Knowledge, Life, Rules, Tally, format_tally, merge_tally, replay
+from spark.replay import PACKED, Found, replay
 from spark.summary import Found as Violations
 from spark.summary import Share, Summary
 from spark.timeline import Lineage, Place, Run, build_chains, find_holes

@@ -25,9 +25,9 @@ from spark import verdict
 from spark.actions import encode_actions
 from spark.archive import read_archive
 from spark.audit import ROWS_PER_BATCH_MAX, Audit, audit
+from spark.finding import Rules
 from spark.history import read_actions, read_changes
 from spark.part import Part
-from spark.replay import Rules
 from spark.session import open_session
 from spark.state import load_state, save_state
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, TOMBSTONE_TTL_US, Expected, Planted, plant
