@@ -125,9 +125,17 @@ class Reader(threading.Thread):
         self.reads += len(found)
         self.hits += sum(each.is_hit for each in found.values())
 
+    def wait_hit(self) -> None:
+        """A cache that was never hit proves nothing."""
+        wait_until(lambda: self.hits > 0 or not self.is_alive(), "the reader has hit")
+        self._raise()
+
     def stop(self) -> None:
         self._ending.set()
         wait_until(lambda: not self.is_alive(), "the reader has stopped")
+        self._raise()
+
+    def _raise(self) -> None:
         if self.error is not None:
             raise self.error
 
@@ -312,6 +320,7 @@ def reshard_under_load(
             made.continues[shard.number] = tuple(map(lineage_of, reshard.sources_of(shard)))
     made.reload(former, reshard.destinations)
     writer.wait_for(SOME)
+    old.wait_hit()
     disturb("prepared", reshard)
     # 2. Nobody writes to the sources any more, and the destinations have everything
     stop_writes(reshard)
@@ -332,7 +341,6 @@ def reshard_under_load(
     writer.wait_for(SOME)
     young.stop()
     assert young.reads > 0
-    assert old.hits > 0, "a cache that was never hit proves nothing"
     made.cluster.stop(former)
 
 
