@@ -23,7 +23,7 @@ SPARK_FILE: Final = re.compile(r"/test_(spark_|\w*audit)")
 
 @pytest.fixture(scope="session")
 def mariadb_pair() -> Iterator[Pair]:
-    """A MariaDB primary and its replica, for the run. Tests that break one, or purge its log, start their own."""
+    """A MariaDB primary and its replica, for the run. Tests that break one, or purge its log, take an `own_pair`."""
     with database_pair("mariadb") as pair:
         yield pair
 
@@ -50,6 +50,13 @@ def pair(flavor: Flavor, request: pytest.FixtureRequest) -> Pair:
     chosen.primary.execute(f"CREATE DATABASE {SCHEMA}")
     chosen.wait_caught_up()
     return chosen
+
+
+@pytest.fixture
+def own_pair(flavor: Flavor) -> Iterator[Pair]:
+    """A pair of one test, which may break it and purge its logs."""
+    with database_pair(flavor) as pair:
+        yield pair
 
 
 @pytest.fixture

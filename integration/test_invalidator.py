@@ -26,7 +26,7 @@ from integration.harness import (
     wait_for_outcome,
     wait_until,
 )
-from integration.servers import DatabaseServer, Flavor, Pair, database_pair
+from integration.servers import DatabaseServer, Pair
 from integration.servers.program import InvalidatorProcess
 
 KILLS = 20
@@ -319,24 +319,24 @@ def change_and_purge(system: System, v: int, *servers: DatabaseServer) -> None:
     system.invalidator.start()
 
 
-def test_a_replica_still_has_the_log_that_the_primary_has_purged(flavor: Flavor, tmp_path: Path) -> None:
-    with database_pair(flavor) as pair, system_with_cache(pair, tmp_path) as (system, cache):
+def test_a_replica_still_has_the_log_that_the_primary_has_purged(own_pair: Pair, tmp_path: Path) -> None:
+    with system_with_cache(own_pair, tmp_path) as (system, cache):
         keys = insert_customers(system, 10)
         wait_for_hits(cache, "customer", keys, system.describe)
         lives = system.lives()
-        change_and_purge(system, 1, pair.primary)
+        change_and_purge(system, 1, own_pair.primary)
         system.assert_none_stale(cache, "customer", keys)
         assert {row["v"] for row in cache.get_many("customer", keys).values()} == {1}
         assert system.lives() == lives
 
 
-def test_the_log_that_is_needed_is_purged_everywhere(flavor: Flavor, tmp_path: Path) -> None:
+def test_the_log_that_is_needed_is_purged_everywhere(own_pair: Pair, tmp_path: Path) -> None:
     """F15: the lives end, since invalidations are missing; nothing old is served and all is cacheable again."""
-    with database_pair(flavor) as pair, system_with_cache(pair, tmp_path) as (system, cache):
+    with system_with_cache(own_pair, tmp_path) as (system, cache):
         keys = insert_customers(system, 10)
         wait_for_hits(cache, "customer", keys, system.describe)
         lives = system.lives()
-        change_and_purge(system, 1, pair.primary, pair.replica)
+        change_and_purge(system, 1, own_pair.primary, own_pair.replica)
         for node in system.nodes:
             system.wait_new_life(node, lives[node.address])
         # The history is the same: raising the epoch would keep fills out for as long as tombstones live.
@@ -345,34 +345,34 @@ def test_the_log_that_is_needed_is_purged_everywhere(flavor: Flavor, tmp_path: P
         assert {row["v"] for row in cache.get_many("customer", keys).values()} == {1}
 
 
-def test_primary_and_replica_killed_and_started_again(flavor: Flavor, tmp_path: Path) -> None:
-    with database_pair(flavor) as pair, system_with_cache(pair, tmp_path) as (system, cache):
+def test_primary_and_replica_killed_and_started_again(own_pair: Pair, tmp_path: Path) -> None:
+    with system_with_cache(own_pair, tmp_path) as (system, cache):
         keys = insert_customers(system, 20)
         wait_for_hits(cache, "customer", keys, system.describe)
         lives = system.lives()
-        pair.primary.kill()
+        own_pair.primary.kill()
         assert cache.get("customer", 1, explain=True).is_hit
         wait_until(lambda: "heartbeat not written" in system.invalidator.log(), "the invalidator misses it")
-        pair.primary.start()
+        own_pair.primary.start()
         system.execute("UPDATE customers SET v = 1 WHERE id < 10")
         system.assert_none_stale(cache, "customer", keys)
         assert system.lives() == lives, "an outage of the database costs no cache"
 
-        pair.replica.kill()
+        own_pair.replica.kill()
         assert cache.get("customer", 1, explain=True).is_hit
         system.execute("UPDATE customers SET v = 2 WHERE id < 10")
         system.wait_covered()
         # The primary stands in, and what it shows is stored by the same rule.
         assert cache.get("customer", 1)["v"] == 2
         wait_for_hits(cache, "customer", keys, system.describe)
-        pair.primary.kill()
+        own_pair.primary.kill()
         assert cache.get("customer", 1, explain=True).is_hit
         assert cache.get("customer", 15, explain=True).is_hit
         with pytest.raises(SourceUnavailable, match="no server of shop/- answers"):
             cache.get("customer", 999)
-        pair.primary.start()
-        pair.replica.start()
-        pair.replica.start_replication()
+        own_pair.primary.start()
+        own_pair.replica.start()
+        own_pair.replica.start_replication()
         system.assert_none_stale(cache, "customer", keys)
 
 

@@ -42,7 +42,6 @@ from freshness.token import EventToken
 from integration.configuration import write_config, write_sharded_config
 from integration.harness import CUSTOMERS_TABLE, STREAM, WAIT_SECONDS, call_cli, wait_for_hits, wait_until
 from integration.servers import Flavor, Pair
-from integration.servers.database import database_pair
 from integration.shards import Reshard, Shard, Writer, writing
 from integration.test_invalidator import purge_logs
 from integration.test_reshard import (
@@ -424,40 +423,39 @@ def prepare(pair: Pair) -> None:
     pair.wait_caught_up()
 
 
-def test_history_that_is_gone_everywhere_needs_an_operator(flavor: Flavor, tmp_path: Path) -> None:
+def test_history_that_is_gone_everywhere_needs_an_operator(own_pair: Pair, tmp_path: Path) -> None:
     """For a consumer that was away: exit code 4 and what to do, for the stream and for the archive."""
-    with database_pair(flavor) as pair:
-        primary, archive = pair.primary, tmp_path / "archive"
-        prepare(pair)
-        path = write_config(
-            tmp_path, primary.flavor, primary.url, ["127.0.0.1:1"], replicas=[pair.replica.url], stream=STREAM
-        )
-        config = load_config(path)
-        opener = StreamOpener(lambda: config)
-        token = opener.read_token("shop", None)
-        is_begun: list[bool] = []
-        record(opener, archive, "shop", None, lambda: bool(is_begun), lambda *_: is_begun.append(True))
-        primary.execute("INSERT INTO customers VALUES (1, 'one', 1)", database="shop")
-        pair.wait_caught_up()
-        for server in (primary, pair.replica):
-            server.execute("FLUSH BINARY LOGS")
-            wait_until(lambda server=server: purge_logs(server), "all but the last log are purged")  # type: ignore[misc]
-        primary.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
-        for arguments in (
-            ("stream", "--since", str(token), "--count", "1"),
-            ("record", "--out", str(archive)),
-        ):
-            ended = call_cli(*arguments, "-c", path)
-            assert ended.returncode == OPERATOR, ended.stderr
-            assert PURGED_HINT in ended.stderr.replace("\n", " ")
-            assert ended.stdout == "", "nothing from after the hole"
-        assert [row for file in find_files(archive) for row in pq.read_table(file.path).to_pylist()] == []
+    primary, archive = own_pair.primary, tmp_path / "archive"
+    prepare(own_pair)
+    path = write_config(
+        tmp_path, primary.flavor, primary.url, ["127.0.0.1:1"], replicas=[own_pair.replica.url], stream=STREAM
+    )
+    config = load_config(path)
+    opener = StreamOpener(lambda: config)
+    token = opener.read_token("shop", None)
+    is_begun: list[bool] = []
+    record(opener, archive, "shop", None, lambda: bool(is_begun), lambda *_: is_begun.append(True))
+    primary.execute("INSERT INTO customers VALUES (1, 'one', 1)", database="shop")
+    own_pair.wait_caught_up()
+    for server in (primary, own_pair.replica):
+        server.execute("FLUSH BINARY LOGS")
+        wait_until(lambda server=server: purge_logs(server), "all but the last log are purged")  # type: ignore[misc]
+    primary.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
+    for arguments in (
+        ("stream", "--since", str(token), "--count", "1"),
+        ("record", "--out", str(archive)),
+    ):
+        ended = call_cli(*arguments, "-c", path)
+        assert ended.returncode == OPERATOR, ended.stderr
+        assert PURGED_HINT in ended.stderr.replace("\n", " ")
+        assert ended.stdout == "", "nothing from after the hole"
+    assert [row for file in find_files(archive) for row in pq.read_table(file.path).to_pylist()] == []
 
 
 # -- the verbs -------------------------------------------------------------------------------------------------------
 
 
-def test_a_verb_takes_another_topology_over_on_sighup(flavor: Flavor, tmp_path: Path) -> None:
+def test_a_verb_takes_another_topology_over_on_sighup(flavor: Flavor, own_pair: Pair, tmp_path: Path) -> None:
     """The replica becomes a shard of its own, with the GTIDs of the primary: nothing is missing and nothing twice."""
 
     def configure(**shard: Any) -> Path:
@@ -470,28 +468,27 @@ def test_a_verb_takes_another_topology_over_on_sighup(flavor: Flavor, tmp_path: 
             stream=STREAM,
         )
 
-    with database_pair(flavor) as pair:
-        prepare(pair)
-        path = configure(primary=pair.primary.url, lineage="shop/one")
-        config = load_config(path)
-        token = StreamOpener(lambda: config).read_token("shop", None)
-        command = [sys.executable, "-m", "invalidator.cli", "stream", "--since", str(token), "-c", str(path)]
-        pair.primary.execute("INSERT INTO customers VALUES (1, 'one', 1)", database="shop")
-        pair.wait_caught_up()
-        with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE) as process:
-            try:
-                assert process.stdout is not None
-                lines = map(json.loads, process.stdout)
-                found = [next(line for line in lines if is_change(line))]
-                pair.replica.remove_sources()
-                configure(primary=pair.replica.url, lineage="shop/two", continues=["shop/one"])
-                process.send_signal(signal.SIGHUP)
-                pair.replica.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
-                found.append(next(line for line in lines if is_change(line)))
-                process.send_signal(signal.SIGTERM)
-                assert [line for line in lines if is_change(line)] == []
-                assert process.wait(WAIT_SECONDS) == 0
-            finally:
-                process.kill()
+    prepare(own_pair)
+    path = configure(primary=own_pair.primary.url, lineage="shop/one")
+    config = load_config(path)
+    token = StreamOpener(lambda: config).read_token("shop", None)
+    command = [sys.executable, "-m", "invalidator.cli", "stream", "--since", str(token), "-c", str(path)]
+    own_pair.primary.execute("INSERT INTO customers VALUES (1, 'one', 1)", database="shop")
+    own_pair.wait_caught_up()
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            lines = map(json.loads, process.stdout)
+            found = [next(line for line in lines if is_change(line))]
+            own_pair.replica.remove_sources()
+            configure(primary=own_pair.replica.url, lineage="shop/two", continues=["shop/one"])
+            process.send_signal(signal.SIGHUP)
+            own_pair.replica.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
+            found.append(next(line for line in lines if is_change(line)))
+            process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if is_change(line)] == []
+            assert process.wait(WAIT_SECONDS) == 0
+        finally:
+            process.kill()
     assert [line["key"] for line in found] == [{"id": 1}, {"id": 2}]
     assert [EventToken.parse(line["token"]).lineage for line in found] == ["shop/one", "shop/two"]

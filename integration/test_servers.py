@@ -14,7 +14,7 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from integration.servers import Flavor, MariadbServer, Memcached, Pair, Redis, ServerFailed, database_pair
+from integration.servers import MariadbServer, Memcached, Pair, Redis, ServerFailed
 from integration.servers import process as process_module
 from integration.servers.process import ServerProcess
 from integration.servers.watchdog import find_start_ticks, kill_if_same
@@ -35,17 +35,16 @@ def test_a_row_reaches_the_replica(pair: Pair) -> None:
     assert pair.replica.execute("SELECT * FROM shop.items") == [(1, "first")]
 
 
-def test_a_delayed_replica_still_shows_the_past(flavor: Flavor) -> None:
-    with database_pair(flavor) as pair:
-        _make_table(pair)
-        # So long that no machine is slow enough to make this a matter of timing.
-        pair.replica.replicate_from(pair.primary, delay_seconds=3600)
-        pair.primary.execute("INSERT INTO shop.items VALUES (1, 'late')")
-        assert pair.replica.replication_status()["SQL_Delay"] == 3600
-        assert pair.replica.execute("SELECT * FROM shop.items") == []
-        pair.replica.replicate_from(pair.primary, delay_seconds=0)
-        pair.wait_caught_up()
-        assert pair.replica.execute("SELECT * FROM shop.items") == [(1, "late")]
+def test_a_delayed_replica_still_shows_the_past(own_pair: Pair) -> None:
+    _make_table(own_pair)
+    # So long that no machine is slow enough to make this a matter of timing.
+    own_pair.replica.replicate_from(own_pair.primary, delay_seconds=3600)
+    own_pair.primary.execute("INSERT INTO shop.items VALUES (1, 'late')")
+    assert own_pair.replica.replication_status()["SQL_Delay"] == 3600
+    assert own_pair.replica.execute("SELECT * FROM shop.items") == []
+    own_pair.replica.replicate_from(own_pair.primary, delay_seconds=0)
+    own_pair.wait_caught_up()
+    assert own_pair.replica.execute("SELECT * FROM shop.items") == [(1, "late")]
 
 
 def test_stopped_replication_goes_on_where_it_was(pair: Pair) -> None:
@@ -58,19 +57,18 @@ def test_stopped_replication_goes_on_where_it_was(pair: Pair) -> None:
     assert pair.replica.execute("SELECT * FROM shop.items") == [(1, "kept")]
 
 
-def test_a_killed_primary_revives_with_its_rows_and_its_replica(flavor: Flavor) -> None:
-    with database_pair(flavor) as pair:
-        _make_table(pair)
-        pair.primary.execute("INSERT INTO shop.items VALUES (1, 'before')")
-        port, pid = pair.primary.port, pair.primary.pid
-        pair.primary.kill()
-        with pytest.raises(pymysql.err.OperationalError):
-            pair.primary.execute("SELECT 1")
-        pair.primary.start()
-        assert (pair.primary.port, pair.primary.pid != pid) == (port, True)
-        pair.primary.execute("INSERT INTO shop.items VALUES (2, 'after')")
-        pair.wait_caught_up()
-        assert pair.replica.execute("SELECT name FROM shop.items") == [("before",), ("after",)]
+def test_a_killed_primary_revives_with_its_rows_and_its_replica(own_pair: Pair) -> None:
+    _make_table(own_pair)
+    own_pair.primary.execute("INSERT INTO shop.items VALUES (1, 'before')")
+    port, pid = own_pair.primary.port, own_pair.primary.pid
+    own_pair.primary.kill()
+    with pytest.raises(pymysql.err.OperationalError):
+        own_pair.primary.execute("SELECT 1")
+    own_pair.primary.start()
+    assert (own_pair.primary.port, own_pair.primary.pid != pid) == (port, True)
+    own_pair.primary.execute("INSERT INTO shop.items VALUES (2, 'after')")
+    own_pair.wait_caught_up()
+    assert own_pair.replica.execute("SELECT name FROM shop.items") == [("before",), ("after",)]
 
 
 def test_the_binlog_is_what_the_invalidator_wants(pair: Pair) -> None:

@@ -39,8 +39,8 @@ from integration.harness import (
     running_system,
     wait_until,
 )
-from integration.servers import DatabaseServer, Flavor, Pair
-from integration.servers.database import database_pair
+from integration.servers import DatabaseServer, Pair
+from integration.test_invalidator import purge_logs
 from invalidator.archive import UNFINISHED, find_files
 from invalidator.binlog import BinlogSource
 
@@ -274,25 +274,15 @@ def test_the_command_prints_what_the_service_sends(system: System, port: int) ->
     assert changes[-len(expected) :] == expected, "a time misses nothing"
 
 
-def test_history_that_is_gone(flavor: Flavor, tmp_path: Path, port: int) -> None:
-    with (
-        database_pair(flavor) as pair,
-        running_system(
-            pair, tmp_path, has_replica=False, extra=f'[http]\nlisten = "127.0.0.1:{port}"\n'
-        ) as system,
-    ):
+def test_history_that_is_gone(own_pair: Pair, tmp_path: Path, port: int) -> None:
+    section = f'[http]\nlisten = "127.0.0.1:{port}"\n'
+    with running_system(own_pair, tmp_path, has_replica=False, extra=section) as system:
         since = get_json(port, "/v1/token")["token"]
         for number in range(1, 4):
             system.execute("INSERT INTO customers VALUES (%s, 'n', 0)", number)
             system.execute("FLUSH BINARY LOGS")
         system.settle()
-        newest = pair.primary.execute("SHOW BINARY LOGS")[-1][0]
-
-        def is_purged() -> bool:
-            pair.primary.execute(f"PURGE BINARY LOGS TO '{newest}'")
-            return len(pair.primary.execute("SHOW BINARY LOGS")) == 1
-
-        wait_until(is_purged, "the logs are purged")
+        wait_until(lambda: purge_logs(own_pair.primary), "the logs are purged")
         result = run_cli("stream", "--since", since, "-c", system.config_path)
         assert result.returncode == OPERATOR, result.stderr
         assert "no longer has the log" in result.stderr

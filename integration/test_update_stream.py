@@ -26,7 +26,7 @@ from freshness.position import Position, parse_position
 from freshness.request import Head
 from freshness.token import EventToken
 from integration.harness import wait_until
-from integration.servers import DatabaseServer, Flavor, database_pair
+from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.binlog import BinlogSource
 from invalidator.feed import Access
@@ -344,27 +344,26 @@ def test_idle_shards_hold_nobody_where_heartbeats_are_written(
     assert messages[-1].min_timestamp_us >= messages[0].min_timestamp_us + 2_000_000
 
 
-def test_a_consumer_follows_a_shard_to_the_servers_that_took_over(flavor: Flavor) -> None:
+def test_a_consumer_follows_a_shard_to_the_servers_that_took_over(flavor: Flavor, own_pair: Pair) -> None:
     """Another lineage with the GTIDs kept: its log has what the former one delivered, and goes on from there."""
-    with database_pair(flavor) as pair:
-        prepare(pair.primary)
-        pair.wait_caught_up()
-        old = shard_of(pair.primary, "-", "old")
-        new = shard_of(pair.replica, "-", "new", continues=("old",))
-        with streaming([old], flavor) as stream:
-            messages = wait_started(stream, ["old"])
-            write(pair.primary, 1, 30, 1)
-            messages += read_to(stream, {"old": head_of(pair.primary)})
-            write(pair.primary, 2, 30, 2)
-            pair.wait_caught_up()
-            pair.replica.stop_replication()
-            stream.set_shards([new])
-            write(pair.replica, 1, 30, 3)
-            messages += read_to(stream, {"new": head_of(pair.replica)})
-            assert stream.resume.tokens.keys() == {"new"}
-        assert len({message.token.position for message in messages}) == len(messages), "no GTID came twice"
-        assert {message.token.lineage for message in messages} == {"old", "new"}
-        assert replay(messages, {}) == rows_of(pair.replica)
+    prepare(own_pair.primary)
+    own_pair.wait_caught_up()
+    old = shard_of(own_pair.primary, "-", "old")
+    new = shard_of(own_pair.replica, "-", "new", continues=("old",))
+    with streaming([old], flavor) as stream:
+        messages = wait_started(stream, ["old"])
+        write(own_pair.primary, 1, 30, 1)
+        messages += read_to(stream, {"old": head_of(own_pair.primary)})
+        write(own_pair.primary, 2, 30, 2)
+        own_pair.wait_caught_up()
+        own_pair.replica.stop_replication()
+        stream.set_shards([new])
+        write(own_pair.replica, 1, 30, 3)
+        messages += read_to(stream, {"new": head_of(own_pair.replica)})
+        assert stream.resume.tokens.keys() == {"new"}
+    assert len({message.token.position for message in messages}) == len(messages), "no GTID came twice"
+    assert {message.token.lineage for message in messages} == {"old", "new"}
+    assert replay(messages, {}) == rows_of(own_pair.replica)
 
 
 def test_a_stream_by_time_has_all_that_one_by_position_has_and_before_that_perhaps_more(
