@@ -25,12 +25,14 @@ from freshness.backends import open_recorder
 from freshness.backends.codec import decode_value, encode_value
 from freshness.backends.database import Connection
 from freshness.backends.schema import key_columns, keyspace_id
-from freshness.config import Config, ServerAddress, load_config
+from freshness.config import Config, ServerAddress
+from freshness.config_reader import load_config
 from freshness.driver import BlockingDriver, running_clock
 from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import KeyColumn
+from freshness.lookup import Loaded, Lookup
 from freshness.placement import Placement
-from freshness.read import Loaded, Lookup, Read, ReadContext, read_through
+from freshness.read import Read, ReadContext, read_through
 from freshness.registry import ObjectDefinition, build_registry
 from freshness.rule import ReadOutcome
 from freshness.token import EventToken

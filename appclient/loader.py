@@ -13,7 +13,7 @@ from appclient.database import Database, LoaderConnection, Row
 from freshness.backends.codec import decode_value, encode_value
 from freshness.backends.database import quote_name
 from freshness.errors import ConfigError
-from freshness.read import Loaded, Lookup
+from freshness.lookup import Loaded, Lookup
 from freshness.registry import ObjectDefinition
 from freshness.rule import ReadOutcome
 from freshness.token import EventToken

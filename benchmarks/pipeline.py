@@ -19,6 +19,7 @@ from freshness.backends.schema import key_columns
 from freshness.cachekey import KeyBuilder
 from freshness.config import ServerAddress, StreamConfig
 from freshness.driver import BlockingDriver, drive, running_clock
+from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
@@ -29,7 +30,7 @@ from integration.servers.database import SCHEMA, make_database
 from invalidator.binlog import BinlogSource
 from invalidator.garbage import seldom_collected
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, run_loop
-from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.shard import ShardInvalidator
 
 TABLE: Final = "small"
 LINEAGE: Final = "bench/-"

@@ -10,7 +10,6 @@ A password never appears in a message, a repr or a log line.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -408,18 +407,6 @@ class Config:
     def lineages(self) -> tuple[str, ...]:
         """Those of all shards of all keyspaces, in the order of the file."""
         return tuple(shard.lineage for keyspace in self.keyspaces.values() for shard in keyspace.shards)
-
-
-def load_config(
-    path: str | Path, environ: Mapping[str, str] = os.environ, *, instead: Mapping[str, Any] | None = None
-) -> Config:
-    """Read and validate a file. ``instead``: sections that take the place of the file's, in the file's own terms.
-
-    Raises `freshness.errors.ConfigError` with all problems in one report.
-    """
-    from freshness.config_reader import read_config  # it imports the dataclasses above
-
-    return read_config(Path(path), environ, instead or {})
 
 
 # -- the settings as data ---------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 """Reads ``freshness.toml`` and finds everything that is wrong with it, in one report.
 
 Each problem says the file, the key, what was found and what is expected. Unknown keys are refused, with the
-nearest known one. A value that may be a secret is never shown. Called by `freshness.config.load_config` alone;
-touches nothing but the file and the password files it names.
+nearest known one. A value that may be a secret is never shown. The reader opens nothing but the file and the password
+files that it names.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import math
+import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -47,10 +48,15 @@ _IDENTIFIER_EXPECTED = "a name of 1 to 64 characters, without its database"
 _SHOWN_CHARACTERS_MAX = 60
 
 
-def read_config(path: Path, environ: Mapping[str, str], instead: Mapping[str, Any]) -> Config:
-    """Return what the file says, with other sections in the place of its own. Raises `ConfigError` that lists all
-    problems."""
-    return _Reader(path, environ).read({**_parse_toml(path), **instead})
+def load_config(
+    path: str | Path, environ: Mapping[str, str] = os.environ, *, instead: Mapping[str, Any] | None = None
+) -> Config:
+    """Read and validate a file. ``instead``: sections that take the place of the file's, in the file's own terms.
+
+    Raises `freshness.errors.ConfigError` with all problems in one report.
+    """
+    path = Path(path)
+    return _Reader(path, environ).read({**_parse_toml(path), **(instead or {})})
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB, Filled, Stamp, Tombstone, record_key, resume_key
 from freshness.errors import FormatError, FreshnessError
+from freshness.lookup import Loaded, Lookup
 from freshness.request import (
     MISSING,
     Cas,
@@ -52,31 +53,6 @@ _NO_TOKENS: Final[Mapping[str, EventToken]] = MappingProxyType({})
 
 LEASE_POLLS_MAX: Final = 4
 """How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
-
-
-@value
-class Lookup:
-    """One key to read: where it is, under which keys, and what the loader needs to build it.
-
-    ``is_exact``: equal keys for the database always give this very item (F24); else "no such row" is not stored.
-    """
-
-    policy: ObjectPolicy
-    node: str
-    item: bytes
-    identity: bytes
-    values: tuple[Any, ...]
-    is_exact: bool = True
-
-
-@value
-class Loaded:
-    """What the database said of one lookup: the value (None: no such row) and, per lineage, the token that was
-    read before it. ``refusal``: the loader's own reason not to store it."""
-
-    value: Any
-    tokens: Mapping[str, EventToken]
-    refusal: ReadOutcome | None = None
 
 
 @value

@@ -234,7 +234,7 @@ class Flows:
 
 @value
 class Load:
-    """Read the given lookups from the database, the token first. Answer: one `freshness.read.Loaded` each."""
+    """Read the given lookups from the database, the token first. Answer: one `freshness.lookup.Loaded` each."""
 
     lookups: tuple[Any, ...]
 

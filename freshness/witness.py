@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from freshness.envelope import Filled, NodeRecord
+from freshness.lookup import Loaded, Lookup
 from freshness.position import Position
 from freshness.request import Cas, Item, Reply, Stored, Version
 from freshness.rule import ReadOutcome
-
-if TYPE_CHECKING:  # they tell, so they import this
-    from freshness.read import Loaded, Lookup
 
 ActionKind: TypeAlias = Literal["fill", "hit", "refusal", "invalidation", "publish"]
 

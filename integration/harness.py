@@ -26,7 +26,8 @@ from freshness.backends.database import executed_position
 from freshness.backends.memcached import MemcachedNode
 from freshness.backends.schema import load_registry
 from freshness.cachekey import tombstone_key
-from freshness.config import Config, load_config
+from freshness.config import Config
+from freshness.config_reader import load_config
 from freshness.envelope import STUB, Filled, record_key, resume_key
 from freshness.membership import find_record
 from freshness.position import parse_position

@@ -21,7 +21,8 @@ from appclient import Cache
 from freshness.backends.codec import decode_value
 from freshness.backends.memcached import MemcachedNode
 from freshness.backends.schema import load_registry
-from freshness.config import Config, load_config
+from freshness.config import Config
+from freshness.config_reader import load_config
 from freshness.envelope import STUB, Filled, record_key
 from freshness.errors import SourceUnavailable
 from freshness.membership import find_record

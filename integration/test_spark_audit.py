@@ -19,7 +19,8 @@ from appclient import Cache, LoaderConnection
 from freshness.backends.codec import decode_value, encode_value
 from freshness.backends.memcached import MemcachedNode
 from freshness.backends.schema import load_registry
-from freshness.config import Config, load_config
+from freshness.config import Config
+from freshness.config_reader import load_config
 from freshness.envelope import Filled
 from freshness.request import Cas, Get, Item, Stored
 from integration import test_vitess_keyspace as vitess

@@ -14,7 +14,8 @@ import pytest
 
 from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.backends.sharding import keyspace_id
-from freshness.config import Config, ServerAddress, load_config
+from freshness.config import Config, ServerAddress
+from freshness.config_reader import load_config
 from freshness.keyrange import KeyRange
 from freshness.position import Position
 from freshness.token import EventToken

@@ -11,10 +11,11 @@ from typing import Any
 from freshness.backends.memcached import MemcachedNode
 from freshness.backends.schema import keyspace_id
 from freshness.cachekey import tombstone_key
-from freshness.config import load_config
+from freshness.config_reader import load_config
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import NodeRecord, Tombstone, record_key
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import empty_position
@@ -42,7 +43,7 @@ from integration.vstreaming import (
     wait_until,
 )
 from invalidator.loop import LoopObserver, OpenStream, Poll, run_loop
-from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.shard import ShardInvalidator
 from invalidator.vstream import VStreamSource
 
 CONFIG = """

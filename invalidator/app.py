@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from freshness.backends import open_recorder
 from freshness.backends.schema import load_registry
-from freshness.config import Config, load_config
+from freshness.config import Config
+from freshness.config_reader import load_config
 from freshness.driver import running_clock
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.registry import ObjectDefinition

@@ -21,6 +21,7 @@ from freshness.config import Config
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE, record_key, resume_key
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
+from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
@@ -31,7 +32,7 @@ from invalidator.archive_reader import open_archive
 from invalidator.json_lines import read_json_lines
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.message import StreamMessage
-from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.shard import ShardInvalidator
 from invalidator.transaction import TRANSACTION_ROWS_MAX
 
 log = logging.getLogger(__name__)

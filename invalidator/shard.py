@@ -25,8 +25,6 @@ from freshness.request import Procedure
 from freshness.source import Transaction
 from freshness.witness import Witness
 
-__all__ = ["KeyFinder", "ShardInvalidator"]
-
 log = logging.getLogger(__name__)
 
 REJOIN_MIN_SECONDS: Final = 0.2

@@ -17,10 +17,12 @@ from typing import Any, Final
 
 from freshness.backends.database import connect, translated
 from freshness.backends.heartbeat import HeartbeatWriter
+from freshness.backends.primary import Primary
 from freshness.backends.schema import key_columns, keyspace_id, load_registry
 from freshness.config import Config, Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keycolumn import KeyColumn
+from freshness.keyfinder import KeyFinder
 from freshness.keyrange import KeyRange
 from freshness.request import Head
 from freshness.source import Source
@@ -32,9 +34,7 @@ from invalidator.layout import Layouts, read_layouts
 from invalidator.replicas import ReplicaSource
 from invalidator.resume import Start, parse_start
 from invalidator.seek import TimeIndex, find_start
-from invalidator.shard import KeyFinder
 from invalidator.update_stream import UpdateStream
-from invalidator.worker import Primary
 
 PIECE_ROWS: Final = 1_000
 """Rows of a huge transaction that are handed on at a time."""
@@ -270,9 +270,9 @@ def _read_columns(address: ServerAddress, tables: frozenset[str], name: str) -> 
 def _find_head(flavor: str, shard: Shard) -> Head:
     instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
     epochs = HeartbeatWriter(shard.writable, flavor, instance, 0)
-    primary = Primary(shard, flavor, epochs.epoch)
+    primary = Primary(shard.writable, flavor, epochs.epoch)
     try:
-        return primary.head()
+        return primary.read_head()
     finally:
         primary.close()
         epochs.close()

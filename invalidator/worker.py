@@ -17,19 +17,20 @@ from typing import Any, Final
 
 from freshness.backend import CacheNode
 from freshness.backends import open_node
-from freshness.backends.database import Connection, connect, executed_position, translated
+from freshness.backends.database import connect
 from freshness.backends.heartbeat import HeartbeatWriter
+from freshness.backends.primary import Primary
 from freshness.backends.pulse import Pulse
 from freshness.backends.schema import find_cascades
 from freshness.config import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE
 from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
+from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition
-from freshness.request import Head
 from freshness.source import Source, Transaction
 from freshness.vtgate_address import VtgateAddress
 from freshness.witness import Witness
@@ -40,7 +41,7 @@ from invalidator.metrics import ShardMetrics
 from invalidator.preflight import check_shard, require
 from invalidator.replicas import ReplicaSource
 from invalidator.seek import TimeIndex
-from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.shard import ShardInvalidator
 from invalidator.transaction import Cascades
 
 log = logging.getLogger(__name__)
@@ -71,37 +72,6 @@ class Assignment:
     @property
     def tables(self) -> frozenset[str]:
         return frozenset(table for each in self.registry.values() for table in each.columns_by_table)
-
-
-class Primary:
-    """Says where the primary of a shard is. One connection, opened when needed and again after an error."""
-
-    def __init__(self, shard: Shard, flavor: str, read_epoch: Callable[[], int]) -> None:
-        self._address = shard.writable
-        self._flavor = flavor
-        self._read_epoch = read_epoch
-        self._connection: Connection | None = None
-
-    def head(self) -> Head:
-        """The epoch first: labelled with an older one, the position is doubted rather than trusted.
-
-        Raises `SourceUnavailable` or `SourceUnsuitable`.
-        """
-        epoch = self._read_epoch()
-        if self._connection is None:
-            self._connection = connect(self._address)
-        try:
-            return Head(executed_position(self._connection, self._flavor), epoch)
-        except FreshnessError:
-            raise
-        except Exception as error:
-            self.close()
-            raise translated(error, self._address, "reading the head") from error
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 @dataclass(slots=True)
@@ -137,12 +107,12 @@ class ShardWorker:
         has_heartbeats = self._prepare(heartbeats)
         # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
         epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)
-        primary = Primary(shard, flavor, epochs.epoch)
+        primary = Primary(shard.writable, flavor, epochs.epoch)
         pulse = Pulse(
             heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
         )
         nodes = {name: open_node(task.cache.backend, name) for name in task.nodes}
-        driver = BlockingDriver(nodes, self._sleep, read_head=primary.head)
+        driver = BlockingDriver(nodes, self._sleep, read_head=primary.read_head)
         source = self._create_source(cascades)
         self.invalidator = self._create_invalidator(instance, pulse)
         if has_heartbeats:

@@ -24,11 +24,11 @@ from pyspark.sql.types import StructType
 from rich.console import Console
 
 from freshness.backends.memcached import MemcachedNode
-from freshness.config import load_config
+from freshness.backends.primary import Primary
+from freshness.config_reader import load_config
 from freshness.errors import FreshnessError
 from spark.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, Comparison
 from spark.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, Entry, read_node
-from spark.primary import Primary
 from spark.report import AuditSummary, Example, print_summary
 from spark.schema import ENTRY, VERDICT
 from spark.scope import AuditScope, load_scope
@@ -72,7 +72,8 @@ def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction
 
             def find_primary(lineage: str) -> Primary:
                 if lineage not in primaries:
-                    primaries[lineage] = Primary(scope.primaries[lineage])
+                    server = scope.primaries[lineage]
+                    primaries[lineage] = Primary(server.address, server.flavor)
                     stack.callback(primaries[lineage].close)
                 return primaries[lineage]
 

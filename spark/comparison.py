@@ -71,13 +71,13 @@ RowsFound: TypeAlias = Mapping[bytes, Sequence[Row]]
 
 
 class PrimaryReader(Protocol):
-    """What is asked of a primary; see `spark.primary.Primary`."""
+    """What is asked of a primary; see `freshness.backends.primary.Primary`."""
 
     def read_rows(
         self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
     ) -> dict[bytes, Row]: ...
 
-    def read_head(self) -> Position: ...
+    def read_position(self) -> Position: ...
 
 
 class Comparison:
@@ -124,7 +124,7 @@ class Comparison:
         if not differing:
             return equal
         # After the rows: whatever made them differ is in these heads.
-        heads = {lineage: primary.read_head() for lineage, primary in primaries.items()}
+        heads = {lineage: primary.read_position() for lineage, primary in primaries.items()}
         return equal + self._look_again(primaries.values(), definition, differing, heads)
 
     def _look_again(

@@ -26,6 +26,7 @@ from freshness.apply import Batch, acknowledge, renew
 from freshness.backend import CacheNode
 from freshness.backends import open_node
 from freshness.backends.heartbeat import HeartbeatWriter
+from freshness.backends.primary import Primary
 from freshness.backends.pulse import Pulse
 from freshness.config import Config, GtidFlavor, Shard
 from freshness.driver import BlockingDriver, running_clock
@@ -39,8 +40,6 @@ from freshness.registry import ObjectDefinition
 from freshness.request import Head
 from freshness.source import Heartbeat
 from freshness.token import EventToken
-from spark.primary import Primary
-from spark.scope import PrimaryAddress
 from spark.tombstone import Part, SinkPlan, Ticket, join_ranges
 
 RENEW_SECONDS: Final = 0.25
@@ -311,14 +310,10 @@ class Keeper:
         writer = HeartbeatWriter(shard.primary, flavor, instance, config.stream.clock_error_seconds)
         writer.prepare()
         epochs = HeartbeatWriter(shard.primary, flavor, f"{instance}.e", 0)
-        primary = Primary(PrimaryAddress(shard.primary, flavor))
+        primary = Primary(shard.primary, flavor, epochs.epoch)
         pulse = Pulse(writer, config.stream.heartbeat_seconds, running_clock, lambda: None)
         nodes: dict[str, CacheNode] = {name: open_node(cache.backend, name) for name in cache.nodes}
         self._closers += [pulse.stop, epochs.close, primary.close, *(node.close for node in nodes.values())]
-
-        def read_head() -> Head:
-            epoch = epochs.epoch()  # first: labelled with an older one, the position is doubted
-            return Head(primary.read_head(), epoch)
 
         nothing = empty_position(flavor)
         members = {
@@ -329,8 +324,8 @@ class Keeper:
             shard.lineage,
             shard.name,
             members,
-            BlockingDriver(nodes, time.sleep, read_head=read_head),
-            read_head,
+            BlockingDriver(nodes, time.sleep, read_head=primary.read_head),
+            primary.read_head,
             pulse.find_begun,
             instance,
             nothing,

@@ -9,7 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from freshness.config import Config, load_config
+from freshness.config import Config
+from freshness.config_reader import load_config
 from integration.servers.process import ServerProcess
 from invalidator.status import read_status
 

@@ -13,8 +13,9 @@ from freshness.apply import INSPECT_SECONDS
 from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
 from freshness.errors import FormatError
+from freshness.lookup import Lookup
 from freshness.position import MysqlGtidSet, Position, empty_position
-from freshness.read import Lookup, Read
+from freshness.read import Read
 from freshness.request import Add, Cas, Delete, Get, InspectStorage, Item, Reply, Request, Stored
 from freshness.rule import ReadOutcome
 from tests.simulation.database import Commit, Shard

@@ -23,17 +23,19 @@ from freshness.config import ObjectConfig
 from freshness.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
 from freshness.errors import FreshnessError, NodeUnavailable
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyfinder import KeyFinder
+from freshness.lookup import Loaded, Lookup
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position
-from freshness.read import Loaded, Lookup, ReadContext, read_through
+from freshness.read import ReadContext, read_through
 from freshness.registry import ObjectDefinition
 from freshness.request import Add, Cas, Delete, Flow, Flows, Get, Head, Item, Load, ReadHead, Stored, Wait
 from freshness.rule import ObjectPolicy, ReadOutcome
 from freshness.source import Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
 from invalidator.loop import LoopObserver, OpenStream, Poll, run_loop
-from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.shard import ShardInvalidator
 from tests.simulation.history import show
 
 NODE: Final = "n0"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from freshness.read import Lookup
+from freshness.lookup import Lookup
 from freshness.request import Wait
 from freshness.rule import ReadOutcome
 from invalidator.loop import HISTORY_CONFIRM_SECONDS

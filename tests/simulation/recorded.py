@@ -22,7 +22,8 @@ from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB, Filled, NodeRecord
 from freshness.errors import FormatError, NodeUnavailable
 from freshness.history import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION
-from freshness.read import Lookup, Read
+from freshness.lookup import Lookup
+from freshness.read import Read
 from freshness.request import Add, Cas, Get, Item, Reply, Request, Stored
 from freshness.rule import ReadOutcome
 from tests.simulation.actor import Actor

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from freshness.errors import HistoryLost, SourceUnavailable
+from freshness.lookup import Loaded, Lookup
 from freshness.position import MysqlGtidSet, Position
-from freshness.read import Loaded, Lookup
 from freshness.request import Head, Load, ReadHead
 from freshness.source import Heartbeat, Transaction
 from freshness.token import EventToken

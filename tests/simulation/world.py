@@ -17,15 +17,17 @@ from freshness.backends.memory import MemoryStore
 from freshness.cachekey import KeyBuilder
 from freshness.config import ObjectConfig
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyfinder import KeyFinder
+from freshness.lookup import Lookup
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
-from freshness.read import Lookup, Read, ReadContext, read_through
+from freshness.read import Read, ReadContext, read_through
 from freshness.registry import ObjectDefinition
 from freshness.request import Reply, Request, Wait
 from freshness.rule import ObjectPolicy
 from freshness.source import RowChange
 from invalidator.loop import LoopObserver, run_loop
-from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.shard import ShardInvalidator
 from tests.simulation import fault, upstream
 from tests.simulation.actor import Actor
 from tests.simulation.checker import Checker

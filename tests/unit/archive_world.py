@@ -7,8 +7,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from freshness.backends.sharding import keyspace_id
-from freshness.config import Config, load_config
+from freshness.config import Config
+from freshness.config_reader import load_config
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet
 from freshness.registry import ObjectDefinition, build_registry
 from freshness.source import RowChange, Transaction
@@ -18,7 +20,6 @@ from invalidator.archive_reader import open_archive
 from invalidator.json_lines import LayoutBook
 from invalidator.layout import Layout
 from invalidator.message import StreamMessage
-from invalidator.shard import KeyFinder
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES: Final = ("127.0.0.1:21", "127.0.0.1:22")

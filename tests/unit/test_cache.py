@@ -12,7 +12,7 @@ import pytest
 from appclient import Cache
 from appclient.database import ShardDatabase
 from freshness.backends.memory import MemoryNode, MemoryStore
-from freshness.config import load_config
+from freshness.config_reader import load_config
 from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import ColumnKind, KeyColumn
 

@@ -17,8 +17,8 @@ from freshness import admission, apply, membership, read, rule, view
 from freshness.cachekey import tombstone_key
 from freshness.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone, record_key
 from freshness.errors import FormatError, FreshnessError
+from freshness.lookup import Lookup
 from freshness.position import Position, empty_position
-from freshness.read import Lookup
 from freshness.request import (
     DONE,
     MISSING,

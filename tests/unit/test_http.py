@@ -13,8 +13,10 @@ from fastapi.testclient import TestClient
 
 from freshness import __version__
 from freshness.backends.memory import MemoryNode, MemoryStore
-from freshness.config import Config, load_config
+from freshness.config import Config
+from freshness.config_reader import load_config
 from freshness.driver import BlockingDriver, running_clock
+from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, empty_position
@@ -22,7 +24,7 @@ from freshness.request import Head
 from freshness.source import Heartbeat, Transaction
 from invalidator.app import Invalidator
 from invalidator.http import create_api
-from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.shard import ShardInvalidator
 from invalidator.worker import Assignment, MetricsObserver, ShardWorker
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

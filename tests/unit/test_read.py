@@ -11,7 +11,8 @@ import pytest
 
 from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB, Filled, record_key, resume_key
-from freshness.read import LEASE_POLLS_MAX, Lookup, Read, read_through
+from freshness.lookup import Lookup
+from freshness.read import LEASE_POLLS_MAX, Read, read_through
 from freshness.request import (
     Add,
     Cas,

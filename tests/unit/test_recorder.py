@@ -213,7 +213,7 @@ def test_without_its_package_the_configuration_is_refused(
     import sys
 
     from freshness.backends import open_recorder
-    from freshness.config import load_config
+    from freshness.config_reader import load_config
 
     path = tmp_path / "freshness.toml"
     path.write_text(

@@ -28,13 +28,14 @@ from freshness.driver import BlockingDriver
 from freshness.envelope import NodeRecord, Tombstone, record_key
 from freshness.errors import SourceUnavailable
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.registry import build_registry
 from freshness.request import Add, Head
 from freshness.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
-from invalidator.shard import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS, KeyFinder, ShardInvalidator
+from invalidator.shard import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS, ShardInvalidator
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("n1:1", "n2:1")

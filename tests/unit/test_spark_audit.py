@@ -221,7 +221,7 @@ class World:
         build = definition.builder.build
         return {definition.identity(build(key)): self.rows[key[0]] for key in keys if key[0] in self.rows}
 
-    def read_head(self) -> Position:
+    def read_position(self) -> Position:
         return self.head
 
 
@@ -460,7 +460,7 @@ class ShardPrimary:
         build = definition.builder.build
         return {definition.identity(build(key)): self.rows[key[0]] for key in keys if key[0] in self.rows}
 
-    def read_head(self) -> Position:
+    def read_position(self) -> Position:
         return self.head
 
 

@@ -9,10 +9,11 @@ from typing import cast
 
 import pytest
 
-from freshness.config import Config, Shard, load_config
+from freshness.config import Config, Shard
+from freshness.config_reader import load_config
 from freshness.errors import ConfigError
+from freshness.keyfinder import KeyFinder
 from invalidator.json_lines import LayoutBook
-from invalidator.shard import KeyFinder
 from invalidator.stream_access import OpenedStream, StreamOpener
 from invalidator.update_stream import UpdateStream
 

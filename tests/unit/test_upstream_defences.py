@@ -25,10 +25,11 @@ from freshness.envelope import Filled
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, NodeUnavailable, SourceUnavailable
 from freshness.heartbeat import EPOCH_ROW, parse_token
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keyfinder import KeyFinder
+from freshness.lookup import Loaded, Lookup
 from freshness.membership import HeartbeatSeen, NodePolicy
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
-from freshness.read import Loaded, Lookup
 from freshness.registry import ObjectDefinition
 from freshness.request import Flow, Flows, Marks, ReadHead, Wait
 from freshness.rule import ObjectPolicy, ReadOutcome
@@ -36,7 +37,7 @@ from freshness.source import Heartbeat, Operation, RowChange, Transaction
 from freshness.token import EventToken
 from invalidator import loop
 from invalidator.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
-from invalidator.shard import KeyFinder, ShardInvalidator
+from invalidator.shard import ShardInvalidator
 from tests.world import (
     CUSTOMER,
     D_SECONDS,

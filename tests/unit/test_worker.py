@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config import Config, load_config
+from freshness.config import Config
+from freshness.config_reader import load_config
 from freshness.errors import ConfigError
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.registry import build_registry

@@ -1,7 +1,4 @@
-"""Rows and head of a primary, for the comparison. Runs on executors; reads only.
-
-Each SELECT has a snapshot of its own, so a row is never older than the statement that reads it.
-"""
+"""The server that a shard is written to: how far it is, and its rows."""
 
 from __future__ import annotations
 
@@ -11,23 +8,43 @@ from typing import Any, TypeVar
 from pymysql.cursors import DictCursor
 
 from freshness.backends.database import Connection, connect, executed_position, quote_name, translated
+from freshness.config import ServerAddress
+from freshness.errors import FreshnessError
 from freshness.position import Position
 from freshness.registry import ObjectDefinition
-from spark.scope import PrimaryAddress
+from freshness.request import Head
 
 Row = dict[str, Any]
 Result = TypeVar("Result")
 
 
 class Primary:
-    """One connection, opened when it is needed. Raises `SourceUnavailable` or `SourceUnsuitable`."""
+    """One connection, opened when it is needed and again after an error.
 
-    def __init__(self, server: PrimaryAddress) -> None:
-        self._server = server
+    ``flavor``: whose positions; ``read_epoch``: the epoch of the heartbeat table, for `read_head`. All methods raise
+    `SourceUnavailable` or `SourceUnsuitable`.
+    """
+
+    def __init__(
+        self, address: ServerAddress, flavor: str, read_epoch: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._address = address
+        self._flavor = flavor
+        self._read_epoch = read_epoch
         self._connection: Connection | None = None
 
+    def read_head(self) -> Head:
+        """Epoch and position. The epoch first: labelled with an older one, the position is doubted."""
+        epoch = self._read_epoch()
+        return Head(self.read_position(), epoch)
+
+    def read_position(self) -> Position:
+        """All that the primary has executed: an upper bound of what the rows read before it show."""
+        return self._run(lambda connection: executed_position(connection, self._flavor), "reading the head")
+
     def read_rows(self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]) -> dict[bytes, Row]:
-        """The rows of these keys by identity. A key without a row is left out."""
+        """The rows of these keys by identity. A key without a row is left out. The SELECT has a snapshot of its own,
+        so a row is never older than the statement that reads it."""
         if not keys:
             return {}
         names = [column.name for column in definition.builder.columns]
@@ -46,11 +63,6 @@ class Primary:
         build = definition.builder.build
         return {definition.identity(build([row[name] for name in names])): row for row in rows}
 
-    def read_head(self) -> Position:
-        """All that the primary has executed: an upper bound of what the rows read before it show."""
-        flavor = self._server.flavor
-        return self._run(lambda connection: executed_position(connection, flavor), "reading the head")
-
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -58,9 +70,11 @@ class Primary:
 
     def _run(self, read: Callable[[Connection], Result], doing: str) -> Result:
         if self._connection is None:
-            self._connection = connect(self._server.address)
+            self._connection = connect(self._address)
         try:
             return read(self._connection)
+        except FreshnessError:
+            raise
         except Exception as error:
             self.close()
-            raise translated(error, self._server.address, doing) from error
+            raise translated(error, self._address, doing) from error
