@@ -20,22 +20,22 @@ from typing import Any, Final, TypeVar
 from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
 from freshness.backend import CacheNode
-from freshness.backends import open_node as open_configured_node
-from freshness.backends import open_recorder
-from freshness.backends.codec import decode_value, encode_value
-from freshness.backends.database import Connection
-from freshness.backends.schema import key_columns, keyspace_id
 from freshness.config import Config, ServerAddress
 from freshness.config_reader import load_config
+from freshness.database.connection import Connection
+from freshness.database.schema import key_columns, keyspace_id
 from freshness.driver import BlockingDriver, running_clock
 from freshness.errors import ConfigError, FormatError
+from freshness.history.open import open_recorder
 from freshness.keycolumn import KeyColumn
 from freshness.lookup import Loaded, Lookup
+from freshness.nodes.open import open_node as open_configured_node
 from freshness.placement import Placement
 from freshness.read import Read, ReadContext, read_through
 from freshness.registry import ObjectDefinition, build_registry
 from freshness.rule import ReadOutcome
 from freshness.token import EventToken
+from freshness.values.codec import decode_value, encode_value
 
 Function = TypeVar("Function", bound=LoaderFunction)
 

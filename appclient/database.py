@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.cursors import DictCursor
 
-from freshness.backends.database import Connection, connect, translated
-from freshness.backends.vitess import VitessShard, read_with_token
 from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.database.connection import Connection, connect, translated
+from freshness.database.vitess import VitessShard, read_with_token
 from freshness.driver import running_clock
 from freshness.errors import ConfigError, FlavorMismatch, SourceUnavailable, SourceUnsuitable
 from freshness.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
@@ -375,7 +375,7 @@ class ShardDatabase:
 class VitessShardDatabase(ShardDatabase):
     """One shard behind a vtgate, read from the tablets of the type that its stream comes from.
 
-    vtgate chooses the tablet anew for each transaction: see ``freshness.backends.vitess``.
+    vtgate chooses the tablet anew for each transaction: see ``freshness.database.vitess``.
     """
 
     def __init__(self, flavor: str, shard: Shard, *, timeout_seconds: float = 5.0) -> None:

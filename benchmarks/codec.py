@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 from benchmarks.measure import Result, interleave, stopwatch
-from freshness.backends.codec import decode_value, encode_value
+from freshness.values.codec import decode_value, encode_value
 
 COUNT: Final = 20_000
 ROW: Final[dict[str, Any]] = {

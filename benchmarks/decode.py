@@ -23,10 +23,10 @@ from pymysqlreplication.packet import BinLogPacketWrapper
 from pymysqlreplication.row_event import DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent
 
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
-from freshness.backends.database import connect, executed_position
-from freshness.backends.schema import key_columns
 from freshness.cachekey import KeyBuilder
 from freshness.config import ServerAddress
+from freshness.database.connection import connect, executed_position
+from freshness.database.schema import key_columns
 from freshness.position import Position
 from freshness.registry import ObjectDefinition
 from freshness.source import Transaction

@@ -29,8 +29,8 @@ from benchmarks.pipeline import (
     write_log,
 )
 from benchmarks.shop import Shop, open_shop
-from freshness.backends.database import executed_position
 from freshness.config import ServerAddress
+from freshness.database.connection import executed_position
 from freshness.position import MariadbPosition, Position
 from freshness.registry import ObjectDefinition
 from freshness.source import Transaction

@@ -20,12 +20,12 @@ from pymemcache.client.base import Client
 from benchmarks.measure import Criterion, Result, Timings, interleave, stopwatch
 from freshness.admission import join
 from freshness.apply import Batch, apply_batch
-from freshness.backends.memcached import MemcachedNode
 from freshness.cachekey import tombstone_key
 from freshness.driver import BlockingDriver
 from freshness.envelope import Tombstone
 from freshness.invalidate import Event, invalidate
 from freshness.membership import Membership, NodePolicy
+from freshness.nodes.memcached import MemcachedNode
 from freshness.position import MariadbPosition
 from freshness.request import Head
 from integration.servers import Memcached

@@ -21,8 +21,8 @@ import pymysql
 from benchmarks.decode import FLAVORS
 from benchmarks.measure import Criterion, Result, Timings, interleave
 from benchmarks.pipeline import TABLE, Pipeline, address_of, open_nodes, open_pipeline, open_server
-from freshness.backends.database import connect, executed_position
 from freshness.config import ServerAddress
+from freshness.database.connection import connect, executed_position
 from freshness.position import Position
 from freshness.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from benchmarks.measure import Criterion, Result
 from benchmarks.pipeline import TABLE, address_of, open_nodes, open_pipeline, open_server
-from freshness.backends.database import connect, executed_position
 from freshness.config import ServerAddress
+from freshness.database.connection import connect, executed_position
 from freshness.position import Position
 from freshness.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from benchmarks.decode import SINGLE, SMALL
-from freshness.backends.database import connect, executed_position
-from freshness.backends.memcached import MemcachedNode
-from freshness.backends.schema import key_columns
 from freshness.cachekey import KeyBuilder
 from freshness.config import ServerAddress, StreamConfig
+from freshness.database.connection import connect, executed_position
+from freshness.database.schema import key_columns
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
+from freshness.nodes.memcached import MemcachedNode
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition

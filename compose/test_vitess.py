@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from freshness.backends.database import Connection, connect, executed_position, read_rows
-from freshness.backends.heartbeat import HeartbeatWriter
-from freshness.backends.schema import key_columns
-from freshness.backends.vitess import VitessShard, read_with_token
 from freshness.config import ServerAddress, Shard
+from freshness.database.connection import Connection, connect, executed_position, read_rows
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.schema import key_columns
+from freshness.database.vitess import VitessShard, read_with_token
 from freshness.errors import SourceUnsuitable
 from freshness.keycolumn import ColumnKind
 from freshness.position import Position

@@ -1,6 +1,6 @@
 """The role of a cache node: one connection to one node that answers the requests of `freshness.request`.
 
-Implemented by ``freshness.backends`` (memory, memcached, redis); used by the drivers, which send a flow to
+Implemented by ``freshness.nodes.open`` (memory, memcached, redis); used by the drivers, which send a flow to
 every node first and receive from all of them afterwards. An implementation must never answer with a default:
 what it did not hear from the node is `NodeUnavailable`, never `MISSING` (F11).
 """

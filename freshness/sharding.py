@@ -4,7 +4,7 @@ Vitess takes the sort key of Go's x/text for English at its loosest strength. Th
 CLDR 23, kept for ever: two bytes for each primary weight, nothing for a mark. Known here are the Latin letters with
 all their accents, digits, and the usual signs and blanks. Other text is refused: it would need all of the tables.
 
-Called by ``freshness.backends.sharding``. Depends on no table of the running Python that changes with its version.
+Called by ``freshness.database.sharding``. Depends on no table of the running Python that changes with its version.
 """
 
 from __future__ import annotations

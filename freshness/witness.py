@@ -2,7 +2,7 @@
 
 Off as a rule: without a witness the procedures do nothing for it. A witness never fails, never blocks and never
 changes what happens; what it cannot take it counts. Told by ``freshness.read`` and ``freshness.apply``; implemented
-by ``freshness.backends.recorder``, which writes the columns of `freshness.history.ACTIONS`.
+by ``freshness.history.recorder``, which writes the columns of `freshness.history.columns.ACTIONS`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Trace:
 @dataclass(frozen=True, slots=True)
 class Action:
     """One thing that was done. ``payload``: the encoded value that was filled or served, None for "no such row" or
-    none at all (``is_absent`` tells). ``version``, ``observed``: see `freshness.history.ACTIONS`; 0 where not known.
+    none at all (``is_absent`` tells). ``version``, ``observed``: see `freshness.history.columns.ACTIONS`; 0 where not
+    known.
     """
 
     kind: ActionKind

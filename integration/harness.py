@@ -21,19 +21,19 @@ from unittest import mock
 import pymysql
 
 from appclient import Cache, Explanation, ReadOutcome
-from freshness.backends.codec import decode_value
-from freshness.backends.database import executed_position
-from freshness.backends.memcached import MemcachedNode
-from freshness.backends.schema import load_registry
 from freshness.cachekey import tombstone_key
 from freshness.config import Config
 from freshness.config_reader import load_config
+from freshness.database.connection import executed_position
+from freshness.database.schema import load_registry
 from freshness.envelope import STUB, Filled, record_key, resume_key
 from freshness.membership import find_record
+from freshness.nodes.memcached import MemcachedNode
 from freshness.position import parse_position
 from freshness.registry import ObjectDefinition
 from freshness.request import Get, Item
 from freshness.rule import find_hit_refusal
+from freshness.values.codec import decode_value
 from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed
 from integration.servers.program import InvalidatorProcess

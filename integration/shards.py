@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import pymysql
 
-from freshness.backends.sharding import keyspace_id
+from freshness.database.sharding import keyspace_id
 from freshness.keyrange import KeyRange
 from integration.harness import ORDERS_TABLE, wait_until
 from integration.servers import DatabaseServer, Flavor, ServerFailed

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from freshness.backend import CacheNode
-from freshness.backends.memcached import MemcachedNode
-from freshness.backends.redis import RedisNode
 from freshness.errors import NodeUnavailable, NodeUnsuitable
+from freshness.nodes.memcached import MemcachedNode
+from freshness.nodes.redis import RedisNode
 from freshness.request import (
     CONFLICT,
     DONE,

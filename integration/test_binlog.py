@@ -14,11 +14,11 @@ from typing import Any, cast
 import pymysql
 import pytest
 
-from freshness.backends.database import Connection, connect, executed_position
-from freshness.backends.heartbeat import HeartbeatWriter
-from freshness.backends.schema import key_columns
 from freshness.cachekey import KeyBuilder
 from freshness.config import ServerAddress
+from freshness.database.connection import Connection, connect, executed_position
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.schema import key_columns
 from freshness.errors import FreshnessError, HistoryLost, SourceUnavailable, StreamStopped
 from freshness.position import Position, empty_position, parse_position
 from freshness.registry import ObjectDefinition

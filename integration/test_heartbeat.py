@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from freshness.backends.heartbeat import ABANDONED_AFTER_US, HeartbeatWriter, parse_heartbeat
 from freshness.config import ServerAddress
+from freshness.database.heartbeat import ABANDONED_AFTER_US, HeartbeatWriter, parse_heartbeat
 from freshness.errors import FormatError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from freshness.position import parse_position

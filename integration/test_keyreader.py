@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import pytest
 
-from freshness.backends.database import Connection, connect, executed_position, quote_name
-from freshness.backends.schema import key_columns
 from freshness.cachekey import KeyBuilder
+from freshness.database.connection import Connection, connect, executed_position, quote_name
+from freshness.database.schema import key_columns
 from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.keyfinder import KeyFinder, _items_of

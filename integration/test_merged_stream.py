@@ -32,9 +32,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 
-from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.config import Config, ServerAddress
 from freshness.config_reader import load_config
+from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import SourceUnavailable
 from freshness.keyrange import KeyRange
 from freshness.position import Position, empty_position

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from freshness.backends.database import connect
-from freshness.backends.schema import find_cascades, key_columns
 from freshness.cachekey import ColumnKind, KeyColumn
 from freshness.config import ServerAddress
+from freshness.database.connection import connect
+from freshness.database.schema import find_cascades, key_columns
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database

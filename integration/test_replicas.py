@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.config import ServerAddress
+from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import FreshnessError, HistoryPurged, SourceUnavailable
 from freshness.position import Position
 from freshness.source import Transaction

@@ -18,18 +18,18 @@ from typing import Any, Final, Literal, TypeAlias
 import pytest
 
 from appclient import Cache
-from freshness.backends.codec import decode_value
-from freshness.backends.memcached import MemcachedNode
-from freshness.backends.schema import load_registry
 from freshness.config import Config
 from freshness.config_reader import load_config
+from freshness.database.schema import load_registry
 from freshness.envelope import STUB, Filled, record_key
 from freshness.errors import SourceUnavailable
 from freshness.membership import find_record
+from freshness.nodes.memcached import MemcachedNode
 from freshness.placement import Placement
 from freshness.position import parse_position
 from freshness.request import Get, Item
 from freshness.rule import find_hit_refusal, find_record_refusal
+from freshness.values.codec import decode_value
 from integration.configuration import write_sharded_config
 from integration.harness import CACHE, STREAM, wait_for_hits, wait_until
 from integration.servers import Flavor, Memcached

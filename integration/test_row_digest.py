@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 from pymysql.cursors import DictCursor
 
-from freshness.backends.codec import DIGEST_BYTES, row_digest
-from freshness.backends.database import connect, executed_position
 from freshness.config import ServerAddress
+from freshness.database.connection import connect, executed_position
 from freshness.source import RowChange, Shape
+from freshness.values.codec import DIGEST_BYTES, row_digest
 from integration.servers import DatabaseServer, Flavor, Pair
 from invalidator.binlog import BinlogSource
 from invalidator.image import digest_image

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import pytest
 
-from freshness.backends.heartbeat import HeartbeatWriter
+from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, empty_position
 from freshness.source import Transaction

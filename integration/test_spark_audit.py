@@ -16,13 +16,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appclient import Cache, LoaderConnection
-from freshness.backends.codec import decode_value, encode_value
-from freshness.backends.memcached import MemcachedNode
-from freshness.backends.schema import load_registry
 from freshness.config import Config
 from freshness.config_reader import load_config
+from freshness.database.schema import load_registry
 from freshness.envelope import Filled
+from freshness.nodes.memcached import MemcachedNode
 from freshness.request import Cas, Get, Item, Stored
+from freshness.values.codec import decode_value, encode_value
 from integration import test_vitess_keyspace as vitess
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits

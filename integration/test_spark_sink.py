@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appclient import Cache
-from freshness.backends.database import executed_position
 from freshness.cachekey import tombstone_key
 from freshness.config import Config
 from freshness.config_reader import load_config
+from freshness.database.connection import executed_position
 from freshness.envelope import NodeRecord, Tombstone, record_key, resume_key
 from freshness.membership import find_record
 from freshness.position import Position

@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 import pytest
 from pymysql.cursors import DictCursor
 
-from freshness.backends.codec import row_digest
-from freshness.backends.database import executed_position
 from freshness.cachekey import tombstone_key
 from freshness.config import ServerAddress
+from freshness.database.connection import executed_position
 from freshness.position import Position
 from freshness.token import EventToken
+from freshness.values.codec import row_digest
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,

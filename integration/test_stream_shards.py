@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.backends.heartbeat import HeartbeatWriter
-from freshness.backends.sharding import keyspace_id
 from freshness.config import Config, ServerAddress
 from freshness.config_reader import load_config
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.sharding import keyspace_id
 from freshness.keyrange import KeyRange
 from freshness.position import Position
 from freshness.token import EventToken

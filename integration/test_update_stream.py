@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.backends.database import connect, executed_position
-from freshness.backends.heartbeat import HeartbeatWriter
-from freshness.backends.sharding import keyspace_id
 from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.database.connection import connect, executed_position
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.sharding import keyspace_id
 from freshness.errors import HistoryPurged
 from freshness.keyrange import KeyRange
 from freshness.position import Position, parse_position

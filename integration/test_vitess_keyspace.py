@@ -20,9 +20,9 @@ import grpc
 import pytest
 
 from appclient import Cache
-from freshness.backends.heartbeat import HeartbeatWriter
 from freshness.config import Config, ServerAddress
 from freshness.config_reader import load_config
+from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import SourceUnsuitable
 from freshness.position import Position, parse_position
 from freshness.source import Transaction

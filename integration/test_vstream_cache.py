@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from freshness.backends.memcached import MemcachedNode
-from freshness.backends.schema import keyspace_id
 from freshness.cachekey import tombstone_key
 from freshness.config_reader import load_config
+from freshness.database.schema import keyspace_id
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import NodeRecord, Tombstone, record_key
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
+from freshness.nodes.memcached import MemcachedNode
 from freshness.placement import Placement
 from freshness.position import empty_position
 from freshness.registry import build_registry

@@ -14,12 +14,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from freshness.backends import open_recorder
-from freshness.backends.schema import load_registry
 from freshness.config import Config
 from freshness.config_reader import load_config
+from freshness.database.schema import load_registry
 from freshness.driver import running_clock
 from freshness.errors import ConfigError, SourceUnavailable
+from freshness.history.open import open_recorder
 from freshness.registry import ObjectDefinition
 from invalidator.garbage import seldom_collected
 from invalidator.metrics import Metrics
@@ -27,7 +27,7 @@ from invalidator.seek import TimeIndex
 from invalidator.worker import Assignment, ShardWorker
 
 if TYPE_CHECKING:
-    from freshness.backends.recorder import Recorder
+    from freshness.history.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

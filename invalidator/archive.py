@@ -3,7 +3,7 @@
 A file appears under its name complete or not at all (written aside, synced, renamed), holds whole transactions of one
 lineage, and says in its metadata up to where it goes. So the files alone tell where to go on: after a crash at any
 moment the writer continues with the next ordinal, from the position of the last complete file, without loss and
-without repeating. Columns are those of `freshness.history.CHANGES`; docs/archive.md is the description.
+without repeating. Columns are those of `freshness.history.columns.CHANGES`; docs/archive.md is the description.
 Used by one thread. Never talks to a database or a cache node. `ArchiveWriter` is called by ``invalidator.record`` and
 whoever reads the stream; reading is ``invalidator.archive_reader``.
 """
@@ -23,7 +23,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freshness.archive_file import (
+from freshness.errors import ConfigError, FormatError, StreamStopped
+from freshness.history.archive_file import (
     BEFORE_KEY,
     KEYSPACE_KEY,
     KIND,
@@ -35,14 +36,13 @@ from freshness.archive_file import (
     format_name,
     hash_lineage,
 )
-from freshness.backends.arrow import make_schema
-from freshness.errors import ConfigError, FormatError, StreamStopped
-from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
-from freshness.json_value import to_json_row
+from freshness.history.arrow import make_schema
+from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.keyfinder import KeyFinder
 from freshness.position import empty_position
 from freshness.source import RowChange, Transaction
 from freshness.token import EventToken
+from freshness.values.json import to_json_row
 from invalidator.image import digest_image
 from invalidator.json_lines import LayoutBook, heartbeat_to_json
 from invalidator.layout import find_key
@@ -394,7 +394,8 @@ class ArchiveWriter:
     # -- rows --------------------------------------------------------------------------------------------------
 
     def _rows(self, message: StreamMessage, ordinal: int, rows: int) -> list[tuple[Any, ...]]:
-        """Rows of `freshness.history.CHANGES`: the changes, tables that are invalidated as a whole, heartbeats."""
+        """Rows of `freshness.history.columns.CHANGES`: the changes, tables that are invalidated as a whole,
+        heartbeats."""
         transaction, token = message.transaction, message.token
         head = (message.keyspace, message.shard, token.lineage, token.epoch, ordinal)
         times = (str(token.position), transaction.timestamp_us, self._now_us())

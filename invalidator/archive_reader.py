@@ -17,12 +17,19 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freshness.archive_file import BEFORE_KEY, KEYSPACE_KEY, ORDER_KEY, ArchiveFile, find_files, parse_name
 from freshness.errors import FormatError
-from freshness.json_value import from_json_row
+from freshness.history.archive_file import (
+    BEFORE_KEY,
+    KEYSPACE_KEY,
+    ORDER_KEY,
+    ArchiveFile,
+    find_files,
+    parse_name,
+)
 from freshness.position import parse_position
 from freshness.source import Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
+from freshness.values.json import from_json_row
 from invalidator.archive import read_metadata
 from invalidator.json_lines import PIECE_ROWS_MAX, heartbeat_from_json, make_message
 from invalidator.message import StreamMessage

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import pymysql
 
-from freshness.backends.database import Connection, connect, read_rows, translated
-from freshness.backends.schema import find_cascades
 from freshness.config import ServerAddress
+from freshness.database.connection import Connection, connect, read_rows, translated
+from freshness.database.schema import find_cascades
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
 from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from freshness.backend import CacheNode
-from freshness.backends import open_node
 from freshness.config import Config, Keyspace
 from freshness.driver import BlockingDriver
 from freshness.errors import FormatError
 from freshness.invalidate import Event, invalidate
+from freshness.nodes.open import open_node
 from freshness.registry import ObjectDefinition
 from freshness.token import EventToken
 from invalidator.status import Subject, find_subject

@@ -26,10 +26,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from freshness import __version__
-from freshness.backends.database import connect
-from freshness.backends.schema import load_registry
 from freshness.config import Config
 from freshness.config_reader import load_config
+from freshness.database.connection import connect
+from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError, NodeUnavailable
 from freshness.token import EventToken, compare
 from invalidator.app import Invalidator

@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freshness import __version__
-from freshness.backends.schema import load_registry
 from freshness.config import Config
+from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FormatError, FreshnessError
 from freshness.hostport import parse_host_port, read_password
 from freshness.registry import ObjectDefinition

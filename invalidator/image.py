@@ -2,9 +2,8 @@
 
 The log and a SELECT show the same row differently: a BINARY loses its zeros, a BIT is text, a SET has no order. Here,
 and nowhere else, the one is made the other. A client is one whose session is in UTC, as the log is
-(``freshness.backends.database``). Where the log does not tell what a client reads, there is no digest: never a wrong
-one.
-Called by ``invalidator.rows`` (`find_shapes`) and ``invalidator.archive`` (`digest_image`). No I/O.
+(``freshness.database.connection``). Where the log does not tell what a client reads, there is no digest: never a
+wrong one. Called by ``invalidator.rows`` (`find_shapes`) and ``invalidator.archive`` (`digest_image`). No I/O.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any, Final
 
 from pymysqlreplication.constants import FIELD_TYPE
 
-from freshness.backends.codec import row_digest
 from freshness.source import UNREADABLE, Shape
+from freshness.values.codec import row_digest
 from invalidator.layout import Layout
 
 _SAME: Final = frozenset(
@@ -75,7 +74,7 @@ def _find_shape(column: Any, flavor: str) -> Shape:
 def digest_image(
     image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None, layout: Layout | None
 ) -> bytes | None:
-    """`freshness.backends.codec.row_digest` of the row that a client reads; None where that cannot be told.
+    """`freshness.values.codec.row_digest` of the row that a client reads; None where that cannot be told.
 
     An image that leaves columns out is no row (binlog_row_image), and one of other columns than the layout's is of
     another time.

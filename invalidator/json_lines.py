@@ -17,10 +17,10 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from freshness.errors import FormatError, FreshnessError
-from freshness.json_value import from_json_row, to_json_row
 from freshness.resume import ResumeVector
 from freshness.source import Heartbeat, RowChange, Transaction
 from freshness.token import EventToken
+from freshness.values.json import from_json_row, to_json_row
 from invalidator.layout import Layout, Layouts, find_key
 from invalidator.message import StreamMessage
 

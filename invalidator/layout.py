@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from freshness.backends.database import connect, read_rows, translated
 from freshness.config import ServerAddress
+from freshness.database.connection import connect, read_rows, translated
 
 _COLUMNS: Final = """SELECT c.table_name, c.column_name, c.extra, k.ordinal_position
   FROM information_schema.columns AS c LEFT JOIN information_schema.key_column_usage AS k

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from freshness.backends.database import Connection, read_rows
-from freshness.backends.schema import find_cascades
 from freshness.config import ServerAddress, Shard
+from freshness.database.connection import Connection, read_rows
+from freshness.database.schema import find_cascades
 from freshness.errors import SourceUnsuitable
 
 OLDEST_MARIADB: Final = (10, 5)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from freshness.backend import CacheNode
-from freshness.backends import open_node
 from freshness.config import Config
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE, record_key, resume_key
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
+from freshness.nodes.open import open_node
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition

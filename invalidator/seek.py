@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
-from freshness.backends.database import Connection, connect, executed_position, read_rows, translated
 from freshness.config import ServerAddress
+from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, decode_position, parse_position
 from invalidator import event as events

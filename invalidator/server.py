@@ -1,6 +1,6 @@
 """What a database server reports of its positions and its role, and whether it can serve a start position.
 
-Connections and the translation of errors are in ``freshness.backends.database``. Called by ``invalidator.binlog``,
+Connections and the translation of errors are in ``freshness.database.connection``. Called by ``invalidator.binlog``,
 ``invalidator.replicas``, the preflight and the composition root.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 import pymysql
 from pymysql.cursors import DictCursor
 
-from freshness.backends.database import Connection, connect, executed_position, read_rows, translated
 from freshness.config import ServerAddress
+from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position, parse_position

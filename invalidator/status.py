@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from freshness.backends import open_node
-from freshness.backends.codec import decode_value, encode_value
-from freshness.backends.database import connect, quote_name, translated
 from freshness.cachekey import tombstone_key
 from freshness.config import Config
+from freshness.database.connection import connect, quote_name, translated
 from freshness.envelope import STUB, Filled, Tombstone, record_key, resume_key
 from freshness.errors import ConfigError, FormatError, FreshnessError
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.membership import find_record
+from freshness.nodes.open import open_node
 from freshness.placement import Placement
 from freshness.registry import ObjectDefinition
 from freshness.request import Get, Item, Reply
 from freshness.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
+from freshness.values.codec import decode_value, encode_value
 
 
 def read_status(config: Config) -> dict[str, Any]:

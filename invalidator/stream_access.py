@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from freshness.backends.database import connect, translated
-from freshness.backends.heartbeat import HeartbeatWriter
-from freshness.backends.primary import Primary
-from freshness.backends.schema import key_columns, keyspace_id, load_registry
 from freshness.config import Config, Keyspace, ServerAddress, Shard
+from freshness.database.connection import connect, translated
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.primary import Primary
+from freshness.database.schema import key_columns, keyspace_id, load_registry
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keycolumn import KeyColumn
 from freshness.keyfinder import KeyFinder

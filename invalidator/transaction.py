@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from freshness.backends.heartbeat import parse_heartbeat
+from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
 from freshness.heartbeat import EPOCH_ROW
 from freshness.source import Heartbeat, RowChange, Transaction

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from freshness.backend import CacheNode
-from freshness.backends import open_node
-from freshness.backends.database import connect
-from freshness.backends.heartbeat import HeartbeatWriter
-from freshness.backends.primary import Primary
-from freshness.backends.pulse import Pulse
-from freshness.backends.schema import find_cascades
 from freshness.config import CacheConfig, ServerAddress, Shard, StreamConfig
+from freshness.database.connection import connect
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.primary import Primary
+from freshness.database.pulse import Pulse
+from freshness.database.schema import find_cascades
 from freshness.driver import BlockingDriver, drive, running_clock
 from freshness.envelope import LIFE_SIZE
 from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
 from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
+from freshness.nodes.open import open_node
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition

@@ -19,7 +19,8 @@ import pyarrow
 import pyarrow.dataset
 from pyarrow import fs, parquet
 
-from freshness.archive_file import (
+from freshness.errors import ConfigError, FormatError, HistoryPurged
+from freshness.history.archive_file import (
     BEFORE_KEY,
     KEYSPACE_KEY,
     KIND,
@@ -27,8 +28,7 @@ from freshness.archive_file import (
     ArchiveFile,
     choose_files,
 )
-from freshness.errors import ConfigError, FormatError, HistoryPurged
-from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.token import EventToken
 
 BATCH_ROWS: Final = 4_000

@@ -23,10 +23,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from rich.console import Console
 
-from freshness.backends.memcached import MemcachedNode
-from freshness.backends.primary import Primary
 from freshness.config_reader import load_config
+from freshness.database.primary import Primary
 from freshness.errors import FreshnessError
+from freshness.nodes.memcached import MemcachedNode
 from spark.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, Comparison
 from spark.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, Entry, read_node
 from spark.report import AuditSummary, Example, print_summary

@@ -3,8 +3,9 @@
 ``python -m spark.compact PATH [--keep-days N] [--grace-seconds N] [--check] [--json]``, or spark-submit. Each
 folder of a past hour is one task: its files become one (or a few, at `FILE_ROWS_MAX`), in which every row group
 holds what followed one another, sorted by key, so that a key's rows lie together and compress well. The merged file
-appears complete or not at all; from then on readers pass over the files within it (``freshness.archive_file``),
-which are deleted by a later run, when nobody reads them any more. The hour that is being written is left alone.
+appears complete or not at all; from then on readers pass over the files within it
+(``freshness.history.archive_file``), which are deleted by a later run, when nobody reads them any more. The hour that
+is being written is left alone.
 
 Exit codes: 0 whole, 2 usage or a file that will not do, 4 transactions are missing.
 """
@@ -30,7 +31,8 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from freshness.archive_file import (
+from freshness.errors import ConfigError, FormatError, FreshnessError
+from freshness.history.archive_file import (
     BEFORE_KEY,
     KEYSPACE_KEY,
     KIND,
@@ -43,8 +45,7 @@ from freshness.archive_file import (
     format_name,
     parse_name,
 )
-from freshness.errors import ConfigError, FormatError, FreshnessError
-from freshness.history import CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history.columns import CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position import Position, empty_position, parse_position
 from spark.archive_folder import ArchiveFolder
 from spark.failure import SPARK_ERRORS, tell_failure

@@ -17,12 +17,12 @@ from itertools import groupby
 from typing import Any, Final, Protocol, TypeAlias
 
 from freshness.backend import CacheNode
-from freshness.backends.codec import decode_value
 from freshness.envelope import NodeRecord
 from freshness.errors import FreshnessError
 from freshness.position import Position
 from freshness.registry import ObjectDefinition
 from freshness.request import DONE, Delete, Get, Item
+from freshness.values.codec import decode_value
 from spark.entry import (
     LIVE,
     UNAVAILABLE,
@@ -71,7 +71,7 @@ RowsFound: TypeAlias = Mapping[bytes, Sequence[Row]]
 
 
 class PrimaryReader(Protocol):
-    """What is asked of a primary; see `freshness.backends.primary.Primary`."""
+    """What is asked of a primary; see `freshness.database.primary.Primary`."""
 
     def read_rows(
         self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]

@@ -31,11 +31,11 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from freshness.backends.database import Connection, connect, quote_name, read_rows, translated
 from freshness.config import ServerAddress
+from freshness.database.connection import Connection, connect, quote_name, read_rows, translated
 from freshness.errors import ConfigError
-from freshness.json_value import from_json_row
 from freshness.source import UNREADABLE
+from freshness.values.json import from_json_row
 
 KEY: Final = "_key"
 """Column of the copy: the primary key as text, one for each row."""

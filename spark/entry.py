@@ -16,7 +16,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from freshness.backend import CacheNode
-from freshness.backends.codec import decode_value, encode_value
 from freshness.envelope import STUB, Filled, NodeRecord, record_key
 from freshness.errors import FormatError, FreshnessError
 from freshness.keycolumn import ColumnKind, KeyColumn
@@ -24,6 +23,7 @@ from freshness.membership import find_record
 from freshness.registry import ObjectDefinition
 from freshness.request import Get, Item, Reply
 from freshness.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
+from freshness.values.codec import decode_value, encode_value
 from spark.metadump import open_entry_keys
 from spark.scope import AuditScope
 

@@ -17,9 +17,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from freshness.archive_file import choose_files, parse_name
 from freshness.errors import ConfigError, FormatError
-from freshness.history import ACTIONS_VERSION, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history.archive_file import choose_files, parse_name
+from freshness.history.columns import ACTIONS_VERSION, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from spark.schema import ACTIONS, CHANGES
 
 _READERS: Final = 16

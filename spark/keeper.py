@@ -24,16 +24,16 @@ from typing import Any, Final
 from freshness.admission import join
 from freshness.apply import Batch, acknowledge, renew
 from freshness.backend import CacheNode
-from freshness.backends import open_node
-from freshness.backends.heartbeat import HeartbeatWriter
-from freshness.backends.primary import Primary
-from freshness.backends.pulse import Pulse
 from freshness.config import Config, GtidFlavor, Shard
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.primary import Primary
+from freshness.database.pulse import Pulse
 from freshness.driver import BlockingDriver, running_clock
 from freshness.envelope import LIFE_SIZE
 from freshness.errors import FreshnessError, HistoryLost, StreamStopped
 from freshness.gather import gather
 from freshness.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.nodes.open import open_node
 from freshness.placement import Placement
 from freshness.position import Position, empty_position
 from freshness.registry import ObjectDefinition

@@ -145,7 +145,8 @@ def read_piece(
     clock: Callable[[], float] = time.monotonic,
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> Iterator[tuple[Any, ...]]:
-    """Rows of `freshness.history.CHANGES`. Ordinals count from 1. Items and digests are the archive's, not here.
+    """Rows of `freshness.history.columns.CHANGES`. Ordinals count from 1. Items and digests are the archive's, not
+    here.
 
     The last row is ``empty`` with all of ``end``: what concerned no table of the stream is part of it too. Raises
     `SourceUnavailable` where the stream ends before that, or does not come there in time.

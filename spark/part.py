@@ -18,11 +18,11 @@ from pyspark.sql import functions as F
 
 from freshness.config import ShardingFunction
 from freshness.errors import ConfigError, FormatError
-from freshness.json_value import from_json
 from freshness.keyrange import KeyRange
+from freshness.values.json import from_json
 from spark.actions import Batches, BatchFunction
 
-_FUNCTIONS: Final = "freshness.backends.sharding"
+_FUNCTIONS: Final = "freshness.database.sharding"
 _ITEMS: Final = "items array<binary>"
 _SCHEMA: Final = pyarrow.schema([("items", pyarrow.list_(pyarrow.binary()))])
 
@@ -69,7 +69,7 @@ class Part:
         return any(map(self._contains, values))
 
     def _contains(self, value: Any) -> bool:
-        from freshness.backends.sharding import keyspace_id  # its packages are needed for parts alone
+        from freshness.database.sharding import keyspace_id  # its packages are needed for parts alone
 
         try:
             return self.key_range.contains(keyspace_id(self.function, from_json(value)))

@@ -21,8 +21,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from freshness import history
-from freshness.history import Column
+from freshness.history import columns as history
+from freshness.history.columns import Column
 
 _TYPES: Final[Mapping[str, DataType]] = {
     "string": StringType(),

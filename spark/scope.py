@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from freshness.backends.schema import load_registry
 from freshness.config import Config, GtidFlavor, ServerAddress
+from freshness.database.schema import load_registry
 from freshness.errors import ConfigError
 from freshness.placement import Placement
 from freshness.registry import ObjectDefinition

@@ -23,10 +23,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from freshness.backends import open_node
-from freshness.backends.schema import load_registry
 from freshness.config import Config
+from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError
+from freshness.nodes.open import open_node
 from freshness.position import FLAVORS
 from spark.keeper import Keeper
 from spark.scope import portable

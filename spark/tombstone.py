@@ -17,12 +17,12 @@ from freshness.driver import BlockingDriver
 from freshness.errors import FormatError, FreshnessError
 from freshness.gather import gather
 from freshness.invalidate import Event, invalidate
-from freshness.json_value import from_json_row
 from freshness.keyfinder import KeyFinder
 from freshness.placement import Placement
 from freshness.position import Position, empty_position, parse_position
 from freshness.registry import ObjectDefinition
 from freshness.source import Heartbeat, Operation, RowChange, Transaction
+from freshness.values.json import from_json_row
 
 ITEMS_HELD_MAX: Final = 8_000
 """Items that wait for all nodes before they are sent."""

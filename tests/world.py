@@ -18,12 +18,12 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from freshness.admission import join
 from freshness.apply import Batch, apply_batch, renew
-from freshness.backends.memory import MemoryStore
 from freshness.cachekey import tombstone_key
 from freshness.envelope import NodeRecord, Tombstone, record_key, resume_key
 from freshness.errors import NodeUnavailable
 from freshness.lookup import Loaded, Lookup
 from freshness.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
 from freshness.read import Read, ReadContext, read_through
 from freshness.request import (

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from examples.demo.measurement import CUSTOMER, Meter, Row, Write
-from freshness.backends import open_node
 from freshness.envelope import record_key
 from freshness.membership import find_record
+from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
 from freshness.request import Get, Item
 

@@ -38,7 +38,7 @@ from examples.demo.strategy import (
 from examples.demo.verdict import read_verdicts
 from examples.demo.workload import OrderBook, Plan, Popularity, Writer, draw_requests, load_profile, repeat
 from examples.demo.world import DELAY_SECONDS, LINEAGE, World, open_world
-from freshness.backends.schema import load_registry
+from freshness.database.schema import load_registry
 from freshness.placement import Placement
 from freshness.position import parse_position
 from integration.servers import Flavor, ServerFailed
@@ -313,7 +313,7 @@ def _open_witnesses(world: World) -> dict[str, Witness]:
     if world.history is None:
         return {}
     from examples.demo.evidence import Witness
-    from freshness.backends.recorder import Recorder
+    from freshness.history.recorder import Recorder
 
     find_node = open_client(world.addresses).hasher.get_node
     return {

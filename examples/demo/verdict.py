@@ -25,13 +25,13 @@ from examples.demo.strategy import (
     plain_key,
 )
 from examples.demo.world import World
-from freshness.backends import open_node
-from freshness.backends.codec import decode_value
-from freshness.backends.schema import load_registry
+from freshness.database.schema import load_registry
 from freshness.envelope import STUB, Filled, record_key
 from freshness.membership import find_record
+from freshness.nodes.open import open_node
 from freshness.request import Get, Item
 from freshness.rule import find_hit_refusal
+from freshness.values.codec import decode_value
 from invalidator.status import find_subject
 
 NOTHING = object()

@@ -9,8 +9,8 @@ import pytest
 from redis.connection import AbstractConnection
 
 from freshness.backend import CacheNode
-from freshness.backends.memory import MemoryNode, MemoryStore
-from freshness.backends.redis import RedisNode
+from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.nodes.redis import RedisNode
 
 
 class MemorySetup:

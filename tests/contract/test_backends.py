@@ -12,8 +12,8 @@ import fakeredis
 import pytest
 
 from freshness.backend import KEY_BYTES_MAX, CacheNode
-from freshness.backends.redis import RedisNode
 from freshness.errors import ConfigError, FormatError, NodeUnavailable
+from freshness.nodes.redis import RedisNode
 from freshness.request import (
     CONFLICT,
     DONE,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from freshness.backends.codec import CODEC_VERSION, decode_value, encode_value
+from freshness.values.codec import CODEC_VERSION, decode_value, encode_value
 
 GOLDEN: list[tuple[Any, str]] = [
     (None, "01 c0"),

@@ -9,8 +9,8 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshness.backends.codec import decode_value, encode_value
 from freshness.errors import FormatError
+from freshness.values.codec import decode_value, encode_value
 
 _OFFSETS = st.timedeltas(
     min_value=-timedelta(hours=24) + timedelta(microseconds=1),

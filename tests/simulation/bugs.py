@@ -22,13 +22,13 @@ import freshness.rule
 import freshness.view
 import invalidator.shard
 from freshness.apply import Batch
-from freshness.backends.memory import MemoryStore
 from freshness.cachekey import tombstone_key
 from freshness.envelope import Coverage, NodeRecord, Tombstone
 from freshness.errors import FreshnessError, MembershipLost
 from freshness.gather import gather
 from freshness.invalidate import Event
 from freshness.membership import HeartbeatSeen, Membership, find_record, is_of_another_configuration
+from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.request import (
     DONE,

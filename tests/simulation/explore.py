@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from freshness.backends.memory import MemoryStore
 from freshness.cachekey import KeyBuilder, tombstone_key
 from freshness.config import ObjectConfig
 from freshness.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
@@ -26,6 +25,7 @@ from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.keyfinder import KeyFinder
 from freshness.lookup import Loaded, Lookup
 from freshness.membership import NodePolicy
+from freshness.nodes.memory import MemoryStore
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position
 from freshness.read import ReadContext, read_through

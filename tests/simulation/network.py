@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from freshness.backends.memory import MemoryStore
 from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB
 from freshness.errors import NodeUnavailable
+from freshness.nodes.memory import MemoryStore
 from freshness.request import Add, Cas, Get, InspectStorage, Reply, Request, Stored
 from tests.simulation.actor import Actor
 from tests.simulation.history import show

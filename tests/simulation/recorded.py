@@ -1,4 +1,5 @@
-"""What a simulated world would have left as recorded history: rows of CHANGES and ACTIONS (`freshness.history`).
+"""What a simulated world would have left as recorded history: rows of CHANGES and ACTIONS
+(`freshness.history.columns`).
 
 `record` runs a world as it is and writes down what an archive and honest recorders would: each client its own
 actions, with its own wall clock. `tests.simulation.planted` then spoils such a history on purpose.
@@ -17,11 +18,11 @@ import pyarrow
 from pyarrow import parquet
 
 from freshness import apply
-from freshness.backends.arrow import make_schema
 from freshness.cachekey import tombstone_key
 from freshness.envelope import STUB, Filled, NodeRecord
 from freshness.errors import FormatError, NodeUnavailable
-from freshness.history import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION
+from freshness.history.arrow import make_schema
+from freshness.history.columns import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION
 from freshness.lookup import Lookup
 from freshness.read import Read
 from freshness.request import Add, Cas, Get, Item, Reply, Request, Stored

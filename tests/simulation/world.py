@@ -13,13 +13,13 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from freshness.backends.memory import MemoryStore
 from freshness.cachekey import KeyBuilder
 from freshness.config import ObjectConfig
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.keyfinder import KeyFinder
 from freshness.lookup import Lookup
 from freshness.membership import NodePolicy
+from freshness.nodes.memory import MemoryStore
 from freshness.placement import Placement
 from freshness.read import Read, ReadContext, read_through
 from freshness.registry import ObjectDefinition

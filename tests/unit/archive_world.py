@@ -6,9 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from freshness.backends.sharding import keyspace_id
 from freshness.config import Config
 from freshness.config_reader import load_config
+from freshness.database.sharding import keyspace_id
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from freshness.backends.codec import row_digest
 from freshness.errors import ConfigError, FormatError, StreamStopped
-from freshness.history import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position import MysqlGtidSet
 from freshness.source import Heartbeat, RowChange, Shape, Transaction
 from freshness.token import EventToken
+from freshness.values.codec import row_digest
 from invalidator import archive_reader
 from invalidator.archive import UNFINISHED, RotationPolicy, find_files
 from invalidator.archive_reader import open_archive

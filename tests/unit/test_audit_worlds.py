@@ -19,7 +19,7 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from freshness.errors import ConfigError, FormatError
-from freshness.history import VERSION_KEY
+from freshness.history.columns import VERSION_KEY
 from spark import audit as job
 from spark import verdict
 from spark.actions import encode_actions

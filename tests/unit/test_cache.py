@@ -11,10 +11,10 @@ import pytest
 
 from appclient import Cache
 from appclient.database import ShardDatabase
-from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.config_reader import load_config
 from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.nodes.memory import MemoryNode, MemoryStore
 
 CONFIG = """[cache]
 nodes = ["127.0.0.1:21"]

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from freshness.backends.codec import DEPTH_MAX, decode_value, encode_value
 from freshness.errors import FormatError
+from freshness.values.codec import DEPTH_MAX, decode_value, encode_value
 
 
 class Color(enum.IntEnum):

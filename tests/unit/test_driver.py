@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.driver import BlockingDriver, drive
 from freshness.errors import NodeUnavailable
+from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import empty_position
 from freshness.request import (
     DONE,

@@ -12,12 +12,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from freshness import __version__
-from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.config import Config
 from freshness.config_reader import load_config
 from freshness.driver import BlockingDriver, running_clock
 from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
+from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, empty_position
 from freshness.request import Head

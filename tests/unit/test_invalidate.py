@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshness.backends.memory import MemoryStore
 from freshness.cachekey import tombstone_key
 from freshness.driver import drive
 from freshness.envelope import Tombstone
 from freshness.errors import FreshnessError, InvalidationFailed
 from freshness.invalidate import CAS_ATTEMPTS_MAX, Event, invalidate
+from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position
 from freshness.request import Add, Cas, Delete, Flow, Get, Item, Refused, Reply, Request, Step, Stored
 from tests.world import D_SECONDS, LINEAGE, NODE, SOURCE

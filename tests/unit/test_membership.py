@@ -9,11 +9,11 @@ import pytest
 from freshness import apply
 from freshness.admission import join
 from freshness.apply import RESENDS_MAX, Batch
-from freshness.backends.memory import NO_MEMORY
 from freshness.cachekey import TOMBSTONE_SUFFIX, tombstone_key
 from freshness.envelope import NodeRecord, record_key, resume_key
 from freshness.errors import FreshnessError, InvalidationFailed, MembershipLost, NodeUnavailable
 from freshness.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, NodePolicy
+from freshness.nodes.memory import NO_MEMORY
 from freshness.position import MariadbPosition
 from freshness.request import (
     CONFLICT,

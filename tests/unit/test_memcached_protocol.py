@@ -13,16 +13,9 @@ from contextlib import closing
 import pytest
 
 from freshness.backend import TTL_SECONDS_MAX
-from freshness.backends.memcached import MemcachedNode
-from freshness.backends.meta import (
-    VERSION_LIMIT,
-    ProtocolError,
-    ReplyReader,
-    Stats,
-    decode_flow,
-    encode_flow,
-)
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.nodes.memcached import MemcachedNode
+from freshness.nodes.meta import VERSION_LIMIT, ProtocolError, ReplyReader, Stats, decode_flow, encode_flow
 from freshness.request import (
     CONFLICT,
     DONE,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.errors import NodeUnavailable
+from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.request import (
     MISSING,
     Add,

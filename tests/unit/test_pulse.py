@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from freshness.backends import pulse as pulse_module
-from freshness.backends.heartbeat import HeartbeatWriter
-from freshness.backends.pulse import Pulse
 from freshness.config import ServerAddress
+from freshness.database import pulse as pulse_module
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.pulse import Pulse
 from freshness.errors import SourceUnavailable
 
 WAIT_SECONDS = 20.0

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from freshness.backends import recorder as recording
-from freshness.backends.codec import encode_value, row_digest
-from freshness.backends.recorder import Recorder, hash_item
 from freshness.errors import ConfigError
-from freshness.history import ACTIONS, ACTIONS_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history import recorder as recording
+from freshness.history.columns import ACTIONS, ACTIONS_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history.recorder import Recorder, hash_item
 from freshness.position import MysqlGtidSet
+from freshness.values.codec import encode_value, row_digest
 from freshness.witness import Action, Trace
 from tests.world import KEY, LINEAGE, NODE, Invalidator, Reader, Replica, World
 
@@ -212,8 +212,8 @@ def test_without_its_package_the_configuration_is_refused(
 ) -> None:
     import sys
 
-    from freshness.backends import open_recorder
     from freshness.config_reader import load_config
+    from freshness.history.open import open_recorder
 
     path = tmp_path / "freshness.toml"
     path.write_text(
@@ -223,6 +223,6 @@ def test_without_its_package_the_configuration_is_refused(
     config = load_config(path, {})
     found = open_recorder(config)
     assert found is not None
-    monkeypatch.setitem(sys.modules, "freshness.backends.recorder", None)
+    monkeypatch.setitem(sys.modules, "freshness.history.recorder", None)
     with pytest.raises(ConfigError, match=r"history\.path = 'h'"):
         open_recorder(config)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from freshness.backends.schema import keyspace_id
 from freshness.config import Config
 from freshness.config_reader import load_config
+from freshness.database.schema import keyspace_id
 from freshness.errors import ConfigError, FormatError
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.registry import ObjectDefinition, build_registry

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.cachekey import tombstone_key
 from freshness.config import Config
 from freshness.envelope import NodeRecord, Tombstone, record_key
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
+from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import MysqlGtidSet
 from freshness.request import Add, Cas, Get, Item, Reply, Request
 from freshness.source import Heartbeat, RowChange

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from freshness.backends.memory import MemoryNode, MemoryStore
-from freshness.backends.schema import keyspace_id
 from freshness.cachekey import tombstone_key
 from freshness.config import (
     ArchiveConfig,
@@ -24,12 +22,14 @@ from freshness.config import (
     Shard,
 )
 from freshness.config import StreamConfig as Stream
+from freshness.database.schema import keyspace_id
 from freshness.driver import BlockingDriver
 from freshness.envelope import NodeRecord, Tombstone, record_key
 from freshness.errors import SourceUnavailable
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.keyfinder import KeyFinder
 from freshness.membership import NodePolicy
+from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.registry import build_registry

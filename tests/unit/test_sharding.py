@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freshness.backends.sharding import FUNCTIONS, keyspace_id
+from freshness.database.sharding import FUNCTIONS, keyspace_id
 from freshness.errors import ConfigError, FormatError
 from freshness.sharding import weigh_loosely
 

@@ -15,18 +15,18 @@ from typing import Any, Final
 import pytest
 from rich.console import Console
 
-from freshness.backends.codec import encode_value
-from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.cachekey import KeyBuilder
 from freshness.config import ObjectConfig, ServerAddress
 from freshness.envelope import STUB, Coverage, Filled, NodeRecord, Stamp, record_key
 from freshness.errors import FormatError, NodeUnavailable, NodeUnsuitable, SourceUnavailable
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.keyrange import KeyRange
+from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import Position, parse_position
 from freshness.registry import ObjectDefinition, ShardFinder
 from freshness.request import Add, Delete, Stored
 from freshness.rule import ObjectPolicy
+from freshness.values.codec import encode_value
 from spark import comparison, entry, schema
 from spark.comparison import Comparison, Verdict
 from spark.entry import Entry, find_key_values, read_batch

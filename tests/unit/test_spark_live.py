@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable, StreamStopped
-from freshness.history import CHANGES
+from freshness.history.columns import CHANGES
 from freshness.source import Heartbeat, RowChange
 from invalidator.json_lines import EndLine, ErrorLine, LayoutBook, LineWriter, encode_line
 from invalidator.layout import Layout

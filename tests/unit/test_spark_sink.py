@@ -11,18 +11,18 @@ from typing import Any, Final
 import pytest
 
 from freshness.admission import join
-from freshness.backends.memory import MemoryNode, MemoryStore
 from freshness.cachekey import tombstone_key
 from freshness.driver import BlockingDriver
 from freshness.envelope import NodeRecord, Tombstone, record_key, resume_key
 from freshness.errors import FormatError, HistoryLost, NodeUnavailable, StreamStopped
-from freshness.json_value import to_json_row
 from freshness.keyfinder import KeyFinder
 from freshness.membership import Membership, NodePolicy
+from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.placement import Placement
 from freshness.position import MysqlGtidSet, Position
 from freshness.request import Get, Head, Item, Reply, Request
 from freshness.source import Heartbeat, RowChange, Transaction
+from freshness.values.json import to_json_row
 from invalidator.shard import ShardInvalidator
 from spark.keeper import HISTORY_CONFIRM_SECONDS, LineageKeeper
 from spark.tombstone import Part, Sender, SinkPlan, Ticket

@@ -16,7 +16,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from freshness.archive_file import find_files
 from freshness.errors import (
     ConfigError,
     FormatError,
@@ -25,7 +24,8 @@ from freshness.errors import (
     SourceUnavailable,
     StreamStopped,
 )
-from freshness.history import CHANGES, KIND_KEY, VERSION_KEY
+from freshness.history.archive_file import find_files
+from freshness.history.columns import CHANGES, KIND_KEY, VERSION_KEY
 from freshness.source import RowChange
 from invalidator.archive import RotationPolicy
 from invalidator.archive_reader import open_archive

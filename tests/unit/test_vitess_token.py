@@ -13,8 +13,8 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from freshness.backends.database import Connection, read_rows
-from freshness.backends.vitess import VitessShard, read_with_token
+from freshness.database.connection import Connection, read_rows
+from freshness.database.vitess import VitessShard, read_with_token
 from freshness.errors import ConfigError
 from freshness.position import MysqlGtidSet
 

@@ -129,7 +129,7 @@ APPLICATION_AND_BINLOG = (
     "invalidator.binlog",
     "freshness.vtgate_address",
     "invalidator.vstream_journal",
-    "freshness.backends.vitess",
+    "freshness.database.vitess",
 )
 
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from pymysql.cursors import DictCursor
 
-from freshness.backends.database import Connection, connect, executed_position, quote_name, translated
 from freshness.config import ServerAddress
+from freshness.database.connection import Connection, connect, executed_position, quote_name, translated
 from freshness.errors import FreshnessError
 from freshness.position import Position
 from freshness.registry import ObjectDefinition

@@ -12,7 +12,7 @@ its position, except that a quiet request answers nothing when it did the usual 
 So every run of quiet requests that contains an add, or ends the flow, is fenced by ``mn``: what comes before
 its ``MN`` belongs to the run, what comes after it does not. Hence an error line is known to be a `Cas`'s own
 (`Refused`), or it is one of a quiet run's, and nobody knows whose: then the flow fails. Called by
-``freshness.backends.memcached`` alone. It must never guess: what does not fit raises `ProtocolError`.
+``freshness.nodes.memcached`` alone. It must never guess: what does not fit raises `ProtocolError`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from freshness.backends.database import Connection, connect, read_rows, translated
 from freshness.config import Config
+from freshness.database.connection import Connection, connect, read_rows, translated
 from freshness.errors import ConfigError
 from freshness.keycolumn import ColumnKind, KeyColumn
 from freshness.registry import ObjectDefinition, build_registry
@@ -144,8 +144,8 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
 
 
 def keyspace_id(function: str, value: object) -> bytes:
-    """`freshness.backends.sharding.keyspace_id`, whose packages only a sharded keyspace needs."""
-    from freshness.backends.sharding import keyspace_id as compute
+    """`freshness.database.sharding.keyspace_id`, whose packages only a sharded keyspace needs."""
+    from freshness.database.sharding import keyspace_id as compute
 
     return compute(function, value)
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from freshness.backends.heartbeat import HeartbeatWriter
+from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import FreshnessError
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
-from freshness.backends.database import Connection, read_rows
+from freshness.database.connection import Connection, read_rows
 from freshness.errors import ConfigError
 from freshness.heartbeat import HEARTBEAT_TABLE, parse_token
 from freshness.token import EventToken

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from freshness.backends.database import Connection, connect, translated
 from freshness.config import ServerAddress
+from freshness.database.connection import Connection, connect, translated
 from freshness.errors import FormatError, SourceUnsuitable
 from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from freshness.source import Heartbeat

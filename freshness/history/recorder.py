@@ -25,10 +25,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freshness import __version__
-from freshness.backends.arrow import make_schema
-from freshness.backends.codec import DIGEST_BYTES, decode_value, row_digest
 from freshness.errors import FormatError
-from freshness.history import ACTIONS, ACTIONS_VERSION
+from freshness.history.arrow import make_schema
+from freshness.history.columns import ACTIONS, ACTIONS_VERSION
+from freshness.values.codec import DIGEST_BYTES, decode_value, row_digest
 from freshness.witness import Action
 
 log = logging.getLogger(__name__)

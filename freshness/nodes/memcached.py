@@ -20,7 +20,8 @@ from typing import Final
 from pymemcache.client.base import Client
 
 from freshness.backend import lifetime_seconds
-from freshness.backends.meta import (
+from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.nodes.meta import (
     FENCE,
     VERSION_LIMIT,
     Plan,
@@ -32,7 +33,6 @@ from freshness.backends.meta import (
     encode_pair_range,
     plan_pairs,
 )
-from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
 from freshness.request import Marks, Merges, Reply, Request, StorageReport
 
 OLDEST_VERSION: Final = (1, 6, 13)

@@ -60,7 +60,7 @@ CHANGES: Final = (
     Column("key", "string", True, "The row's primary key as JSON, where the table has one."),
     Column("before", "string", True, "The row before as JSON."),
     Column("after", "string", True, "The row after as JSON."),
-    Column("before_digest", "binary", True, "Digest of the row before, see `freshness.backends.codec`."),
+    Column("before_digest", "binary", True, "Digest of the row before, see `freshness.values.codec`."),
     Column("after_digest", "binary", True, "Digest of the row after."),
     Column("detail", "string", True, "Why a table is raised; a heartbeat as JSON."),
 )

@@ -1,6 +1,6 @@
 """Arrow's form of the columns of recorded history, the same for whoever writes them.
 
-Used by ``freshness.backends.recorder`` and ``invalidator.archive``.
+Used by ``freshness.history.recorder`` and ``invalidator.archive``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from freshness.history import KIND_KEY, VERSION_KEY, Column
+from freshness.history.columns import KIND_KEY, VERSION_KEY, Column
 
 _ARROW: Final[Mapping[str, pa.DataType]] = {
     "string": pa.string(),

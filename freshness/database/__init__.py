@@ -1,0 +1,1 @@
+"""MySQL, MariaDB and vtgate as servers: connections and their errors, the primary's head, the schema, heartbeats."""
