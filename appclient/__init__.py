@@ -10,6 +10,7 @@ See docs/quickstart.md. Everything the application touches is exported here.
 
 from appclient.cache import Cache, Explanation
 from appclient.database import Database, LoaderConnection, QueryExtras, QueryResult
+from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import (
     ConfigError,
     FormatError,
@@ -19,8 +20,7 @@ from freshness.errors import (
     SourceUnavailable,
     SourceUnsuitable,
 )
-from freshness.rule import ReadOutcome
-from freshness.token import EventToken
+from freshness.position.token import EventToken
 
 __all__ = [
     "Cache",

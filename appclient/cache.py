@@ -1,7 +1,7 @@
 """`Cache`: what the application calls. It gathers what the read procedure needs and drives it.
 
 Safe for several threads: each has its own connections to the nodes and servers. Hits, fills and refusals are
-decided by ``freshness.read`` alone; nothing here stores anything in the cache.
+decided by ``freshness.algorithm.read`` alone; nothing here stores anything in the cache.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any, Final, TypeVar
 
 from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
-from freshness.backend import CacheNode
-from freshness.config import Config, ServerAddress
-from freshness.config_reader import load_config
+from freshness.algorithm.driver import BlockingDriver, running_clock
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.rule import ReadOutcome
+from freshness.config.reader import load_config
+from freshness.config.settings import Config, ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.schema import key_columns, keyspace_id
-from freshness.driver import BlockingDriver, running_clock
 from freshness.errors import ConfigError, FormatError
 from freshness.history.open import open_recorder
-from freshness.keycolumn import KeyColumn
-from freshness.lookup import Loaded, Lookup
+from freshness.keys.keycolumn import KeyColumn
+from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node as open_configured_node
-from freshness.placement import Placement
-from freshness.read import Read, ReadContext, read_through
-from freshness.registry import ObjectDefinition, build_registry
-from freshness.rule import ReadOutcome
-from freshness.token import EventToken
+from freshness.objects.registry import ObjectDefinition, build_registry
+from freshness.position.token import EventToken
 from freshness.values.codec import decode_value, encode_value
 
 Function = TypeVar("Function", bound=LoaderFunction)

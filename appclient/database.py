@@ -17,13 +17,13 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.cursors import DictCursor
 
-from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.algorithm.driver import running_clock
+from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.database.connection import Connection, connect, translated
 from freshness.database.vitess import VitessShard, read_with_token
-from freshness.driver import running_clock
 from freshness.errors import ConfigError, FlavorMismatch, SourceUnavailable, SourceUnsuitable
-from freshness.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
-from freshness.token import EventToken, covers
+from freshness.position.token import EventToken, covers
+from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 
 Result = TypeVar("Result")
 Row = dict[str, Any]

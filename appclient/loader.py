@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from appclient.database import Database, LoaderConnection, Row
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.rule import ReadOutcome
 from freshness.database.connection import quote_name
 from freshness.errors import ConfigError
-from freshness.lookup import Loaded, Lookup
-from freshness.registry import ObjectDefinition
-from freshness.rule import ReadOutcome
-from freshness.token import EventToken
+from freshness.objects.registry import ObjectDefinition
+from freshness.position.token import EventToken
 from freshness.values.codec import decode_value, encode_value
 
 LoaderFunction = Callable[..., Any]

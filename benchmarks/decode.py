@@ -23,13 +23,13 @@ from pymysqlreplication.packet import BinLogPacketWrapper
 from pymysqlreplication.row_event import DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent
 
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
-from freshness.cachekey import KeyBuilder
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import connect, executed_position
 from freshness.database.schema import key_columns
+from freshness.keys.cachekey import KeyBuilder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
-from freshness.registry import ObjectDefinition
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer, Flavor
 from integration.servers.database import SCHEMA, make_database
 from integration.servers.mysql import get_mysql

@@ -28,7 +28,7 @@ from benchmarks.pipeline import (
     open_server,
     write_log,
 )
-from freshness.cachekey import tombstone_key
+from freshness.keys.cachekey import tombstone_key
 from integration.servers import DatabaseServer
 from integration.servers.database import SCHEMA
 from invalidator.loop import LoopObserver

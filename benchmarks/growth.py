@@ -29,11 +29,11 @@ from benchmarks.pipeline import (
     write_log,
 )
 from benchmarks.shop import Shop, open_shop
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import executed_position
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import MariadbPosition, Position
-from freshness.registry import ObjectDefinition
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
 from invalidator.binlog import BinlogSource

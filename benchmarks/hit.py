@@ -18,8 +18,8 @@ from pymemcache.client.hash import HashClient
 
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
 from benchmarks.shop import Shop, open_shop
+from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FreshnessError
-from freshness.rule import ReadOutcome
 
 Item = TypeVar("Item")
 

@@ -18,16 +18,16 @@ from meta_memcache.protocol import SetMode
 from pymemcache.client.base import Client
 
 from benchmarks.measure import Criterion, Result, Timings, interleave, stopwatch
-from freshness.admission import join
-from freshness.apply import Batch, apply_batch
-from freshness.cachekey import tombstone_key
-from freshness.driver import BlockingDriver
-from freshness.envelope import Tombstone
-from freshness.invalidate import Event, invalidate
-from freshness.membership import Membership, NodePolicy
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import Batch, apply_batch
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.envelope import Tombstone
+from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.membership import Membership, NodePolicy
+from freshness.algorithm.request import Head
+from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memcached import MemcachedNode
 from freshness.position import MariadbPosition
-from freshness.request import Head
 from integration.servers import Memcached
 
 KEYS_IN_BATCH: Final = 2000

@@ -21,10 +21,10 @@ import pymysql
 from benchmarks.decode import FLAVORS
 from benchmarks.measure import Criterion, Result, Timings, interleave
 from benchmarks.pipeline import TABLE, Pipeline, address_of, open_nodes, open_pipeline, open_server
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import connect, executed_position
 from freshness.position import Position
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
 from invalidator.binlog import BinlogSource

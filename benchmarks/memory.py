@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from benchmarks.measure import Criterion, Result
 from benchmarks.pipeline import TABLE, address_of, open_nodes, open_pipeline, open_server
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import connect, executed_position
 from freshness.position import Position
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
 from invalidator.loop import LoopObserver

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from benchmarks.decode import SINGLE, SMALL
-from freshness.cachekey import KeyBuilder
-from freshness.config import ServerAddress, StreamConfig
+from freshness.algorithm.driver import BlockingDriver, drive, running_clock
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.request import Flows, Head, Marks, Merges
+from freshness.config.settings import ServerAddress, StreamConfig
 from freshness.database.connection import connect, executed_position
 from freshness.database.schema import key_columns
-from freshness.driver import BlockingDriver, drive, running_clock
-from freshness.keyfinder import KeyFinder
-from freshness.membership import NodePolicy
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.placement import Placement
 from freshness.nodes.memcached import MemcachedNode
-from freshness.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
-from freshness.registry import ObjectDefinition
-from freshness.request import Flows, Head, Marks, Merges
 from integration.servers import DatabaseServer, Flavor, Memcached
 from integration.servers.database import SCHEMA, make_database
 from invalidator.binlog import BinlogSource

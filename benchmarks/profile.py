@@ -17,7 +17,7 @@ from typing import Final
 from benchmarks.end_to_end import ROWS_IN_EVENT
 from benchmarks.measure import Result
 from benchmarks.pipeline import Log, address_of, open_nodes, open_pipeline, open_server, write_log
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer
 from invalidator.loop import LoopObserver
 

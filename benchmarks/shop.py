@@ -17,7 +17,7 @@ from pymemcache.client.base import Client
 
 from appclient import Cache
 from appclient.cache import Explanation
-from freshness.rule import ReadOutcome
+from freshness.algorithm.rule import ReadOutcome
 from integration.configuration import write_config
 from integration.servers import Memcached, ServerFailed, database_pair
 from integration.servers.database import Pair

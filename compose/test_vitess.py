@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from freshness.config import ServerAddress, Shard
+from freshness.config.settings import ServerAddress, Shard
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import Connection, connect, executed_position, read_rows
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.schema import key_columns
 from freshness.database.vitess import VitessShard, read_with_token
 from freshness.errors import SourceUnsuitable
-from freshness.keycolumn import ColumnKind
+from freshness.keys.keycolumn import ColumnKind
 from freshness.position import Position
-from freshness.source import RowChange, Transaction
-from freshness.vtgate_address import VtgateAddress
+from freshness.stream.source import RowChange, Transaction
 from invalidator.preflight import check_shard
 from invalidator.vstream import VStream, VStreamSource
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from freshness import errors
-from freshness.config import describe_settings
+from freshness.algorithm.rule import ReadOutcome
+from freshness.config.settings import describe_settings
 from freshness.errors import FreshnessError
-from freshness.rule import ReadOutcome
 from invalidator.metrics import Metrics
 
 PAGES: Final = Path(__file__).resolve().parent

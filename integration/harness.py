@@ -21,18 +21,18 @@ from unittest import mock
 import pymysql
 
 from appclient import Cache, Explanation, ReadOutcome
-from freshness.cachekey import tombstone_key
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.algorithm.envelope import STUB, Filled, record_key, resume_key
+from freshness.algorithm.membership import find_record
+from freshness.algorithm.request import Get, Item
+from freshness.algorithm.rule import find_hit_refusal
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.database.connection import executed_position
 from freshness.database.schema import load_registry
-from freshness.envelope import STUB, Filled, record_key, resume_key
-from freshness.membership import find_record
+from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memcached import MemcachedNode
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import parse_position
-from freshness.registry import ObjectDefinition
-from freshness.request import Get, Item
-from freshness.rule import find_hit_refusal
 from freshness.values.codec import decode_value
 from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed

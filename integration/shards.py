@@ -28,7 +28,7 @@ from typing import Any, Final
 import pymysql
 
 from freshness.database.sharding import keyspace_id
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 from integration.harness import ORDERS_TABLE, wait_until
 from integration.servers import DatabaseServer, Flavor, ServerFailed
 from integration.servers.database import SCHEMA, Connection, make_database

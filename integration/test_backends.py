@@ -11,11 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from freshness.backend import CacheNode
-from freshness.errors import NodeUnavailable, NodeUnsuitable
-from freshness.nodes.memcached import MemcachedNode
-from freshness.nodes.redis import RedisNode
-from freshness.request import (
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import (
     CONFLICT,
     DONE,
     MISSING,
@@ -30,6 +27,9 @@ from freshness.request import (
     StorageReport,
     Stored,
 )
+from freshness.errors import NodeUnavailable, NodeUnsuitable
+from freshness.nodes.memcached import MemcachedNode
+from freshness.nodes.redis import RedisNode
 from integration.servers.memcached import TEMPORARY_TTL_SECONDS, Memcached
 from integration.servers.process import ServerProcess
 from integration.servers.redis import Redis

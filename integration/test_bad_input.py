@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from appclient import Cache, ConfigError, EventToken, FormatError, ReadOutcome, SourceUnavailable
-from freshness.cachekey import tombstone_key
-from freshness.envelope import record_key
+from freshness.algorithm.envelope import record_key
 from freshness.errors import FlavorMismatch
+from freshness.keys.cachekey import tombstone_key
 from freshness.position import empty_position
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import (

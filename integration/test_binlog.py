@@ -14,15 +14,15 @@ from typing import Any, cast
 import pymysql
 import pytest
 
-from freshness.cachekey import KeyBuilder
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, executed_position
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.schema import key_columns
 from freshness.errors import FreshnessError, HistoryLost, SourceUnavailable, StreamStopped
+from freshness.keys.cachekey import KeyBuilder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position, parse_position
-from freshness.registry import ObjectDefinition
-from freshness.source import UNREADABLE, RowChange, Transaction
+from freshness.stream.source import UNREADABLE, RowChange, Transaction
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.binlog import BinlogSource

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.heartbeat import ABANDONED_AFTER_US, HeartbeatWriter, parse_heartbeat
 from freshness.errors import FormatError, FreshnessError, SourceUnavailable, SourceUnsuitable
-from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from freshness.position import parse_position
-from freshness.source import Heartbeat
+from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
+from freshness.stream.source import Heartbeat
 from integration.servers import DatabaseServer, Pair
 
 NOW_US = 1_700_000_000_000_000

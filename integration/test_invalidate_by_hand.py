@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from freshness.envelope import Tombstone
+from freshness.algorithm.envelope import Tombstone
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,

@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import pytest
 
-from freshness.cachekey import KeyBuilder
 from freshness.database.connection import Connection, connect, executed_position, quote_name
 from freshness.database.schema import key_columns
 from freshness.errors import ConfigError, FormatError
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.keyfinder import KeyFinder, _items_of
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.keyfinder import KeyFinder, _items_of
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
-from freshness.registry import ObjectDefinition
 from integration.servers import DatabaseServer, Pair
 from integration.test_binlog import Stream, address_of, definitions_of, head_of, run, streaming
 from invalidator import event as events

@@ -32,14 +32,14 @@ from typing import Any, Final, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 
-from freshness.config import Config, ServerAddress
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config, ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import SourceUnavailable
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, empty_position
-from freshness.resume import ResumeVector
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
 from integration.configuration import write_config, write_sharded_config
 from integration.harness import CUSTOMERS_TABLE, STREAM, WAIT_SECONDS, call_cli, wait_for_hits, wait_until
 from integration.servers import Flavor, Pair

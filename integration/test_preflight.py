@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from freshness.cachekey import ColumnKind, KeyColumn
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import connect
 from freshness.database.schema import find_cascades, key_columns
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
+from freshness.keys.cachekey import ColumnKind, KeyColumn
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.preflight import Finding, check_database, require

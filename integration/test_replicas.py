@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import FreshnessError, HistoryPurged, SourceUnavailable
 from freshness.position import Position
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import SCHEMA, make_database

@@ -18,17 +18,17 @@ from typing import Any, Final, Literal, TypeAlias
 import pytest
 
 from appclient import Cache
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.algorithm.envelope import STUB, Filled, record_key
+from freshness.algorithm.membership import find_record
+from freshness.algorithm.request import Get, Item
+from freshness.algorithm.rule import find_hit_refusal, find_record_refusal
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.database.schema import load_registry
-from freshness.envelope import STUB, Filled, record_key
 from freshness.errors import SourceUnavailable
-from freshness.membership import find_record
+from freshness.keys.placement import Placement
 from freshness.nodes.memcached import MemcachedNode
-from freshness.placement import Placement
 from freshness.position import parse_position
-from freshness.request import Get, Item
-from freshness.rule import find_hit_refusal, find_record_refusal
 from freshness.values.codec import decode_value
 from integration.configuration import write_sharded_config
 from integration.harness import CACHE, STREAM, wait_for_hits, wait_until

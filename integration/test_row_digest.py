@@ -12,9 +12,9 @@ from typing import Any, Final
 import pytest
 from pymysql.cursors import DictCursor
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import connect, executed_position
-from freshness.source import RowChange, Shape
+from freshness.stream.source import RowChange, Shape
 from freshness.values.codec import DIGEST_BYTES, row_digest
 from integration.servers import DatabaseServer, Flavor, Pair
 from invalidator.binlog import BinlogSource

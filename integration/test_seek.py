@@ -14,7 +14,7 @@ import pytest
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, empty_position
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database

@@ -9,8 +9,8 @@ from functools import reduce
 import pymysql
 import pytest
 
-from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from freshness.position import Position, parse_position
+from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from integration.servers import DatabaseServer, Flavor, ServerFailed
 from integration.servers.database import SCHEMA
 from integration.shards import (

@@ -16,12 +16,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appclient import Cache, LoaderConnection
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.algorithm.envelope import Filled
+from freshness.algorithm.request import Cas, Get, Item, Stored
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.database.schema import load_registry
-from freshness.envelope import Filled
 from freshness.nodes.memcached import MemcachedNode
-from freshness.request import Cas, Get, Item, Stored
 from freshness.values.codec import decode_value, encode_value
 from integration import test_vitess_keyspace as vitess
 from integration.configuration import CUSTOMER, PROFILE

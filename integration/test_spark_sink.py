@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appclient import Cache
-from freshness.cachekey import tombstone_key
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.algorithm.membership import find_record
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.database.connection import executed_position
-from freshness.envelope import NodeRecord, Tombstone, record_key, resume_key
-from freshness.membership import find_record
+from freshness.keys.cachekey import tombstone_key
 from freshness.position import Position
 from integration.configuration import CUSTOMER, PROFILE, write_config
 from integration.harness import (

@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 from pymysql.cursors import DictCursor
 
-from freshness.cachekey import tombstone_key
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import executed_position
+from freshness.keys.cachekey import tombstone_key
 from freshness.position import Position
-from freshness.token import EventToken
+from freshness.position.token import EventToken
 from freshness.values.codec import row_digest
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (

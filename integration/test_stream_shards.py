@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.config import Config, ServerAddress
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config, ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.sharding import keyspace_id
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 from freshness.position import Position
-from freshness.token import EventToken
+from freshness.position.token import EventToken
 from integration.configuration import write_sharded_config
 from integration.harness import WAIT_SECONDS, run_cli, wait_until
 from integration.servers import Flavor, Memcached

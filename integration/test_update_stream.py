@@ -16,15 +16,15 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.algorithm.request import Head
+from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, executed_position
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.sharding import keyspace_id
 from freshness.errors import HistoryPurged
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, parse_position
-from freshness.request import Head
-from freshness.token import EventToken
+from freshness.position.token import EventToken
 from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database

@@ -20,13 +20,13 @@ import grpc
 import pytest
 
 from appclient import Cache
-from freshness.config import Config, ServerAddress
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config, ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import SourceUnsuitable
 from freshness.position import Position, parse_position
-from freshness.source import Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import Transaction
 from integration.configuration import write_sharded_config
 from integration.harness import CACHE, ORDERS_TABLE, STREAM, call_cli, wait_for_hits, wait_until
 from integration.servers import DatabaseServer, Memcached

@@ -20,7 +20,7 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position import MysqlGtidSet, empty_position
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from integration.servers.vtgate import (
     KEYSPACE,
     SHARD,

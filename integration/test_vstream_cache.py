@@ -8,20 +8,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from freshness.cachekey import tombstone_key
-from freshness.config_reader import load_config
+from freshness.algorithm.driver import BlockingDriver, drive, running_clock
+from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.request import Add, Get, Head, Item
+from freshness.config.reader import load_config
 from freshness.database.schema import keyspace_id
-from freshness.driver import BlockingDriver, drive, running_clock
-from freshness.envelope import NodeRecord, Tombstone, record_key
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.keyfinder import KeyFinder
-from freshness.membership import NodePolicy
+from freshness.keys.cachekey import tombstone_key
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.placement import Placement
 from freshness.nodes.memcached import MemcachedNode
-from freshness.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import build_registry
 from freshness.position import empty_position
-from freshness.registry import build_registry
-from freshness.request import Add, Get, Head, Item
-from freshness.source import Source
+from freshness.stream.source import Source
 from integration.servers import Memcached
 from integration.servers.vtgate import (
     SHARD,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
     SourceUnavailable,
     SourceUnsuitable,
 )
-from freshness.vtgate_address import VtgateAddress
 from integration.servers.vtgate import (
     KEYSPACE,
     SHARD,

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
     FreshnessError,
 )
 from freshness.position import MysqlGtidSet, Position
-from freshness.source import Transaction
-from freshness.vtgate_address import VtgateAddress
+from freshness.stream.source import Transaction
 from integration.servers.vtgate import (
     KEYSPACE,
     SHARD,

@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.algorithm.driver import running_clock
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.database.schema import load_registry
-from freshness.driver import running_clock
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.history.open import open_recorder
-from freshness.registry import ObjectDefinition
+from freshness.objects.registry import ObjectDefinition
 from invalidator.garbage import seldom_collected
 from invalidator.metrics import Metrics
 from invalidator.seek import TimeIndex

@@ -38,10 +38,10 @@ from freshness.history.archive_file import (
 )
 from freshness.history.arrow import make_schema
 from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
-from freshness.keyfinder import KeyFinder
+from freshness.objects.keyfinder import KeyFinder
 from freshness.position import empty_position
-from freshness.source import RowChange, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import RowChange, Transaction
 from freshness.values.json import to_json_row
 from invalidator.image import digest_image
 from invalidator.json_lines import LayoutBook, heartbeat_to_json

@@ -27,8 +27,8 @@ from freshness.history.archive_file import (
     parse_name,
 )
 from freshness.position import parse_position
-from freshness.source import Heartbeat, RowChange, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json_row
 from invalidator.archive import read_metadata
 from invalidator.json_lines import PIECE_ROWS_MAX, heartbeat_from_json, make_message

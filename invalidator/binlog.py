@@ -5,7 +5,7 @@ through it behind the transactions that came before them. This module never reco
 position: after an error the caller opens it again from what was acknowledged (F14). Rows are decoded by
 mysql-replication (``invalidator.rows``); its stream loop is not used, as it reconnects by itself from the
 original position and drops what it does not know.
-Built by the composition root, used as `freshness.source.Source`.
+Built by the composition root, used as `freshness.stream.source.Source`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import pymysql
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, read_rows, translated
 from freshness.database.schema import find_cascades
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
-from freshness.heartbeat import HEARTBEAT_TABLE
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
-from freshness.registry import ObjectDefinition
-from freshness.source import Transaction
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
+from freshness.stream.source import Transaction
 from invalidator.decoder import EventDecoder
 from invalidator.mailbox import ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
 from invalidator.packets import PacketReader

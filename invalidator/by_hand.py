@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from freshness.backend import CacheNode
-from freshness.config import Config, Keyspace
-from freshness.driver import BlockingDriver
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.node import CacheNode
+from freshness.config.settings import Config, Keyspace
 from freshness.errors import FormatError
-from freshness.invalidate import Event, invalidate
 from freshness.nodes.open import open_node
-from freshness.registry import ObjectDefinition
-from freshness.token import EventToken
+from freshness.objects.registry import ObjectDefinition
+from freshness.position.token import EventToken
 from invalidator.status import Subject, find_subject
 
 ReadHead = Callable[[str, str], EventToken]

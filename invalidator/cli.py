@@ -26,12 +26,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from freshness import __version__
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.database.connection import connect
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError, NodeUnavailable
-from freshness.token import EventToken, compare
+from freshness.position.token import EventToken, compare
 from invalidator.app import Invalidator
 from invalidator.preflight import check_shard
 from invalidator.status import find_subject, inspect, read_status

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from freshness.errors import StreamStopped
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
-from freshness.registry import ObjectDefinition
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from invalidator import event as events
 from invalidator.compression import (
     PLAIN_KINDS,

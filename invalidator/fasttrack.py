@@ -15,7 +15,7 @@ from typing import Final
 from zlib import crc32
 
 from freshness.position import MariadbPosition, MysqlGtidSet, Position
-from freshness.source import Transaction, keyed_transaction
+from freshness.stream.source import Transaction, keyed_transaction
 from invalidator import event as events
 from invalidator.keyreader import STATEMENT_END, KeyedTable, KeyReader
 from invalidator.packets import CHECKSUM_RESIDUE, CHECKSUM_START, check_sum

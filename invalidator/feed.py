@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from freshness.config import Shard
+from freshness.algorithm.request import Head
+from freshness.config.settings import Shard
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.position import Position
-from freshness.request import Head
-from freshness.source import Heartbeat, Source, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import Heartbeat, Source, Transaction
 from invalidator.resume import ShardStart
 from invalidator.row_filter import KeyspaceIdFinder, RowFilter
 

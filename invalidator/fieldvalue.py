@@ -19,7 +19,7 @@ from typing import Final
 from pymysqlreplication.constants.CHARSET import charset_by_id
 
 from freshness.errors import FormatError
-from freshness.source import UNREADABLE
+from freshness.stream.source import UNREADABLE
 from invalidator import tablemap as types
 from invalidator.tablemap import BINARY_COLLATION, MappedColumn
 

@@ -21,11 +21,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freshness import __version__
-from freshness.config import Config
+from freshness.config.hostport import parse_host_port, read_password
+from freshness.config.settings import Config
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FormatError, FreshnessError
-from freshness.hostport import parse_host_port, read_password
-from freshness.registry import ObjectDefinition
+from freshness.objects.registry import ObjectDefinition
 from invalidator.app import Invalidator
 from invalidator.by_hand import invalidate_keys
 from invalidator.serve import Reload, StreamHub, add_routes, refuse

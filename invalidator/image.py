@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pymysqlreplication.constants import FIELD_TYPE
 
-from freshness.source import UNREADABLE, Shape
+from freshness.stream.source import UNREADABLE, Shape
 from freshness.values.codec import row_digest
 from invalidator.layout import Layout
 

@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from freshness.errors import FormatError, FreshnessError
-from freshness.resume import ResumeVector
-from freshness.source import Heartbeat, RowChange, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
+from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json_row, to_json_row
 from invalidator.layout import Layout, Layouts, find_key
 from invalidator.message import StreamMessage

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from freshness.cachekey import ITEM_BYTES_MAX, KeyBuilder, shorten_item
 from freshness.errors import FormatError
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.registry import ObjectDefinition
+from freshness.keys.cachekey import ITEM_BYTES_MAX, KeyBuilder, shorten_item
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition
 from invalidator import tablemap as types
 from invalidator.columnstep import NAMES, find_step
 from invalidator.fieldvalue import INTEGER_BYTES

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from freshness.errors import FormatError, StreamStopped
-from freshness.registry import ObjectDefinition
-from freshness.source import Operation
+from freshness.objects.registry import ObjectDefinition
+from freshness.stream.source import Operation
 from invalidator.compression import PLAIN_KINDS, unpack_rows
 from invalidator.event import ROW_EVENTS, TABLE_MAP, Event, FormatDescription
 from invalidator.keyplan import Shape, TablePlan, find_targets

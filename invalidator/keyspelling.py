@@ -1,4 +1,4 @@
-"""From the bytes of a key column to its spelling in a cache item, as `freshness.keycolumn` spells it.
+"""From the bytes of a key column to its spelling in a cache item, as `freshness.keys.keycolumn` spells it.
 
 The common cases go straight from bytes to bytes; all others through the value and `KeyColumn.spell`. Both give the
 same, which the tests compare. A value that has no spelling raises `FormatError`. Called by ``invalidator.keyplan``.
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from freshness.errors import FormatError
-from freshness.keycolumn import TEXT_LENGTH_MAX, ColumnKind, KeyColumn
-from freshness.source import UNREADABLE
+from freshness.keys.keycolumn import TEXT_LENGTH_MAX, ColumnKind, KeyColumn
+from freshness.stream.source import UNREADABLE
 from invalidator import tablemap as types
 from invalidator.fieldvalue import (
     COMPRESSED,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import connect, read_rows, translated
 
 _COLUMNS: Final = """SELECT c.table_name, c.column_name, c.extra, k.ordinal_position

@@ -12,10 +12,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from freshness.algorithm.request import ReadHead, Step, Wait
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import Position
-from freshness.request import ReadHead, Step, Wait
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from invalidator.shard import ShardInvalidator
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from freshness.errors import FreshnessError
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 
 TRANSACTIONS_QUEUED_MAX: Final = 5_000
 ROWS_QUEUED_MAX: Final = 100_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from freshness.source import Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import Transaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from freshness.config import ServerAddress, Shard
+from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection, read_rows
 from freshness.database.schema import find_cascades
 from freshness.errors import SourceUnsuitable

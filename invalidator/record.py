@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from freshness.config import Config
-from freshness.driver import running_clock
+from freshness.algorithm.driver import running_clock
+from freshness.config.settings import Config
 from freshness.errors import ConfigError, FreshnessError
-from freshness.keyrange import KeyRange
-from freshness.resume import ResumeVector
+from freshness.keys.keyrange import KeyRange
+from freshness.stream.resume import ResumeVector
 from invalidator.archive import ArchiveWriter, RotationPolicy, find_resume
 from invalidator.stream_access import OpenedStream, StreamOpener
 

@@ -15,19 +15,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from freshness.backend import CacheNode
-from freshness.config import Config
-from freshness.driver import BlockingDriver, drive, running_clock
-from freshness.envelope import LIFE_SIZE, record_key, resume_key
+from freshness.algorithm.driver import BlockingDriver, drive, running_clock
+from freshness.algorithm.envelope import LIFE_SIZE, record_key, resume_key
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import MISSING, Get, Head
+from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
-from freshness.keyfinder import KeyFinder
-from freshness.membership import NodePolicy
+from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
-from freshness.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
-from freshness.registry import ObjectDefinition
-from freshness.request import MISSING, Get, Head
-from freshness.source import RowChange, Transaction
+from freshness.stream.source import RowChange, Transaction
 from invalidator.archive_reader import open_archive
 from invalidator.json_lines import read_json_lines
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
@@ -84,8 +84,9 @@ def _reader_of_lines(path: Path, lineage: str) -> Callable[[], Iterator[StreamMe
 
 
 class ReplaySource:
-    """A `freshness.source.Source` that delivers a recording. ``position``: the start and all that was delivered,
-    which is what the primary had executed then; ``epoch`` likewise. ``is_exhausted``: everything was delivered."""
+    """A `freshness.stream.source.Source` that delivers a recording. ``position``: the start and all that was
+    delivered, which is what the primary had executed then; ``epoch`` likewise. ``is_exhausted``: everything was
+    delivered."""
 
     def __init__(self, recording: Recording) -> None:
         self.position = recording.start

@@ -7,7 +7,8 @@ goes back. It never delivers a transaction of a replica that the primary does no
 of a replica that would lack changes (I8). The primary is the one that the configuration names, nobody else, and it
 must have been seen once.
 
-Used as `freshness.source.Source`; built by the composition root, which says how a source of one server is made.
+Used as `freshness.stream.source.Source`; built by the composition root, which says how a source of one server is
+made.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Final, TypeAlias
 
-from freshness.config import ServerAddress
-from freshness.driver import running_clock
+from freshness.algorithm.driver import running_clock
+from freshness.config.settings import ServerAddress
 from freshness.errors import (
     FreshnessError,
     HistoryLost,
@@ -29,7 +30,7 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position import Position, empty_position
-from freshness.source import Source, Transaction
+from freshness.stream.source import Source, Transaction
 from invalidator.candidate import (
     Choice,
     Look,

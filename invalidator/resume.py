@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from freshness.config import Shard
+from freshness.config.settings import Shard
 from freshness.errors import ConfigError, FormatError
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, empty_position, parse_position
-from freshness.resume import TEXT_PREFIX, ResumeVector
-from freshness.token import TEXT_PREFIX as TOKEN_PREFIX
-from freshness.token import EventToken
+from freshness.position.token import TEXT_PREFIX as TOKEN_PREFIX
+from freshness.position.token import EventToken
+from freshness.stream.resume import TEXT_PREFIX, ResumeVector
 from invalidator.message import StreamMessage
 
 __all__ = [
@@ -158,7 +158,8 @@ class Deduplicator:
     def __init__(
         self, recorded: Mapping[str, EventToken], continues: Mapping[str, tuple[str, ...]] | None = None
     ) -> None:
-        """``recorded``: the vector that was stored with the data. ``continues``: see `freshness.config.Shard`."""
+        """``recorded``: the vector that was stored with the data. ``continues``: see
+        `freshness.config.settings.Shard`."""
         self._known = dict(recorded)
         self._continues = dict(continues or {})
         self._begun: dict[str, tuple[Position, int]] = {}

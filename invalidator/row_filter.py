@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from freshness.errors import FreshnessError
-from freshness.keyrange import KeyRange
-from freshness.source import RowChange, Transaction
+from freshness.keys.keyrange import KeyRange
+from freshness.stream.source import RowChange, Transaction
 
 KeyspaceIdFinder: TypeAlias = Callable[[str, Mapping[str, object]], bytes]
 """Table and row → keyspace id. Raises `FreshnessError`, KeyError, TypeError or ValueError where it cannot be told."""

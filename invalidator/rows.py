@@ -30,7 +30,7 @@ from pymysqlreplication.row_event import (
 )
 
 from freshness.errors import StreamStopped
-from freshness.source import UNREADABLE, Operation, RowChange, Shape
+from freshness.stream.source import UNREADABLE, Operation, RowChange, Shape
 from invalidator.event import CHECKSUM_BYTES, ROW_EVENTS, TABLE_MAP, Event, FormatDescription
 from invalidator.image import find_shapes
 

@@ -19,10 +19,10 @@ from fastapi import FastAPI, Header, HTTPException, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from freshness.config import Config
+from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryLost
-from freshness.resume import ResumeVector
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
 from invalidator.json_lines import (
     EndLine,
     HeartbeatLine,

@@ -13,11 +13,11 @@ from typing import Any, Final
 import pymysql
 from pymysql.cursors import DictCursor
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
-from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position, parse_position
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
 
 _NO_SUCH_TABLE: Final = 1146
 _STOPPED: Final = "NO"

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from freshness.admission import join
-from freshness.apply import Batch, apply_batch, renew
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import Batch, apply_batch, renew
+from freshness.algorithm.gather import gather
+from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.algorithm.request import Procedure
+from freshness.algorithm.witness import Witness
 from freshness.errors import FreshnessError
-from freshness.gather import gather
-from freshness.keyfinder import KeyFinder
-from freshness.membership import HeartbeatSeen, Membership, NodePolicy
-from freshness.placement import Placement
+from freshness.keys.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
 from freshness.position import Position, empty_position
-from freshness.request import Procedure
-from freshness.source import Transaction
-from freshness.witness import Witness
+from freshness.stream.source import Transaction
 
 log = logging.getLogger(__name__)
 

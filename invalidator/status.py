@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from freshness.cachekey import tombstone_key
-from freshness.config import Config
+from freshness.algorithm.envelope import STUB, Filled, Tombstone, record_key, resume_key
+from freshness.algorithm.membership import find_record
+from freshness.algorithm.request import Get, Item, Reply
+from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
+from freshness.config.settings import Config
 from freshness.database.connection import connect, quote_name, translated
-from freshness.envelope import STUB, Filled, Tombstone, record_key, resume_key
 from freshness.errors import ConfigError, FormatError, FreshnessError
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.membership import find_record
+from freshness.keys.cachekey import tombstone_key
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
-from freshness.placement import Placement
-from freshness.registry import ObjectDefinition
-from freshness.request import Get, Item, Reply
-from freshness.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
+from freshness.objects.registry import ObjectDefinition
 from freshness.values.codec import decode_value, encode_value
 
 

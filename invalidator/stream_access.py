@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from freshness.config import Config, Keyspace, ServerAddress, Shard
+from freshness.algorithm.request import Head
+from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, translated
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.primary import Primary
 from freshness.database.schema import key_columns, keyspace_id, load_registry
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
-from freshness.keycolumn import KeyColumn
-from freshness.keyfinder import KeyFinder
-from freshness.keyrange import KeyRange
-from freshness.request import Head
-from freshness.source import Source
-from freshness.token import EventToken
+from freshness.keys.keycolumn import KeyColumn
+from freshness.keys.keyrange import KeyRange
+from freshness.objects.keyfinder import KeyFinder
+from freshness.position.token import EventToken
+from freshness.stream.source import Source
 from invalidator.binlog import BinlogSource
 from invalidator.feed import Access
 from invalidator.json_lines import LayoutBook

@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 
 from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
-from freshness.heartbeat import EPOCH_ROW
-from freshness.source import Heartbeat, RowChange, Transaction
+from freshness.stream.heartbeat import EPOCH_ROW
+from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.event import GroupStart, Xid
 from invalidator.rows import ChangedRows, MappedTable
 from invalidator.statement import StatementKind, find_statement_kind, find_xid, tables_changed_by

@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from freshness.config import Keyspace, Shard
+from freshness.config.settings import Keyspace, Shard
 from freshness.errors import (
     ConfigError,
     SourceUnavailable,
 )
-from freshness.keyrange import KeyRange
-from freshness.source import Transaction
-from freshness.token import EventToken
+from freshness.keys.keyrange import KeyRange
+from freshness.position.token import EventToken
+from freshness.stream.source import Transaction
 from invalidator.feed import Access, Feed, Item, ShardStatus
 from invalidator.message import StreamMessage
 from invalidator.resume import ResumeVector, ShardStart, Start, plan_start

@@ -1,7 +1,7 @@
 """A source that follows a Vitess keyspace through vtgate's VStream.
 
 `VStream` follows any shards of a keyspace from a vector of positions, `VStreamSource` one of them, as the role
-`freshness.source.Source`. A thread receives and decodes while the caller applies; between them is a bounded
+`freshness.stream.source.Source`. A thread receives and decodes while the caller applies; between them is a bounded
 mailbox, so that a slow caller slows vtgate and nothing piles up here. Neither reconnects by itself: after an error
 the caller opens it again from what was acknowledged (F14); vtgate repeats what it is not sure of.
 
@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import grpc
 
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import HistoryPurged, SourceUnavailable, SourceUnsuitable
-from freshness.heartbeat import HEARTBEAT_TABLE
 from freshness.position import Position
-from freshness.source import Transaction
-from freshness.vtgate_address import VtgateAddress
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
+from freshness.stream.source import Transaction
 from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.vstream_channel import open_channel, wait_connected
@@ -204,7 +204,7 @@ class VStream:
 
 
 class VStreamSource:
-    """One shard of a keyspace, as `freshness.source.Source`. ``options``: those of `VStream`."""
+    """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: those of `VStream`."""
 
     def __init__(
         self, address: VtgateAddress, shard: str, tables: Mapping[str, Iterable[str]], **options: Any

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import grpc
 
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import SourceUnavailable, SourceUnsuitable
-from freshness.vtgate_address import VtgateAddress
 
 KEEPALIVE_ANSWER_SECONDS: Final = 10.0
 

@@ -10,6 +10,7 @@ import re
 
 import grpc
 
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
     FreshnessError,
     HistoryLost,
@@ -18,7 +19,6 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
-from freshness.vtgate_address import VtgateAddress
 
 _MISMATCH = re.compile(r"GTIDSet ?Mismatch|has more GTIDs than the (?:source|master)", re.IGNORECASE)
 _KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)

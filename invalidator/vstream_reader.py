@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
-from freshness.source import Transaction
-from freshness.vtgate_address import VtgateAddress
+from freshness.stream.source import Transaction
 from invalidator.mailbox import Mailbox
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.vstream_error import translated

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freshness.source import UNREADABLE, Operation, RowChange
+from freshness.stream.source import UNREADABLE, Operation, RowChange
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.vstream_value import JSON, Decoder, find_decoder
 

@@ -15,9 +15,9 @@ from typing import Final
 
 from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
-from freshness.heartbeat import EPOCH_ROW
 from freshness.position import Position
-from freshness.source import Heartbeat, RowChange, Transaction
+from freshness.stream.heartbeat import EPOCH_ROW
+from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.statement import tables_changed_by
 from invalidator.transaction import TRANSACTION_ROWS_MAX

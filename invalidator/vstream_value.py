@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from pymysqlreplication.constants.CHARSET import charset_by_id
 
-from freshness.source import UNREADABLE
+from freshness.stream.source import UNREADABLE
 from invalidator.proto import vitess_pb2 as pb
 
 Decoder: TypeAlias = Callable[[bytes], object]

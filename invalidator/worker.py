@@ -15,25 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from freshness.backend import CacheNode
-from freshness.config import CacheConfig, ServerAddress, Shard, StreamConfig
+from freshness.algorithm.driver import BlockingDriver, drive, running_clock
+from freshness.algorithm.envelope import LIFE_SIZE
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.witness import Witness
+from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import connect
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
 from freshness.database.schema import find_cascades
-from freshness.driver import BlockingDriver, drive, running_clock
-from freshness.envelope import LIFE_SIZE
 from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
-from freshness.keyfinder import KeyFinder
-from freshness.membership import NodePolicy
+from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
-from freshness.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
-from freshness.registry import ObjectDefinition
-from freshness.source import Source, Transaction
-from freshness.vtgate_address import VtgateAddress
-from freshness.witness import Witness
+from freshness.stream.source import Source, Transaction
 from invalidator.binlog import BinlogSource
 from invalidator.candidate import ReplicaBounds
 from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop

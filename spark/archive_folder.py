@@ -29,7 +29,7 @@ from freshness.history.archive_file import (
     choose_files,
 )
 from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
-from freshness.token import EventToken
+from freshness.position.token import EventToken
 
 BATCH_ROWS: Final = 4_000
 FOOTERS_KEPT_MAX: Final = 100_000

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from rich.console import Console
 
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
 from freshness.database.primary import Primary
 from freshness.errors import FreshnessError
 from freshness.nodes.memcached import MemcachedNode

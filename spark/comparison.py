@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, Protocol, TypeAlias
 
-from freshness.backend import CacheNode
-from freshness.envelope import NodeRecord
+from freshness.algorithm.envelope import NodeRecord
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import DONE, Delete, Get, Item
 from freshness.errors import FreshnessError
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
-from freshness.registry import ObjectDefinition
-from freshness.request import DONE, Delete, Get, Item
 from freshness.values.codec import decode_value
 from spark.entry import (
     LIVE,

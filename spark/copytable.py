@@ -31,10 +31,10 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, quote_name, read_rows, translated
 from freshness.errors import ConfigError
-from freshness.source import UNREADABLE
+from freshness.stream.source import UNREADABLE
 from freshness.values.json import from_json_row
 
 KEY: Final = "_key"

@@ -15,14 +15,14 @@ from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
-from freshness.backend import CacheNode
-from freshness.envelope import STUB, Filled, NodeRecord, record_key
+from freshness.algorithm.envelope import STUB, Filled, NodeRecord, record_key
+from freshness.algorithm.membership import find_record
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import Get, Item, Reply
+from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
 from freshness.errors import FormatError, FreshnessError
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.membership import find_record
-from freshness.registry import ObjectDefinition
-from freshness.request import Get, Item, Reply
-from freshness.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition
 from freshness.values.codec import decode_value, encode_value
 from spark.metadump import open_entry_keys
 from spark.scope import AuditScope

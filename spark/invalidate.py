@@ -22,8 +22,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.errors import ConfigError, FreshnessError
 from spark import updatestream
 from spark.failure import SPARK_ERRORS, tell_failure

@@ -21,25 +21,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from freshness.admission import join
-from freshness.apply import Batch, acknowledge, renew
-from freshness.backend import CacheNode
-from freshness.config import Config, GtidFlavor, Shard
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import Batch, acknowledge, renew
+from freshness.algorithm.driver import BlockingDriver, running_clock
+from freshness.algorithm.envelope import LIFE_SIZE
+from freshness.algorithm.gather import gather
+from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import Head
+from freshness.config.settings import Config, GtidFlavor, Shard
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
-from freshness.driver import BlockingDriver, running_clock
-from freshness.envelope import LIFE_SIZE
 from freshness.errors import FreshnessError, HistoryLost, StreamStopped
-from freshness.gather import gather
-from freshness.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
-from freshness.placement import Placement
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
-from freshness.registry import ObjectDefinition
-from freshness.request import Head
-from freshness.source import Heartbeat
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import Heartbeat
 from spark.tombstone import Part, SinkPlan, Ticket, join_ranges
 
 RENEW_SECONDS: Final = 0.25

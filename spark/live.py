@@ -25,8 +25,8 @@ from freshness.errors import (
     SourceUnavailable,
     StreamStopped,
 )
-from freshness.resume import ResumeVector
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
 
 TIMEOUT_SECONDS: Final = 20.0
 """The longest silence: an idle stream says so every five seconds."""

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import IO, Final
 from urllib.parse import unquote_to_bytes
 
+from freshness.config.hostport import parse_host_port
 from freshness.errors import NodeUnavailable, NodeUnsuitable
-from freshness.hostport import parse_host_port
 
 TIMEOUT_SECONDS: Final = 5.0
 """The longest wait for the next bytes of the dump."""

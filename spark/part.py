@@ -16,9 +16,9 @@ import pyarrow
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from freshness.config import ShardingFunction
+from freshness.config.settings import ShardingFunction
 from freshness.errors import ConfigError, FormatError
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 from freshness.values.json import from_json
 from spark.actions import Batches, BatchFunction
 

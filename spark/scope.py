@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from freshness.config import Config, GtidFlavor, ServerAddress
+from freshness.config.settings import Config, GtidFlavor, ServerAddress
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError
-from freshness.placement import Placement
-from freshness.registry import ObjectDefinition
+from freshness.keys.placement import Placement
+from freshness.objects.registry import ObjectDefinition
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from freshness.config import Config
+from freshness.config.settings import Config
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError
 from freshness.nodes.open import open_node

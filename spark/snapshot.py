@@ -32,13 +32,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from freshness.config import Config, Keyspace, Shard
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config, Keyspace, Shard
 from freshness.database.connection import connect, executed_position, read_rows, translated
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
-from freshness.heartbeat import parse_token, token_sql
 from freshness.position import FLAVORS, Position, parse_position
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import parse_token, token_sql
 from spark import updatestream
 from spark.archive_folder import to_batches
 from spark.copytable import (

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from freshness.backend import CacheNode
-from freshness.driver import BlockingDriver
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.gather import gather
+from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.node import CacheNode
 from freshness.errors import FormatError, FreshnessError
-from freshness.gather import gather
-from freshness.invalidate import Event, invalidate
-from freshness.keyfinder import KeyFinder
-from freshness.placement import Placement
+from freshness.keys.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position, parse_position
-from freshness.registry import ObjectDefinition
-from freshness.source import Heartbeat, Operation, RowChange, Transaction
+from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
 from freshness.values.json import from_json_row
 
 ITEMS_HELD_MAX: Final = 8_000

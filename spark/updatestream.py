@@ -43,8 +43,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable
-from freshness.keyrange import KeyRange
-from freshness.token import EventToken
+from freshness.keys.keyrange import KeyRange
+from freshness.position.token import EventToken
 from spark.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, Span, to_batches
 from spark.live import LivePiece, Service, make_mark, read_heads, read_piece
 from spark.schema import CHANGES

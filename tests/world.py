@@ -16,17 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-from freshness.admission import join
-from freshness.apply import Batch, apply_batch, renew
-from freshness.cachekey import tombstone_key
-from freshness.envelope import NodeRecord, Tombstone, record_key, resume_key
-from freshness.errors import NodeUnavailable
-from freshness.lookup import Loaded, Lookup
-from freshness.membership import HeartbeatSeen, Membership, NodePolicy
-from freshness.nodes.memory import MemoryStore
-from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
-from freshness.read import Read, ReadContext, read_through
-from freshness.request import (
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import Batch, apply_batch, renew
+from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.request import (
     Add,
     Cas,
     Delete,
@@ -45,8 +41,12 @@ from freshness.request import (
     Stored,
     Wait,
 )
-from freshness.rule import ObjectPolicy, ReadOutcome
-from freshness.token import EventToken
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.errors import NodeUnavailable
+from freshness.keys.cachekey import tombstone_key
+from freshness.nodes.memory import MemoryStore
+from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
+from freshness.position.token import EventToken
 
 Result = TypeVar("Result")
 

@@ -18,12 +18,12 @@ from typing import Any, Final, TypeVar
 
 from examples.demo.measurement import CUSTOMER, ObjectKey, Write
 from examples.demo.strategy import plain_key
-from freshness.heartbeat import parse_token, token_sql
+from freshness.algorithm.witness import Action, Trace
 from freshness.history.recorder import Recorder
 from freshness.position import Position
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import parse_token, token_sql
 from freshness.values.codec import encode_value
-from freshness.witness import Action, Trace
 from integration.servers import ServerFailed
 from integration.servers.program import PythonProgram
 from invalidator.archive import find_resume

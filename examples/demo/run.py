@@ -39,7 +39,7 @@ from examples.demo.verdict import read_verdicts
 from examples.demo.workload import OrderBook, Plan, Popularity, Writer, draw_requests, load_profile, repeat
 from examples.demo.world import DELAY_SECONDS, LINEAGE, World, open_world
 from freshness.database.schema import load_registry
-from freshness.placement import Placement
+from freshness.keys.placement import Placement
 from freshness.position import parse_position
 from integration.servers import Flavor, ServerFailed
 

@@ -25,12 +25,12 @@ from examples.demo.strategy import (
     plain_key,
 )
 from examples.demo.world import World
+from freshness.algorithm.envelope import STUB, Filled, record_key
+from freshness.algorithm.membership import find_record
+from freshness.algorithm.request import Get, Item
+from freshness.algorithm.rule import find_hit_refusal
 from freshness.database.schema import load_registry
-from freshness.envelope import STUB, Filled, record_key
-from freshness.membership import find_record
 from freshness.nodes.open import open_node
-from freshness.request import Get, Item
-from freshness.rule import find_hit_refusal
 from freshness.values.codec import decode_value
 from invalidator.status import find_subject
 

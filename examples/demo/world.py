@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES
 from examples.demo.stream_deleter import READY, parse_report
 from examples.demo.workload import Plan, create_tables
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from integration.configuration import CUSTOMER, PROFILE, write_config
 from integration.servers import (
     DatabaseServer,

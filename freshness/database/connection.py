@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import pymysql
 from pymysql.cursors import Cursor
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.errors import (
     FreshnessError,
     HistoryLost,

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, translated
 from freshness.errors import FormatError, SourceUnsuitable
-from freshness.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
-from freshness.source import Heartbeat
+from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
+from freshness.stream.source import Heartbeat
 
 ABANDONED_AFTER_US: Final = 24 * 3600 * 1_000_000
 _INSTANCE_CHARACTERS_MAX: Final = 64

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from pymysql.cursors import DictCursor
 
-from freshness.config import ServerAddress
+from freshness.algorithm.request import Head
+from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, executed_position, quote_name, translated
 from freshness.errors import FreshnessError
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
-from freshness.registry import ObjectDefinition
-from freshness.request import Head
 
 Row = dict[str, Any]
 Result = TypeVar("Result")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from freshness.config import Config
+from freshness.config.settings import Config
 from freshness.database.connection import Connection, connect, read_rows, translated
 from freshness.errors import ConfigError
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.registry import ObjectDefinition, build_registry
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition, build_registry
 
 _KINDS: Final[dict[str, ColumnKind]] = {
     **dict.fromkeys(

@@ -1,6 +1,6 @@
 """Which keyspace id a column's value has: Vitess's sharding functions, by name and byte for byte.
 
-A row lives on the shard whose key range (`freshness.keyrange`) contains its keyspace id. The application library
+A row lives on the shard whose key range (`freshness.keys.keyrange`) contains its keyspace id. The application library
 asks with the values of a key, the readers of the log with those of a row image; one row must give one id on both
 sides, so a value has one form: an int (of any integer column), text, bytes, or a Decimal without fraction, which is
 its int. Whoever has an integer column's value as text makes it an int first; whoever has a BINARY(n) from a log
@@ -21,7 +21,7 @@ from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
 from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
 from freshness.errors import ConfigError, FormatError
-from freshness.sharding import weigh_loosely
+from freshness.keys.weights import weigh_loosely
 
 SIGNED_MIN: Final = -(1 << 63)
 UNSIGNED_MAX: Final = (1 << 64) - 1

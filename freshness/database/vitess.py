@@ -16,8 +16,8 @@ from typing import Final, Literal, TypeVar
 
 from freshness.database.connection import Connection, read_rows
 from freshness.errors import ConfigError
-from freshness.heartbeat import HEARTBEAT_TABLE, parse_token
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token
 
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from freshness.config import Config
+from freshness.config.settings import Config
 from freshness.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freshness import __version__
+from freshness.algorithm.witness import Action
 from freshness.errors import FormatError
 from freshness.history.arrow import make_schema
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION
 from freshness.values.codec import DIGEST_BYTES, decode_value, row_digest
-from freshness.witness import Action
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,8 @@ def hash_item(item: bytes) -> int:
 
 
 class Recorder:
-    """``sample``: the share of items recorded, from 0 to 1. Safe for several threads. See `freshness.witness`.
+    """``sample``: the share of items recorded, from 0 to 1. Safe for several threads. See
+    `freshness.algorithm.witness`.
 
     It begins with the first action that it is told, and again after `close` and in a forked process, each time as
     a client of its own.

@@ -1,4 +1,4 @@
 """Cache nodes by technology: ``memory`` (reference and simulator), ``memcached``, ``redis``.
 
-Each implements `freshness.backend.CacheNode` and passes one contract suite. None imports another.
+Each implements `freshness.algorithm.node.CacheNode` and passes one contract suite. None imports another.
 """

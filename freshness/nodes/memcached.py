@@ -19,7 +19,8 @@ from typing import Final
 
 from pymemcache.client.base import Client
 
-from freshness.backend import lifetime_seconds
+from freshness.algorithm.node import lifetime_seconds
+from freshness.algorithm.request import Marks, Merges, Reply, Request, StorageReport
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
 from freshness.nodes.meta import (
     FENCE,
@@ -33,7 +34,6 @@ from freshness.nodes.meta import (
     encode_pair_range,
     plan_pairs,
 )
-from freshness.request import Marks, Merges, Reply, Request, StorageReport
 
 OLDEST_VERSION: Final = (1, 6, 13)
 """Meta commands are final since 1.6.10; ``md`` ignores its C flag before 1.6.13, so that a conditional delete
@@ -73,7 +73,7 @@ class _Connection(Client):  # type: ignore[misc]
 
 
 class MemcachedNode:
-    """A connection to one memcached server; see `freshness.backend.CacheNode`.
+    """A connection to one memcached server; see `freshness.algorithm.node.CacheNode`.
 
     ``name``: ``host:port``, ``[ipv6]:port`` or the path of a socket. ``timeout_seconds`` bounds each wait for
     the server to take or give the next bytes. ``credentials``: user and password for memcached's ``-Y`` file.

@@ -13,9 +13,8 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
-from freshness.backend import check_key, lifetime_seconds
-from freshness.errors import NodeUnavailable
-from freshness.request import (
+from freshness.algorithm.node import check_key, lifetime_seconds
+from freshness.algorithm.request import (
     CONFLICT,
     DONE,
     MISSING,
@@ -31,6 +30,7 @@ from freshness.request import (
     StorageReport,
     Stored,
 )
+from freshness.errors import NodeUnavailable
 
 ITEM_OVERHEAD_BYTES: Final = 60
 """What memcached counts of an item besides key and value, about; only the size limit depends on it."""
@@ -268,7 +268,7 @@ class MemoryStore:
 
 
 class MemoryNode:
-    """A connection to a `MemoryStore`; see `freshness.backend.CacheNode`. ``down``: this connection is cut.
+    """A connection to a `MemoryStore`; see `freshness.algorithm.node.CacheNode`. ``down``: this connection is cut.
 
     A flow is carried out when it is sent. So a node that goes down between `send` and `receive` has done the
     work without saying so, and one that was down before has not. A restart of the store breaks the connection:

@@ -24,8 +24,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
-from freshness.backend import KEY_BYTES_MAX, check_key, is_key, lifetime_seconds
-from freshness.request import (
+from freshness.algorithm.node import KEY_BYTES_MAX, check_key, is_key, lifetime_seconds
+from freshness.algorithm.request import (
     CONFLICT,
     DONE,
     MISSING,

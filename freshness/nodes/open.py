@@ -5,7 +5,7 @@ Each technology is imported where it is used, so that an application installs on
 
 from __future__ import annotations
 
-from freshness.backend import CacheNode
+from freshness.algorithm.node import CacheNode
 from freshness.errors import ConfigError
 
 

@@ -28,9 +28,8 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from freshness.backend import TTL_SECONDS_MAX, check_key, lifetime_seconds
-from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
-from freshness.request import (
+from freshness.algorithm.node import TTL_SECONDS_MAX, check_key, lifetime_seconds
+from freshness.algorithm.request import (
     CONFLICT,
     DONE,
     MISSING,
@@ -47,6 +46,7 @@ from freshness.request import (
     StorageReport,
     Stored,
 )
+from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
 
 VERSION_BYTES: Final = 8
 HEADER_BYTES: Final = VERSION_BYTES + 1
@@ -107,7 +107,7 @@ Decode: TypeAlias = Callable[[Answers], Reply]
 
 
 class RedisNode:
-    """A connection to one Redis server; see `freshness.backend.CacheNode`.
+    """A connection to one Redis server; see `freshness.algorithm.node.CacheNode`.
 
     ``name``: ``host:port``. ``tls_options``: keyword arguments for redis-py's ``SSLConnection``; None: no
     TLS. ``item_bytes_max``: what is longer is refused, as memcached does, so that both backends cache the

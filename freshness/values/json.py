@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from freshness.errors import FormatError
-from freshness.source import UNREADABLE
+from freshness.stream.source import UNREADABLE
 
 INTEGER_MIN: Final = -(1 << 63)
 INTEGER_MAX: Final = (1 << 64) - 1

@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from integration.servers.process import ServerProcess
 from invalidator.status import read_status
 

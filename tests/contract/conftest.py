@@ -8,7 +8,7 @@ import fakeredis
 import pytest
 from redis.connection import AbstractConnection
 
-from freshness.backend import CacheNode
+from freshness.algorithm.node import CacheNode
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.nodes.redis import RedisNode
 

@@ -11,10 +11,8 @@ from typing import Protocol
 import fakeredis
 import pytest
 
-from freshness.backend import KEY_BYTES_MAX, CacheNode
-from freshness.errors import ConfigError, FormatError, NodeUnavailable
-from freshness.nodes.redis import RedisNode
-from freshness.request import (
+from freshness.algorithm.node import KEY_BYTES_MAX, CacheNode
+from freshness.algorithm.request import (
     CONFLICT,
     DONE,
     MISSING,
@@ -32,6 +30,8 @@ from freshness.request import (
     StorageReport,
     Stored,
 )
+from freshness.errors import ConfigError, FormatError, NodeUnavailable
+from freshness.nodes.redis import RedisNode
 from tests.contract.conftest import FakeRedisSetup, MemorySetup
 
 ALL_BYTES = bytes(range(256))

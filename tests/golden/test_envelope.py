@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from freshness.envelope import (
+from freshness.algorithm.envelope import (
     STUB,
     Coverage,
     Filled,

@@ -1,6 +1,6 @@
 """Placements that must never change: every process of every version has to agree where a key lives (F10).
 
-A change here moves keys of running caches. It takes a new algorithm name in ``freshness.placement``, so that the
+A change here moves keys of running caches. It takes a new algorithm name in ``freshness.keys.placement``, so that the
 ring version changes with it, an ADR, and a line in the CHANGELOG.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from freshness.placement import Placement
+from freshness.keys.placement import Placement
 
 NODES = ("127.0.0.1:11211", "127.0.0.1:11212", "cache-3.example:11211")
 

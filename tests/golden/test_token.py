@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from freshness.position import decode_position, parse_position
-from freshness.token import EventToken
+from freshness.position.token import EventToken
 
 CASES = [
     (

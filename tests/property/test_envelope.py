@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshness.envelope import (
+from freshness.algorithm.envelope import (
     LIFE_SIZE,
     Coverage,
     Filled,
@@ -20,11 +20,11 @@ from freshness.envelope import (
     live_prefix,
     split_live,
 )
+from freshness.algorithm.request import Item
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.view import NodeView
 from freshness.errors import FormatError
 from freshness.position import MariadbPosition, MysqlGtidSet, Position
-from freshness.request import Item
-from freshness.rule import ObjectPolicy, ReadOutcome
-from freshness.view import NodeView
 
 SOURCES = ("3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562")
 DECODERS: tuple[Callable[[bytes], Any], ...] = (Filled.decode, Tombstone.decode, NodeRecord.decode)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from freshness.algorithm.request import Flow, Flows, Reply, Request, Wait
 from freshness.errors import FreshnessError, NodeUnavailable
-from freshness.request import Flow, Flows, Reply, Request, Wait
 
 
 class Transport(Protocol):

@@ -13,24 +13,20 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
-import freshness.admission
-import freshness.apply
-import freshness.invalidate
-import freshness.keyfinder
-import freshness.read
-import freshness.rule
-import freshness.view
+import freshness.algorithm.admission
+import freshness.algorithm.apply
+import freshness.algorithm.invalidate
+import freshness.algorithm.read
+import freshness.algorithm.rule
+import freshness.algorithm.view
+import freshness.objects.keyfinder
 import invalidator.shard
-from freshness.apply import Batch
-from freshness.cachekey import tombstone_key
-from freshness.envelope import Coverage, NodeRecord, Tombstone
-from freshness.errors import FreshnessError, MembershipLost
-from freshness.gather import gather
-from freshness.invalidate import Event
-from freshness.membership import HeartbeatSeen, Membership, find_record, is_of_another_configuration
-from freshness.nodes.memory import MemoryStore
-from freshness.position import MysqlGtidSet, Position, empty_position
-from freshness.request import (
+from freshness.algorithm.apply import Batch
+from freshness.algorithm.envelope import Coverage, NodeRecord, Tombstone
+from freshness.algorithm.gather import gather
+from freshness.algorithm.invalidate import Event
+from freshness.algorithm.membership import HeartbeatSeen, Membership, find_record, is_of_another_configuration
+from freshness.algorithm.request import (
     DONE,
     MISSING,
     Add,
@@ -43,10 +39,20 @@ from freshness.request import (
     StorageReport,
     Stored,
 )
-from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal, find_hit_refusal, find_record_refusal
-from freshness.source import Transaction
-from freshness.token import EventToken
-from freshness.view import NodeView
+from freshness.algorithm.rule import (
+    ObjectPolicy,
+    ReadOutcome,
+    find_fill_refusal,
+    find_hit_refusal,
+    find_record_refusal,
+)
+from freshness.algorithm.view import NodeView
+from freshness.errors import FreshnessError, MembershipLost
+from freshness.keys.cachekey import tombstone_key
+from freshness.nodes.memory import MemoryStore
+from freshness.position import MysqlGtidSet, Position, empty_position
+from freshness.position.token import EventToken
+from freshness.stream.source import Transaction
 from invalidator.shard import ShardInvalidator
 from tests.simulation.reshard import STAYS_OPEN
 
@@ -65,7 +71,7 @@ def _no_compare() -> Planted:
     def refusal(policy: Any, ring: int, records: Any, _: Any, tokens: Any) -> ReadOutcome | None:
         return find_fill_refusal(policy, ring, records, None, tokens)
 
-    return _patch(freshness.read, "find_fill_refusal", refusal)
+    return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
 
 
 def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Planted:
@@ -81,7 +87,7 @@ def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Plant
         seen = {lineage: record and change(record, policy) for lineage, record in records.items()}
         return find_fill_refusal(policy, ring, seen, tombstone, tokens)
 
-    return _patch(freshness.read, "find_fill_refusal", refusal)
+    return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
 
 
 def _no_floor() -> Planted:
@@ -101,8 +107,8 @@ def _ring_ignored() -> Planted:
         return find_record_refusal(record, record.ring if record is not None else 0)
 
     stack = contextlib.ExitStack()
-    stack.enter_context(_patch(freshness.rule, "find_record_refusal", refusal))
-    stack.enter_context(_patch(freshness.view, "find_record_refusal", refusal))
+    stack.enter_context(_patch(freshness.algorithm.rule, "find_record_refusal", refusal))
+    stack.enter_context(_patch(freshness.algorithm.view, "find_record_refusal", refusal))
     return stack
 
 
@@ -111,7 +117,7 @@ def _hit_refusal_ignored(ignored: ReadOutcome) -> Planted:
         found = find_hit_refusal(*arguments)
         return None if found is ignored else found
 
-    return _patch(freshness.view, "find_hit_refusal", refusal)
+    return _patch(freshness.algorithm.view, "find_hit_refusal", refusal)
 
 
 def _life_ignored() -> Planted:
@@ -145,10 +151,10 @@ def _delete_first() -> Planted:
             answers = iter((yield Flow(node, kept)))
             replies = [DONE if isinstance(request, Delete) else next(answers) for request in step.requests]
 
-    return _patch(freshness.apply, "invalidate", invalidate)
+    return _patch(freshness.algorithm.apply, "invalidate", invalidate)
 
 
-_ORIGINAL_INVALIDATE: Final = freshness.invalidate.invalidate
+_ORIGINAL_INVALIDATE: Final = freshness.algorithm.invalidate.invalidate
 
 
 def _first_sender_only_deletes() -> Planted:
@@ -179,11 +185,11 @@ def _first_sender_only_deletes() -> Planted:
             found += result
         return found
 
-    return _patch(freshness.apply, "invalidate", invalidate)
+    return _patch(freshness.algorithm.apply, "invalidate", invalidate)
 
 
 def _duplicate_keeps_age() -> Planted:
-    original = freshness.invalidate._accumulate
+    original = freshness.algorithm.invalidate._accumulate
 
     def accumulate(node: str, events: Mapping[bytes, Event], ttl: int) -> Procedure[dict[bytes, Event]]:
         held = yield Flow(node, tuple(Get(tombstone_key(key)) for key in events))
@@ -198,7 +204,7 @@ def _duplicate_keeps_age() -> Planted:
         left = {key: event for key, event in events.items() if key not in known}
         return (yield from original(node, left, ttl)) if left else {}
 
-    return _patch(freshness.invalidate, "_accumulate", accumulate)
+    return _patch(freshness.algorithm.invalidate, "_accumulate", accumulate)
 
 
 def _tombstone_replaced() -> Planted:
@@ -209,22 +215,24 @@ def _tombstone_replaced() -> Planted:
 
 
 def _before_image_ignored() -> Planted:
-    original = freshness.keyfinder._items_of
+    original = freshness.objects.keyfinder._items_of
 
     def items(definition: Any, table: str, before: Any, after: Any) -> Any:
         return original(definition, table, None if after is not None else before, after)
 
-    return _patch(freshness.keyfinder, "_items_of", items)
+    return _patch(freshness.objects.keyfinder, "_items_of", items)
 
 
 # -- publishing ----------------------------------------------------------------------------------------
 
 
-_ORIGINAL_APPLY: Final = freshness.apply.apply_batch
+_ORIGINAL_APPLY: Final = freshness.algorithm.apply.apply_batch
 
 
 def apply_progress_first(member: Membership, batch: Batch) -> Procedure[None]:
-    yield from freshness.apply.publish(member, freshness.apply._Sent(member.clock(), batch))
+    yield from freshness.algorithm.apply.publish(
+        member, freshness.algorithm.apply._Sent(member.clock(), batch)
+    )
     member.applied = batch.before
     yield from _ORIGINAL_APPLY(member, batch)
 
@@ -237,7 +245,7 @@ def _age_not_checked() -> Planted:
     """Events count as sent when they enter progress. The age counts in two places, in the check before the CAS and in
     the floor that goes with it; each alone suffices, so both forget it."""
 
-    class Ageless(freshness.apply._Sent):
+    class Ageless(freshness.algorithm.apply._Sent):
         def __init__(self, _: float, batch: Batch) -> None:
             super().__init__(float("inf"), batch)
 
@@ -251,7 +259,7 @@ def _age_not_checked() -> Planted:
         return original(self, record, now)
 
     stack = contextlib.ExitStack()
-    stack.enter_context(_patch(freshness.apply, "_Sent", Ageless))
+    stack.enter_context(_patch(freshness.algorithm.apply, "_Sent", Ageless))
     stack.enter_context(_patch(Membership, "_with_floor", with_floor))
     return stack
 
@@ -327,13 +335,13 @@ def _record_put_back() -> Planted:
 
 
 def _opened_before_caught_up() -> Planted:
-    original = freshness.admission._revive
+    original = freshness.algorithm.admission._revive
 
     def revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
         yield from original(member, resume)
         member.target, member.opens_after = None, float("-inf")
 
-    return _patch(freshness.admission, "_revive", revive)
+    return _patch(freshness.algorithm.admission, "_revive", revive)
 
 
 def _losses_ignored() -> Planted:
@@ -342,7 +350,7 @@ def _losses_ignored() -> Planted:
         return
         yield
 
-    return _patch(freshness.apply, "_inspect", inspect)
+    return _patch(freshness.algorithm.apply, "_inspect", inspect)
 
 
 def _tenure_ignored() -> Planted:
@@ -376,7 +384,7 @@ def _readers_not_waited_for() -> Planted:
         return
         yield
 
-    return _patch(freshness.apply, "_wait_for_readers", nothing)
+    return _patch(freshness.algorithm.apply, "_wait_for_readers", nothing)
 
 
 def _trailing_without_temp_lru() -> Planted:
@@ -389,18 +397,18 @@ def _trailing_without_temp_lru() -> Planted:
 
 
 def _revived_at_the_head() -> Planted:
-    original = freshness.admission._revive
+    original = freshness.algorithm.admission._revive
 
     def revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
         yield from original(member, resume)
         if member.target is not None:
             member.start_from(member.applied.union(member.target))
 
-    return _patch(freshness.admission, "_revive", revive)
+    return _patch(freshness.algorithm.admission, "_revive", revive)
 
 
 def _losses_ignored_at_join() -> Planted:
-    return _patch(freshness.admission, "_may_have_lost_tombstones", lambda *_: False)
+    return _patch(freshness.algorithm.admission, "_may_have_lost_tombstones", lambda *_: False)
 
 
 def _epoch_ignored() -> Planted:
@@ -420,7 +428,7 @@ def _epoch_ignored() -> Planted:
         }
         return find_fill_refusal(policy, ring, records, tombstone, {**tokens, **relabelled})
 
-    return _patch(freshness.read, "find_fill_refusal", refusal)
+    return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
 
 
 def _empty_newborn() -> Planted:
@@ -440,7 +448,7 @@ def _empty_newborn() -> Planted:
 
 
 def _only_winners_fill() -> Planted:
-    original = freshness.read._wait_for_winners
+    original = freshness.algorithm.read._wait_for_winners
 
     def wait(context: Any, waiting: Any, max_staleness_seconds: Any) -> Procedure[None]:
         yield from original(context, waiting, max_staleness_seconds)
@@ -453,8 +461,8 @@ def _only_winners_fill() -> Planted:
         yield
 
     stack = contextlib.ExitStack()
-    stack.enter_context(_patch(freshness.read, "_wait_for_winners", wait))
-    stack.enter_context(_patch(freshness.read, "_drop_stubs", keep))
+    stack.enter_context(_patch(freshness.algorithm.read, "_wait_for_winners", wait))
+    stack.enter_context(_patch(freshness.algorithm.read, "_drop_stubs", keep))
     return stack
 
 
@@ -471,13 +479,13 @@ def _hull_of_numbers() -> Planted:
 
 
 def _target_never_reached() -> Planted:
-    original = freshness.apply._next_record
+    original = freshness.algorithm.apply._next_record
 
     def next_record(member: Membership, sent: Any) -> Any:
         record, applied, is_caught_up = original(member, sent)
         return record, applied, is_caught_up and member.target is None
 
-    return _patch(freshness.apply, "_next_record", next_record)
+    return _patch(freshness.algorithm.apply, "_next_record", next_record)
 
 
 @contextlib.contextmanager

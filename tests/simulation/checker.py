@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from freshness.apply import INSPECT_SECONDS
-from freshness.cachekey import tombstone_key
-from freshness.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
+from freshness.algorithm.apply import INSPECT_SECONDS
+from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.read import Read
+from freshness.algorithm.request import Add, Cas, Delete, Get, InspectStorage, Item, Reply, Request, Stored
+from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FormatError
-from freshness.lookup import Lookup
+from freshness.keys.cachekey import tombstone_key
 from freshness.position import MysqlGtidSet, Position, empty_position
-from freshness.read import Read
-from freshness.request import Add, Cas, Delete, Get, InspectStorage, Item, Reply, Request, Stored
-from freshness.rule import ReadOutcome
 from tests.simulation.database import Commit, Shard
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
-from freshness.source import Heartbeat, RowChange, Transaction
+from freshness.stream.source import Heartbeat, RowChange, Transaction
 
 Row = tuple[str, int]
 """(table, key)"""

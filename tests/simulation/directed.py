@@ -16,12 +16,12 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import tests.world
-from freshness.cachekey import tombstone_key
-from freshness.envelope import STUB, NodeRecord
-from freshness.membership import Membership
+from freshness.algorithm.envelope import STUB, NodeRecord
+from freshness.algorithm.membership import Membership
+from freshness.algorithm.request import Add, Cas, Delete, Head, InspectStorage, Reply, Request
+from freshness.keys.cachekey import tombstone_key
 from freshness.position import MysqlGtidSet
-from freshness.request import Add, Cas, Delete, Head, InspectStorage, Reply, Request
-from freshness.token import EventToken
+from freshness.position.token import EventToken
 from tests.simulation.bugs import PLANTED, apply_progress_first
 from tests.simulation.reshard import STAYS_OPEN
 from tests.world import Reader, Replica, Run, World

@@ -17,23 +17,36 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from freshness.cachekey import KeyBuilder, tombstone_key
-from freshness.config import ObjectConfig
-from freshness.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
+from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.read import ReadContext, read_through
+from freshness.algorithm.request import (
+    Add,
+    Cas,
+    Delete,
+    Flow,
+    Flows,
+    Get,
+    Head,
+    Item,
+    Load,
+    ReadHead,
+    Stored,
+    Wait,
+)
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.config.settings import ObjectConfig
 from freshness.errors import FreshnessError, NodeUnavailable
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.keyfinder import KeyFinder
-from freshness.lookup import Loaded, Lookup
-from freshness.membership import NodePolicy
+from freshness.keys.cachekey import KeyBuilder, tombstone_key
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
-from freshness.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet, Position
-from freshness.read import ReadContext, read_through
-from freshness.registry import ObjectDefinition
-from freshness.request import Add, Cas, Delete, Flow, Flows, Get, Head, Item, Load, ReadHead, Stored, Wait
-from freshness.rule import ObjectPolicy, ReadOutcome
-from freshness.source import Heartbeat, RowChange, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.shard import ShardInvalidator
 from tests.simulation.history import show

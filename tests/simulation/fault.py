@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from freshness.request import Request
-from freshness.source import RowChange
+from freshness.algorithm.request import Request
+from freshness.stream.source import RowChange
 from tests.simulation.actor import Actor
 from tests.simulation.network import REQUEST_FAULTS, kind_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from freshness.envelope import STUB, Filled, NodeRecord, Tombstone
+from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Tombstone
+from freshness.algorithm.request import Add, Cas, Delete, Get, InspectStorage, Item, Outcome, Stored
 from freshness.errors import FormatError
-from freshness.request import Add, Cas, Delete, Get, InspectStorage, Item, Outcome, Stored
 
 
 def show(thing: Any) -> str:

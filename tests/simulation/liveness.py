@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from freshness.lookup import Lookup
-from freshness.request import Wait
-from freshness.rule import ReadOutcome
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.request import Wait
+from freshness.algorithm.rule import ReadOutcome
 from invalidator.loop import HISTORY_CONFIRM_SECONDS
 from invalidator.shard import REJOIN_MAX_SECONDS
 from tests.simulation import fault

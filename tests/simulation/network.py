@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from freshness.cachekey import tombstone_key
-from freshness.envelope import STUB
+from freshness.algorithm.envelope import STUB
+from freshness.algorithm.request import Add, Cas, Get, InspectStorage, Reply, Request, Stored
 from freshness.errors import NodeUnavailable
+from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryStore
-from freshness.request import Add, Cas, Get, InspectStorage, Reply, Request, Stored
 from tests.simulation.actor import Actor
 from tests.simulation.history import show
 

@@ -11,9 +11,9 @@ import logging
 from functools import lru_cache
 from typing import Any, Final
 
-import freshness.envelope
-import freshness.view
-from freshness.envelope import Filled, NodeRecord, Tombstone
+import freshness.algorithm.envelope
+import freshness.algorithm.view
+from freshness.algorithm.envelope import Filled, NodeRecord, Tombstone
 from freshness.position import decode_position
 
 REMEMBERED_MAX: Final = 4096
@@ -30,7 +30,7 @@ def be_quick() -> None:
     remembered: Any = lru_cache(REMEMBERED_MAX)
     for envelope in (Filled, NodeRecord, Tombstone):
         envelope.decode = staticmethod(remembered(envelope.decode))  # type: ignore[method-assign]
-    for module in (freshness.envelope, freshness.view):
+    for module in (freshness.algorithm.envelope, freshness.algorithm.view):
         vars(module)["decode_position"] = remembered(decode_position)
     gc.freeze()
     gc.disable()

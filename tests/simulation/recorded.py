@@ -17,16 +17,16 @@ from typing import Any, Final
 import pyarrow
 from pyarrow import parquet
 
-from freshness import apply
-from freshness.cachekey import tombstone_key
-from freshness.envelope import STUB, Filled, NodeRecord
+from freshness.algorithm import apply
+from freshness.algorithm.envelope import STUB, Filled, NodeRecord
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.read import Read
+from freshness.algorithm.request import Add, Cas, Get, Item, Reply, Request, Stored
+from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FormatError, NodeUnavailable
 from freshness.history.arrow import make_schema
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION
-from freshness.lookup import Lookup
-from freshness.read import Read
-from freshness.request import Add, Cas, Get, Item, Reply, Request, Stored
-from freshness.rule import ReadOutcome
+from freshness.keys.cachekey import tombstone_key
 from tests.simulation.actor import Actor
 from tests.simulation.database import Commit, Shard
 from tests.simulation.options import FAULTS, Options

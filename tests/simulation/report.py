@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
 
-from freshness.rule import ReadOutcome
+from freshness.algorithm.rule import ReadOutcome
 from tests.simulation.bugs import SELDOM_CAUGHT, Planting
 from tests.simulation.campaign import Caught, Finding, Tally, run_world
 from tests.simulation.directed import DIRECTED

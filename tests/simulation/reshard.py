@@ -12,9 +12,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from freshness.envelope import NodeRecord, record_key
-from freshness.request import Wait
-from freshness.source import RowChange
+from freshness.algorithm.envelope import NodeRecord, record_key
+from freshness.algorithm.request import Wait
+from freshness.stream.source import RowChange
 from tests.simulation.database import Shard
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.request import Head, Load, ReadHead
 from freshness.errors import HistoryLost, SourceUnavailable
-from freshness.lookup import Loaded, Lookup
 from freshness.position import MysqlGtidSet, Position
-from freshness.request import Head, Load, ReadHead
-from freshness.source import Heartbeat, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import Heartbeat, Transaction
 from invalidator.loop import OpenStream, Poll, RaiseEpoch
 from invalidator.shard import ShardInvalidator
 from tests.simulation.actor import Actor

@@ -13,19 +13,19 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from freshness.cachekey import KeyBuilder
-from freshness.config import ObjectConfig
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.keyfinder import KeyFinder
-from freshness.lookup import Lookup
-from freshness.membership import NodePolicy
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.request import Reply, Request, Wait
+from freshness.algorithm.rule import ObjectPolicy
+from freshness.config.settings import ObjectConfig
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
-from freshness.placement import Placement
-from freshness.read import Read, ReadContext, read_through
-from freshness.registry import ObjectDefinition
-from freshness.request import Reply, Request, Wait
-from freshness.rule import ObjectPolicy
-from freshness.source import RowChange
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
+from freshness.stream.source import RowChange
 from invalidator.loop import LoopObserver, run_loop
 from invalidator.shard import ShardInvalidator
 from tests.simulation import fault, upstream

@@ -6,15 +6,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.database.sharding import keyspace_id
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.keyfinder import KeyFinder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition, build_registry
 from freshness.position import MysqlGtidSet
-from freshness.registry import ObjectDefinition, build_registry
-from freshness.source import RowChange, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import RowChange, Transaction
 from invalidator.archive import ArchiveWriter, RotationPolicy
 from invalidator.archive_reader import open_archive
 from invalidator.json_lines import LayoutBook

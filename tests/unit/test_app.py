@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, StreamStopped
 from invalidator import app
 from invalidator.app import Invalidator

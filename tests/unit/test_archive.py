@@ -19,8 +19,8 @@ import pytest
 from freshness.errors import ConfigError, FormatError, StreamStopped
 from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position import MysqlGtidSet
-from freshness.source import Heartbeat, RowChange, Shape, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import Heartbeat, RowChange, Shape, Transaction
 from freshness.values.codec import row_digest
 from invalidator import archive_reader
 from invalidator.archive import UNFINISHED, RotationPolicy, find_files
@@ -367,7 +367,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from invalidator.archive import RotationPolicy
-from freshness.source import RowChange
+from freshness.stream.source import RowChange
 from tests.unit.archive_world import World, message
 
 world = World(Path(sys.argv[1]), RotationPolicy(rows_max=10))

@@ -11,9 +11,9 @@ import pytest
 
 from appclient import Cache
 from appclient.database import ShardDatabase
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
 from freshness.errors import ConfigError, FormatError
-from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
 
 CONFIG = """[cache]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshness.cachekey import (
+from freshness.errors import ConfigError, FormatError
+from freshness.keys.cachekey import (
     ITEM_BYTES_MAX,
     CacheKey,
     ColumnKind,
@@ -19,7 +20,6 @@ from freshness.cachekey import (
     canonical_key,
     tombstone_key,
 )
-from freshness.errors import ConfigError, FormatError
 
 GENERAL = "utf8mb4_general_ci"
 MODERN = "utf8mb4_0900_ai_ci"

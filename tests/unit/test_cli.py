@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from freshness import __version__, errors
 from freshness.position import MysqlGtidSet
-from freshness.token import EventToken
+from freshness.position.token import EventToken
 from invalidator import cli
 
 USAGE = 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
 from integration.servers.memcached import TEMPORARY_TTL_SECONDS
 
 COMPOSE = Path(__file__).resolve().parent.parent.parent / "compose"

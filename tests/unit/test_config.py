@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import pytest
 
-from freshness.config import Config, ServerAddress, describe_settings
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config, ServerAddress, describe_settings
 from freshness.errors import ConfigError
 
 Load: TypeAlias = Callable[..., Config]

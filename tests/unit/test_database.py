@@ -11,7 +11,7 @@ import pymysql
 import pytest
 
 from appclient.database import RETRY_SECONDS, Database, LoaderConnection, ShardDatabase
-from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, SourceUnavailable, SourceUnsuitable
 
 FIRST, SECOND, PRIMARY = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2"), ServerAddress("10.0.0.9")

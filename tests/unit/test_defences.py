@@ -13,13 +13,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from freshness import admission, apply, membership, read, rule, view
-from freshness.cachekey import tombstone_key
-from freshness.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone, record_key
-from freshness.errors import FormatError, FreshnessError
-from freshness.lookup import Lookup
-from freshness.position import Position, empty_position
-from freshness.request import (
+from freshness.algorithm import admission, apply, membership, read, rule, view
+from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone, record_key
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.request import (
     DONE,
     MISSING,
     Add,
@@ -34,9 +31,12 @@ from freshness.request import (
     Request,
     Stored,
 )
-from freshness.rule import ObjectPolicy, ReadOutcome
-from freshness.token import EventToken
-from freshness.view import NodeView
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.view import NodeView
+from freshness.errors import FormatError, FreshnessError
+from freshness.keys.cachekey import tombstone_key
+from freshness.position import Position, empty_position
+from freshness.position.token import EventToken
 from tests.world import (
     KEY,
     LINEAGE,

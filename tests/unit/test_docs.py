@@ -17,13 +17,13 @@ from fastapi.routing import APIRoute
 
 from docs.generate import TABLES, render
 from freshness import errors
-from freshness.config_reader import load_config
-from freshness.envelope import Filled, NodeRecord, Tombstone
+from freshness.algorithm.envelope import Filled, NodeRecord, Tombstone
+from freshness.config.reader import load_config
 from freshness.errors import FormatError, FreshnessError
 from freshness.position import decode_position, parse_position
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.position.varint import ByteReader, append_varint
 from freshness.values.codec import decode_value, encode_value
-from freshness.varint import ByteReader, append_varint
 from invalidator.app import Invalidator
 from invalidator.cli import app
 from invalidator.http import create_api

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from freshness.driver import BlockingDriver, drive
-from freshness.errors import NodeUnavailable
-from freshness.nodes.memory import MemoryNode, MemoryStore
-from freshness.position import empty_position
-from freshness.request import (
+from freshness.algorithm.driver import BlockingDriver, drive
+from freshness.algorithm.request import (
     DONE,
     MISSING,
     STORED,
@@ -29,6 +26,9 @@ from freshness.request import (
     Step,
     Wait,
 )
+from freshness.errors import NodeUnavailable
+from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.position import empty_position
 
 
 class Spy:

@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 import zstandard
 
-from freshness.cachekey import KeyBuilder
 from freshness.errors import FreshnessError, StreamStopped
-from freshness.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet
-from freshness.registry import ObjectDefinition
-from freshness.source import Transaction, keyed_transaction
+from freshness.stream.source import Transaction, keyed_transaction
 from invalidator import fasttrack
 from invalidator.decoder import EventDecoder
 from invalidator.event import Event

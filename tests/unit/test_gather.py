@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from freshness.driver import drive
+from freshness.algorithm.driver import drive
+from freshness.algorithm.gather import gather
+from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.request import Flow, Flows, Get, Load, Procedure, ReadHead, Request, Step, Wait
 from freshness.errors import FreshnessError, NodeUnavailable, SourceUnavailable
-from freshness.gather import gather
-from freshness.invalidate import Event, invalidate
 from freshness.position import MysqlGtidSet
-from freshness.request import Flow, Flows, Get, Load, Procedure, ReadHead, Request, Step, Wait
 from tests.world import D_SECONDS, LINEAGE, NODE, SOURCE, Client, Run, World, lookup
 
 

@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 
-from freshness import admission, apply, membership, read
-from freshness.envelope import NodeRecord
-from freshness.errors import NodeUnavailable
-from freshness.gather import gather
-from freshness.invalidate import Event, invalidate
-from freshness.mariadb_position import MariadbPosition
-from freshness.membership import HeartbeatSeen, Membership
-from freshness.position import Position
-from freshness.request import (
+from freshness.algorithm import admission, apply, membership, read
+from freshness.algorithm.envelope import NodeRecord
+from freshness.algorithm.gather import gather
+from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.membership import HeartbeatSeen, Membership
+from freshness.algorithm.request import (
     DONE,
     Add,
     Cas,
@@ -33,9 +30,12 @@ from freshness.request import (
     Stored,
     Wait,
 )
-from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
-from freshness.token import EventToken
-from freshness.view import NodeView
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
+from freshness.algorithm.view import NodeView
+from freshness.errors import NodeUnavailable
+from freshness.position import Position
+from freshness.position.mariadb import MariadbPosition
+from freshness.position.token import EventToken
 from tests.unit.test_defences import MARKER, go_on, prove, read_lagging, start
 from tests.world import (
     CUSTOMER,
@@ -568,7 +568,7 @@ def test_the_second_that_a_node_gives_on_top_is_counted(monkeypatch: pytest.Monk
         return Reader(world, world.replica()).reading(max_staleness_seconds=0.5).finish()[0].outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr("freshness.view.RECORD_TTL_SLACK_SECONDS", -1)
+        patch.setattr("freshness.algorithm.view.RECORD_TTL_SLACK_SECONDS", -1)
 
     prove(schedule, ReadOutcome.STALE, plant, "I7", monkeypatch)
 

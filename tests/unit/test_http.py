@@ -12,16 +12,16 @@ import pytest
 from fastapi.testclient import TestClient
 
 from freshness import __version__
-from freshness.config import Config
-from freshness.config_reader import load_config
-from freshness.driver import BlockingDriver, running_clock
-from freshness.keyfinder import KeyFinder
-from freshness.membership import NodePolicy
+from freshness.algorithm.driver import BlockingDriver, running_clock
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.request import Head
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
+from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
-from freshness.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet, empty_position
-from freshness.request import Head
-from freshness.source import Heartbeat, Transaction
+from freshness.stream.source import Heartbeat, Transaction
 from invalidator.app import Invalidator
 from invalidator.http import create_api
 from invalidator.shard import ShardInvalidator

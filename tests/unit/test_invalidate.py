@@ -10,14 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshness.cachekey import tombstone_key
-from freshness.driver import drive
-from freshness.envelope import Tombstone
+from freshness.algorithm.driver import drive
+from freshness.algorithm.envelope import Tombstone
+from freshness.algorithm.invalidate import CAS_ATTEMPTS_MAX, Event, invalidate
+from freshness.algorithm.request import (
+    Add,
+    Cas,
+    Delete,
+    Flow,
+    Get,
+    Item,
+    Refused,
+    Reply,
+    Request,
+    Step,
+    Stored,
+)
 from freshness.errors import FreshnessError, InvalidationFailed
-from freshness.invalidate import CAS_ATTEMPTS_MAX, Event, invalidate
+from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position
-from freshness.request import Add, Cas, Delete, Flow, Get, Item, Refused, Reply, Request, Step, Stored
 from tests.world import D_SECONDS, LINEAGE, NODE, SOURCE
 
 KEYS = tuple(b"shop:customer:%d" % number for number in range(4))

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshness.errors import FormatError, SourceUnavailable
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 from freshness.position import MysqlGtidSet
-from freshness.resume import ResumeVector
-from freshness.source import UNREADABLE, Heartbeat, RowChange, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
+from freshness.stream.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json, to_json
 from invalidator import json_lines
 from invalidator.json_lines import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from freshness.errors import FormatError
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from freshness.cachekey import ITEM_BYTES_MAX, KeyBuilder
 from freshness.errors import StreamStopped
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.registry import ObjectDefinition
+from freshness.keys.cachekey import ITEM_BYTES_MAX, KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition
 from invalidator import keyplan, keyreader
 from invalidator import tablemap as types
 from invalidator.event import FormatDescription

@@ -9,7 +9,7 @@ import pytest
 
 from freshness.errors import SourceUnavailable
 from freshness.position import MariadbPosition, MysqlGtidSet
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from invalidator.mailbox import Mailbox, measure
 from invalidator.vstream_journal import ShardsMoved
 

@@ -6,16 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from freshness import apply
-from freshness.admission import join
-from freshness.apply import RESENDS_MAX, Batch
-from freshness.cachekey import TOMBSTONE_SUFFIX, tombstone_key
-from freshness.envelope import NodeRecord, record_key, resume_key
-from freshness.errors import FreshnessError, InvalidationFailed, MembershipLost, NodeUnavailable
-from freshness.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, NodePolicy
-from freshness.nodes.memory import NO_MEMORY
-from freshness.position import MariadbPosition
-from freshness.request import (
+from freshness.algorithm import apply
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import RESENDS_MAX, Batch
+from freshness.algorithm.envelope import NodeRecord, record_key, resume_key
+from freshness.algorithm.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, NodePolicy
+from freshness.algorithm.request import (
     CONFLICT,
     Add,
     Cas,
@@ -28,7 +24,11 @@ from freshness.request import (
     Stored,
     Wait,
 )
-from freshness.rule import ReadOutcome
+from freshness.algorithm.rule import ReadOutcome
+from freshness.errors import FreshnessError, InvalidationFailed, MembershipLost, NodeUnavailable
+from freshness.keys.cachekey import TOMBSTONE_SUFFIX, tombstone_key
+from freshness.nodes.memory import NO_MEMORY
+from freshness.position import MariadbPosition
 from tests.world import (
     CUSTOMER,
     D_SECONDS,

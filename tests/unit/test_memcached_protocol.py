@@ -12,11 +12,8 @@ from contextlib import closing
 
 import pytest
 
-from freshness.backend import TTL_SECONDS_MAX
-from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
-from freshness.nodes.memcached import MemcachedNode
-from freshness.nodes.meta import VERSION_LIMIT, ProtocolError, ReplyReader, Stats, decode_flow, encode_flow
-from freshness.request import (
+from freshness.algorithm.node import TTL_SECONDS_MAX
+from freshness.algorithm.request import (
     CONFLICT,
     DONE,
     MISSING,
@@ -33,6 +30,9 @@ from freshness.request import (
     StorageReport,
     Stored,
 )
+from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.nodes.memcached import MemcachedNode
+from freshness.nodes.meta import VERSION_LIMIT, ProtocolError, ReplyReader, Stats, decode_flow, encode_flow
 
 ADD, CAS = Add(b"k", b"v", 10), Cas(b"k", b"v", 7, 10)
 QUIET_DELETE, DELETE = Delete(b"k"), Delete(b"k", 7)

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from freshness.errors import NodeUnavailable
-from freshness.nodes.memory import MemoryNode, MemoryStore
-from freshness.request import (
+from freshness.algorithm.request import (
     MISSING,
     Add,
     Cas,
@@ -24,6 +22,8 @@ from freshness.request import (
     StorageReport,
     Stored,
 )
+from freshness.errors import NodeUnavailable
+from freshness.nodes.memory import MemoryNode, MemoryStore
 
 
 @dataclass

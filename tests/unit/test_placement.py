@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from freshness.errors import ConfigError
-from freshness.placement import Placement
+from freshness.keys.placement import Placement
 
 NODES = [f"10.0.0.{n}:11211" for n in range(1, 5)]
 KEYS = [b"shop:customer:%d" % n for n in range(10_000)]

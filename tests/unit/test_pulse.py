@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.database import pulse as pulse_module
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.pulse import Pulse

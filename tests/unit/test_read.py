@@ -9,23 +9,12 @@ from typing import Any
 
 import pytest
 
-from freshness.cachekey import tombstone_key
-from freshness.envelope import STUB, Filled, record_key, resume_key
-from freshness.lookup import Lookup
-from freshness.read import LEASE_POLLS_MAX, Read, read_through
-from freshness.request import (
-    Add,
-    Cas,
-    Delete,
-    Flows,
-    Get,
-    Item,
-    Load,
-    Step,
-    Stored,
-    Wait,
-)
-from freshness.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.envelope import STUB, Filled, record_key, resume_key
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.read import LEASE_POLLS_MAX, Read, read_through
+from freshness.algorithm.request import Add, Cas, Delete, Flows, Get, Item, Load, Step, Stored, Wait
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.keys.cachekey import tombstone_key
 from tests.world import (
     KEY,
     LINEAGE,

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from freshness.algorithm.witness import Action, Trace
 from freshness.errors import ConfigError
 from freshness.history import recorder as recording
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION, KIND_KEY, VERSION_KEY
 from freshness.history.recorder import Recorder, hash_item
 from freshness.position import MysqlGtidSet
 from freshness.values.codec import encode_value, row_digest
-from freshness.witness import Action, Trace
 from tests.world import KEY, LINEAGE, NODE, Invalidator, Reader, Replica, World
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -212,7 +212,7 @@ def test_without_its_package_the_configuration_is_refused(
 ) -> None:
     import sys
 
-    from freshness.config_reader import load_config
+    from freshness.config.reader import load_config
     from freshness.history.open import open_recorder
 
     path = tmp_path / "freshness.toml"

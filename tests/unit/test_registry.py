@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.database.schema import keyspace_id
 from freshness.errors import ConfigError, FormatError
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.registry import ObjectDefinition, build_registry
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition, build_registry
 
 HEAD = """
 [cache]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from freshness.cachekey import tombstone_key
-from freshness.config import Config
-from freshness.envelope import NodeRecord, Tombstone, record_key
+from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key
+from freshness.algorithm.request import Add, Cas, Get, Item, Reply, Request
+from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
+from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import MysqlGtidSet
-from freshness.request import Add, Cas, Get, Item, Reply, Request
-from freshness.source import Heartbeat, RowChange
+from freshness.stream.source import Heartbeat, RowChange
 from invalidator import replay as module
 from invalidator.archive import RotationPolicy, find_files
 from invalidator.json_lines import LayoutBook, LineWriter, encode_line

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.errors import (
     FreshnessError,
     HistoryLost,
@@ -23,7 +23,7 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position import Position, empty_position, parse_position
-from freshness.source import Transaction
+from freshness.stream.source import Transaction
 from invalidator.candidate import Choice, ReplicaBounds
 from invalidator.replicas import DRAINS_MAX, ReplicaSource
 from invalidator.server import ServerState, find_foreign, find_origin

@@ -8,16 +8,16 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone
-from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
-from freshness.rule import (
+from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone
+from freshness.algorithm.rule import (
     ObjectPolicy,
     ReadOutcome,
     find_fill_refusal,
     find_hit_refusal,
     find_record_refusal,
 )
-from freshness.token import EventToken
+from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
+from freshness.position.token import EventToken
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 ONE: Final = ObjectPolicy("customer", 5, ("customers", "addresses"), ("a",), 60)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from freshness.apply import Batch
-from freshness.cachekey import tombstone_key
-from freshness.envelope import Filled, Stamp, record_key
+from freshness.algorithm.apply import Batch
+from freshness.algorithm.envelope import Filled, Stamp, record_key
+from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.membership import HeartbeatSeen
+from freshness.algorithm.read import read_through
+from freshness.algorithm.request import Cas, Flows, Get, Load, Wait
+from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FreshnessError, NodeUnavailable
-from freshness.invalidate import Event, invalidate
-from freshness.membership import HeartbeatSeen
-from freshness.read import read_through
-from freshness.request import Cas, Flows, Get, Load, Wait
-from freshness.rule import ReadOutcome
+from freshness.keys.cachekey import tombstone_key
 from tests.world import (
     CUSTOMER,
     D_SECONDS,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshness.config import ServerAddress
+from freshness.config.settings import ServerAddress
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from invalidator import seek

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from freshness.config import Config
+from freshness.config.settings import Config
 from freshness.errors import (
     ConfigError,
     FormatError,
@@ -25,10 +25,10 @@ from freshness.errors import (
     SourceUnavailable,
     StreamStopped,
 )
-from freshness.keyrange import KeyRange
-from freshness.resume import ResumeVector
-from freshness.source import RowChange
-from freshness.token import EventToken
+from freshness.keys.keyrange import KeyRange
+from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
+from freshness.stream.source import RowChange
 from integration.servers.process import find_free_port
 from invalidator.app import Invalidator
 from invalidator.http import HttpService, create_api, read_access_token

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from freshness.cachekey import tombstone_key
-from freshness.config import (
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.request import Add, Head
+from freshness.config.settings import (
     ArchiveConfig,
     CacheConfig,
     Config,
@@ -21,20 +24,17 @@ from freshness.config import (
     ServerAddress,
     Shard,
 )
-from freshness.config import StreamConfig as Stream
+from freshness.config.settings import StreamConfig as Stream
 from freshness.database.schema import keyspace_id
-from freshness.driver import BlockingDriver
-from freshness.envelope import NodeRecord, Tombstone, record_key
 from freshness.errors import SourceUnavailable
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.keyfinder import KeyFinder
-from freshness.membership import NodePolicy
+from freshness.keys.cachekey import tombstone_key
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
-from freshness.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import build_registry
 from freshness.position import MysqlGtidSet, Position, empty_position
-from freshness.registry import build_registry
-from freshness.request import Add, Head
-from freshness.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
+from freshness.stream.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
 from invalidator.shard import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS, ShardInvalidator
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

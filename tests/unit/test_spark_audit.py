@@ -15,17 +15,17 @@ from typing import Any, Final
 import pytest
 from rich.console import Console
 
-from freshness.cachekey import KeyBuilder
-from freshness.config import ObjectConfig, ServerAddress
-from freshness.envelope import STUB, Coverage, Filled, NodeRecord, Stamp, record_key
+from freshness.algorithm.envelope import STUB, Coverage, Filled, NodeRecord, Stamp, record_key
+from freshness.algorithm.request import Add, Delete, Stored
+from freshness.algorithm.rule import ObjectPolicy
+from freshness.config.settings import ObjectConfig, ServerAddress
 from freshness.errors import FormatError, NodeUnavailable, NodeUnsuitable, SourceUnavailable
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.keyrange import KeyRange
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.keyrange import KeyRange
 from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.objects.registry import ObjectDefinition, ShardFinder
 from freshness.position import Position, parse_position
-from freshness.registry import ObjectDefinition, ShardFinder
-from freshness.request import Add, Delete, Stored
-from freshness.rule import ObjectPolicy
 from freshness.values.codec import encode_value
 from spark import comparison, entry, schema
 from spark.comparison import Comparison, Verdict

@@ -16,7 +16,7 @@ import pytest
 
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history.columns import CHANGES
-from freshness.source import Heartbeat, RowChange
+from freshness.stream.source import Heartbeat, RowChange
 from invalidator.json_lines import EndLine, ErrorLine, LayoutBook, LineWriter, encode_line
 from invalidator.layout import Layout
 from spark import live

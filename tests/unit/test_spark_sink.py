@@ -10,18 +10,18 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.admission import join
-from freshness.cachekey import tombstone_key
-from freshness.driver import BlockingDriver
-from freshness.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.algorithm.admission import join
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.algorithm.membership import Membership, NodePolicy
+from freshness.algorithm.request import Get, Head, Item, Reply, Request
 from freshness.errors import FormatError, HistoryLost, NodeUnavailable, StreamStopped
-from freshness.keyfinder import KeyFinder
-from freshness.membership import Membership, NodePolicy
+from freshness.keys.cachekey import tombstone_key
+from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
-from freshness.placement import Placement
+from freshness.objects.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet, Position
-from freshness.request import Get, Head, Item, Reply, Request
-from freshness.source import Heartbeat, RowChange, Transaction
+from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import to_json_row
 from invalidator.shard import ShardInvalidator
 from spark.keeper import HISTORY_CONFIRM_SECONDS, LineageKeeper

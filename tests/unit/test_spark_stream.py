@@ -26,7 +26,7 @@ from freshness.errors import (
 )
 from freshness.history.archive_file import find_files
 from freshness.history.columns import CHANGES, KIND_KEY, VERSION_KEY
-from freshness.source import RowChange
+from freshness.stream.source import RowChange
 from invalidator.archive import RotationPolicy
 from invalidator.archive_reader import open_archive
 from spark import compact, updatestream

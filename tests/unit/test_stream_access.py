@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from freshness.config import Config, Shard
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config, Shard
 from freshness.errors import ConfigError
-from freshness.keyfinder import KeyFinder
+from freshness.objects.keyfinder import KeyFinder
 from invalidator.json_lines import LayoutBook
 from invalidator.stream_access import OpenedStream, StreamOpener
 from invalidator.update_stream import UpdateStream

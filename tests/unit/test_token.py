@@ -9,7 +9,7 @@ import pytest
 
 from freshness.errors import FormatError
 from freshness.position import MariadbPosition, MysqlGtidSet, Order, Position
-from freshness.token import (
+from freshness.position.token import (
     ENCODED_BYTES_MAX,
     TEXT_PREFIX,
     EventToken,

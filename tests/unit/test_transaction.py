@@ -9,7 +9,7 @@ import pytest
 
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition, MysqlGtidSet
-from freshness.source import RowChange, Transaction
+from freshness.stream.source import RowChange, Transaction
 from invalidator import transaction as transaction_module
 from invalidator.decoder import EventDecoder
 from invalidator.event import (

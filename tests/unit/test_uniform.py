@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshness.cachekey import KeyBuilder
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.registry import ObjectDefinition
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition
 from invalidator import keyplan, uniform
 from invalidator import tablemap as types
 from invalidator.event import Event

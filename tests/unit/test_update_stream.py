@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.config import Keyspace, ServerAddress, Shard
+from freshness.algorithm.request import Head
+from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.errors import (
     ConfigError,
     FormatError,
@@ -24,11 +25,10 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
-from freshness.keyrange import KeyRange
+from freshness.keys.keyrange import KeyRange
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
-from freshness.request import Head
-from freshness.source import UNREADABLE, Heartbeat, RowChange, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from invalidator import feed as module
 from invalidator.feed import PURGED_HINT, Access
 from invalidator.message import StreamMessage

@@ -16,25 +16,25 @@ import pytest
 from appclient import database as application
 from appclient.database import Database, LoaderConnection, ShardDatabase
 from appclient.loader import ObjectLoader
-from freshness import keyfinder
-from freshness.admission import join
-from freshness.apply import renew
-from freshness.cachekey import KeyBuilder
-from freshness.config import Keyspace, ObjectConfig, ServerAddress, Shard
-from freshness.envelope import Filled
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import renew
+from freshness.algorithm.envelope import Filled
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.membership import HeartbeatSeen, NodePolicy
+from freshness.algorithm.request import Flow, Flows, Marks, ReadHead, Wait
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.config.settings import Keyspace, ObjectConfig, ServerAddress, Shard
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, NodeUnavailable, SourceUnavailable
-from freshness.heartbeat import EPOCH_ROW, parse_token
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.keyfinder import KeyFinder
-from freshness.lookup import Loaded, Lookup
-from freshness.membership import HeartbeatSeen, NodePolicy
-from freshness.placement import Placement
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.placement import Placement
+from freshness.objects import keyfinder
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
-from freshness.registry import ObjectDefinition
-from freshness.request import Flow, Flows, Marks, ReadHead, Wait
-from freshness.rule import ObjectPolicy, ReadOutcome
-from freshness.source import Heartbeat, Operation, RowChange, Transaction
-from freshness.token import EventToken
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import EPOCH_ROW, parse_token
+from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
 from invalidator import loop
 from invalidator.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.shard import ShardInvalidator

@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from freshness import apply, read
-from freshness.envelope import Filled, NodeRecord
-from freshness.membership import Membership
+from freshness.algorithm import apply, read
+from freshness.algorithm.envelope import Filled, NodeRecord
+from freshness.algorithm.membership import Membership
+from freshness.algorithm.request import Get, Head, Item, Load, Procedure, Reply, Request, Wait
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
+from freshness.algorithm.view import NodeView
 from freshness.position import MysqlGtidSet
-from freshness.request import Get, Head, Item, Load, Procedure, Reply, Request, Wait
-from freshness.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
-from freshness.view import NodeView
 from tests.unit.test_defences import is_entry, start
 from tests.world import CUSTOMER, KEY, LINEAGE, NODE, Reader, ReadToken, World, is_record_write, lookup
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from freshness.envelope import Tombstone, encode_single_tombstone
+from freshness.algorithm.envelope import Tombstone, encode_single_tombstone
+from freshness.algorithm.request import Get
 from freshness.position import parse_position
-from freshness.request import Get
-from freshness.wire import Writer
+from freshness.position.wire import Writer
 
 
 def test_values_compare_by_their_fields() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import ConfigError
-from freshness.vtgate_address import VtgateAddress
 
 
 def parse(url: str, **environ: str) -> VtgateAddress:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
     FreshnessError,
     HistoryLost,
@@ -17,7 +18,6 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position import MysqlGtidSet
-from freshness.vtgate_address import VtgateAddress
 from invalidator.vstream_error import translated
 from invalidator.vstream_journal import ShardsMoved
 

@@ -127,7 +127,7 @@ APPLICATION_AND_BINLOG = (
     "invalidator.app",
     "invalidator.cli",
     "invalidator.binlog",
-    "freshness.vtgate_address",
+    "freshness.config.vtgate_address",
     "invalidator.vstream_journal",
     "freshness.database.vitess",
 )

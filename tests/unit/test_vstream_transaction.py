@@ -9,7 +9,7 @@ import pytest
 
 from freshness.errors import StreamStopped
 from freshness.position import MysqlGtidSet, Position
-from freshness.source import UNREADABLE, Heartbeat, RowChange, Transaction
+from freshness.stream.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from integration.servers.vtgate import (
     CUSTOMER_COLUMNS,
     KEYSPACE,

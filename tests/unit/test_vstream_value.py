@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from freshness.source import UNREADABLE
+from freshness.stream.source import UNREADABLE
 from integration.servers.vtgate import column
 from invalidator.proto import vitess_pb2 as pb
 from invalidator.vstream_value import find_decoder

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from freshness.config import Config
-from freshness.config_reader import load_config
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from freshness.errors import ConfigError
-from freshness.keycolumn import ColumnKind, KeyColumn
-from freshness.registry import build_registry
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import build_registry
 from invalidator.metrics import Metrics
 from invalidator.worker import Assignment, ShardWorker
 

@@ -1,0 +1,170 @@
+"""Join a cache node: go on with its life, revive it, or begin a new one (DESIGN §4).
+
+* Its record is there: somebody vouches for the node (this process before a restart, or another invalidator).
+  Join that life and go on from its progress.
+* The record has lapsed but its resume copy is there: the node kept its memory. **Revive** it: same life, closed,
+  everything since the copy's progress is sent again, and it opens with the primary's head as its floor.
+* Neither, or the life cannot be gone on with: **admit** it under a new life, whose floor is the primary's head.
+
+A record is only ever added closed, and its floor computed after it was added (F64).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from freshness.algorithm.envelope import Coverage, NodeRecord
+from freshness.algorithm.membership import Membership, find_record, is_of_another_configuration
+from freshness.algorithm.request import (
+    MISSING,
+    Add,
+    Delete,
+    Flow,
+    Get,
+    Head,
+    InspectStorage,
+    Item,
+    Procedure,
+    ReadHead,
+    StorageReport,
+)
+from freshness.errors import FreshnessError, MembershipLost
+from freshness.position import Position
+
+
+def join(
+    member: Membership, streamed: Position, *, epoch: int = 0, is_fresh: bool = False
+) -> Procedure[None]:
+    """Make ``member`` joined.
+
+    ``streamed``: everything this process has streamed so far, in the history of ``epoch``. ``is_fresh``: under a
+    new life in any case, for when history is lost. Afterwards the owner must stream from a position that is
+    contained in ``member.applied``. Raises `MembershipLost` where another invalidator stands in the way for now,
+    `NodeUnavailable`, `NodeUnsuitable`, or `SourceUnavailable` when the primary's head cannot be read; then the
+    node is not joined and nobody vouches for it.
+    """
+    member.leave()
+    member.streamed, member.streamed_epoch = streamed, epoch
+    try:
+        yield from _join(member, is_fresh)
+    except FreshnessError:
+        member.leave()
+        raise
+
+
+def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
+    read_at = member.clock()
+    inspect = InspectStorage(member.policy.tombstone_ttl_seconds)
+    report, item, resume_item = yield Flow(
+        member.node, (inspect, Get(member.record_key), Get(member.resume_key))
+    )
+    head = yield ReadHead()
+    member.is_trailing, member.why_not_trailing = report.keeps_tombstones, report.reason
+    member.inspected_at = read_at
+    record, resume = find_record(item), find_record(resume_item)
+    member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
+    if isinstance(item, Item) and record is None:
+        # Foreign bytes under our key; without a version where the backend gives those none that fits.
+        yield Flow(member.node, (Delete(member.record_key, item.version or None),))
+        item = MISSING
+    member.version = item.version if isinstance(item, Item) else 0
+    if is_fresh:
+        yield from member.begin_life(report.losses)
+    elif record is not None:
+        yield from _join_alive(member, record, item, report, head, read_at)
+    elif resume is not None and _is_revivable(member, resume, head, report):
+        yield from _revive(member, resume)
+    else:
+        yield from member.begin_life(report.losses)
+
+
+def _join_alive(
+    member: Membership, record: NodeRecord, item: Item, report: StorageReport, head: Head, read_at: float
+) -> Procedure[None]:
+    if is_of_another_configuration(record, member.policy):
+        raise MembershipLost(
+            f"{member.node}: its record was written under another configuration "
+            f"(objects {', '.join(sorted(record.objects)) or 'none'}; ring {record.ring:08x})",
+            hint="stop the invalidator that runs with another freshness.toml, then this one takes over",
+        )
+    if record.epoch > head.epoch:
+        raise MembershipLost(
+            f"{member.node}: its record is of epoch {record.epoch}, the primary says {head.epoch}",
+            hint="the configured primary may be an old one",
+        )
+    if record.epoch < head.epoch or record.progress.flavor != member.streamed.flavor:
+        yield from member.begin_life(report.losses)
+        return
+    if _may_have_lost_tombstones(record, report):
+        yield from member.begin_life(report.losses)
+        return
+    _start_from(member, record, item, read_at)
+    if not record.is_open:
+        member.target, member.opens_after = member.everything(head), read_at
+    yield from _cover_objects(member, head)
+
+
+def _may_have_lost_tombstones(record: NodeRecord, report: StorageReport) -> bool:
+    """Whether some acknowledged event was perhaps protected neither by a tombstone nor by the floor: then there
+    may be poison, and only a new life makes it harmless."""
+    if record.floor.contains(record.progress):
+        return False
+    return not report.keeps_tombstones or report.losses != record.losses
+
+
+def _is_revivable(member: Membership, resume: NodeRecord, head: Head, report: StorageReport) -> bool:
+    return (
+        not is_of_another_configuration(resume, member.policy)
+        and resume.epoch == head.epoch
+        and resume.progress.flavor == member.streamed.flavor
+        and not resume.progress.is_empty
+        and head.position.contains(resume.progress)
+        and not _may_have_lost_tombstones(resume, report)
+    )
+
+
+def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
+    # The copy may lack the last that was acknowledged, and the primary may not show it yet (F57). It is in the log
+    # all the same: a heartbeat that is begun from now on comes through the stream after it.
+    opens_after = member.clock()
+    closed = replace(resume, is_open=False, tenure=member.nonce())
+    request = Add(member.record_key, closed.encode(), member.policy.lease_seconds - 1)
+    yield Flow(member.node, (request,))
+    read_at = member.clock()
+    (item,) = yield Flow(member.node, (Get(member.record_key),))
+    record = find_record(item)
+    if record is None or record.tenure != closed.tenure:
+        raise MembershipLost(f"{member.node}: another invalidator is joining it", hint="it is joined anew")
+    head = yield ReadHead()  # after the record was added: a head read before may miss what happened in between
+    if head.epoch != record.epoch:
+        raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined anew")
+    _start_from(member, record, item, read_at)
+    member.target, member.opens_after = member.everything(head), opens_after
+    yield from _cover_objects(member, head)
+
+
+def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
+    member.start_from(record.progress)
+    member.adopt(record, item, read_at)
+
+
+def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
+    """Say from where on each object of the configuration is covered (F70).
+
+    In the resume copy first: else an invalidator that does not know the object could revive this life, leave the
+    object's rows alone, and a third one could find its entries alive.
+    """
+
+    def change(record: NodeRecord) -> NodeRecord:
+        start = member.everything(head).union(record.progress)
+        new = {
+            name: Coverage(fingerprint, start)
+            for name, fingerprint in member.policy.objects.items()
+            if name not in record.objects
+        }
+        return replace(record, objects={**record.objects, **new})
+
+    current = member.joined_record()
+    if current.objects.keys() < member.policy.objects.keys():
+        yield from member.write_resume(change(current))
+    yield from member.store(change)

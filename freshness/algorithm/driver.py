@@ -1,0 +1,109 @@
+"""Drivers: they answer the steps of a procedure with real nodes, a real database and real time.
+
+`drive` runs any procedure with a function that answers steps; `BlockingDriver` is that function for one thread.
+A flow to several nodes is first sent to all and then received from all, so nodes work in parallel. The batch
+driver is no other driver: it is `freshness.algorithm.gather.gather`, which merges the steps of many procedures into
+flows with one write and one read per node and round, answered here. The simulator has an answering function of its
+own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import (
+    Flow,
+    Flows,
+    Head,
+    Load,
+    Procedure,
+    ReadHead,
+    Replies,
+    Reply,
+    Step,
+    Wait,
+)
+from freshness.errors import FreshnessError
+
+
+def running_clock() -> float:
+    """Seconds, monotonic, and counting while the machine is suspended: the clock of both sides."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+Result = TypeVar("Result")
+AnyStep = TypeVar("AnyStep")
+
+
+def drive(procedure: Generator[AnyStep, Any, Result], answer: Callable[[AnyStep], Any]) -> Result:
+    """Run ``procedure`` to its end. What ``answer`` raises is raised inside the procedure, at its ``yield``."""
+    try:
+        step = next(procedure)
+        while True:
+            try:
+                reply = answer(step)
+            except Exception as error:  # noqa: BLE001 - handed to the procedure, which cleans up and re-raises
+                step = procedure.throw(error)
+            else:
+                step = procedure.send(reply)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+def _no_database(_: Any = None) -> Any:
+    raise AssertionError("this driver was given no database to ask")
+
+
+@dataclass(slots=True)
+class BlockingDriver:
+    """Answers steps in the calling thread. ``nodes`` must hold a connection for every node that is named."""
+
+    nodes: Mapping[str, CacheNode]
+    sleep: Callable[[float], None]
+    load: Callable[[Sequence[Any]], Any] = _no_database
+    read_head: Callable[[], Head] = _no_database
+
+    def run(self, procedure: Procedure[Result]) -> Result:
+        return drive(procedure, self.answer)
+
+    def answer(self, step: Step) -> Any:
+        match step:
+            case Flows():
+                if len(step.flows) != 1:
+                    return self._perform_all(step.flows)
+                (flow,) = step.flows
+                try:
+                    return (self.nodes[flow.node].perform(flow.requests),)
+                except FreshnessError as error:
+                    return (error,)
+            case Flow():
+                return self.nodes[step.node].perform(step.requests)
+            case Load():
+                return self.load(step.lookups)
+            case ReadHead():
+                return self.read_head()
+            case Wait():
+                return self.sleep(step.seconds)
+
+    def _perform_all(self, flows: Sequence[Flow]) -> list[Replies | FreshnessError]:
+        assert len({flow.node for flow in flows}) == len(flows), (
+            "two flows to one node would mix up their replies"
+        )
+        failures: dict[int, FreshnessError] = {}
+        for place, flow in enumerate(flows):
+            try:
+                self.nodes[flow.node].send(flow.requests)
+            except FreshnessError as error:
+                failures[place] = error
+        answers: list[list[Reply] | FreshnessError] = []
+        for place, flow in enumerate(flows):
+            try:
+                answers.append(failures.get(place) or self.nodes[flow.node].receive())
+            except FreshnessError as error:
+                answers.append(error)
+        return list(answers)

@@ -1,0 +1,35 @@
+"""One key to read, and the database's answer to it: shared by the reading procedure and its witness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.position.token import EventToken
+from freshness.value import value
+
+
+@value
+class Lookup:
+    """One key to read: where it is, under which keys, and what the loader needs to build it.
+
+    ``is_exact``: equal keys for the database always give this very item (F24); else "no such row" is not stored.
+    """
+
+    policy: ObjectPolicy
+    node: str
+    item: bytes
+    identity: bytes
+    values: tuple[Any, ...]
+    is_exact: bool = True
+
+
+@value
+class Loaded:
+    """What the database said of one lookup: the value (None: no such row) and, per lineage, the token that was
+    read before it. ``refusal``: the loader's own reason not to store it."""
+
+    value: Any
+    tokens: Mapping[str, EventToken]
+    refusal: ReadOutcome | None = None

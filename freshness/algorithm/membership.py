@@ -1,0 +1,368 @@
+"""An invalidator's membership in one cache node: what it knows, and its CAS chain on the node's record.
+
+The record is the only shared truth about a node (DESIGN §4). Every write of it is a CAS on a version that this
+membership has read on the same connection, so that a paused or second invalidator can never take the record
+back. After any failure the membership is over and its owner joins anew (``freshness.algorithm.admission``), which
+begins by reading the record: versions never outlive a connection, since a restarted node counts them from the start.
+
+Applying batches and publishing progress is ``freshness.algorithm.apply``. Nothing here decides what is acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Final
+
+from freshness.algorithm.envelope import Coverage, NodeRecord, record_key, resume_key
+from freshness.algorithm.request import (
+    CONFLICT,
+    MISSING,
+    Add,
+    Cas,
+    Delete,
+    Flow,
+    Get,
+    Head,
+    Item,
+    Procedure,
+    ReadHead,
+    Reply,
+    Stored,
+    Version,
+)
+from freshness.algorithm.witness import Witness
+from freshness.errors import FormatError, MembershipLost, NodeUnavailable
+from freshness.position import Position, empty_position
+
+CAS_ATTEMPTS_MAX: Final = 16
+"""Lost races for a record before the membership is given up (I6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePolicy:
+    """What all nodes of a lineage have in common. D, L and W of the design are in seconds.
+
+    ``objects``: name → fingerprint of its definition. ``trail_seconds`` is W, and W + 2L + 2 ≤ D. ``is_serving``:
+    False for a shard that is followed and not read: its records are kept, and never open.
+    """
+
+    namespace: str
+    lineage: str
+    ring: int
+    objects: Mapping[str, int]
+    tombstone_ttl_seconds: int
+    lease_seconds: int
+    trail_seconds: float
+    heartbeat_age_max_seconds: float
+    node_refresh_seconds: float
+    is_serving: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.lease_seconds >= 2, "L < 2: nodes count whole seconds"
+        assert self.node_refresh_seconds < self.trail_seconds, "a raised table would never be acknowledged"
+        assert self.trail_seconds + 2 * self.lease_seconds + 2 <= self.tombstone_ttl_seconds, "W + 2L + 2 > D"
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSeen:
+    """This invalidator's own heartbeat as it came back through the stream (F71).
+
+    ``written_at``: its own clock when it began to write it; ``wall_us``: the time in the row, for display.
+    """
+
+    written_at: float
+    wall_us: int
+
+
+@dataclass(slots=True)
+class Membership:
+    """``record`` is None while not joined.
+
+    ``clock`` is in seconds and runs during suspend. ``streamed``: everything that this process has streamed, in the
+    history of ``streamed_epoch``. ``applied``: what this membership answers for, acknowledged
+    in this life. ``old``: the part of it whose tombstones may have expired, so that the floor must hold it.
+    ``recent``: (sent at, streamed) of the batches of the last W seconds. ``known``: the part of ``applied`` whose age
+    is known, since this membership has sent it, or holds it in ``old``. ``foreign``: what another invalidator has
+    acknowledged and this one has not sent yet; the next write takes it for old (ADR 0016). ``target``: what must be
+    applied before a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
+    ``open_until``: how long it may stay open without a young heartbeat; a write of that time gives it whole seconds.
+    ``opens_after``: heartbeats begun before that moment do not open it. ``expects_tombstones``: whether most keys
+    of the last batch had one; how the next is sent, never what happens to a key. ``witness`` is told what was
+    acknowledged.
+    """
+
+    node: str
+    policy: NodePolicy
+    clock: Callable[[], float]
+    nonce: Callable[[], bytes]
+    streamed: Position
+    streamed_epoch: int = 0
+    record: NodeRecord | None = None
+    version: Version = 0
+    lease_until: float = 0.0
+    open_until: float = 0.0
+    applied: Position = field(init=False)
+    old: Position = field(init=False)
+    known: Position = field(init=False)
+    foreign: Position | None = None
+    recent: deque[tuple[float, Position]] = field(default_factory=deque)
+    target: Position | None = None
+    is_trailing: bool = False
+    why_not_trailing: str = ""
+    opens_after: float = float("-inf")
+    heartbeat: HeartbeatSeen | None = None
+    published_at: float = float("-inf")
+    inspected_at: float = float("-inf")
+    resume_version: Version | None = None
+    resume_written_at: float = float("-inf")
+    expects_tombstones: bool = False
+    witness: Witness | None = None
+
+    def __post_init__(self) -> None:
+        self.applied = self.old = self.known = empty_position(self.streamed.flavor)
+
+    @property
+    def record_key(self) -> bytes:
+        return record_key(self.policy.namespace, self.policy.lineage)
+
+    @property
+    def resume_key(self) -> bytes:
+        return resume_key(self.policy.namespace, self.policy.lineage)
+
+    @property
+    def is_joined(self) -> bool:
+        return self.record is not None
+
+    def joined_record(self) -> NodeRecord:
+        assert self.record is not None, f"{self.node} is used before it is joined"
+        return self.record
+
+    def leave(self) -> None:
+        """Forget everything: the next use must be a join."""
+        self.record = self.target = self.heartbeat = self.resume_version = self.foreign = None
+        self.resume_written_at = self.published_at = self.inspected_at = self.opens_after = float("-inf")
+        self.version = 0
+        self.recent.clear()
+
+    def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
+        """Take a record as read from the node. When another one sent what this one has not, nobody here knows."""
+        self.record, self.version = record, item.version
+        self.lease_until = self.open_until = read_at + max(0, item.ttl_seconds) - 1
+        self.applied = self.applied.union(record.progress)
+        self.foreign = None if self.known.contains(record.progress) else record.progress
+
+    def start_from(self, position: Position) -> None:
+        """Answer for ``position`` from here on. Its age is unknown: old."""
+        self.applied = self.old = self.known = position
+        self.foreign = None
+        self.recent.clear()
+
+    def note_sent(self, streamed: Position) -> None:
+        """All of a batch is on the node, sent by this membership; before it there was nothing unknown."""
+        self.known = self.known.union(streamed)
+        if self.foreign is not None and self.known.contains(self.foreign):
+            self.foreign = None
+
+    def take_foreign_for_old(self) -> None:
+        if self.foreign is not None:
+            self.old, self.known = self.old.union(self.foreign), self.known.union(self.foreign)
+            self.foreign = None
+
+    def everything(self, head: Head) -> Position:
+        """All that may have happened before now: the primary's head, and what was streamed from the same history,
+        which can be ahead of what the primary shows (F2). Of another history nothing will ever come again."""
+        return head.position.union(self.streamed) if head.epoch == self.streamed_epoch else head.position
+
+    # -- the CAS chain ------------------------------------------------------------------------------------
+
+    def try_store(self, record: NodeRecord) -> Procedure[bool]:
+        """One CAS on the record. False: another invalidator wrote meanwhile (see `reread`).
+
+        Floor and lease belong together (F64): both are decided here, for every write, and nowhere else. A missing
+        record is never put back from memory: that raises `MembershipLost`.
+        """
+        now = self.clock()
+        leased, ttl_seconds = self._lease(self._with_floor(record, now), now)
+        (reply,) = yield Flow(self.node, (Cas(self.record_key, leased.encode(), self.version, ttl_seconds),))
+        if isinstance(reply, Stored):
+            self.record, self.version, self.lease_until = leased, reply.version, now + ttl_seconds
+            self.open_until = max(self.open_until, self.lease_until)
+            return True
+        if reply is CONFLICT:
+            return False
+        if reply is MISSING:
+            raise MembershipLost(
+                f"{self.node}: the node record has lapsed or the node lost its memory",
+                hint="it is joined anew; this happens after pauses longer than lease_seconds",
+            )
+        raise NodeUnavailable(
+            f"{self.node} refused the node record: {reply}", hint="the node has no memory left"
+        )
+
+    def _with_floor(self, record: NodeRecord, now: float) -> NodeRecord:
+        """The record with the floor of this moment: all that may be protected by its tombstone no longer."""
+        while self.recent and now - self.recent[0][0] >= self.policy.trail_seconds:
+            self.old = self.old.union(self.recent.popleft()[1])
+        self.take_foreign_for_old()
+        return replace(record, floor=record.floor.union(self.old if self.is_trailing else record.progress))
+
+    def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int]:
+        """(record, TTL): open only while this invalidator's own heartbeat is young (F71).
+
+        Without a young heartbeat an open record, which another invalidator may have opened, keeps what is left of
+        its lease and not a second more; then it is closed.
+        """
+        # Nodes keep an item up to a second longer than asked (F50); a lease must not outlive L, so one less is asked.
+        lease = self.policy.lease_seconds - 1
+        if not self.policy.is_serving:
+            return replace(record, is_open=False), lease
+        age = float("inf") if self.heartbeat is None else now - self.heartbeat.written_at
+        if (
+            self.target is None
+            and self.heartbeat is not None
+            and self.heartbeat.written_at >= self.opens_after
+            and age <= self.policy.heartbeat_age_max_seconds
+        ):
+            fresh = replace(
+                record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=ceil(age * 1000)
+            )
+            return fresh, lease
+        left = int(self.open_until - now) - 1
+        if record.is_open and left >= 1:
+            return record, left
+        return replace(record, is_open=False), lease
+
+    def reread(self) -> Procedure[None]:
+        """After a lost race: go on only in the same tenure, and only if the other one covers what we cover.
+
+        A record that has lapsed and was added again, even in the same life, may lack what this one has published.
+        """
+        read_at = self.clock()
+        (reply,) = yield Flow(self.node, (Get(self.record_key),))
+        mine, current = self.joined_record(), find_record(reply)
+        if current is None or current.tenure != mine.tenure:
+            raise MembershipLost(
+                f"{self.node}: the node record lapsed or its life has ended", hint="it is joined anew"
+            )
+        if is_of_another_configuration(current, self.policy):
+            raise MembershipLost(
+                f"{self.node}: an invalidator with other objects or nodes has taken over",
+                hint="run all invalidators with the same freshness.toml",
+            )
+        self.adopt(current, reply, read_at)
+
+    def store(self, change: Callable[[NodeRecord], NodeRecord]) -> Procedure[None]:
+        """Store a change of the record as it is now, whoever else writes it."""
+        for _ in range(CAS_ATTEMPTS_MAX):
+            if (yield from self.try_store(change(self.joined_record()))):
+                return
+            yield from self.reread()
+        raise MembershipLost(f"{self.node}: lost the race for the node record {CAS_ATTEMPTS_MAX} times")
+
+    def write_resume(self, record: NodeRecord | None = None, *, is_birth: bool = False) -> Procedure[None]:
+        """Copy the record to where it does not expire. Written after the record, so it never claims more.
+
+        Only the birth of a life and new objects (``record``) are written before: then the copy makes a revival
+        under what was there before impossible.
+        """
+        wanted = record or self.joined_record()
+        for _ in range(CAS_ATTEMPTS_MAX):
+            if self.resume_version is None:
+                (reply,) = yield Flow(self.node, (Add(self.resume_key, wanted.encode(), 0),))
+            else:
+                (reply,) = yield Flow(
+                    self.node, (Cas(self.resume_key, wanted.encode(), self.resume_version, 0),)
+                )
+            if isinstance(reply, Stored) and reply.version:
+                self.resume_version, self.resume_written_at = reply.version, self.clock()
+                return
+            if (yield from self._reread_resume(wanted, is_birth=is_birth)):
+                return
+        raise MembershipLost(f"{self.node}: lost the race for the resume copy {CAS_ATTEMPTS_MAX} times")
+
+    def _reread_resume(self, wanted: NodeRecord, *, is_birth: bool) -> Procedure[bool]:
+        """See what is in the way. True: what is there serves as well."""
+        (held,) = yield Flow(self.node, (Get(self.resume_key),))
+        self.resume_version = held.version if isinstance(held, Item) else None
+        other = find_record(held)
+        if self.resume_version is None or other is None:
+            if self.resume_version is not None:
+                # Foreign bytes; without a version where the backend gives those none that fits.
+                yield Flow(self.node, (Delete(self.resume_key, self.resume_version or None),))
+                self.resume_version = None
+            return False
+        if not is_birth and other.tenure != wanted.tenure:
+            yield from self.reread()  # raises where it is not the copy that is out of place, but we are
+            return False
+        is_enough = (
+            other.tenure == wanted.tenure
+            and other.progress.contains(wanted.progress)
+            and other.objects.keys() >= wanted.objects.keys()
+        )
+        if is_enough:
+            self.resume_written_at = self.clock()
+        return is_enough
+
+    # -- lives ---------------------------------------------------------------------------------------------
+
+    def begin_life(self, losses: int) -> Procedure[None]:
+        """Start a new life: whatever the node holds becomes garbage, and its floor is the primary's head.
+
+        The resume copy first: if this process died in between, the former life must not be revived. Then the
+        record, closed; only after it is in place the head, so that it covers all that was streamed before the
+        node got its invalidations (a stream can be ahead of what the primary shows).
+        """
+        nothing = empty_position(self.streamed.flavor)
+        life, ring = self.nonce(), self.policy.ring
+        newborn = NodeRecord(
+            self.policy.lineage, life, self.nonce(), False, 0, ring, 0, 0, losses, nothing, nothing
+        )
+        version = self.version
+        self.leave()
+        yield from self.write_resume(newborn, is_birth=True)
+        ttl_seconds = self.policy.lease_seconds - 1
+        if version == 0:
+            (reply,) = yield Flow(self.node, (Add(self.record_key, newborn.encode(), ttl_seconds),))
+        else:
+            (reply,) = yield Flow(self.node, (Cas(self.record_key, newborn.encode(), version, ttl_seconds),))
+        if not isinstance(reply, Stored):
+            raise MembershipLost(
+                f"{self.node}: another invalidator is admitting it", hint="it is joined anew"
+            )
+        read_at = self.clock()
+        (item,) = yield Flow(self.node, (Get(self.record_key),))
+        current = find_record(item)
+        if current is None or current.life != life:
+            raise MembershipLost(f"{self.node}: the node record was replaced during admission")
+        head = yield ReadHead()
+        start = self.everything(head)
+        self.start_from(start)
+        self.adopt(current, item, read_at)
+        self.inspected_at = read_at
+        objects = {name: Coverage(mark, start) for name, mark in self.policy.objects.items()}
+        born = replace(current, epoch=head.epoch, progress=start, floor=start, objects=objects)
+        if not (yield from self.try_store(born)):
+            raise MembershipLost(
+                f"{self.node}: another invalidator is admitting it", hint="it is joined anew"
+            )
+        yield from self.write_resume()
+
+
+def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
+    """Whether a record speaks of another set of nodes, or of objects that this configuration does not know."""
+    return record.ring != policy.ring or any(
+        policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items()
+    )
+
+
+def find_record(reply: Reply) -> NodeRecord | None:
+    """The record in a reply; None where there is none or the bytes are not one of ours."""
+    if not isinstance(reply, Item):
+        return None
+    try:
+        return NodeRecord.decode(reply.value)
+    except FormatError:
+        return None

@@ -1,0 +1,128 @@
+"""The one rule: may this value be stored, and may this entry be served (DESIGN §2 and §4).
+
+Pure functions of what was read; the procedures in ``freshness.algorithm.read`` see to the order in which it is read.
+Doubt never fills: whatever is missing, unknown or incomparable is a refusal, with its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from freshness.algorithm.envelope import Filled, NodeRecord, Tombstone
+from freshness.position.token import EventToken
+
+
+class ReadOutcome(Enum):
+    """What became of a read: served from the cache, or from the database and stored, or not stored and why."""
+
+    HIT = "hit"
+    STALE_SERVED = "stale_served"
+    FILLED = "filled"
+    LOST_RACE = "invalidated while it was read"
+    TOMBSTONE = "the replica lacks a recent invalidation of this key"
+    FLOOR = "the replica is behind the node's floor"
+    TABLE_FLOOR = "the replica is behind a statement that changed the whole table"
+    OBJECT = "the invalidator does not cover this object, or not in this definition"
+    EPOCH = "the read belongs to another history than the node"
+    RING = "the node belongs to another set of nodes than this client's"
+    CLOSED = "the node is not caught up"
+    NO_RECORD = "no invalidator vouches for the node"
+    LIFE = "the node lost its memory during the read"
+    STALE = "the node is staler than the caller allows"
+    NODE_DOWN = "the node did not answer"
+    FOREIGN = "the item in the cache is not one of ours"
+    IDENTITY = "the item in the cache is of another key or spelling"
+    DEAD = "the entry belongs to a former life of the node"
+    NO_TOKEN = "the server read gives no engine-visible position"
+    KEY = "the key's collation does not allow to cache this"
+    TOO_LARGE = "the node refused the value's size"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPolicy:
+    """What the rule needs to know of an object. ``fingerprint`` identifies its definition (F70)."""
+
+    name: str
+    fingerprint: int
+    tables: tuple[str, ...]
+    lineages: tuple[str, ...]
+    value_ttl_seconds: int
+
+
+def find_fill_refusal(
+    policy: ObjectPolicy,
+    ring: int,
+    records: Mapping[str, NodeRecord | None],
+    tombstone: Tombstone | None,
+    tokens: Mapping[str, EventToken],
+) -> ReadOutcome | None:
+    """Why a value read at ``tokens`` must not be stored; None where it may be.
+
+    It may iff, for each lineage of the object, the node is open in this ring and epoch, covers the object, and
+    floor ∪ tombstone ∪ table floors ∪ object start ⊆ position of the token.
+    """
+    if tombstone is not None and not all(lineage in tokens for lineage, _ in tombstone.positions):
+        return ReadOutcome.TOMBSTONE
+    for lineage in policy.lineages:
+        refusal = _find_lineage_refusal(policy, ring, records.get(lineage), tokens.get(lineage))
+        if refusal is not None:
+            return refusal
+    for (lineage, epoch), position in tombstone.positions.items() if tombstone is not None else ():
+        token = tokens[lineage]
+        if token.epoch != epoch or not token.position.contains(position):
+            return ReadOutcome.TOMBSTONE
+    return None
+
+
+def _find_lineage_refusal(
+    policy: ObjectPolicy, ring: int, record: NodeRecord | None, token: EventToken | None
+) -> ReadOutcome | None:
+    closed = find_record_refusal(record, ring)
+    if closed is not None:
+        return closed
+    assert record is not None
+    coverage = record.objects.get(policy.name)
+    if coverage is None or coverage.fingerprint != policy.fingerprint:
+        return ReadOutcome.OBJECT
+    if token is None:
+        return ReadOutcome.NO_TOKEN
+    if token.epoch != record.epoch:
+        return ReadOutcome.EPOCH
+    if not token.position.contains(record.floor) or not token.position.contains(coverage.start):
+        return ReadOutcome.FLOOR
+    for table in policy.tables:
+        floor = record.table_floors.get(table)
+        if floor is not None and not token.position.contains(floor):
+            return ReadOutcome.TABLE_FLOOR
+    return None
+
+
+def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | None:
+    """Why nothing of this node may be trusted at all; None where it may."""
+    if record is None:
+        return ReadOutcome.NO_RECORD
+    if record.ring != ring:
+        return ReadOutcome.RING
+    if not record.is_open:
+        return ReadOutcome.CLOSED
+    return None
+
+
+def find_hit_refusal(
+    policy: ObjectPolicy, identity: bytes, entry: Filled, records: Mapping[str, NodeRecord | None]
+) -> ReadOutcome | None:
+    """Why an entry is no hit although its node is trusted: another key, a former life, a table floor."""
+    if entry.identity != identity:
+        return ReadOutcome.IDENTITY
+    stamps = {stamp.lineage: stamp for stamp in entry.stamps}
+    for lineage in policy.lineages:
+        stamp, record = stamps.get(lineage), records.get(lineage)
+        if stamp is None or record is None or stamp.life != record.life or stamp.epoch != record.epoch:
+            return ReadOutcome.DEAD
+        for table in policy.tables:
+            floor = record.table_floors.get(table)
+            if floor is not None and not stamp.position.contains(floor):
+                return ReadOutcome.TABLE_FLOOR
+    return None

@@ -1,0 +1,139 @@
+"""A reader's copy of the node records, which hits trust for ``node_refresh_seconds`` (DESIGN §4).
+
+A view is what one flow of requests showed of one node; it never outlives its bound, never serves for a fill,
+and is only as young as the moment before that flow was sent. Held by the reads' `ReadContext`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from freshness.algorithm.envelope import Filled, Kind, NodeRecord, find_live_value, live_prefix, split_live
+from freshness.algorithm.request import Item, Reply
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_hit_refusal, find_record_refusal
+from freshness.errors import FormatError
+from freshness.position import decode_position
+
+COVERED_MAX: Final = 1024
+"""Entry positions whose standing to the table floors a view remembers (I6)."""
+
+RECORD_TTL_SLACK_SECONDS: Final = 1
+"""Backends keep items up to a second longer than asked (F50)."""
+
+_NO_BEGINNING: Final = (b"no entry begins like this", False)
+
+
+class NodeView:
+    """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock)."""
+
+    __slots__ = ("_beginnings", "_covered", "_refusals", "_ttl_seconds", "fetched_at", "lives", "records")
+
+    def __init__(self, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float) -> None:
+        self.fetched_at = fetched_at
+        self.records: Mapping[str, NodeRecord | None] = {
+            lineage: _decode(lineage, reply) for lineage, reply in zip(lineages, replies, strict=True)
+        }
+        self.lives = {lineage: record.life if record else None for lineage, record in self.records.items()}
+        self._ttl_seconds = {
+            lineage: reply.ttl_seconds if isinstance(reply, Item) else 0
+            for lineage, reply in zip(lineages, replies, strict=True)
+        }
+        # How a live entry begins, and whether its position matters
+        self._beginnings = {
+            lineage: (live_prefix(Kind.FILLED, lineage, record.life), bool(record.table_floors))
+            for lineage, record in self.records.items()
+            if record is not None
+        }
+        self._covered: dict[tuple[str, bytes], bool] = {}
+        self._refusals: dict[tuple[tuple[str, ...], int], ReadOutcome | None] = {}
+
+    def find_refusal(self, policy: ObjectPolicy, ring: int) -> ReadOutcome | None:
+        """Why no entry of ``policy`` on this node may be served at all."""
+        asked = policy.lineages, ring
+        try:
+            return self._refusals[asked]
+        except KeyError:
+            pass
+        refusals = (find_record_refusal(self.records.get(lineage), ring) for lineage in policy.lineages)
+        refusal = next((each for each in refusals if each is not None), None)
+        self._refusals[asked] = refusal
+        return refusal
+
+    def covers(self, policy: ObjectPolicy) -> bool:
+        """Whether the invalidators of this node cover the object in the definition that this client has."""
+        for lineage in policy.lineages:
+            record = self.records.get(lineage)
+            coverage = record.objects.get(policy.name) if record is not None else None
+            if coverage is None or coverage.fingerprint != policy.fingerprint:
+                return False
+        return True
+
+    def staleness_seconds(self, policy: ObjectPolicy, lease_seconds: int, now: float) -> float:
+        """The most that a hit of this node can be out of date, or infinity where nobody vouches for it.
+
+        The age of the primary's heartbeat when the record was written, the record's age by the node's own clock
+        (its lease less the TTL that was left), and this copy's age by the reader's. No two clocks are compared.
+        """
+        worst = 0.0
+        for lineage in policy.lineages:
+            record = self.records.get(lineage)
+            if record is None or not record.is_open:
+                return float("inf")
+            lease_age = lease_seconds + RECORD_TTL_SLACK_SECONDS - self._ttl_seconds[lineage]
+            worst = max(worst, record.heartbeat_age_ms / 1000 + max(0.0, lease_age))
+        return worst + now - self.fetched_at
+
+    def judge(
+        self, policy: ObjectPolicy, identity: bytes, data: bytes
+    ) -> tuple[ReadOutcome | None, bytes | None]:
+        """(None, value) for an entry that is live here, else (why not, None). The value is None for "no such row".
+
+        The common entry, one lineage and no table floor, is recognised by its first bytes and not decoded.
+        """
+        lineages = policy.lineages
+        if len(lineages) == 1:
+            beginning, has_floors = self._beginnings.get(lineages[0], _NO_BEGINNING)
+            if data.startswith(beginning):
+                value_at = find_live_value(data, len(beginning), identity)
+                if value_at and (
+                    not has_floors or self._is_covered_entry(policy, lineages[0], data, len(beginning))
+                ):
+                    return None, data[value_at:]
+        try:
+            entry = Filled.decode(data)
+        except FormatError:
+            return ReadOutcome.FOREIGN, None
+        refusal = find_hit_refusal(policy, identity, entry, self.records)
+        return refusal, entry.value if refusal is None else None
+
+    def _is_covered_entry(self, policy: ObjectPolicy, lineage: str, data: bytes, prefix_size: int) -> bool:
+        parts = split_live(data, prefix_size)
+        return parts is not None and self._is_covered(policy, lineage, parts[0])
+
+    def _is_covered(self, policy: ObjectPolicy, lineage: str, encoded_position: bytes) -> bool:
+        record = self.records[lineage]
+        assert record is not None
+        known = self._covered.get((policy.name, encoded_position))
+        if known is None:
+            try:
+                position = decode_position(encoded_position)
+            except FormatError:
+                return False
+            floors = (record.table_floors.get(table) for table in policy.tables)
+            known = all(floor is None or position.contains(floor) for floor in floors)
+            if len(self._covered) >= COVERED_MAX:
+                self._covered.clear()
+            self._covered[policy.name, encoded_position] = known
+        return known
+
+
+def _decode(lineage: str, reply: Reply) -> NodeRecord | None:
+    """A record that does not parse, or is of another lineage, vouches for nothing: like none."""
+    if not isinstance(reply, Item):
+        return None
+    try:
+        record = NodeRecord.decode(reply.value)
+    except FormatError:
+        return None
+    return record if record.lineage == lineage else None

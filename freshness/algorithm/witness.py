@@ -1,0 +1,166 @@
+"""Telling what was done to the cache, while it is done: the role of a recorder, and what it is told.
+
+Off as a rule: without a witness the procedures do nothing for it. A witness never fails, never blocks and never
+changes what happens; what it cannot take it counts. Told by ``freshness.algorithm.read`` and
+``freshness.algorithm.apply``; implemented by ``freshness.history.recorder``, which writes the columns of
+`freshness.history.columns.ACTIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from freshness.algorithm.envelope import Filled, NodeRecord
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.request import Cas, Item, Reply, Stored, Version
+from freshness.algorithm.rule import ReadOutcome
+from freshness.position import Position
+
+ActionKind: TypeAlias = Literal["fill", "hit", "refusal", "invalidation", "publish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """How an action stands to one lineage. ``life``: of the node, empty where unknown; ``floor``: at a fill."""
+
+    epoch: int
+    life: bytes = b""
+    position: Position | None = None
+    floor: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that was done. ``payload``: the encoded value that was filled or served, None for "no such row" or
+    none at all (``is_absent`` tells). ``version``, ``observed``: see `freshness.history.columns.ACTIONS`; 0 where not
+    known.
+    """
+
+    kind: ActionKind
+    outcome: str
+    node: str
+    begin_us: int
+    end_us: int
+    item: bytes | None = None
+    object_name: str | None = None
+    tables: Sequence[str] = ()
+    traces: Mapping[str, Trace] = field(default_factory=dict)
+    payload: bytes | None = None
+    is_absent: bool = False
+    version: Version = 0
+    observed: Version = 0
+
+
+class Witness(Protocol):
+    """Used by one thread or several, as the procedures that tell it are."""
+
+    def wants(self, item: bytes) -> bool:
+        """Whether this item is in the sample. All actions on one item are, or none."""
+
+    def now_us(self) -> int:
+        """The wall clock, in microseconds."""
+
+    def tell(self, action: Action) -> None:
+        """Take note. Returns at once and never raises."""
+
+
+def tell_hit(witness: Witness, lookup: Lookup, outcome: ReadOutcome, item: Item, sent_us: int) -> None:
+    """An entry was served."""
+    if not witness.wants(lookup.item):
+        return
+    filled = Filled.decode(item.value)
+    traces = {stamp.lineage: Trace(stamp.epoch, stamp.life, stamp.position) for stamp in filled.stamps}
+    action = Action(
+        "hit",
+        outcome.name,
+        lookup.node,
+        sent_us,
+        witness.now_us(),
+        lookup.item,
+        lookup.policy.name,
+        lookup.policy.tables,
+        traces,
+        filled.value,
+        filled.value is None,
+        item.version,
+    )
+    witness.tell(action)
+
+
+def tell_fill(
+    witness: Witness,
+    lookup: Lookup,
+    outcome: ReadOutcome,
+    records: Mapping[str, NodeRecord | None],
+    row: Loaded,
+    cas: Cas,
+    reply: Reply | None,
+    sent_us: int,
+) -> None:
+    """A fill was sent: stored, or perhaps stored where the node did not answer, or refused by the node."""
+    if not witness.wants(lookup.item):
+        return
+    traces = {}
+    for lineage, token in row.tokens.items():
+        record = records.get(lineage)
+        traces[lineage] = Trace(
+            token.epoch,
+            b"" if record is None else record.life,
+            token.position,
+            None if record is None else record.floor,
+        )
+    action = Action(
+        "fill" if reply is None or isinstance(reply, Stored) else "refusal",
+        outcome.name,
+        lookup.node,
+        sent_us,
+        witness.now_us(),
+        lookup.item,
+        lookup.policy.name,
+        lookup.policy.tables,
+        traces,
+        Filled.decode(cas.value).value,
+        row.value is None,
+        reply.version if isinstance(reply, Stored) else 0,
+        cas.version,
+    )
+    witness.tell(action)
+
+
+def tell_refusal(witness: Witness, lookup: Lookup, outcome: ReadOutcome, row: Loaded) -> None:
+    """A value was read from the database and must not be stored."""
+    if not witness.wants(lookup.item):
+        return
+    now_us = witness.now_us()
+    traces = {lineage: Trace(token.epoch, position=token.position) for lineage, token in row.tokens.items()}
+    action = Action(
+        "refusal",
+        outcome.name,
+        lookup.node,
+        now_us,
+        now_us,
+        lookup.item,
+        lookup.policy.name,
+        lookup.policy.tables,
+        traces,
+    )
+    witness.tell(action)
+
+
+def tell_invalidations(
+    witness: Witness, node: str, record: NodeRecord, keys: Mapping[bytes, Position], sent_us: int
+) -> None:
+    """The node has acknowledged these tombstones and deletes."""
+    now_us = witness.now_us()
+    for item, position in keys.items():
+        if witness.wants(item):
+            traces = {record.lineage: Trace(record.epoch, record.life, position)}
+            witness.tell(Action("invalidation", "stored", node, sent_us, now_us, item=item, traces=traces))
+
+
+def tell_publication(witness: Witness, node: str, record: NodeRecord, sent_us: int) -> None:
+    """The node's record says that all of this progress is acknowledged."""
+    traces = {record.lineage: Trace(record.epoch, record.life, record.progress, record.floor)}
+    witness.tell(Action("publish", "stored", node, sent_us, witness.now_us(), traces=traces))

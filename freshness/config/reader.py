@@ -1,0 +1,533 @@
+"""Reads ``freshness.toml`` and finds everything that is wrong with it, in one report.
+
+Each problem says the file, the key, what was found and what is expected. Unknown keys are refused, with the
+nearest known one. A value that may be a secret is never shown. The reader opens nothing but the file and the password
+files that it names.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+
+from freshness.config.hostport import parse_host_port, read_password
+from freshness.config.settings import (
+    ArchiveConfig,
+    CacheConfig,
+    Config,
+    HistoryConfig,
+    HttpConfig,
+    Keyspace,
+    ObjectConfig,
+    ServerAddress,
+    Shard,
+    Sharding,
+    StreamConfig,
+    describe_type,
+    settings_of,
+)
+from freshness.config.vtgate_address import VtgateAddress
+from freshness.errors import ConfigError, FormatError
+from freshness.keys.keyrange import KeyRange
+
+Section = TypeVar("Section", CacheConfig, StreamConfig, HttpConfig, ArchiveConfig, HistoryConfig, Sharding)
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+_NAME_EXPECTED = "1 to 60 of the characters A-Z a-z 0-9 _ . -"
+_LINEAGE = re.compile(r"[A-Za-z0-9_./-]{1,122}")
+_IDENTIFIER = re.compile(r"[^\x00-\x1f\x7f`./\\]{1,64}")
+_IDENTIFIER_EXPECTED = "a name of 1 to 64 characters, without its database"
+_SHOWN_CHARACTERS_MAX = 60
+
+
+def load_config(
+    path: str | Path, environ: Mapping[str, str] = os.environ, *, instead: Mapping[str, Any] | None = None
+) -> Config:
+    """Read and validate a file. ``instead``: sections that take the place of the file's, in the file's own terms.
+
+    Raises `freshness.errors.ConfigError` with all problems in one report.
+    """
+    path = Path(path)
+    return _Reader(path, environ).read({**_parse_toml(path), **(instead or {})})
+
+
+def _parse_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: there is no such file", hint="create it, or name another with --config PATH"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}", hint="is it a file, and readable for this user?"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start} is not UTF-8", hint="TOML files are UTF-8; save it as such"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", hint="mend the file at that line") from None
+
+
+class _Reader:
+    """One reading of one file. Methods return None, or leave something out, where they reported a problem."""
+
+    def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
+        self.path = path
+        self.environ = environ
+        self.problems: list[str] = []
+
+    def read(self, document: dict[str, Any]) -> Config:
+        known = ("cache", "keyspaces", "objects", "stream", "http", "archive", "history")
+        self.refuse_unknown(document, known, "")
+        cache = self.read_cache(self.section(document, "cache", required=True))
+        keyspaces = self.read_keyspaces(self.section(document, "keyspaces", required=True))
+        objects = self.read_objects(self.section(document, "objects"), keyspaces)
+        stream = self.build(StreamConfig, self.section(document, "stream"), "stream")
+        http = self.read_http(self.section(document, "http"))
+        archive = self.build(ArchiveConfig, self.section(document, "archive"), "archive")
+        history = self.build(HistoryConfig, self.section(document, "history"), "history")
+        if cache and stream:
+            self.check_times(cache, stream)
+        if archive and archive.path is not None:
+            self.check_archived(keyspaces)
+        if self.problems or not (cache and stream and http and archive and history):
+            count = len(self.problems)
+            report = "\n  ".join(self.problems)
+            raise ConfigError(
+                f"{self.path}: {count} problem{'s' if count > 1 else ''} in the configuration\n  {report}\n",
+                hint="docs/config.md explains every key",
+            )
+        return Config(
+            cache=cache,
+            keyspaces=keyspaces,
+            objects=objects,
+            stream=stream,
+            http=http,
+            archive=archive,
+            history=history,
+            path=self.path,
+        )
+
+    # -- sections -----------------------------------------------------------------------------------------
+
+    def read_cache(self, table: dict[str, Any]) -> CacheConfig | None:
+        cache = self.build(CacheConfig, table, "cache")
+        if not cache:
+            return None
+        self.check_text("cache.namespace", cache.namespace, _NAME, _NAME_EXPECTED)
+        if not cache.nodes:
+            self.report("cache.nodes", "an empty array", "at least one node")
+        seen: dict[object, int] = {}
+        for index, node in enumerate(cache.nodes):
+            where = f"cache.nodes[{index}]"
+            place: object = node
+            if cache.backend != "memory":
+                try:
+                    host, port = parse_host_port(node)
+                    place = (host.lower(), port)
+                except ConfigError as error:
+                    self.report(where, _shown(node), f"HOST:PORT; {error.message}")
+                    continue
+            elif not node:
+                self.report(where, _shown(node), "a name")
+            if place in seen:
+                self.report(where, _shown(node), f"each node once; it is cache.nodes[{seen[place]}] already")
+            seen.setdefault(place, index)
+        return cache
+
+    def check_times(self, cache: CacheConfig, stream: StreamConfig) -> None:
+        lease, ttl = cache.lease_seconds, cache.tombstone_ttl_seconds
+        if cache.trail_seconds < 1:
+            self.report(
+                "cache.tombstone_ttl_seconds",
+                f"{ttl}, with cache.lease_seconds = {lease}",
+                f"at least 2 x {lease} + 3 = {2 * lease + 3}, as a tombstone must outlive two leases and the "
+                f"second by which the floor trails; raise tombstone_ttl_seconds or lower lease_seconds",
+            )
+        elif cache.node_refresh_seconds >= cache.trail_seconds:
+            self.report(
+                "cache.node_refresh_seconds",
+                f"{cache.node_refresh_seconds:g}",
+                f"less than tombstone_ttl_seconds - 2 x lease_seconds - 2 = {cache.trail_seconds}, or a change of "
+                "a whole table would never be acknowledged",
+            )
+        age_max, needed = cache.heartbeat_age_max_seconds, 2 * stream.heartbeat_seconds
+        if age_max < needed and not math.isclose(age_max, needed):
+            least = lease + cache.node_refresh_seconds + needed
+            self.report(
+                "cache.max_staleness_seconds",
+                f"{cache.max_staleness_seconds:g}, which leaves max_staleness_seconds - lease_seconds - "
+                f"node_refresh_seconds = {cache.max_staleness_seconds:g} - {lease} - "
+                f"{cache.node_refresh_seconds:g} = {age_max:g} s for the age of a heartbeat",
+                f"at least 2 x stream.heartbeat_seconds = {needed:g} s for it; raise max_staleness_seconds to "
+                f"{least:g}, or lower lease_seconds, node_refresh_seconds or stream.heartbeat_seconds",
+            )
+
+    def check_archived(self, keyspaces: Mapping[str, Keyspace]) -> None:
+        for keyspace in keyspaces.values():
+            if keyspace.flavor == "vitess":
+                found = f'a path, and keyspace {keyspace.name} of flavor "vitess"'
+                self.report("archive.path", found, "none: the update stream of Vitess is not archived")
+
+    def read_keyspaces(self, tables: dict[str, Any]) -> dict[str, Keyspace]:
+        keyspaces: dict[str, Keyspace] = {}
+        for name, table in self.named_tables(tables, "keyspaces", required=True):
+            where = f"keyspaces.{name}"
+            values = self.values(Keyspace, table, where, also=("shards", "sharding"))
+            before = len(self.problems)
+            sharding = self.read_sharding(table.get("sharding"), f"{where}.sharding")
+            shards = self.read_shards(table.get("shards"), name, values.get("flavor"))
+            if len(self.problems) == before:
+                self.check_shards(f"{where}.shards", shards, sharding)
+            if "flavor" in values:
+                keyspaces[name] = Keyspace(
+                    name=name, flavor=values["flavor"], shards=tuple(shards), sharding=sharding
+                )
+        self.check_lineages(keyspaces)
+        return keyspaces
+
+    def read_sharding(self, table: object, where: str) -> Sharding | None:
+        if table is None:
+            return None
+        if not isinstance(table, dict):
+            self.report(where, _kind(table), 'a table, { column = "...", function = "hash" }')
+            return None
+        sharding = self.build(Sharding, table, where)
+        if sharding:
+            self.check_text(f"{where}.column", sharding.column, _IDENTIFIER, _IDENTIFIER_EXPECTED)
+        return sharding
+
+    def read_shards(self, tables: object, keyspace: str, flavor: str | None) -> list[Shard]:
+        where = f"keyspaces.{keyspace}.shards"
+        if not isinstance(tables, list) or not tables or not all(isinstance(each, dict) for each in tables):
+            found = "nothing" if not tables else _kind(tables)
+            self.report(where, found, f"one table with a primary for each shard, written [[{where}]]")
+            return []
+        shards = (
+            self.read_shard(table, f"{where}[{index}]", keyspace, flavor)
+            for index, table in enumerate(tables)
+        )
+        return [shard for shard in shards if shard]
+
+    def check_shards(self, where: str, shards: list[Shard], sharding: Sharding | None) -> None:
+        """The serving shards hold every key exactly once (shards that do not serve may overlap them)."""
+        if sharding is None:
+            if len(shards) > 1:
+                self.report(
+                    where, f"{len(shards)} shards", 'a sharding, { column = "...", function = "hash" }'
+                )
+            return
+        ranges: list[tuple[KeyRange, str]] = []
+        for index, shard in enumerate(shards):
+            try:
+                key_range = KeyRange.parse(shard.name)
+            except FormatError as error:
+                self.report(f"{where}[{index}].name", _shown(shard.name), f"a key range; {error.hint}")
+                return
+            if shard.serving:
+                ranges.append((key_range, shard.name))
+        end = b""
+        for place, (key_range, name) in enumerate(sorted(ranges, key=lambda each: each[0].start)):
+            if key_range.start != end or (place > 0 and not end):
+                wanted = f"one that starts at {end.hex()}" if end or place == 0 else "none after it"
+                self.report(
+                    where, f"the serving shard {name}", f"{wanted}: together they hold every key once"
+                )
+                return
+            end = key_range.end
+        if end or not ranges:
+            found = f"serving shards up to {end.hex()}" if ranges else "no serving shard"
+            self.report(where, found, "serving shards that together hold every key once")
+
+    def check_lineages(self, keyspaces: Mapping[str, Keyspace]) -> None:
+        seen: dict[str, str] = {}
+        for keyspace in keyspaces.values():
+            for index, shard in enumerate(keyspace.shards):
+                where = f"keyspaces.{keyspace.name}.shards[{index}]"
+                if shard.lineage in seen:
+                    expected = f"one of its own: it is the lineage of {seen[shard.lineage]}"
+                    self.report(f"{where}.lineage", _shown(shard.lineage), expected)
+                seen.setdefault(shard.lineage, where)
+
+    def read_shard(
+        self, table: dict[str, Any], where: str, keyspace: str, flavor: str | None
+    ) -> Shard | None:
+        before = len(self.problems)
+        values = self.values(Shard, table, where, raw=("primary", "replicas", "vtgate"))
+        name = values.get("name", "-")
+        self.check_text(f"{where}.name", name, _NAME, _NAME_EXPECTED)
+        lineage = values.setdefault("lineage", f"{keyspace}/{name}")
+        self.check_text(f"{where}.lineage", lineage, _LINEAGE, "1 to 122 of A-Z a-z 0-9 _ . - /")
+        secret = self.read_shard_password(values.get("password_file"), f"{where}.password_file")
+        replicas = table.get("replicas", [])
+        if not isinstance(replicas, list):
+            self.report(f"{where}.replicas", _kind(replicas), "array of URL")
+            replicas = []
+        urls = {f"{where}.replicas[{index}]": url for index, url in enumerate(replicas)}
+        if "primary" in table:
+            urls = {f"{where}.primary": table["primary"], **urls}
+        else:
+            self.report(f"{where}.primary", "nothing", 'a URL, "mysql://USER:PASSWORD@HOST:PORT/DATABASE"')
+        servers: dict[str, ServerAddress] = {}
+        for key, url in urls.items():
+            server = self.read_server(key, url, flavor, secret)
+            if server:
+                self.check_server(key, server, servers)
+                servers[key] = server
+        vtgate = self.read_vtgate(f"{where}.vtgate", table.get("vtgate"), flavor)
+        if vtgate and servers:
+            self.check_behind_vtgate(where, vtgate, list(servers.values()))
+        if len(self.problems) > before:
+            return None
+        primary, *others = servers.values()
+        return Shard(**{**values, "primary": primary, "replicas": tuple(others), "vtgate": vtgate})
+
+    def read_vtgate(self, where: str, url: object, flavor: str | None) -> VtgateAddress | None:
+        expected = '"vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?tablet_type=replica"'
+        if flavor != "vitess":
+            if url is not None and flavor is not None:
+                self.report(where, f'a vtgate in a keyspace of flavor "{flavor}"', 'flavor "vitess" for it')
+            return None
+        if not isinstance(url, str):
+            self.report(where, "nothing" if url is None else _kind(url), expected)
+            return None
+        try:
+            return VtgateAddress.parse(url, self.environ, self.path.parent)
+        except ConfigError as error:
+            self.report(where, error.message, error.hint or expected)
+            return None
+
+    def check_behind_vtgate(self, where: str, vtgate: VtgateAddress, servers: list[ServerAddress]) -> None:
+        if servers[0].database != vtgate.keyspace:
+            self.report(f"{where}.primary", "another database", f"/{vtgate.keyspace}, the keyspace of vtgate")
+        if len(servers) > 1:
+            self.report(
+                f"{where}.replicas",
+                "servers",
+                "none with flavor vitess: vtgate chooses them by the tablet_type of its URL",
+            )
+
+    def read_shard_password(self, name: str | None, where: str) -> str:
+        if name is None:
+            return ""
+        try:
+            return read_password(self.path.parent / name)
+        except ConfigError as error:
+            self.report(where, error.message, "a file whose first line is the password")
+            return ""
+
+    def read_server(self, where: str, url: object, flavor: str | None, secret: str) -> ServerAddress | None:
+        expected = '"mysql://USER:PASSWORD@HOST:PORT/DATABASE"'
+        if not isinstance(url, str):
+            self.report(where, _kind(url), expected)
+            return None
+        if url.startswith("mariadb:") and flavor in ("mysql", "vitess"):
+            self.report(where, "a mariadb:// URL", f'mysql:// in a keyspace of flavor "{flavor}"')
+        try:
+            server = ServerAddress.parse(url, self.environ, self.path.parent)
+        except ConfigError as error:
+            self.report(where, error.message, expected)
+            return None
+        return server if server.password else replace(server, password=secret)
+
+    def check_server(self, where: str, server: ServerAddress, others: Mapping[str, ServerAddress]) -> None:
+        for key, other in others.items():
+            if (other.host.lower(), other.port) == (server.host.lower(), server.port):
+                self.report(where, f"the server of {key}", "another server: each is listed once")
+            elif other.database != server.database and key.endswith(".primary"):
+                self.report(where, "another database than the primary's", "the same database on every server")
+
+    def read_objects(
+        self, tables: dict[str, Any], keyspaces: Mapping[str, Keyspace]
+    ) -> dict[str, ObjectConfig]:
+        objects: dict[str, ObjectConfig] = {}
+        for name, table in self.named_tables(tables, "objects"):
+            where = f"objects.{name}"
+            before = len(self.problems)
+            values = self.values(ObjectConfig, table, where)
+            self.check_object(where, table, values)
+            if "keyspace" not in table and len(keyspaces) == 1:
+                values["keyspace"] = next(iter(keyspaces))
+            elif "keyspace" not in table and keyspaces:
+                self.report(f"{where}.keyspace", "nothing", f"one of {', '.join(keyspaces)}")
+            elif "keyspace" in values and keyspaces and values["keyspace"] not in keyspaces:
+                found = _shown(values["keyspace"])
+                self.report(f"{where}.keyspace", found, f"one of {', '.join(keyspaces)}")
+            if len(self.problems) == before and "keyspace" in values:
+                objects[name] = ObjectConfig(**{**values, "name": name})
+        return objects
+
+    def check_object(self, where: str, table: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        has_table, has_key, has_members = (key in table for key in ("table", "key", "members"))
+        if has_table == (has_key or has_members):
+            found = "both" if has_table else "neither"
+            self.report(where, found, 'either "table" (one row) or "key" and "members" (composite)')
+        elif has_key != has_members:
+            missing = "members" if has_key else "key"
+            self.report(f"{where}.{missing}", "nothing", '"key" and "members" together')
+        for key in ("table", "key"):
+            if key in values:
+                self.check_text(f"{where}.{key}", values[key], _IDENTIFIER, _IDENTIFIER_EXPECTED)
+        members = values.get("members", {})
+        if members == {} and "members" in values:
+            self.report(f"{where}.members", "an empty table", "at least one table = column")
+        for member, column in members.items():
+            for text in (member, column):
+                self.check_text(f"{where}.members.{member}", text, _IDENTIFIER, _IDENTIFIER_EXPECTED)
+
+    def read_http(self, table: dict[str, Any]) -> HttpConfig | None:
+        http = self.build(HttpConfig, table, "http")
+        if http and http.listen is not None:
+            try:
+                host, _ = parse_host_port(http.listen)
+            except ConfigError as error:
+                self.report("http.listen", _shown(http.listen), f"HOST:PORT; {error.message}")
+                return http
+            if not _is_loopback(host) and http.token_file is None:
+                expected = "a loopback address such as 127.0.0.1:8080, or a token_file beside it"
+                self.report("http.listen", _shown(http.listen), expected)
+        return http
+
+    # -- tables and values --------------------------------------------------------------------------------
+
+    def report(self, where: str, found: str, expected: str) -> None:
+        self.problems.append(f"{self.path.name}: {where}: found {found}; expected {expected}")
+
+    def section(self, document: dict[str, Any], name: str, *, required: bool = False) -> dict[str, Any]:
+        table = document.get(name, {})
+        if required and name not in document:
+            self.report(name, "nothing", f"a section [{name}]")
+        elif not isinstance(table, dict):
+            self.report(name, _kind(table), f"a section [{name}]")
+            return {}
+        return dict(table)
+
+    def named_tables(
+        self, tables: dict[str, Any], where: str, *, required: bool = False
+    ) -> list[tuple[str, dict[str, Any]]]:
+        if required and not tables and not self.problems_with(where):
+            self.report(where, "none", f"at least one [{where}.NAME]")
+        for name, table in tables.items():
+            self.check_text(f"{where}.{name}", name, _NAME, f"a name of {_NAME_EXPECTED}")
+            if not isinstance(table, dict):
+                self.report(f"{where}.{name}", _kind(table), f"a table [{where}.{name}]")
+        return [(name, table) for name, table in tables.items() if isinstance(table, dict)]
+
+    def problems_with(self, where: str) -> bool:
+        return any(problem.startswith(f"{self.path.name}: {where}: ") for problem in self.problems)
+
+    def build(self, kind: type[Section], table: dict[str, Any], where: str) -> Section | None:
+        before = len(self.problems)
+        if not table and self.problems_with(where):
+            return None  # the section is missing: reported already
+        values = self.values(kind, table, where)
+        return cast(Any, kind)(**values) if len(self.problems) == before else None
+
+    def values(
+        self,
+        kind: type,
+        table: dict[str, Any],
+        where: str,
+        *,
+        also: Collection[str] = (),
+        raw: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """The valid settings of a table. ``also``: keys that are no settings; ``raw``: not converted here."""
+        settings = list(settings_of(kind))
+        self.refuse_unknown(table, [*(item.name for item, _ in settings), *also], where)
+        values: dict[str, Any] = {}
+        for item, hint in settings:
+            if item.name in raw:
+                continue
+            if item.name in table:
+                value = self.convert(f"{where}.{item.name}", table[item.name], item, hint)
+                if value is not None:
+                    values[item.name] = value
+            elif _is_required(item):
+                self.report(f"{where}.{item.name}", "nothing", describe_type(hint))
+        return values
+
+    def convert(self, where: str, value: object, item: Field[Any], hint: Any) -> Any:
+        """The value as the type that the setting has, or None after a report."""
+        expected = describe_type(hint)
+        minimum, maximum = item.metadata["minimum"], item.metadata["maximum"]
+        later = f" ({item.metadata['later']})" if item.metadata["later"] else ""
+        if get_origin(hint) is Literal:
+            if isinstance(value, str) and value in get_args(hint):
+                return value
+        elif get_origin(hint) is tuple:
+            if isinstance(value, list) and all(isinstance(part, str) for part in value):
+                return tuple(value)
+        elif get_origin(hint) is Mapping:
+            if isinstance(value, dict) and all(isinstance(part, str) for part in value.values()):
+                return dict(value)
+        elif hint is bool:
+            if isinstance(value, bool):
+                return value
+        elif hint in (int, float):
+            expected += f" from {minimum:_} to {maximum:_}"
+            is_number = type(value) is int or (hint is float and type(value) is float)
+            if is_number and minimum <= value <= maximum:  # NaN is in no range
+                return hint(value)
+        elif isinstance(value, str):
+            return value
+        self.report(where, _shown(value), expected + later)
+        return None
+
+    def check_text(self, where: str, text: str, pattern: re.Pattern[str], expected: str) -> None:
+        if not pattern.fullmatch(text):
+            self.report(where, _shown(text), expected)
+
+    def refuse_unknown(self, table: dict[str, Any], known: Collection[str], where: str) -> None:
+        for key in table:
+            if key in known:
+                continue
+            full = f"{where}.{key}" if where else key
+            nearest = get_close_matches(key, known, n=1, cutoff=0.5)
+            if nearest:
+                self.report(full, "an unknown key", f'a known one; did you mean "{nearest[0]}"?')
+            else:
+                self.report(full, "an unknown key", f"one of {', '.join(sorted(known))}")
+
+
+def _is_required(item: Field[Any]) -> bool:
+    has_default = item.default is not MISSING or item.default_factory is not MISSING
+    return not has_default and item.metadata["default_text"] is None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _shown(value: object) -> str:
+    """A found value for a message; only its kind where it is no scalar or may hold a password."""
+    if isinstance(value, str):
+        if "@" in value or "://" in value:
+            return "a text that may hold a password"
+        return repr(value[:_SHOWN_CHARACTERS_MAX]) + ("..." if len(value) > _SHOWN_CHARACTERS_MAX else "")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    return _kind(value)
+
+
+def _kind(value: object) -> str:
+    """The kind of a value in TOML's words, without the value."""
+    kinds = {str: "a text", bool: "a boolean", int: "a number", float: "a number", list: "an array"}
+    return kinds.get(type(value), "a table" if isinstance(value, dict) else "a date or time")

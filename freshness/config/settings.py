@@ -1,0 +1,478 @@
+"""What ``freshness.toml`` says, as values: cache nodes, keyspaces, objects, and the bounds of the algorithm.
+
+One file serves the invalidator and the application, so that both agree on D, L and the placement. Frozen
+dataclasses with the defaults and, in each field's metadata, what the setting means (`describe_settings`: the
+documentation is tested against it). Reading and validating is in ``freshness.config.reader``; `load_config`
+is the way in for the composition roots of both sides.
+
+A password never appears in a message, a repr or a log line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from urllib.parse import unquote
+
+from freshness.config.hostport import parse_host_port, read_password
+from freshness.config.vtgate_address import VtgateAddress
+from freshness.errors import ConfigError
+
+Backend: TypeAlias = Literal["memcached", "redis", "memory"]
+Flavor: TypeAlias = Literal["mysql", "mariadb", "vitess"]
+GtidFlavor: TypeAlias = Literal["mysql", "mariadb"]
+ShardingFunction: TypeAlias = Literal[
+    "hash",
+    "xxhash",
+    "numeric",
+    "binary",
+    "binary_md5",
+    "reverse_bits",
+    "unicode_loose_md5",
+    "unicode_loose_xxhash",
+]
+
+TTL_SECONDS_MAX = 30 * 86_400
+"""memcached takes a longer TTL for a point in time (F50)."""
+
+
+def setting(
+    doc: str,
+    default: Any = MISSING,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    default_text: str | None = None,
+    default_factory: Callable[[], Any] | None = None,
+    later: str = "",
+) -> Any:
+    """A field that is a key of the file. ``later``: what is asked for and not supported by this version."""
+    metadata = {
+        "doc": doc,
+        "minimum": minimum,
+        "maximum": maximum,
+        "default_text": default_text,
+        "later": later,
+    }
+    if default_factory is not None:
+        return field(default_factory=default_factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """A database server and how to log in. The password is in no repr, and so in no log."""
+
+    host: str
+    port: int = 3306
+    user: str = ""
+    password: str = field(default="", repr=False)
+    database: str = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.user}@{host}:{self.port}/{self.database}"
+
+    @classmethod
+    def parse(cls, url: str, environ: Mapping[str, str], folder: Path = Path()) -> ServerAddress:
+        """Parse ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``).
+
+        ``${VARIABLE}`` is replaced from ``environ``, verbatim: such a value needs no percent-encoding. A URL
+        that is one variable as a whole is taken from there. ``?password_file=PATH``, relative to ``folder``,
+        is read. Raises `ConfigError` without any part of the URL that may be a password.
+        """
+        whole = _VARIABLE.fullmatch(url)
+        expanded = _expand(url, environ)  # for all else: all missing variables in one report
+        if whole:
+            url, environ = expanded, {}
+        scheme, separator, rest = url.partition("://")
+        if scheme not in ("mysql", "mariadb") or not separator:
+            raise ConfigError("not a mysql:// or mariadb:// URL")
+        if _BLANK.search(url):
+            raise ConfigError("the URL holds a blank or a control character; percent-encode it")
+        authority, path, query = _split_url(rest)
+        login, _, place = authority.rpartition("@")
+        if "@" in login + path + query or "#" in path + query:
+            raise ConfigError('user or password hold one of "@", "/", "?", "#" as it is; percent-encode it')
+        if not login or login.startswith(":"):
+            raise ConfigError("the URL names no user: expected USER@ before the host")
+        user, _, password = login.partition(":")
+        host, port = parse_host_port(_decode_part(place, environ), port_default=3306)
+        database = _decode_part(path, environ)
+        if not database or "/" in database:
+            raise ConfigError("the URL names no database: expected /DATABASE after the host")
+        secret = _decode_part(password, environ)
+        for option in filter(None, query.split("&")):
+            name, _, value = option.partition("=")
+            if name != "password_file":
+                raise ConfigError(f'the URL has an unknown option "{name}"; the only one is password_file')
+            if secret:
+                raise ConfigError("the URL has a password and a password_file; one is needed")
+            secret = read_password(folder / _decode_part(value, environ))
+        return cls(host, port, _decode_part(user, environ), secret, database)
+
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_BLANK = re.compile(r"[\x00-\x20\x7f]")
+
+
+def _expand(text: str, environ: Mapping[str, str]) -> str:
+    missing = sorted({name for name in _VARIABLE.findall(text) if name not in environ})
+    if missing:
+        raise ConfigError(f"environment variable not set: {', '.join(missing)}")
+    return _VARIABLE.sub(lambda match: environ[match[1]], text)
+
+
+def _decode_part(text: str, environ: Mapping[str, str]) -> str:
+    """Percent-decode what the file says; take what the environment says as it is."""
+    parts = _VARIABLE.split(text) if environ else [text]  # text, name, text, name, ..., text
+    try:
+        texts = [unquote(part, errors="strict") for part in parts[::2]]
+    except UnicodeDecodeError:
+        raise ConfigError("the URL holds a percent-encoded byte that is not UTF-8") from None
+    names = [environ[name] for name in parts[1::2]]
+    return "".join(text + value for text, value in zip_longest(texts, names, fillvalue=""))
+
+
+def _split_url(rest: str) -> tuple[str, str, str]:
+    """Authority, path and query. By hand: ``urlsplit`` quietly drops and moves what a password may hold."""
+    ends = [rest.find(mark) for mark in "/?#" if mark in rest]
+    end = min(ends, default=len(rest))
+    path, _, query = rest[end:].partition("?")
+    return rest[:end], path.removeprefix("/"), query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """``[cache]``: the nodes, and the times on which the algorithm's safety rests (D and L)."""
+
+    backend: Backend = setting(
+        'Where entries are kept; "memory" is embedded in one process, for tests.', "memcached"
+    )
+    nodes: tuple[str, ...] = setting(
+        'The cache nodes, each "host:port"; the same list, in the same order, on both sides. '
+        'With backend "memory" any distinct names.'
+    )
+    namespace: str = setting("Prefix of every key. Two namespaces on the same nodes never meet.")
+    value_ttl_seconds: int = setting(
+        "TTL of a filled entry. Freshness does not depend on it.", 86_400, minimum=1, maximum=TTL_SECONDS_MAX
+    )
+    tombstone_ttl_seconds: int = setting(
+        "D: how long an invalidation is remembered per key. "
+        "A replica that lags by more than D - 2L - 2 is never filled from.",
+        120,
+        minimum=5,
+        maximum=TTL_SECONDS_MAX,
+    )
+    lease_seconds: int = setting(
+        "L: TTL of the node record, which the invalidator renews; without it nobody fills.",
+        5,
+        minimum=2,
+        maximum=3600,
+    )
+    max_staleness_seconds: float = setting(
+        "A hit is served only while it is known to be no older than this.", 10.0, minimum=1, maximum=86_400
+    )
+    on_stale: Literal["bypass", "serve"] = setting(
+        'What happens to hits beyond max_staleness_seconds: "bypass" reads the database, "serve" serves.',
+        "bypass",
+    )
+    node_refresh_seconds: float = setting(
+        "How old a copy of the node record hits may trust; table-wide invalidations take as long to be seen.",
+        1.0,
+        minimum=0,
+        maximum=3600,
+    )
+    fill_lease_ttl_seconds: int = setting(
+        "TTL of the stub by which the first reader of a missing key makes the others wait.",
+        10,
+        minimum=1,
+        maximum=3600,
+    )
+    fill_wait_ms: int = setting(
+        "How long such another reader waits for the fill before it reads the database itself.",
+        50,
+        minimum=0,
+        maximum=60_000,
+    )
+
+    @property
+    def trail_seconds(self) -> int:
+        """W: how far a floor trails, D - 2L - 2 (F64). At least 1 in a validated configuration."""
+        return self.tombstone_ttl_seconds - 2 * self.lease_seconds - 2
+
+    @property
+    def heartbeat_age_max_seconds(self) -> float:
+        """The age of the heartbeat at which a lease is no longer renewed, so that I7 holds:
+        heartbeat age + L + node_refresh <= max_staleness."""
+        return self.max_staleness_seconds - self.lease_seconds - self.node_refresh_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """``[keyspaces.NAME.sharding]``: which shard a row lives in. Names and meaning are Vitess's."""
+
+    column: str = setting("The column whose value decides; every cached table of the keyspace has it.")
+    function: ShardingFunction = setting("What makes a keyspace id of the value.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """``[[keyspaces.NAME.shards]]``: one replication topology, a primary and its replicas."""
+
+    name: str = setting('The key range of the shard, such as "-80"; "-" is all keys.', "-")
+    serving: bool = setting(
+        "Whether applications read it. A shard that is not serving is followed all the same, so that it can take "
+        "over, and nothing read from it is ever cached.",
+        True,
+    )
+    continues: tuple[str, ...] = setting(
+        "Lineages whose GTIDs are in this shard's log too, since it was made from them by replication: consumers of "
+        "the update stream go on here from their positions there.",
+        (),
+    )
+    primary: ServerAddress = setting(
+        'The server that is written to: "mysql://USER:PASSWORD@HOST:PORT/DATABASE". ${VARIABLE} is replaced '
+        "from the environment; other special characters are percent-encoded; ?password_file=PATH is allowed. "
+        "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
+    )
+    vtgate: VtgateAddress | None = setting(
+        "With flavor vitess, and needed then: the gRPC port of vtgate, whose VStream is followed, "
+        '"vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?tablet_type=replica", with the options of docs/vitess.md.',
+        None,
+    )
+    replicas: tuple[ServerAddress, ...] = setting("Servers that readers may read, written like primary.", ())
+    lineage: str = setting(
+        "Name of the replication topology in positions and tokens. Never reuse it for another one.",
+        default_text="KEYSPACE/SHARD",
+    )
+    password_file: str | None = setting(
+        "File with the password of those servers of the shard whose URL has none; relative to this file.",
+        None,
+    )
+
+    @property
+    def writable(self) -> ServerAddress:
+        """Where heartbeats are written and the head is asked: the primary, also behind a vtgate."""
+        if self.vtgate is None:
+            return self.primary
+        return replace(self.primary, database=f"{self.vtgate.keyspace}:{self.name}@primary")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyspace:
+    """``[keyspaces.NAME]``: a database, possibly spread over shards."""
+
+    name: str
+    flavor: Flavor = setting('Whose binlog and GTIDs; "vitess": vtgate\'s VStream.')
+    shards: tuple[Shard, ...]
+    sharding: Sharding | None = None
+
+    @property
+    def gtid_flavor(self) -> GtidFlavor:
+        """Whose positions: behind Vitess there is MySQL."""
+        return "mysql" if self.flavor == "vitess" else self.flavor
+
+    @property
+    def serving_shards(self) -> tuple[Shard, ...]:
+        """Those that applications read; together they hold every key once."""
+        return tuple(shard for shard in self.shards if shard.serving)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectConfig:
+    """``[objects.NAME]``: what is cached under one key: a row, or a value built from several tables."""
+
+    name: str
+    keyspace: str = setting("The keyspace it lives in.", default_text="the only keyspace")
+    table: str | None = setting("For an object that is one row: its table; keyed by the primary key.", None)
+    key: str | None = setting("For a composite object: the name of its key.", None)
+    members: Mapping[str, str] = setting(
+        "For a composite object: each table it is built from = the column there that holds the key.",
+        default_text="{}",
+        default_factory=dict,
+    )
+
+    @property
+    def is_composite(self) -> bool:
+        return self.table is None
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables whose changes invalidate the object, in the order of the file."""
+        return tuple(self.members) if self.table is None else (self.table,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """``[stream]``: how the invalidator follows the binlog."""
+
+    start: Literal["progress", "now"] = setting(
+        'Where the invalidator starts: "progress" resumes from what the cache nodes have acknowledged, '
+        '"now" gives up what they hold and starts at the primary\'s head.',
+        "progress",
+        later="a token or a time would change nothing here: what a node has acknowledged stays acknowledged. "
+        "Consumers of the update stream start where they like",
+    )
+    replica_choice: Literal["primary", "freshest", "slowest"] = setting(
+        "Which server's binlog is read. With replicas, one that is stuck or far behind is left for another; "
+        '"slowest" refuses the fewest fills.',
+        "primary",
+    )
+    rewind_seconds: float = setting(
+        "How much earlier a consumer of the update stream starts where only a time is known: clocks differ, and the "
+        "log's times do not rise evenly.",
+        30.0,
+        minimum=0,
+        maximum=86_400,
+    )
+    minimize_skew: bool = setting(
+        "Whether consumers of the update stream get the shards aligned in time unless they say otherwise. "
+        "Invalidation never waits.",
+        False,
+    )
+    heartbeat_seconds: float = setting(
+        "How often the invalidator writes its heartbeat to the primary; bounds what is known of staleness.",
+        1.0,
+        minimum=0.05,
+        maximum=3600,
+    )
+    clock_error_seconds: float = setting(
+        "By how much clocks are taken to be wrong where ages are computed.", 0.005, minimum=0, maximum=60
+    )
+    batch_transactions_max: int = setting(
+        "The most transactions that are invalidated in one batch.", 2000, minimum=1, maximum=100_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """``[http]``: the invalidator's HTTP service."""
+
+    listen: str | None = setting(
+        '"host:port" of the HTTP service; left out: no service. Other than a loopback address demands token_file.',
+        None,
+    )
+    token_file: str | None = setting(
+        "File whose first line every request must bring as its bearer token; relative to this file.", None
+    )
+    consumers_max: int = setting(
+        "The most clients that may read the update stream at once.", 16, minimum=1, maximum=1000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveConfig:
+    """``[archive]``: the update stream as Parquet files, for the Spark jobs and for replay."""
+
+    path: str | None = setting(
+        "Folder of the archive, relative to this file; left out: no archive is written.", None
+    )
+    rotate_seconds: int = setting("A file is closed after so long.", 300, minimum=1, maximum=3600)
+    rotate_mb: int = setting("A file is closed at about this size.", 64, minimum=1, maximum=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryConfig:
+    """``[history]``: what is done to the cache, recorded as Parquet files by applications and invalidators, for the
+    audit."""
+
+    path: str | None = setting(
+        "Folder of the history, relative to this file; left out: nothing is recorded.", None
+    )
+    sample: float = setting(
+        "The share of items that is recorded, each of them completely.", 1.0, minimum=0, maximum=1
+    )
+    rotate_seconds: int = setting("A file is closed after so long.", 60, minimum=1, maximum=3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole, validated ``freshness.toml``. ``path``: the file; relative paths start at its folder."""
+
+    cache: CacheConfig
+    keyspaces: Mapping[str, Keyspace]
+    objects: Mapping[str, ObjectConfig]
+    stream: StreamConfig
+    http: HttpConfig
+    archive: ArchiveConfig
+    history: HistoryConfig
+    path: Path
+
+    @property
+    def lineages(self) -> tuple[str, ...]:
+        """Those of all shards of all keyspaces, in the order of the file."""
+        return tuple(shard.lineage for keyspace in self.keyspaces.values() for shard in keyspace.shards)
+
+
+# -- the settings as data ---------------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """One key of the file, as the documentation shows it. ``default``: TOML text, or "required"."""
+
+    key: str
+    type: str
+    default: str
+    meaning: str
+
+
+_SECTIONS: tuple[tuple[str, type], ...] = (
+    ("cache", CacheConfig),
+    ("keyspaces.NAME", Keyspace),
+    ("keyspaces.NAME.sharding", Sharding),
+    ("keyspaces.NAME.shards", Shard),
+    ("objects.NAME", ObjectConfig),
+    ("stream", StreamConfig),
+    ("http", HttpConfig),
+    ("archive", ArchiveConfig),
+    ("history", HistoryConfig),
+)
+
+
+def describe_settings() -> list[Setting]:
+    """Every key that the file may hold, in the order of the file. A test holds docs/config.md against it."""
+    return [
+        Setting(f"{section}.{item.name}", describe_type(hint), _describe_default(item), item.metadata["doc"])
+        for section, kind in _SECTIONS
+        for item, hint in settings_of(kind)
+    ]
+
+
+def settings_of(kind: type) -> Iterator[tuple[Field[Any], Any]]:
+    """The fields of a dataclass that are keys of the file, each with its type."""
+    hints = get_type_hints(kind)
+    return ((item, hints[item.name]) for item in fields(kind) if "doc" in item.metadata)
+
+
+def describe_type(hint: Any) -> str:
+    """A type in words for people who write TOML."""
+    if get_origin(hint) is Literal:
+        return " | ".join(f'"{choice}"' for choice in get_args(hint))
+    arguments = [argument for argument in get_args(hint) if argument not in (type(None), ...)]
+    if get_origin(hint) is tuple:
+        return f"array of {describe_type(arguments[0])}"
+    if get_origin(hint) is Mapping:
+        return "table of text"
+    if arguments:
+        return describe_type(arguments[0])
+    kinds = {int: "whole number", float: "number", bool: "true | false", str: "text"}
+    return "URL" if hint in (ServerAddress, VtgateAddress) else kinds[hint]
+
+
+def _describe_default(item: Field[Any]) -> str:
+    if item.metadata["default_text"] is not None:
+        return str(item.metadata["default_text"])
+    if item.default is MISSING:
+        return "required"
+    if item.default is None:
+        return "none"
+    if isinstance(item.default, str):
+        return f'"{item.default}"'
+    if isinstance(item.default, bool):
+        return str(item.default).lower()
+    return "[]" if item.default == () else str(item.default)

@@ -1,0 +1,165 @@
+"""The objects that are cached, as both sides understand them: table columns, keys, rule.
+
+Built once at the start by the invalidator and by the application, from the same ``freshness.toml`` and the
+database's own schema, so that what the one reads and the other invalidates cannot drift apart. The fingerprint of
+a definition is in every entry and in the node record: two definitions of one name never share entries (F70).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from freshness.algorithm.rule import ObjectPolicy
+from freshness.config.settings import Config, Keyspace, ObjectConfig
+from freshness.errors import ConfigError, FormatError
+from freshness.keys.cachekey import CacheKey, KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.keyrange import KeyRange
+
+KeyspaceId = Callable[[str, object], bytes]
+"""(sharding function, value of the sharding column) → keyspace id. Raises `FormatError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFinder:
+    """Tells the shard of a key. ``place``: of the sharding column among the key's columns. ``policies``: the object
+    as it is in each serving shard, by key range."""
+
+    place: int
+    column: KeyColumn
+    function: str
+    policies: tuple[tuple[KeyRange, ObjectPolicy], ...]
+    keyspace_id: KeyspaceId
+
+    def find(self, values: Sequence[object]) -> ObjectPolicy:
+        """Raises `FormatError` for a value that has no keyspace id."""
+        value = values[self.place]
+        if self.column.kind is ColumnKind.INTEGER and not isinstance(value, int):
+            value = _parse_integer(self.column, value)
+        place = self.keyspace_id(self.function, value)
+        return next(policy for key_range, policy in self.policies if key_range.contains(place))
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectDefinition:
+    """One object. ``columns_by_table``: in each table, the columns that hold its key, in key order.
+
+    ``policy`` is of the object in all serving shards. ``shards`` is None where the key does not tell the shard, or
+    where there is one: then every serving shard has a say in each entry.
+    """
+
+    config: ObjectConfig
+    policy: ObjectPolicy
+    builder: KeyBuilder
+    columns_by_table: Mapping[str, tuple[KeyColumn, ...]]
+    shards: ShardFinder | None = None
+
+    def policy_for(self, values: Sequence[object]) -> ObjectPolicy:
+        """The object as it is in the shard that holds this key."""
+        return self.policy if self.shards is None else self.shards.find(values)
+
+    def identity(self, key: CacheKey) -> bytes:
+        """What an entry says it is: the definition and the key as spelled."""
+        return self.policy.fingerprint.to_bytes(4, "big") + key.identity
+
+
+KeyColumns = Callable[[str, str, str | None], tuple[KeyColumn, ...]]
+"""(keyspace, table, column) → that column, or the primary key in key order where the column is None."""
+
+
+def build_registry(
+    config: Config, find_columns: KeyColumns, keyspace_id: KeyspaceId
+) -> dict[str, ObjectDefinition]:
+    """All objects of the configuration. Raises `ConfigError` naming the object, table and column at fault."""
+    return {name: _define(config, entry, find_columns, keyspace_id) for name, entry in config.objects.items()}
+
+
+def _define(
+    config: Config, entry: ObjectConfig, find_columns: KeyColumns, keyspace_id: KeyspaceId
+) -> ObjectDefinition:
+    if entry.table is not None:
+        columns = find_columns(entry.keyspace, entry.table, None)
+        by_table = {entry.table: columns}
+    else:
+        by_table = {
+            table: find_columns(entry.keyspace, table, column) for table, column in entry.members.items()
+        }
+        columns = (_common_key(entry, by_table),)
+    builder = KeyBuilder(config.cache.namespace, entry.name, columns)
+    keyspace = config.keyspaces[entry.keyspace]
+    policy = ObjectPolicy(
+        name=entry.name,
+        fingerprint=_fingerprint(entry, by_table),
+        tables=entry.tables,
+        lineages=tuple(shard.lineage for shard in keyspace.serving_shards),
+        value_ttl_seconds=config.cache.value_ttl_seconds,
+    )
+    shards = _find_shards(keyspace, columns, by_table, policy, keyspace_id)
+    return ObjectDefinition(entry, policy, builder, by_table, shards)
+
+
+def _find_shards(
+    keyspace: Keyspace,
+    columns: Sequence[KeyColumn],
+    by_table: Mapping[str, Sequence[KeyColumn]],
+    policy: ObjectPolicy,
+    keyspace_id: KeyspaceId,
+) -> ShardFinder | None:
+    """None where there is one shard, or where a row of the object can be in any: the sharding column is not in the
+    key of each of its tables, at the same place."""
+    sharding = keyspace.sharding
+    if sharding is None:
+        return None
+    names = [[column.name for column in of_table] for of_table in by_table.values()]
+    if not all(sharding.column in of_table for of_table in names):
+        return None
+    places = {of_table.index(sharding.column) for of_table in names}
+    if len(places) > 1:
+        return None
+    place = places.pop()
+    policies = tuple(
+        (KeyRange.parse(shard.name), replace(policy, lineages=(shard.lineage,)))
+        for shard in keyspace.serving_shards
+    )
+    return ShardFinder(place, columns[place], sharding.function, policies, keyspace_id)
+
+
+def _parse_integer(column: KeyColumn, value: object) -> int:
+    try:
+        return int(column.spell(value)[0])
+    except ValueError as error:
+        raise FormatError(f"{value!r} for {column.name} is no whole number") from error
+
+
+def _common_key(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]) -> KeyColumn:
+    """The key of a composite. All members must spell it alike, or a change would name another key (F24)."""
+    members = {table: columns[0] for table, columns in by_table.items()}
+    kinds = {column.kind for column in members.values()}
+    described = ", ".join(
+        f"{table}.{column.name} is {column.kind.value}" for table, column in members.items()
+    )
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"objects.{entry.name}: its key has several types: {described}",
+            hint="give the columns of all members one type",
+        )
+    if not all(column.is_exact for column in members.values()):
+        raise ConfigError(
+            f"objects.{entry.name}: rows can share its key in several spellings: {described}",
+            hint="a composite needs an integer, binary, decimal or date key, or a column with a _bin collation",
+        )
+    if len({column.length for column in members.values()}) > 1:
+        raise ConfigError(
+            f"objects.{entry.name}: its key has several lengths: {described}",
+            hint="BINARY(n) must have one n in all members",
+        )
+    return replace(next(iter(members.values())), name=str(entry.key))
+
+
+def _fingerprint(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]) -> int:
+    parts = [entry.name, str(entry.key)]
+    for table, columns in sorted(by_table.items()):
+        parts += [table, *(f"{c.name} {c.kind.value} {c.collation} {c.length}" for c in columns)]
+    return zlib.crc32("\n".join(parts).encode())

@@ -1,0 +1,90 @@
+"""The role of a position: what a server has executed, and how two such sets stand to one another.
+
+Containment is the only order there is (DESIGN §2): a read at position T reflects event e iff e is in T. It is
+partial; two positions of which neither contains the other are UNKNOWN to one another, and UNKNOWN is doubt:
+it never fills and always invalidates. Positions never look at clocks.
+
+Implemented by ``freshness.position.mysql`` and ``freshness.position.mariadb``; everyone else imports
+``freshness.position``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from enum import Enum
+from typing import ClassVar
+
+
+class Order(Enum):
+    """How the first of two positions (or tokens) stands to the second."""
+
+    OLDER = "older"
+    EQUAL = "equal"
+    NEWER = "newer"
+    UNKNOWN = "unknown"
+
+
+class Position(ABC):
+    """An immutable, hashable set of executed transactions. Equal sets have equal text and equal bytes.
+
+    ``flavor`` is "mysql" or "mariadb". Positions of two flavors never contain one another and are UNKNOWN to
+    one another (even empty ones: it is doubt); `union` and `intersection` of them raise `FlavorMismatch`.
+    """
+
+    __slots__ = ()
+
+    flavor: ClassVar[str]
+
+    @abstractmethod
+    def contains(self, other: Position) -> bool:
+        """True iff every transaction of ``other`` is in this position. Another flavor: False."""
+
+    @abstractmethod
+    def union(self, other: Position) -> Position:
+        """The smallest position that contains both. Raises `FlavorMismatch` for another flavor."""
+
+    @abstractmethod
+    def union_all(self, others: Iterable[Position]) -> Position:
+        """What `union` with one after the other gives, at once: for the transactions of a batch."""
+
+    @abstractmethod
+    def intersection(self, other: Position) -> Position:
+        """A position that both contain, as large as is known. Raises `FlavorMismatch` for another flavor."""
+
+    @abstractmethod
+    def fill_gaps(self, streamed: Position) -> Position:
+        """This position, with the gaps inside it filled where ``streamed`` has the numbers.
+
+        Keeps tombstones short (DESIGN §2.4): the result is between this position and its union with
+        ``streamed``, and never asks for a number that was not streamed, which no replica could ever satisfy
+        (Group Replication hands out GTID blocks). Raises `FlavorMismatch` for another flavor.
+        """
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """True iff it holds no transaction. Every position of its flavor contains it."""
+
+    @property
+    @abstractmethod
+    def interval_count(self) -> int:
+        """A measure of its size: intervals (MySQL) or domains (MariaDB)."""
+
+    @abstractmethod
+    def encode(self) -> bytes:
+        """The compact binary form, which names its version and flavor. See `decode_position`."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The canonical text, which a server of its flavor accepts."""
+
+    def compare(self, other: Position) -> Order:
+        """How this position stands to ``other``: NEWER where it contains it and more.
+
+        UNKNOWN where neither contains the other, and for another flavor.
+        """
+        above, below = self.contains(other), other.contains(self)
+        if above:
+            return Order.EQUAL if below else Order.NEWER
+        return Order.OLDER if below else Order.UNKNOWN

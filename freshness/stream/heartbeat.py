@@ -1,0 +1,61 @@
+"""The heartbeat table, as both sides know it, and the token of a read that is taken with its help.
+
+The invalidator writes the table on each primary; readers find the epoch there and, on MariaDB, the watermark.
+A read's token comes from the engine-visible side of the very server that is read, in a statement of its own
+before the rows (F2, F17, F18; DATABASES.md §C): a binlog position would be ahead of what a SELECT sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from freshness.errors import FormatError
+from freshness.position import Position, parse_position
+from freshness.position.token import EventToken
+
+HEARTBEAT_TABLE: Final = "freshness_heartbeat"
+EPOCH_ROW: Final = "epoch"
+
+_VISIBLE: Final = {
+    # In any role: updated after the engine commit.
+    "mysql": "@@global.gtid_executed",
+    # On a replica: updated after the engine commit. On a primary it stands still, a lower bound all the same;
+    # there the watermark moves the token.
+    "mariadb": "@@global.gtid_slave_pos",
+}
+
+
+def token_sql(flavor: str) -> str:
+    """The statement to run on the same connection before the rows are read, outside any older snapshot.
+
+    Its own snapshot may be older than the variable it returns; the statements after it are not.
+    """
+    return f"SELECT {_VISIBLE[flavor]}, id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE}"
+
+
+def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[Any]]) -> EventToken | None:
+    """The token in the answer to `token_sql`; None where the table has no epoch yet: such a read never fills.
+
+    The position is a lower bound of what the server shows: on MariaDB the replica's own position united with the
+    watermarks, each of which was visible before its row was. ``timestamp_us`` is the newest heartbeat's, 0 without.
+    """
+    epochs = [int(row[2]) for row in rows if row[1] == EPOCH_ROW]
+    if len(epochs) != 1:
+        return None
+    position = _parse_position(flavor, str(rows[0][0] or ""))
+    if flavor == "mariadb":
+        for row in rows:
+            # A row of a former epoch, of an invalidator that is gone, speaks of a history that was lost.
+            if row[3] and int(row[2]) == epochs[0]:
+                position = position.union(_parse_position(flavor, str(row[3])))
+    return EventToken(lineage, shard, epochs[0], max(int(row[4]) for row in rows), position)
+
+
+def _parse_position(flavor: str, text: str) -> Position:
+    try:
+        return parse_position(flavor, text)
+    except FormatError as error:
+        raise FormatError(
+            f"the server's own position does not parse: {error.message}", hint=error.hint
+        ) from error

@@ -1,0 +1,106 @@
+"""Where a merged stream goes on, as one opaque text that its consumers keep beside their data and send back.
+
+A vector names, for every lineage of a stream, what has been delivered. Made by the update stream, read by it and by
+the Spark jobs. No I/O; what a vector means for each shard is ``invalidator.resume``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from freshness.errors import FormatError
+from freshness.keys.keyrange import KeyRange
+from freshness.position.token import EventToken, from_text, to_text
+from freshness.position.varint import ByteReader, append_varint
+
+
+class Delivered(Protocol):
+    """A message of the stream, as far as it matters here."""
+
+    @property
+    def keyspace(self) -> str: ...
+
+    @property
+    def key_range(self) -> str: ...
+
+    @property
+    def resume(self) -> Mapping[str, EventToken]: ...
+
+
+TEXT_PREFIX: Final = "fr1."
+ENCODED_BYTES_MAX: Final = 4 << 20
+LINEAGES_MAX: Final = 4096
+NAME_BYTES_MAX: Final = 255
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeVector:
+    """``tokens``, by lineage: the position up to which it was delivered, and its watermark as the time.
+
+    ``key_range``: what was delivered; the vector says nothing of other rows.
+    """
+
+    keyspace: str
+    key_range: KeyRange
+    tokens: Mapping[str, EventToken]
+
+    @classmethod
+    def of(cls, message: Delivered) -> ResumeVector:
+        """Where to go on after this message."""
+        return cls(message.keyspace, KeyRange.parse(message.key_range), message.resume)
+
+    @property
+    def min_timestamp_us(self) -> int:
+        return min(token.timestamp_us for token in self.tokens.values())
+
+    def format(self) -> str:
+        """The text form: safe in URLs, headers and cookies. Raises `FormatError` where it would be too long."""
+        out = bytearray((_VERSION,))
+        for name in (self.keyspace, self.key_range.format()):
+            raw = name.encode("utf-8")
+            if len(raw) > NAME_BYTES_MAX:
+                raise FormatError(
+                    f"the name {name[:60]!r} in a resume text", hint=f"at most {NAME_BYTES_MAX} bytes"
+                )
+            out.append(len(raw))
+            out += raw
+        append_varint(out, len(self.tokens))
+        for lineage in sorted(self.tokens):
+            raw = self.tokens[lineage].encode()
+            append_varint(out, len(raw))
+            out += raw
+        _require_bounds(len(out), len(self.tokens))
+        return to_text(TEXT_PREFIX, bytes(out))
+
+    @classmethod
+    def parse(cls, text: str) -> ResumeVector:
+        """Read what `format` wrote, blanks around it allowed. Raises `FormatError` for anything else."""
+        text = text.strip()
+        vector = cls._decode(from_text(TEXT_PREFIX, text, "resume text", _require_bounds))
+        if vector.format() != text:
+            raise FormatError(f"resume text {text[:60]!r} was altered", hint="take it again from its source")
+        return vector
+
+    @classmethod
+    def _decode(cls, data: bytes) -> ResumeVector:
+        reader = ByteReader(data, "resume text")
+        if reader.read_byte() != _VERSION:
+            raise reader.error(f"is of version {data[0]}, this process reads version {_VERSION}")
+        keyspace, key_range = reader.read_name(), reader.read_name()
+        count = reader.read_varint()
+        _require_bounds(len(data), count)
+        tokens = [EventToken.decode(reader.read_bytes(reader.read_varint())) for _ in range(count)]
+        reader.finish()
+        return cls(keyspace, KeyRange.parse(key_range), {token.lineage: token for token in tokens})
+
+
+def _require_bounds(size: int, lineages: int = 0) -> None:
+    if size > ENCODED_BYTES_MAX or lineages > LINEAGES_MAX:
+        raise FormatError(
+            f"resume text of {size} bytes and {lineages} lineages",
+            hint=f"at most {ENCODED_BYTES_MAX} bytes and {LINEAGES_MAX} lineages",
+        )
