@@ -34,12 +34,12 @@ from integration.servers import DatabaseServer, Flavor
 from integration.servers.database import SCHEMA, make_database
 from integration.servers.mysql import get_mysql
 from integration.servers.process import get_program, run_directory
-from invalidator.binlog import BinlogSource
-from invalidator.decoder import EventDecoder
-from invalidator.event import FORMAT_DESCRIPTION, parse_format_description
-from invalidator.garbage import seldom_collected
-from invalidator.packets import PacketReader
-from invalidator.transaction import Subject
+from invalidator.binlog.decoder import EventDecoder
+from invalidator.binlog.source import BinlogSource
+from invalidator.binlog.transaction import Subject
+from invalidator.binlog.wire.event import FORMAT_DESCRIPTION, parse_format_description
+from invalidator.binlog.wire.packets import PacketReader
+from invalidator.process.garbage import seldom_collected
 
 FLAVORS: Final[tuple[Flavor, ...]] = ("mariadb", "mysql")
 ROWS_IN_STATEMENT: Final = 1000

@@ -31,7 +31,7 @@ from benchmarks.pipeline import (
 from freshness.keys.cachekey import tombstone_key
 from integration.servers import DatabaseServer
 from integration.servers.database import SCHEMA
-from invalidator.loop import LoopObserver
+from invalidator.loop.loop import LoopObserver
 
 ROWS: Final = 300_000
 ROWS_OF_LOOP: Final = 3_000

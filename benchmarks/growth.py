@@ -36,7 +36,7 @@ from freshness.position import MariadbPosition, Position
 from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
-from invalidator.binlog import BinlogSource
+from invalidator.binlog.source import BinlogSource
 
 RUNS: Final = 3
 EVENTS: Final = (1_000, 3_000, 10_000, 30_000)

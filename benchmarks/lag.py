@@ -27,10 +27,10 @@ from freshness.position import Position
 from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
-from invalidator.binlog import BinlogSource
-from invalidator.event import GTID, XID, parse_event, parse_mysql_gtid
-from invalidator.loop import LoopObserver
-from invalidator.packets import PacketReader
+from invalidator.binlog.source import BinlogSource
+from invalidator.binlog.wire.event import GTID, XID, parse_event, parse_mysql_gtid
+from invalidator.binlog.wire.packets import PacketReader
+from invalidator.loop.loop import LoopObserver
 
 RATE: Final = 2000
 """Commits a second that the writer aims at; what it reached is in the name of the baseline."""

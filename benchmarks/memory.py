@@ -27,7 +27,7 @@ from freshness.position import Position
 from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
-from invalidator.loop import LoopObserver
+from invalidator.loop.loop import LoopObserver
 
 EVENTS: Final = 600_000
 EVENTS_IN_TRANSACTION: Final = 4

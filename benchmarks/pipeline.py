@@ -1,4 +1,5 @@
-"""The invalidator's own parts on a real server's log and real memcached nodes, as ``invalidator.worker`` joins them.
+"""The invalidator's own parts on a real server's log and real memcached nodes, as ``invalidator.process.worker``
+joins them.
 
 For the benchmarks of the whole way from the log to acknowledged tombstones. What it leaves out is what has no part in
 that: heartbeats, preflight and the service. Also the server with the logs that are read, made once for all rounds.
@@ -27,10 +28,10 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from integration.servers import DatabaseServer, Flavor, Memcached
 from integration.servers.database import SCHEMA, make_database
-from invalidator.binlog import BinlogSource
-from invalidator.garbage import seldom_collected
-from invalidator.loop import LoopObserver, LoopStep, OpenStream, Poll, run_loop
-from invalidator.shard import ShardInvalidator
+from invalidator.binlog.source import BinlogSource
+from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, run_loop
+from invalidator.loop.shard import ShardInvalidator
+from invalidator.process.garbage import seldom_collected
 
 TABLE: Final = "small"
 LINEAGE: Final = "bench/-"

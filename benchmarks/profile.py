@@ -19,7 +19,7 @@ from benchmarks.measure import Result
 from benchmarks.pipeline import Log, address_of, open_nodes, open_pipeline, open_server, write_log
 from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer
-from invalidator.loop import LoopObserver
+from invalidator.loop.loop import LoopObserver
 
 ROWS: Final = 50_000
 ROUNDS_MAX: Final = 5

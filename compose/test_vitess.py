@@ -27,8 +27,8 @@ from freshness.errors import SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind
 from freshness.position import Position
 from freshness.stream.source import RowChange, Transaction
-from invalidator.preflight import check_shard
-from invalidator.vstream import VStream, VStreamSource
+from invalidator.process.preflight import check_shard
+from invalidator.vstream.source import VStream, VStreamSource
 
 ARRIVES_SECONDS = 60.0
 VTGATE = VtgateAddress.parse(

@@ -17,7 +17,7 @@ from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.settings import describe_settings
 from freshness.errors import FreshnessError
-from invalidator.metrics import Metrics
+from invalidator.process.metrics import Metrics
 
 PAGES: Final = Path(__file__).resolve().parent
 CATALOGUE: Final = PAGES / "failure_modes.toml"

@@ -38,7 +38,7 @@ from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed
 from integration.servers.program import InvalidatorProcess
 from invalidator import cli
-from invalidator.status import Subject, find_subject, read_status
+from invalidator.process.status import Subject, find_subject, read_status
 
 WAIT_SECONDS: Final = 40.0
 """The bound of every wait. Far above what is usual: only a failure takes as long."""

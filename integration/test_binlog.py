@@ -25,7 +25,7 @@ from freshness.position import Position, empty_position, parse_position
 from freshness.stream.source import UNREADABLE, RowChange, Transaction
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
-from invalidator.binlog import BinlogSource
+from invalidator.binlog.source import BinlogSource
 
 TABLES = frozenset(("goods", "child", "grandchild"))
 ARRIVES_SECONDS = 60.0

@@ -25,12 +25,12 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from integration.servers import DatabaseServer, Pair
 from integration.test_binlog import Stream, address_of, definitions_of, head_of, run, streaming
-from invalidator import event as events
-from invalidator import keyplan
-from invalidator.binlog import BinlogSource
-from invalidator.keyreader import OPERATIONS, KeyReader
-from invalidator.packets import PacketReader, check_sum
-from invalidator.rows import ChangedRows, RowDecoder
+from invalidator.binlog.keys import plan as keyplan
+from invalidator.binlog.keys.reader import OPERATIONS, KeyReader
+from invalidator.binlog.rows.decoder import ChangedRows, RowDecoder
+from invalidator.binlog.source import BinlogSource
+from invalidator.binlog.wire import event as events
+from invalidator.binlog.wire.packets import PacketReader, check_sum
 
 HEARTBEATS = (27, 41)
 GTID_EVENTS = {events.GTID: events.parse_mysql_gtid, events.MARIADB_GTID: events.parse_mariadb_gtid}

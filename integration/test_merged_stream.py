@@ -65,10 +65,10 @@ from integration.test_stream_service import (
     is_change,
 )
 from integration.test_stream_service import STREAM as STREAM_PATH
-from invalidator.archive import find_files
-from invalidator.feed import PURGED_HINT
-from invalidator.record import record
-from invalidator.stream_access import StreamOpener
+from invalidator.archive.record import record
+from invalidator.archive.writer import find_files
+from invalidator.stream.feed import PURGED_HINT
+from invalidator.stream.open import StreamOpener
 
 TWO: Final = ("-80", "80-")
 FOUR: Final = ("-40", "40-80", "80-c0", "c0-")

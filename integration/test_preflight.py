@@ -16,7 +16,7 @@ from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, Sou
 from freshness.keys.cachekey import ColumnKind, KeyColumn
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
-from invalidator.preflight import Finding, check_database, require
+from invalidator.process.preflight import Finding, check_database, require
 
 
 def address_of(server: DatabaseServer, user: str = "app") -> ServerAddress:

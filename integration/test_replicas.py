@@ -22,11 +22,11 @@ from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import SCHEMA, make_database
 from integration.test_binlog import TABLES, address_of, head_of, run, streaming
-from invalidator.binlog import BinlogSource
-from invalidator.candidate import Choice, ReplicaBounds
-from invalidator.replicas import ReplicaSource
-from invalidator.seek import find_position
-from invalidator.server import look_at
+from invalidator.binlog.seek import find_position
+from invalidator.binlog.source import BinlogSource
+from invalidator.replica.candidate import Choice, ReplicaBounds
+from invalidator.replica.server import look_at
+from invalidator.replica.source import ReplicaSource
 
 BOUNDS = ReplicaBounds(lag_max=6.0, stuck=4.0, look=0.1, look_timeout=3.0, holdoff=2.0, back=1.0)
 BEAT_SECONDS = 0.2

@@ -50,7 +50,7 @@ from integration.shards import (
     switch,
     writing,
 )
-from invalidator.status import find_subject, read_status
+from invalidator.process.status import find_subject, read_status
 
 OBJECTS: Final = """[objects.customer]
 table = "customers"

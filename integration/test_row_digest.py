@@ -17,9 +17,9 @@ from freshness.database.connection import connect, executed_position
 from freshness.stream.source import RowChange, Shape
 from freshness.values.codec import DIGEST_BYTES, row_digest
 from integration.servers import DatabaseServer, Flavor, Pair
-from invalidator.binlog import BinlogSource
-from invalidator.image import digest_image
-from invalidator.layout import Layout, read_layouts
+from invalidator.binlog.rows.image import digest_image
+from invalidator.binlog.rows.layout import Layout, read_layouts
+from invalidator.binlog.source import BinlogSource
 
 ARRIVES_SECONDS: Final = 60.0
 

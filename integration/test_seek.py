@@ -19,7 +19,7 @@ from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from integration.test_binlog import address_of, head_of, run, streaming
-from invalidator.seek import SECOND_US, TimeIndex, find_position, find_start
+from invalidator.binlog.seek import SECOND_US, TimeIndex, find_position, find_start
 
 MARGIN_SECONDS = 1.0
 """MariaDB tells whole seconds, so it cannot be less. A statement below takes longer."""

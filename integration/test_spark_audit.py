@@ -31,7 +31,7 @@ from integration.servers.program import InvalidatorProcess
 from integration.shards import start_shards
 from integration.test_reshard import deployment
 from integration.test_reshard import open_cache as open_reshard_cache
-from invalidator.status import find_subject
+from invalidator.process.status import find_subject
 from spark import audit_live
 from spark.session import open_session
 

@@ -30,7 +30,7 @@ from integration.harness import (
     wait_until,
 )
 from integration.servers import Pair
-from invalidator.archive import find_resume
+from invalidator.archive.writer import find_resume
 from spark import invalidate
 from spark.keeper import Keeper
 from spark.session import open_session

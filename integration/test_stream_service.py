@@ -41,8 +41,8 @@ from integration.harness import (
 )
 from integration.servers import DatabaseServer, Pair
 from integration.test_invalidator import purge_logs
-from invalidator.archive import UNFINISHED, find_files
-from invalidator.binlog import BinlogSource
+from invalidator.archive.writer import UNFINISHED, find_files
+from invalidator.binlog.source import BinlogSource
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 TABLES: Final = frozenset(("customers", "orders"))

@@ -24,9 +24,9 @@ from integration.harness import WAIT_SECONDS, run_cli, wait_until
 from integration.servers import Flavor, Memcached
 from integration.shards import FUNCTION, Cluster, Shard, ShardRouter, start_shards, writing
 from integration.test_stream_service import Change, archived_changes, changes_in_log, head_of
-from invalidator.archive import ArchiveWriter, find_files, read_metadata
-from invalidator.record import record
-from invalidator.stream_access import OpenedStream, StreamOpener
+from invalidator.archive.record import record
+from invalidator.archive.writer import ArchiveWriter, find_files, read_metadata
+from invalidator.stream.open import OpenedStream, StreamOpener
 
 NAMES: Final = ("-80", "80-")
 CUT: Final = "-40"

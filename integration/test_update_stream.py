@@ -28,12 +28,12 @@ from freshness.position.token import EventToken
 from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
-from invalidator.binlog import BinlogSource
-from invalidator.feed import Access
-from invalidator.message import StreamMessage
-from invalidator.resume import Deduplicator, ResumeVector, Start
-from invalidator.seek import find_position
-from invalidator.update_stream import UpdateStream
+from invalidator.binlog.seek import find_position
+from invalidator.binlog.source import BinlogSource
+from invalidator.stream.feed import Access
+from invalidator.stream.message import StreamMessage
+from invalidator.stream.start import Deduplicator, ResumeVector, Start
+from invalidator.stream.update_stream import UpdateStream
 
 TABLES: Final = frozenset(("goods",))
 NAMES: Final = ("-55", "55-aa", "aa-")

@@ -50,11 +50,11 @@ from integration.servers.vtgate import (
     rows,
 )
 from integration.shards import CUSTOMERS_TABLE, Shard, start_shards
-from invalidator.app import Invalidator
-from invalidator.binlog import BinlogSource
-from invalidator.proto import vitess_pb2 as pb
-from invalidator.status import read_status
-from invalidator.vstream_journal import ShardsMoved
+from invalidator.binlog.source import BinlogSource
+from invalidator.process.app import Invalidator
+from invalidator.process.status import read_status
+from invalidator.vstream.journal import ShardsMoved
+from invalidator.vstream.proto import vitess_pb2 as pb
 
 NAMES: Final = ("-80", "80-")
 TABLES: Final = frozenset(("customers", "orders", "freshness_heartbeat"))

@@ -60,9 +60,9 @@ from integration.vstreaming import (
     up_to,
     wait_until_full,
 )
-from invalidator.proto import vitess_pb2 as pb
-from invalidator.vstream import VStream, VStreamSource
-from invalidator.vstream_transaction import Bounds
+from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.source import VStream, VStreamSource
+from invalidator.vstream.transaction import Bounds
 
 # -- shapes ----------------------------------------------------------------------------------------------
 

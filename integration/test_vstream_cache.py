@@ -42,9 +42,9 @@ from integration.vstreaming import (
     up_to,
     wait_until,
 )
-from invalidator.loop import LoopObserver, OpenStream, Poll, run_loop
-from invalidator.shard import ShardInvalidator
-from invalidator.vstream import VStreamSource
+from invalidator.loop.loop import LoopObserver, OpenStream, Poll, run_loop
+from invalidator.loop.shard import ShardInvalidator
+from invalidator.vstream.source import VStreamSource
 
 CONFIG = """
 [cache]

@@ -34,7 +34,7 @@ from integration.vstreaming import (
     wait_until,
     wait_until_full,
 )
-from invalidator.vstream import VStreamSource
+from invalidator.vstream.source import VStreamSource
 
 
 @pytest.fixture(scope="module")

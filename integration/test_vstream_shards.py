@@ -47,10 +47,10 @@ from integration.vstreaming import (
     up_to,
     wait_until,
 )
-from invalidator.proto import vitess_pb2 as pb
-from invalidator.vstream import VStream, VStreamSource
-from invalidator.vstream_journal import ShardsMoved
-from invalidator.vstream_reader import ShardTransaction
+from invalidator.vstream.journal import ShardsMoved
+from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.reader import ShardTransaction
+from invalidator.vstream.source import VStream, VStreamSource
 
 # -- several shards --------------------------------------------------------------------------------------
 

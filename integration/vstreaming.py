@@ -24,7 +24,7 @@ from integration.servers.vtgate import (
     inserted,
     rows,
 )
-from invalidator.vstream import VStream, VStreamSource
+from invalidator.vstream.source import VStream, VStreamSource
 
 TABLES: Mapping[str, Sequence[str]] = {"customers": (), "orders": ()}
 ARRIVES_SECONDS = 30.0

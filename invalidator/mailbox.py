@@ -1,7 +1,7 @@
 """What is on its way from a source's reader thread to the caller: bounded, in order, and errors come last.
 
-Used by ``invalidator.binlog`` and ``invalidator.vstream``. Never drops anything: a full mailbox makes the
-reader wait, and with it the server.
+Used by ``invalidator.binlog.source`` and ``invalidator.vstream.source``. Never drops anything: a full mailbox makes
+the reader wait, and with it the server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Final, Generic, TypeVar
 
 from freshness.errors import FreshnessError
 from freshness.stream.source import Transaction
+
+TRANSACTION_ROWS_MAX: Final = 200_000
+"""A transaction that changes more rows of the tables asked for raises these tables instead of listing the rows."""
 
 TRANSACTIONS_QUEUED_MAX: Final = 5_000
 ROWS_QUEUED_MAX: Final = 100_000

@@ -2,16 +2,14 @@
 
 It errs on one side only: a statement that it does not recognise, or that could reach a table through a view, a
 trigger or a routine, changes all tables. Raising a table too often costs hits; once too rarely poisons the cache
-(F21, F22, F26). It is no SQL parser: names are found as substrings. Called by ``invalidator.transaction``.
+(F21, F22, F26). It is no SQL parser: names are found as substrings. Called by ``invalidator.binlog.transaction``.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Final
-
-from invalidator.event import Xid
+from typing import Final, NamedTuple
 
 _COMMENT = re.compile(r"/\*(?!M?!).*?\*/|#[^\n]*|--(?=[\s\x00-\x1f]|$)[^\n]*", re.DOTALL)
 _VERSIONED_OPEN: Final = re.compile(r"/\*M?!")
@@ -64,6 +62,14 @@ def find_statement_kind(sql: str) -> StatementKind:
     if sql.startswith(("SAVEPOINT ", "ROLLBACK TO ", "RELEASE SAVEPOINT ")):
         return StatementKind.SAVEPOINT
     return StatementKind.OTHER
+
+
+class Xid(NamedTuple):
+    """The name of an XA transaction."""
+
+    global_id: bytes
+    branch: bytes
+    format_id: int
 
 
 def find_xid(sql: str) -> Xid | None:

@@ -26,7 +26,7 @@ from freshness.stream.heartbeat import parse_token, token_sql
 from freshness.values.codec import encode_value
 from integration.servers import ServerFailed
 from integration.servers.program import PythonProgram
-from invalidator.archive import find_resume
+from invalidator.archive.writer import find_resume
 
 TABLES: Final[Mapping[str, tuple[str, ...]]] = {CUSTOMER: ("customers",), "profile": ("customers", "orders")}
 RESTARTS_MAX: Final = 20

@@ -32,7 +32,7 @@ from freshness.algorithm.rule import find_hit_refusal
 from freshness.database.schema import load_registry
 from freshness.nodes.open import open_node
 from freshness.values.codec import decode_value
-from invalidator.status import find_subject
+from invalidator.process.status import find_subject
 
 NOTHING = object()
 """The cache would not serve anything for this key. (None is a value: "no such row".)"""

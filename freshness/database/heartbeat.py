@@ -3,7 +3,7 @@
 One row for each invalidator, and one row ``epoch`` for the database, in a table of the keyspace's own database
 on the primary. A row is written in one autocommitted statement. No thread and no clock of its own: the
 invalidator's application calls `HeartbeatWriter.beat` in its rhythm; the stream brings the row back and
-``invalidator.transaction`` reads it with `parse_heartbeat`.
+``invalidator.binlog.transaction`` reads it with `parse_heartbeat`.
 """
 
 from __future__ import annotations

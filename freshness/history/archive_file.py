@@ -1,6 +1,7 @@
 """Files of the archive by their names: which transactions each holds, and which of them count (docs/archive.md).
 
-Written by ``invalidator.archive``, merged by ``spark.compact``, read by both sides. No I/O but for `find_files`.
+Written by ``invalidator.archive.writer``, merged by ``spark.compact``, read by both sides. No I/O but for
+`find_files`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arrow's form of the columns of recorded history, the same for whoever writes them.
 
-Used by ``freshness.history.recorder`` and ``invalidator.archive``.
+Used by ``freshness.history.recorder`` and ``invalidator.archive.writer``.
 """
 
 from __future__ import annotations

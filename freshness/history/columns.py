@@ -1,8 +1,8 @@
 """The columns of recorded history: what the databases changed, and what the cache did (docs/spark.md).
 
 Two kinds of Parquet file are written while the system runs and read by the Spark jobs. This module is the one place
-where their columns stand; ``invalidator.archive`` and the recorders make Arrow schemas of it, ``spark.schema`` makes
-Spark's. No I/O and no third-party types here.
+where their columns stand; ``invalidator.archive.writer`` and the recorders make Arrow schemas of it, ``spark.schema``
+makes Spark's. No I/O and no third-party types here.
 
 Times are microseconds since 1970 in UTC. Positions are texts as `freshness.position` prints them. Times are for
 display and for telling lag; order comes from ``ordinal`` and positions (F3, F4).

@@ -1,7 +1,7 @@
 """Where a merged stream goes on, as one opaque text that its consumers keep beside their data and send back.
 
 A vector names, for every lineage of a stream, what has been delivered. Made by the update stream, read by it and by
-the Spark jobs. No I/O; what a vector means for each shard is ``invalidator.resume``.
+the Spark jobs. No I/O; what a vector means for each shard is ``invalidator.stream.start``.
 """
 
 from __future__ import annotations

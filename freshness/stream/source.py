@@ -2,8 +2,8 @@
 
 A source must never skip silently (I8): what cannot be mapped to rows is named in ``raised_tables``, what cannot
 be handled at all raises `StreamStopped`. A source's position says "invalidate up to" and never "data is at
-least" (F2). Implemented by ``invalidator.binlog``; called by the applying loop and the merged stream. The Spark
-jobs make the same transactions of recorded rows.
+least" (F2). Implemented by ``invalidator.binlog.source``; called by the applying loop and the merged stream. The
+Spark jobs make the same transactions of recorded rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENUM label in an unknown character set). It is not NULL. A key must never be bui
 
 class Shape(NamedTuple):
     """What the log says of a column's type, so far as its value differs from what a client reads
-    (``invalidator.image``). ``labels``: of a SET, in their order; ``length``: of a BINARY, else 0."""
+    (``invalidator.binlog.rows.image``). ``labels``: of a SET, in their order; ``length``: of a BINARY, else 0."""
 
     rule: Literal[
         "same", "text", "ascii", "binary", "float", "bit", "set", "time", "timestamp", "year", "untold"

@@ -12,7 +12,7 @@ from pathlib import Path
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from integration.servers.process import ServerProcess
-from invalidator.status import read_status
+from invalidator.process.status import read_status
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 

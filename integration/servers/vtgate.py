@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from invalidator.proto import vitess_pb2 as pb
+from invalidator.vstream.proto import vitess_pb2 as pb
 
 KEYSPACE = "shop"
 SHARD = "-80"

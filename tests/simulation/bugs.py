@@ -20,7 +20,7 @@ import freshness.algorithm.read
 import freshness.algorithm.rule
 import freshness.algorithm.view
 import freshness.objects.keyfinder
-import invalidator.shard
+import invalidator.loop.shard
 from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import Coverage, NodeRecord, Tombstone
 from freshness.algorithm.gather import gather
@@ -53,7 +53,7 @@ from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Transaction
-from invalidator.shard import ShardInvalidator
+from invalidator.loop.shard import ShardInvalidator
 from tests.simulation.reshard import STAYS_OPEN
 
 Planted: TypeAlias = contextlib.AbstractContextManager[Any]
@@ -238,7 +238,7 @@ def apply_progress_first(member: Membership, batch: Batch) -> Procedure[None]:
 
 
 def _progress_first() -> Planted:
-    return _patch(invalidator.shard, "apply_batch", apply_progress_first)
+    return _patch(invalidator.loop.shard, "apply_batch", apply_progress_first)
 
 
 def _age_not_checked() -> Planted:

@@ -5,7 +5,7 @@ the answers it has had. The latter stands for its local state: a procedure is a 
 answers mean equal states, and its pending step is found by feeding them to a fresh one. States are hashed and
 visited once, breadth first; a violation comes with the shortest history that leads to it.
 
-The procedures are the production ones; the invalidators run ``invalidator.loop``. What a world leaves out (other
+The procedures are the production ones; the invalidators run ``invalidator.loop.loop``. What a world leaves out (other
 nodes, other keys, clocks that run differently) is said in its docstring and in docs/testing.md.
 """
 
@@ -47,8 +47,8 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, RowChange, Transaction
-from invalidator.loop import LoopObserver, OpenStream, Poll, run_loop
-from invalidator.shard import ShardInvalidator
+from invalidator.loop.loop import LoopObserver, OpenStream, Poll, run_loop
+from invalidator.loop.shard import ShardInvalidator
 from tests.simulation.history import show
 
 NODE: Final = "n0"

@@ -16,8 +16,8 @@ from freshness.errors import HistoryLost, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, Transaction
-from invalidator.loop import OpenStream, Poll, RaiseEpoch
-from invalidator.shard import ShardInvalidator
+from invalidator.loop.loop import OpenStream, Poll, RaiseEpoch
+from invalidator.loop.shard import ShardInvalidator
 from tests.simulation.actor import Actor
 from tests.simulation.database import Server, Shard
 

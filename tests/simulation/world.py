@@ -26,8 +26,8 @@ from freshness.nodes.memory import MemoryStore
 from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.registry import ObjectDefinition
 from freshness.stream.source import RowChange
-from invalidator.loop import LoopObserver, run_loop
-from invalidator.shard import ShardInvalidator
+from invalidator.loop.loop import LoopObserver, run_loop
+from invalidator.loop.shard import ShardInvalidator
 from tests.simulation import fault, upstream
 from tests.simulation.actor import Actor
 from tests.simulation.checker import Checker

@@ -15,11 +15,11 @@ from freshness.objects.registry import ObjectDefinition, build_registry
 from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
 from freshness.stream.source import RowChange, Transaction
-from invalidator.archive import ArchiveWriter, RotationPolicy
-from invalidator.archive_reader import open_archive
-from invalidator.json_lines import LayoutBook
-from invalidator.layout import Layout
-from invalidator.message import StreamMessage
+from invalidator.archive.reader import open_archive
+from invalidator.archive.writer import ArchiveWriter, RotationPolicy
+from invalidator.binlog.rows.layout import Layout
+from invalidator.stream.json_lines import LayoutBook
+from invalidator.stream.message import StreamMessage
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES: Final = ("127.0.0.1:21", "127.0.0.1:22")

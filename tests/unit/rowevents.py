@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from invalidator.event import Event
-from invalidator.tablemap import (
+from invalidator.binlog.wire.event import Event
+from invalidator.binlog.wire.tablemap import (
     DOUBLE,
     ENUM,
     FLOAT,

@@ -12,9 +12,9 @@ import pytest
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, StreamStopped
-from invalidator import app
-from invalidator.app import Invalidator
-from invalidator.worker import ShardWorker
+from invalidator.process import app
+from invalidator.process.app import Invalidator
+from invalidator.process.worker import ShardWorker
 
 HEAD = """
 [cache]

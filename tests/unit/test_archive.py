@@ -22,10 +22,10 @@ from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, RowChange, Shape, Transaction
 from freshness.values.codec import row_digest
-from invalidator import archive_reader
-from invalidator.archive import UNFINISHED, RotationPolicy, find_files
-from invalidator.archive_reader import open_archive
-from invalidator.message import StreamMessage
+from invalidator.archive import reader as archive_reader
+from invalidator.archive.reader import open_archive
+from invalidator.archive.writer import UNFINISHED, RotationPolicy, find_files
+from invalidator.stream.message import StreamMessage
 from tests.unit.archive_world import SOURCE, World, message, start, token
 
 INSERT = RowChange("customers", "insert", None, {"id": 1, "v": "a"})
@@ -164,7 +164,7 @@ def test_a_file_ends_with_its_hour(world: World) -> None:
 
 
 def test_rows_that_are_held_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("invalidator.archive.GROUP_ROWS_MAX", 2)
+    monkeypatch.setattr("invalidator.archive.writer.GROUP_ROWS_MAX", 2)
     for number in range(1, 6):
         world.writer.write(insert(number))
     world.writer.close()
@@ -366,7 +366,7 @@ def test_a_stop_at_any_moment_costs_nothing(tmp_path: Path, monkeypatch: pytest.
 WRITER = """
 import sys
 from pathlib import Path
-from invalidator.archive import RotationPolicy
+from invalidator.archive.writer import RotationPolicy
 from freshness.stream.source import RowChange
 from tests.unit.archive_world import World, message
 

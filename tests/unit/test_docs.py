@@ -24,10 +24,10 @@ from freshness.position import decode_position, parse_position
 from freshness.position.token import EventToken
 from freshness.position.varint import ByteReader, append_varint
 from freshness.values.codec import decode_value, encode_value
-from invalidator.app import Invalidator
 from invalidator.cli import app
-from invalidator.http import create_api
-from invalidator.metrics import Metrics
+from invalidator.http.service import create_api
+from invalidator.process.app import Invalidator
+from invalidator.process.metrics import Metrics
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 DOCS = CHECKOUT / "docs"

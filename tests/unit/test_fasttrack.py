@@ -19,10 +19,10 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet
 from freshness.stream.source import Transaction, keyed_transaction
-from invalidator import fasttrack
-from invalidator.decoder import EventDecoder
-from invalidator.event import Event
-from invalidator.transaction import Cascades, Subject
+from invalidator.binlog import fasttrack
+from invalidator.binlog.decoder import EventDecoder
+from invalidator.binlog.transaction import Cascades, Subject
+from invalidator.binlog.wire.event import Event
 from tests.unit.rowevents import Made, image, integer, packed, rows_body, table_map, varchar
 
 SID = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")

@@ -22,10 +22,10 @@ from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.objects.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet, empty_position
 from freshness.stream.source import Heartbeat, Transaction
-from invalidator.app import Invalidator
-from invalidator.http import create_api
-from invalidator.shard import ShardInvalidator
-from invalidator.worker import Assignment, MetricsObserver, ShardWorker
+from invalidator.http.service import create_api
+from invalidator.loop.shard import ShardInvalidator
+from invalidator.process.app import Invalidator
+from invalidator.process.worker import Assignment, MetricsObserver, ShardWorker
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("127.0.0.1:21", "127.0.0.1:22")

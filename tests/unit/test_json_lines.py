@@ -20,8 +20,9 @@ from freshness.position.token import EventToken
 from freshness.stream.resume import ResumeVector
 from freshness.stream.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json, to_json
-from invalidator import json_lines
-from invalidator.json_lines import (
+from invalidator.binlog.rows.layout import Layout
+from invalidator.stream import json_lines
+from invalidator.stream.json_lines import (
     LayoutBook,
     LineReader,
     LineWriter,
@@ -29,8 +30,7 @@ from invalidator.json_lines import (
     error_line,
     read_json_lines,
 )
-from invalidator.layout import Layout
-from invalidator.message import StreamMessage
+from invalidator.stream.message import StreamMessage
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 COLUMNS = frozenset(("id", "v"))

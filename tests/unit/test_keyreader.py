@@ -17,12 +17,13 @@ from freshness.errors import StreamStopped
 from freshness.keys.cachekey import ITEM_BYTES_MAX, KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
-from invalidator import keyplan, keyreader
-from invalidator import tablemap as types
-from invalidator.event import FormatDescription
-from invalidator.fieldvalue import decode_decimal, decompress_field
-from invalidator.keyreader import KeyReader
-from invalidator.rows import ChangedRows
+from invalidator.binlog.keys import plan as keyplan
+from invalidator.binlog.keys import reader as keyreader
+from invalidator.binlog.keys.reader import KeyReader
+from invalidator.binlog.rows.decoder import ChangedRows
+from invalidator.binlog.wire import tablemap as types
+from invalidator.binlog.wire.event import FormatDescription
+from invalidator.binlog.wire.fieldvalue import decode_decimal, decompress_field
 from tests.unit.rowevents import (
     Made,
     event,

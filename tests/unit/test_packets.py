@@ -11,8 +11,8 @@ import pymysql
 import pytest
 
 from freshness.errors import SourceUnavailable, StreamStopped
-from invalidator import packets
-from invalidator.packets import PacketReader, check_sum
+from invalidator.binlog.wire import packets
+from invalidator.binlog.wire.packets import PacketReader, check_sum
 
 
 class Wire:

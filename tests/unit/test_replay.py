@@ -17,11 +17,11 @@ from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import MysqlGtidSet
 from freshness.stream.source import Heartbeat, RowChange
-from invalidator import replay as module
-from invalidator.archive import RotationPolicy, find_files
-from invalidator.json_lines import LayoutBook, LineWriter, encode_line
-from invalidator.message import StreamMessage
-from invalidator.replay import Recording, Replay, ReplayResult, ReplaySource, open_recording
+from invalidator.archive import replay as module
+from invalidator.archive.replay import Recording, Replay, ReplayResult, ReplaySource, open_recording
+from invalidator.archive.writer import RotationPolicy, find_files
+from invalidator.stream.json_lines import LayoutBook, LineWriter, encode_line
+from invalidator.stream.message import StreamMessage
 from tests.unit.archive_world import CONFIG, NODES, SOURCE, World, make_config, make_registry, message
 
 LINEAGE = "shop/-"
@@ -272,7 +272,7 @@ class Flaky(MemoryNode):
 def test_a_node_that_comes_back_gets_everything(
     passed: int, config: Config, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("invalidator.shard.REJOIN_MIN_SECONDS", 0.01)
+    monkeypatch.setattr("invalidator.loop.shard.REJOIN_MIN_SECONDS", 0.01)
     opened: Callable[[str, str], MemoryNode] = nodes.open
     Flaky.passed, Flaky.failures = passed, 2
 

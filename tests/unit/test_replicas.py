@@ -24,9 +24,9 @@ from freshness.errors import (
 )
 from freshness.position import Position, empty_position, parse_position
 from freshness.stream.source import Transaction
-from invalidator.candidate import Choice, ReplicaBounds
-from invalidator.replicas import DRAINS_MAX, ReplicaSource
-from invalidator.server import ServerState, find_foreign, find_origin
+from invalidator.replica.candidate import Choice, ReplicaBounds
+from invalidator.replica.server import ServerState, find_foreign, find_origin
+from invalidator.replica.source import DRAINS_MAX, ReplicaSource
 
 UUIDS = {number: f"00000000-0000-0000-0000-00000000000{number}" for number in range(1, 5)}
 BOUNDS = ReplicaBounds()

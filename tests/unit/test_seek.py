@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from freshness.config.settings import ServerAddress
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
-from invalidator import seek
-from invalidator.event import parse_event
-from invalidator.seek import SECOND_US, BinaryLog, Mark, TimeIndex, find_start, search
+from invalidator.binlog import seek
+from invalidator.binlog.seek import SECOND_US, BinaryLog, Mark, TimeIndex, find_start, search
+from invalidator.binlog.wire.event import parse_event
 
 UUID = "00000000-0000-0000-0000-000000000001"
 MARGIN = 60

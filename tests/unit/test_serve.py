@@ -30,12 +30,12 @@ from freshness.position.token import EventToken
 from freshness.stream.resume import ResumeVector
 from freshness.stream.source import RowChange
 from integration.servers.process import find_free_port
-from invalidator.app import Invalidator
-from invalidator.http import HttpService, create_api, read_access_token
-from invalidator.json_lines import LayoutBook, LineReader
-from invalidator.message import StreamMessage
-from invalidator.serve import ServePolicy, StreamHub
-from invalidator.stream_access import StreamOpener
+from invalidator.http.consumers import ServePolicy, StreamHub
+from invalidator.http.service import HttpService, create_api, read_access_token
+from invalidator.process.app import Invalidator
+from invalidator.stream.json_lines import LayoutBook, LineReader
+from invalidator.stream.message import StreamMessage
+from invalidator.stream.open import StreamOpener
 from tests.unit.archive_world import CONFIG, make_config, message, start, token
 
 BOUND_SECONDS = 30.0

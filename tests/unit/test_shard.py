@@ -35,7 +35,7 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.registry import build_registry
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.stream.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
-from invalidator.shard import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS, ShardInvalidator
+from invalidator.loop.shard import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS, ShardInvalidator
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("n1:1", "n2:1")

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from invalidator.skew import Alignment, Verdict
+from invalidator.stream.skew import Alignment, Verdict
 
 SECOND: Final = 1_000_000
 START: Final = 1_000_000  # the wall clock at virtual second 0, in seconds

@@ -17,8 +17,8 @@ import pytest
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history.columns import CHANGES
 from freshness.stream.source import Heartbeat, RowChange
-from invalidator.json_lines import EndLine, ErrorLine, LayoutBook, LineWriter, encode_line
-from invalidator.layout import Layout
+from invalidator.binlog.rows.layout import Layout
+from invalidator.stream.json_lines import EndLine, ErrorLine, LayoutBook, LineWriter, encode_line
 from spark import live
 from spark.live import LivePiece, Service, read_heads, read_piece
 from tests.unit.archive_world import SOURCE, message, token

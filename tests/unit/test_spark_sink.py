@@ -23,7 +23,7 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet, Position
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import to_json_row
-from invalidator.shard import ShardInvalidator
+from invalidator.loop.shard import ShardInvalidator
 from spark.keeper import HISTORY_CONFIRM_SECONDS, LineageKeeper
 from spark.tombstone import Part, Sender, SinkPlan, Ticket
 from tests.unit.archive_world import NODES, SOURCE, make_config, make_registry

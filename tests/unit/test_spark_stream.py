@@ -27,8 +27,8 @@ from freshness.errors import (
 from freshness.history.archive_file import find_files
 from freshness.history.columns import CHANGES, KIND_KEY, VERSION_KEY
 from freshness.stream.source import RowChange
-from invalidator.archive import RotationPolicy
-from invalidator.archive_reader import open_archive
+from invalidator.archive.reader import open_archive
+from invalidator.archive.writer import RotationPolicy
 from spark import compact, updatestream
 from spark.archive_folder import ArchiveFolder
 from spark.failure import find_failure

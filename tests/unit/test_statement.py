@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from invalidator.event import Xid
-from invalidator.statement import StatementKind, find_statement_kind, find_xid, tables_changed_by
+from invalidator.statement import StatementKind, Xid, find_statement_kind, find_xid, tables_changed_by
 
 TABLES = frozenset(("customers", "orders"))
 ALL = TABLES

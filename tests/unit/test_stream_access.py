@@ -13,9 +13,9 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config, Shard
 from freshness.errors import ConfigError
 from freshness.objects.keyfinder import KeyFinder
-from invalidator.json_lines import LayoutBook
-from invalidator.stream_access import OpenedStream, StreamOpener
-from invalidator.update_stream import UpdateStream
+from invalidator.stream.json_lines import LayoutBook
+from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.update_stream import UpdateStream
 
 CONFIG = """
 [cache]

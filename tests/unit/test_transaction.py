@@ -10,19 +10,19 @@ import pytest
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition, MysqlGtidSet
 from freshness.stream.source import RowChange, Transaction
-from invalidator import transaction as transaction_module
-from invalidator.decoder import EventDecoder
-from invalidator.event import (
+from invalidator.binlog import transaction as transaction_module
+from invalidator.binlog.decoder import EventDecoder
+from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
+from invalidator.binlog.transaction import Cascades, Subject, TransactionAssembler
+from invalidator.binlog.wire.event import (
     HARMLESS,
     GroupStart,
-    Xid,
     parse_event,
     parse_mysql_gtid,
     parse_query,
     parse_xa_prepare,
 )
-from invalidator.rows import ChangedRows, MappedTable
-from invalidator.transaction import Cascades, Subject, TransactionAssembler
+from invalidator.statement import Xid
 
 SID = "00000000-0000-0000-0000-000000000001"
 TABLES = frozenset(("goods", "child"))

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
-from invalidator import keyplan, uniform
-from invalidator import tablemap as types
-from invalidator.event import Event
-from invalidator.keyreader import KeyReader
+from invalidator.binlog.keys import plan as keyplan
+from invalidator.binlog.keys import uniform
+from invalidator.binlog.keys.reader import KeyReader
+from invalidator.binlog.wire import tablemap as types
+from invalidator.binlog.wire.event import Event
 from tests.unit.rowevents import Made, i4, image, integer, rows, table_map, varchar
 
 ROWS_MAX = 30

@@ -29,10 +29,12 @@ from freshness.keys.keyrange import KeyRange
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from freshness.position.token import EventToken
 from freshness.stream.source import UNREADABLE, Heartbeat, RowChange, Transaction
-from invalidator import feed as module
-from invalidator.feed import PURGED_HINT, Access
-from invalidator.message import StreamMessage
-from invalidator.resume import (
+from invalidator.stream import feed as module
+from invalidator.stream.feed import PURGED_HINT, Access
+from invalidator.stream.message import StreamMessage
+from invalidator.stream.row_filter import RowFilter
+from invalidator.stream.skew import Alignment
+from invalidator.stream.start import (
     Deduplicator,
     ResumeVector,
     ShardStart,
@@ -41,9 +43,7 @@ from invalidator.resume import (
     parse_start,
     plan_start,
 )
-from invalidator.row_filter import RowFilter
-from invalidator.skew import Alignment
-from invalidator.update_stream import UpdateStream
+from invalidator.stream.update_stream import UpdateStream
 
 SECOND: Final = 1_000_000
 BOUND_SECONDS: Final = 20.0

@@ -35,9 +35,9 @@ from freshness.position import MysqlGtidSet, Position, empty_position, parse_pos
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import EPOCH_ROW, parse_token
 from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
-from invalidator import loop
-from invalidator.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
-from invalidator.shard import ShardInvalidator
+from invalidator.loop import loop
+from invalidator.loop.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
+from invalidator.loop.shard import ShardInvalidator
 from tests.world import (
     CUSTOMER,
     D_SECONDS,
@@ -218,7 +218,7 @@ class Scene:
             return error
 
     def _open(self, start: Position) -> None:
-        """As `invalidator.server.check_start` says."""
+        """As `invalidator.replica.server.check_start` says."""
         self.world.sleep(self.head_seconds)
         if self.lost_when_opened:
             self.fail_over(self.lost_when_opened)

@@ -18,8 +18,8 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position import MysqlGtidSet
-from invalidator.vstream_error import translated
-from invalidator.vstream_journal import ShardsMoved
+from invalidator.vstream.error import translated
+from invalidator.vstream.journal import ShardsMoved
 
 REPLICA = VtgateAddress("h", "ks", user="u", password="geheim")
 PRIMARY = VtgateAddress("h", "ks", tablet_type="primary")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from freshness.errors import StreamStopped
 from freshness.position import MysqlGtidSet
-from invalidator.vstream_position import ShardProgress, format_gtid, parse_gtid, subtract
+from invalidator.vstream.position import ShardProgress, format_gtid, parse_gtid, subtract
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from invalidator.proto import vitess_pb2 as pb
-from invalidator.proto.__main__ import SOURCE, generate
-from invalidator.vstream import METHOD
+from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.proto.__main__ import SOURCE, generate
+from invalidator.vstream.source import METHOD
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
@@ -117,18 +117,18 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path: Path) -> None:
         "sys.stdout.buffer.write(made.DESCRIPTOR.serialized_pb)\n"
     )
     run = subprocess.run([sys.executable, "-c", script, made], check=True, capture_output=True)
-    assert run.stdout == pb.DESCRIPTOR.serialized_pb, "run: python -m invalidator.proto"
+    assert run.stdout == pb.DESCRIPTOR.serialized_pb, "run: python -m invalidator.vstream.proto"
     stub = SOURCE.replace(".proto", "_pb2.pyi")
     assert (tmp_path / stub).read_text() == (CHECKOUT / stub).read_text()
 
 
 APPLICATION_AND_BINLOG = (
     "appclient",
-    "invalidator.app",
+    "invalidator.process.app",
     "invalidator.cli",
-    "invalidator.binlog",
+    "invalidator.binlog.source",
     "freshness.config.vtgate_address",
-    "invalidator.vstream_journal",
+    "invalidator.vstream.journal",
     "freshness.database.vitess",
 )
 

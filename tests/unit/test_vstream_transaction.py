@@ -33,8 +33,8 @@ from integration.servers.vtgate import (
     transaction,
     vgtid,
 )
-from invalidator.proto import vitess_pb2 as pb
-from invalidator.vstream_transaction import Bounds, ShardAssembler
+from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.transaction import Bounds, ShardAssembler
 
 OTHER_UUID = "4e11fa47-71ca-11e1-9e33-c80aa9429562"
 TABLES = frozenset(("customers", "orders"))

@@ -11,8 +11,8 @@ import pytest
 
 from freshness.stream.source import UNREADABLE
 from integration.servers.vtgate import column
-from invalidator.proto import vitess_pb2 as pb
-from invalidator.vstream_value import find_decoder
+from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.value import find_decoder
 
 
 def decoded(kind: int, data: bytes, *, has_labels: bool = True, **parts: Any) -> object:

@@ -12,8 +12,8 @@ from freshness.config.settings import Config
 from freshness.errors import ConfigError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
-from invalidator.metrics import Metrics
-from invalidator.worker import Assignment, ShardWorker
+from invalidator.process.metrics import Metrics
+from invalidator.process.worker import Assignment, ShardWorker
 
 CONFIG = """
 [cache]
@@ -53,7 +53,7 @@ def worker_of(folder: Path) -> ShardWorker:
 
 
 def test_vtgate_is_asked_for_the_columns_of_all_keys(tmp_path: Path) -> None:
-    from invalidator.vstream import VStreamSource
+    from invalidator.vstream.source import VStreamSource
 
     source = worker_of(tmp_path)._create_source({})
     assert isinstance(source, VStreamSource)
@@ -63,6 +63,6 @@ def test_vtgate_is_asked_for_the_columns_of_all_keys(tmp_path: Path) -> None:
 def test_vitess_without_its_package_is_a_mistake_that_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "invalidator.vstream", None)
+    monkeypatch.setitem(sys.modules, "invalidator.vstream.source", None)
     with pytest.raises(ConfigError, match=r"pip install 'freshness\[vitess\]'"):
         worker_of(tmp_path)._create_source({})

@@ -1,0 +1,1 @@
+"""The update stream as Parquet files: written, read, recorded and replayed."""

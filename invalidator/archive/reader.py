@@ -1,0 +1,202 @@
+"""Reads an archive back as the messages of which it was written, lineage by lineage, in the order of the ordinals.
+
+Nothing is passed over: a transaction that is missing, doubled or cut is a `FormatError` with its file. Memory is
+bounded by `PIECE_ROWS_MAX` rows, or a row group of a merged file, however large a transaction. Called by
+``invalidator.archive.replay``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from freshness.errors import FormatError
+from freshness.history.archive_file import (
+    BEFORE_KEY,
+    KEYSPACE_KEY,
+    ORDER_KEY,
+    ArchiveFile,
+    find_files,
+    parse_name,
+)
+from freshness.position import parse_position
+from freshness.position.token import EventToken
+from freshness.stream.source import Heartbeat, RowChange, Transaction
+from freshness.values.json import from_json_row
+from invalidator.archive.writer import read_metadata
+from invalidator.stream.json_lines import PIECE_ROWS_MAX, heartbeat_from_json, make_message
+from invalidator.stream.message import StreamMessage
+
+BATCH_ROWS: Final = 2_000
+_COLUMNS: Final = (
+    *("shard", "epoch", "ordinal", "row", "rows", "gtid", "timestamp_us"),
+    *("op", "table", "before", "after", "detail"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedLineage:
+    """The files of one lineage, without gaps between them. ``before``: everything before the first of them."""
+
+    keyspace: str
+    before: EventToken
+    files: tuple[ArchiveFile, ...]
+
+    @property
+    def lineage(self) -> str:
+        return self.before.lineage
+
+    def messages(self) -> Iterator[StreamMessage]:
+        """All transactions, large ones in pieces. Raises `FormatError`."""
+        for file in self.files:
+            yield from _FileReader(self.keyspace, self.lineage, self.before.position.flavor, file).messages()
+
+
+def open_archive(path: Path) -> list[ArchivedLineage]:
+    """The lineages below a folder (an archive, or a partition of one), or of one file. Raises `FormatError` for an
+    empty folder, a file that is missing between two others, and what `read_metadata` refuses."""
+    one = parse_name(path)
+    files = [one] if one is not None and path.is_file() else find_files(path)
+    if not files:
+        raise FormatError(
+            f"{path}: no file of an archive",
+            hint="expected a folder with changes-….parquet files, or one of these",
+        )
+    opened = []
+    by_place: dict[tuple[str, str], list[ArchiveFile]] = {}
+    for file in files:
+        by_place.setdefault((read_metadata(file.path)[KEYSPACE_KEY], file.lineage_hash), []).append(file)
+    for (keyspace, _), of_lineage in sorted(by_place.items()):
+        _require_no_gap(of_lineage)
+        before = EventToken.parse(read_metadata(of_lineage[0].path)[BEFORE_KEY])
+        opened.append(ArchivedLineage(keyspace, before, tuple(of_lineage)))
+    return opened
+
+
+def _require_no_gap(files: Sequence[ArchiveFile]) -> None:
+    for former, file in pairwise(files):
+        if file.first != former.last + 1:
+            raise FormatError(
+                f"{file.path} begins with transaction {file.first}, the file before it ends with {former.last}",
+                hint="a file between them is missing, or there twice; name a folder or file after the gap",
+            )
+
+
+@dataclass(slots=True)
+class _Group:
+    """Rows of one transaction that were read and not yet handed out."""
+
+    head: Mapping[str, Any]
+    changes: list[RowChange] = field(default_factory=list)
+    raised: dict[str, str] = field(default_factory=dict)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    last_row: int = -1
+    taken: int = 0
+    """Row up to which it was handed out."""
+    count: int = 0
+    """Changes, with those that were handed out."""
+
+
+@dataclass(slots=True)
+class _FileReader:
+    keyspace: str
+    lineage: str
+    flavor: str
+    file: ArchiveFile
+
+    def messages(self) -> Iterator[StreamMessage]:
+        ordinal = self.file.first - 1
+        group: _Group | None = None
+        for ordinal_of_rows, rows in groupby(self._rows(), key=lambda row: row["ordinal"]):
+            if ordinal_of_rows != ordinal + 1:
+                raise self._broken(f"transaction {ordinal_of_rows} comes after {ordinal}")
+            ordinal += 1
+            for row in rows:
+                if group is None:
+                    group = _Group(row)
+                self._add(group, row)
+                if len(group.changes) >= PIECE_ROWS_MAX and group.count < row["rows"]:
+                    yield self._take(group, is_last=False)
+            assert group is not None, "groupby makes no empty groups"
+            if group.count != group.head["rows"]:
+                raise self._broken(f"transaction {ordinal} is not whole")
+            yield self._take(group, is_last=True)
+            group = None
+        if ordinal != self.file.last:
+            raise self._broken(f"it ends with transaction {ordinal}")
+
+    def _rows(self) -> Iterator[Mapping[str, Any]]:
+        try:
+            with pq.ParquetFile(self.file.path) as parquet:
+                for batch in self._batches(parquet):
+                    yield from batch.to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(f"{self.file.path}: {error}", hint="restore the file from a copy") from error
+
+    def _batches(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        """In the order of the ordinals, which a merged file keeps from row group to row group and not within one."""
+        if ORDER_KEY.encode() not in (parquet.metadata.metadata or {}):
+            yield from parquet.iter_batches(BATCH_ROWS, columns=list(_COLUMNS))
+            return
+        for number in range(parquet.num_row_groups):
+            group = parquet.read_row_group(number, columns=list(_COLUMNS))
+            ordered = group.sort_by([("ordinal", "ascending"), ("row", "ascending")])
+            yield from ordered.to_batches(BATCH_ROWS)
+
+    def _add(self, group: _Group, row: Mapping[str, Any]) -> None:
+        op = row["op"]
+        if op in ("insert", "update", "delete"):
+            if row["row"] <= group.last_row:
+                raise self._broken(f"row {row['row']} of transaction {row['ordinal']} is out of order")
+            before, after = self._read_image(row["before"]), self._read_image(row["after"])
+            group.changes.append(RowChange(row["table"], op, before, after))
+            group.numbers.append(row["row"])
+            group.last_row = row["row"]
+            group.count += 1
+        elif op == "raise":
+            group.raised[row["table"]] = row["detail"] or ""
+        elif op == "heartbeat":
+            group.heartbeats.append(heartbeat_from_json(cast(Any, self._decode(row["detail"]))))
+        elif op != "empty":
+            raise self._broken(f"op {op!r} of transaction {row['ordinal']} is not known to this version")
+
+    def _read_image(self, text: str | None) -> dict[str, Any] | None:
+        return from_json_row(cast(Any, self._decode(text)))
+
+    def _decode(self, text: str | None) -> object:
+        try:
+            return None if text is None else msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise self._broken(f"a row that is no JSON: {error}") from error
+
+    def _take(self, group: _Group, *, is_last: bool) -> StreamMessage:
+        head = group.head
+        position = parse_position(self.flavor, head["gtid"])
+        token = EventToken(self.lineage, head["shard"], head["epoch"], head["timestamp_us"], position)
+        whole = StreamMessage(
+            self.keyspace,
+            head["shard"],
+            token,
+            Transaction(position, head["timestamp_us"]),
+            {},
+            head["timestamp_us"],
+        )
+        message = make_message(
+            whole, group.changes, group.numbers, group.raised, group.heartbeats, group.taken, is_last=is_last
+        )
+        group.taken = group.last_row + 1
+        group.changes, group.numbers, group.raised, group.heartbeats = [], [], {}, []
+        return message
+
+    def _broken(self, problem: str) -> FormatError:
+        return FormatError(
+            f"{self.file.path}: {problem}", hint="the file was changed after it was written: restore it"
+        )

@@ -1,0 +1,500 @@
+"""The archive: the update stream as Parquet files, written while it passes by.
+
+A file appears under its name complete or not at all (written aside, synced, renamed), holds whole transactions of one
+lineage, and says in its metadata up to where it goes. So the files alone tell where to go on: after a crash at any
+moment the writer continues with the next ordinal, from the position of the last complete file, without loss and
+without repeating. Columns are those of `freshness.history.columns.CHANGES`; docs/archive.md is the description.
+Used by one thread. Never talks to a database or a cache node. `ArchiveWriter` is called by
+``invalidator.archive.record`` and whoever reads the stream; reading is ``invalidator.archive.reader``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from freshness.errors import ConfigError, FormatError, StreamStopped
+from freshness.history.archive_file import (
+    BEFORE_KEY,
+    KEYSPACE_KEY,
+    KIND,
+    RESUME_KEY,
+    SHARD_KEY,
+    UNFINISHED,
+    ArchiveFile,
+    find_files,
+    format_name,
+    hash_lineage,
+)
+from freshness.history.arrow import make_schema
+from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.objects.keyfinder import KeyFinder
+from freshness.position import empty_position
+from freshness.position.token import EventToken
+from freshness.stream.source import RowChange, Transaction
+from freshness.values.json import to_json_row
+from invalidator.binlog.rows.image import digest_image
+from invalidator.binlog.rows.layout import find_key
+from invalidator.stream.json_lines import LayoutBook, heartbeat_to_json
+from invalidator.stream.message import StreamMessage
+
+__all__ = [
+    "SCHEMA",
+    "UNFINISHED",
+    "ArchiveFile",
+    "ArchiveWriter",
+    "RotationPolicy",
+    "find_files",
+    "find_resume",
+    "read_metadata",
+]
+
+GROUP_ROWS_MAX: Final = 10_000
+GROUP_BYTES_MAX: Final = 8 << 20
+"""Held in memory for each shard before it is written to the file as a row group."""
+
+FILE_ROWS_MAX: Final = 1_000_000
+ROW_BYTES: Final = 200
+"""What a row takes beside its texts, for the bounds above."""
+
+log = logging.getLogger(__name__)
+
+
+SCHEMA: Final = make_schema(CHANGES, KIND, CHANGES_VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class RotationPolicy:
+    """When a file is closed: whichever bound it reaches first."""
+
+    seconds: float = 300
+    bytes_max: int = 64 << 20
+    rows_max: int = FILE_ROWS_MAX
+
+
+def _find_newest(folder: Path) -> list[ArchiveFile]:
+    """Of each lineage."""
+    return list({file.lineage_hash: file for file in find_files(folder)}.values())  # the last one wins
+
+
+def find_resume(folder: Path, keyspace: str) -> dict[str, EventToken]:
+    """Up to where the archive of a keyspace goes, by lineage; empty where there is none. Raises `FormatError`."""
+    newest = _find_newest(folder / f"keyspace={keyspace}")
+    tokens = [EventToken.parse(read_metadata(file.path)[RESUME_KEY]) for file in newest]
+    return {token.lineage: token for token in tokens}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a file says of itself. Raises `FormatError` where it is no archive file of this version."""
+    try:
+        raw: Mapping[bytes, bytes] = pq.read_metadata(path).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(
+            f"{path}: not readable as Parquet: {error}",
+            hint="a complete file never is: was it cut by a full disk or a copy? restore it, or move it away",
+        ) from error
+    found = {
+        key.decode(): value.decode("utf-8", "replace") for key, value in raw.items() if key != b"ARROW:schema"
+    }
+    if found.get(KIND_KEY) != KIND or found.get(VERSION_KEY) != str(CHANGES_VERSION):
+        raise FormatError(
+            f"{path}: kind {found.get(KIND_KEY)!r} version {found.get(VERSION_KEY)!r}",
+            hint=f"expected kind {KIND!r} version {CHANGES_VERSION}; files of a newer version need a newer program",
+        )
+    if BEFORE_KEY not in found or RESUME_KEY not in found:
+        raise FormatError(
+            f"{path}: its metadata names no position", hint="was it written by another program?"
+        )
+    return found
+
+
+@dataclass(slots=True)
+class _Lineage:
+    """How far a lineage is written. ``durable``: up to where complete files go; None while there is none."""
+
+    ordinal: int
+    token: EventToken
+    durable: EventToken | None
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """A file that is being written, under a name that nobody reads."""
+
+    lineage: str
+    folder: Path
+    path: Path
+    file: IO[bytes]
+    writer: pq.ParquetWriter
+    first: int
+    before: EventToken
+    opened_at: float
+    hour: str
+    rows: int = 0
+    columns: list[list[Any]] = field(default_factory=lambda: [[] for _ in CHANGES])
+    held_bytes: int = 0
+
+    def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        for row in rows:
+            for column, value in zip(self.columns, row, strict=True):
+                column.append(value)
+            self.held_bytes += _size(row)
+        self.rows += len(rows)
+        if len(self.columns[0]) >= GROUP_ROWS_MAX or self.held_bytes >= GROUP_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.columns[0]:
+            self.writer.write_batch(_batch(self.columns))
+        self.columns = [[] for _ in CHANGES]
+        self.held_bytes = 0
+
+    @property
+    def bytes_written(self) -> int:
+        return self.file.tell() + self.held_bytes
+
+
+@dataclass(slots=True)
+class _Spool:
+    """Pieces of a transaction that is too large to be held: they wait in a file until it is known to be whole."""
+
+    path: Path
+    file: IO[bytes]
+    writer: pa.RecordBatchStreamWriter
+    token: EventToken
+    rows: int = 0
+    """Changes, without other rows."""
+    last_row: int = -1
+
+
+class ArchiveWriter:
+    """Writes the archive of one keyspace. Only one writer may have it open: others get `ConfigError`.
+
+    ``finder``: which cache items a change concerns. ``now_us``: wall clock, for the column ``received_us`` and the
+    names of hours. ``clock``: for rotation.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keyspace: str,
+        finder: KeyFinder,
+        layouts: LayoutBook,
+        policy: RotationPolicy,
+        *,
+        clock: Callable[[], float],
+        now_us: Callable[[], int],
+    ) -> None:
+        """Reads back how far complete files go; removes what was unfinished. Raises `ConfigError` where the folder
+        cannot be written or another writer has it, `FormatError` where the newest file cannot be read."""
+        self._folder = folder / f"keyspace={keyspace}"
+        self._keyspace = keyspace
+        self._finder = finder
+        # A row is the value of these, and one part of a composite's value.
+        self._row_finder = KeyFinder(
+            {name: each for name, each in finder.definitions.items() if not each.config.is_composite}
+        )
+        self._layouts = layouts
+        self._policy = policy
+        self._clock = clock
+        self._now_us = now_us
+        self._lineages: dict[str, _Lineage] = {}
+        self._files: dict[str, _OpenFile] = {}
+        self._spools: dict[str, _Spool] = {}
+        self.transactions = 0
+        self.duplicates = 0
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self._folder)
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+        try:
+            self._remove_unfinished()
+            for file in _find_newest(self._folder):
+                token = EventToken.parse(read_metadata(file.path)[RESUME_KEY])
+                self._lineages[token.lineage] = _Lineage(file.last, token, token)
+        except BaseException as error:
+            self._lock.close()
+            if isinstance(error, OSError):
+                raise _cannot_write(folder, error) from error
+            raise
+
+    @property
+    def resume(self) -> dict[str, EventToken]:
+        """Of each lineage, everything that complete files hold: from here the stream is to be opened. A lineage that
+        came with a reshard is not in it before its first complete file: its start is found as for other readers."""
+        return {name: each.durable for name, each in self._lineages.items() if each.durable is not None}
+
+    @property
+    def rows_open(self) -> int:
+        """Rows that are not in a complete file yet."""
+        return sum(file.rows for file in self._files.values())
+
+    def begin(self, start: Mapping[str, EventToken]) -> None:
+        """Say where the stream starts. For a lineage that the archive does not know this is written down before
+        anything else, so that a crash before its first complete file loses nothing."""
+        for lineage, token in start.items():
+            if lineage not in self._lineages:
+                self._lineages[lineage] = _Lineage(0, token, token)
+                self._finish(self._open(lineage, token))
+
+    def write(self, message: StreamMessage) -> None:
+        """Take a message. What the archive has already is passed over. Raises `StreamStopped` for a piece that does
+        not follow the one before it, `OSError` where the disk fails: then open the archive anew."""
+        lineage = message.token.lineage
+        if message.keyspace != self._keyspace:
+            raise ConfigError(
+                f"a message of keyspace {message.keyspace!r} for the archive of {self._keyspace!r}"
+            )
+        if lineage not in self._lineages:
+            self._lineages[lineage] = _Lineage(0, _nothing_before(message.token), None)
+        state = self._lineages[lineage]
+        self.tick()
+        if state.token.epoch == message.token.epoch and state.token.position.contains(message.token.position):
+            self._drop_spool(lineage)
+            self.duplicates += message.is_last
+            return
+        if not message.is_last or message.first_row:
+            self._spool(message)
+        if not message.is_last:
+            return
+        file = self._files.get(lineage)
+        if file is None:
+            file = self._files[lineage] = self._open(lineage, state.token)
+        state.ordinal += 1
+        spool = self._spools.pop(lineage, None)
+        if spool is None:
+            file.add(self._rows(message, state.ordinal, len(message.rows)))
+        else:
+            self._unspool(spool, file, message, state.ordinal)
+        state.token = message.resume.get(lineage) or replace(
+            message.token, position=state.token.position.union(message.token.position)
+        )
+        self._layouts.note(message)
+        self.transactions += 1
+        if file.rows >= self._policy.rows_max or file.bytes_written >= self._policy.bytes_max:
+            self._complete(lineage)
+
+    def tick(self) -> None:
+        """Close the files whose time is over. To be called every second or so while nothing comes."""
+        due = [
+            lineage
+            for lineage, file in self._files.items()
+            if self._clock() - file.opened_at >= self._policy.seconds or file.hour != self._hour()
+        ]
+        for lineage in due:
+            self._complete(lineage)
+
+    def close(self) -> None:
+        """Complete all files and let others write."""
+        for lineage in list(self._files):
+            self._complete(lineage)
+        for lineage in list(self._spools):
+            self._drop_spool(lineage)
+        self._lock.close()
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def _hour(self) -> str:
+        return datetime.fromtimestamp(self._now_us() / 1e6, UTC).strftime("%Y-%m-%dT%H")
+
+    def _open(self, lineage: str, before: EventToken) -> _OpenFile:
+        hour = self._hour()
+        folder = self._folder / f"shard={before.shard}" / f"hour={hour}"
+        folder.mkdir(parents=True, exist_ok=True)
+        first = self._lineages[lineage].ordinal + 1
+        path = folder / f".changes-{hash_lineage(lineage)}-{first:016d}{UNFINISHED}"
+        file = path.open("wb")
+        writer = pq.ParquetWriter(file, SCHEMA, compression="zstd")
+        return _OpenFile(lineage, folder, path, file, writer, first, before, self._clock(), hour)
+
+    def _complete(self, lineage: str) -> None:
+        self._finish(self._files.pop(lineage))
+
+    def _finish(self, file: _OpenFile) -> None:
+        """Give the file its name, when all of it is on the disk."""
+        state = self._lineages[file.lineage]
+        file.flush()
+        file.writer.add_key_value_metadata(
+            {
+                KEYSPACE_KEY: self._keyspace,
+                SHARD_KEY: file.before.shard,
+                BEFORE_KEY: str(file.before),
+                RESUME_KEY: str(state.token),
+            }
+        )
+        file.writer.close()
+        file.file.flush()
+        os.fsync(file.file.fileno())
+        file.file.close()
+        name = format_name(hash_lineage(file.lineage), file.first, state.ordinal)
+        file.path.rename(file.folder / name)
+        for folder in (file.folder, file.folder.parent, self._folder):
+            _sync_folder(folder)
+        state.durable = state.token
+
+    def _remove_unfinished(self) -> None:
+        for path in self._folder.rglob(f".*{UNFINISHED}"):
+            log.warning("%s was left behind by a writer that was killed; what it held comes again", path)
+            path.unlink()
+
+    # -- pieces ------------------------------------------------------------------------------------------------
+
+    def _spool(self, message: StreamMessage) -> None:
+        lineage = message.token.lineage
+        if message.first_row == 0:
+            self._drop_spool(lineage)  # it comes again from its first row
+            path = self._folder / f".pieces-{hash_lineage(lineage)}{UNFINISHED}"
+            file = path.open("wb")
+            self._spools[lineage] = _Spool(path, file, pa.ipc.new_stream(file, SCHEMA), message.token)
+        spool = self._spools.get(lineage)
+        if spool is None or spool.token != message.token or spool.last_row >= message.first_row > 0:
+            raise StreamStopped(
+                f"transaction {message.token.position} goes on with row {message.first_row}, and what came before"
+                " it is not that transaction's beginning",
+                hint="open the stream again from the archive's position",
+            )
+        columns: list[list[Any]] = [[] for _ in CHANGES]
+        for row in self._rows(message, 0, 0):
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+        spool.writer.write_batch(_batch(columns))
+        spool.rows += len(message.rows)
+        spool.last_row = max((spool.last_row, *message.rows))
+
+    def _unspool(self, spool: _Spool, file: _OpenFile, message: StreamMessage, ordinal: int) -> None:
+        """Move the pieces to the file, with what is known only now: ordinal, number of rows, and whether it was a
+        commit at all."""
+        spool.writer.close()
+        spool.file.close()
+        file.flush()
+        with pa.ipc.open_stream(spool.path) as reader:
+            for batch in reader:
+                file.writer.write_batch(_with_totals(batch, ordinal, spool.rows, message.transaction))
+                file.rows += batch.num_rows
+        spool.path.unlink()
+
+    def _drop_spool(self, lineage: str) -> None:
+        spool = self._spools.pop(lineage, None)
+        if spool is not None:
+            spool.writer.close()
+            spool.file.close()
+            spool.path.unlink()
+
+    # -- rows --------------------------------------------------------------------------------------------------
+
+    def _rows(self, message: StreamMessage, ordinal: int, rows: int) -> list[tuple[Any, ...]]:
+        """Rows of `freshness.history.columns.CHANGES`: the changes, tables that are invalidated as a whole,
+        heartbeats."""
+        transaction, token = message.transaction, message.token
+        head = (message.keyspace, message.shard, token.lineage, token.epoch, ordinal)
+        times = (str(token.position), transaction.timestamp_us, self._now_us())
+        raised = dict.fromkeys(sorted(transaction.raised_tables), "; ".join(transaction.reasons) or None)
+        made = []
+        for row, change in zip(message.rows, transaction.changes, strict=True):
+            items, without_key = _find_items(self._finder, transaction, change)
+            merged = {**(change.before or {}), **(change.after or {})}
+            now = RowChange(change.table, "insert", None, merged)
+            row_items, _ = _find_items(self._row_finder, transaction, now)
+            raised |= {table: raised.get(table) or reason for table, reason in without_key.items()}
+            told = self._describe(message, change)
+            made.append((*head, row, rows, *times, change.op, change.table, items, row_items, *told, None))
+        nothing = (None,) * 5
+        for table, reason in raised.items():
+            made.append((*head, -1, rows, *times, "raise", table, [], [], *nothing, reason))
+        for beat in transaction.heartbeats:
+            detail = _to_text(heartbeat_to_json(beat))
+            made.append((*head, -1, rows, *times, "heartbeat", None, [], [], *nothing, detail))
+        if not made and message.is_last and not message.first_row:
+            made.append((*head, -1, 0, *times, "empty", None, [], [], *nothing, None))
+        return made
+
+    def _describe(self, message: StreamMessage, change: RowChange) -> tuple[Any, ...]:
+        """Key, before and after as JSON, and the digests."""
+        layout = self._layouts.find(message.shard, change.table)
+        key = find_key(layout, {**(change.before or {}), **(change.after or {})})
+        digests: tuple[bytes | None, bytes | None] = (None, None)
+        if not message.transaction.is_prepared:  # else nobody can read the row yet
+            before = digest_image(change.before, change.shapes, layout)
+            digests = (before, digest_image(change.after, change.shapes, layout))
+        return (
+            _to_text(to_json_row(key)),
+            _to_text(to_json_row(change.before)),
+            _to_text(to_json_row(change.after)),
+            *digests,
+        )
+
+
+def _find_items(
+    finder: KeyFinder, transaction: Transaction, change: RowChange
+) -> tuple[list[bytes], dict[str, str]]:
+    """As the invalidator: the items, or the table whose floor is raised, since they cannot be told."""
+    items, raised = finder.find(Transaction(transaction.position, transaction.timestamp_us, (change,)))
+    return list(items), raised
+
+
+def _to_text(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
+
+
+def _size(row: Sequence[Any]) -> int:
+    return ROW_BYTES + sum(len(value) for value in row if isinstance(value, str | bytes))
+
+
+def _batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    arrays = [pa.array(column, part.type) for column, part in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _with_totals(batch: pa.RecordBatch, ordinal: int, rows: int, transaction: Transaction) -> pa.RecordBatch:
+    known: dict[str, Any] = {"ordinal": ordinal, "rows": rows}
+    if transaction.is_prepared:
+        known |= {"before_digest": None, "after_digest": None}
+    arrays = [
+        pa.array([known[part.name]] * batch.num_rows, part.type) if part.name in known else column
+        for part, column in zip(SCHEMA, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _nothing_before(token: EventToken) -> EventToken:
+    """For a stream that does not say where it began: nothing is known from before its first transaction."""
+    return replace(token, position=empty_position(token.position.flavor))
+
+
+def _cannot_write(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the archive {folder} cannot be written: {error.strerror}",
+        hint="give another folder, or the right to write there",
+    )
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    file = (folder / ".lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(
+            f"the archive {folder} is being written by another process",
+            hint="stop the other `invalidator record`, or write to another folder",
+        ) from None
+    return file
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

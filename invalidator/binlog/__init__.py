@@ -1,0 +1,5 @@
+"""A source of transactions that follows the binary log of MySQL or MariaDB.
+
+``source`` receives, ``decoder`` makes transactions of events, ``keys`` makes cache keys of row events, ``rows`` makes
+whole rows, ``wire`` knows the bytes. ``seek`` finds the place of a time in the log.
+"""

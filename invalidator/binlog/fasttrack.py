@@ -1,0 +1,326 @@
+"""Transactions of the usual form from packets to items in one loop: GTID, BEGIN, then table map and rows, commit.
+
+The general way (``invalidator.binlog.decoder``) makes an object of each event and asks several others about it. Here
+the packets of a transaction are held until its commit, and whatever is not of the usual form is handed to the general
+way, from the transaction's first packet on; so nothing is decided here that is not decided there, and both give the
+same, which the tests compare. For keys alone, never for rows. Called by ``invalidator.binlog.decoder``.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+from zlib import crc32
+
+from freshness.position import MariadbPosition, MysqlGtidSet, Position
+from freshness.stream.source import Transaction, keyed_transaction
+from invalidator.binlog.keys.reader import STATEMENT_END, KeyedTable, KeyReader
+from invalidator.binlog.transaction import TransactionAssembler
+from invalidator.binlog.wire import event as events
+from invalidator.binlog.wire.packets import CHECKSUM_RESIDUE, CHECKSUM_START, check_sum
+
+HELD_PACKETS_MAX: Final = 64
+HELD_BYTES_MAX: Final = 1 << 20
+"""Of one transaction. A larger one goes the general way, which can hand it out in pieces."""
+
+SOURCES_KEPT_MAX: Final = 1024
+"""Texts of MySQL server UUIDs that are kept."""
+
+_BODY: Final = 20
+"""Where an event's body begins in its packet."""
+
+_QUERY_HEAD: Final = 13
+_USUAL_PACKETS: Final = {"mysql": 5, "mariadb": 4}
+"""Of a transaction of one row event."""
+_ARTIFICIAL_FLAG: Final = 0x20
+_BEGIN: Final = b"BEGIN"
+_SILENT: Final = events.HARMLESS | {events.ROTATE}
+_ROWS: Final = frozenset((23, 24, 25, 30, 31, 32))
+
+_u4 = struct.Struct("<I").unpack_from
+_u8 = struct.Struct("<Q").unpack_from
+_mariadb_gtid = struct.Struct("<QIB").unpack_from
+
+_IDLE, _BEGUN, _BETWEEN, _IN_ROWS, _GENERAL = range(5)
+"""What came last: nothing, a GTID of MySQL, the begin or the end of a statement, a table map or rows that do not
+end their statement; or the general way has the transaction."""
+
+Decode = Callable[[bytes, list[Transaction]], None]
+
+
+def verify(packet: bytes, *, has_checksum: bool) -> None:
+    """Raises `StreamStopped` for a wrong checksum.
+
+    What the server makes up on the way, artificial events that say nothing, may lack one while it changes over.
+    """
+    kind = packet[5] if len(packet) > _BODY else 0
+    if crc32(packet, CHECKSUM_START) == CHECKSUM_RESIDUE:
+        return
+    if kind == events.FORMAT_DESCRIPTION:
+        if packet[-events.CHECKSUM_BYTES - 1] == 1:
+            check_sum(packet)
+    elif has_checksum and not (kind in _SILENT and packet[18] & _ARTIFICIAL_FLAG):
+        check_sum(packet)
+
+
+class FastTrack:
+    """One for each decoder. ``decode`` is the general way, for one verified packet; ``sequences``: the highest
+    number of each MariaDB domain, shared with it."""
+
+    def __init__(
+        self,
+        keys: KeyReader,
+        assembler: TransactionAssembler,
+        sequences: dict[int, int],
+        decode: Decode,
+        items_max: int,
+    ) -> None:
+        self._trailer_bytes = 0
+        self._keys = keys
+        self._assembler = assembler
+        self._sequences = sequences
+        self._decode = decode
+        self._items_max = items_max
+        self._sources: dict[bytes, str] = {}
+        self._steps: dict[tuple[int, int], Callable[[bytes], bool]] = {
+            (_IDLE, events.GTID if keys.flavor == "mysql" else events.MARIADB_GTID): self._take_gtid,
+            (_BEGUN, events.QUERY): self._take_begin,
+            (_BETWEEN, events.TABLE_MAP): self._take_table,
+            **{(_IN_ROWS, kind): self._take_rows for kind in _ROWS},
+            (_BETWEEN, events.XID): self._commit,
+        }
+        is_mysql = keys.flavor == "mysql"
+        self._read_gtid = self._read_mysql_gtid if is_mysql else self._read_mariadb_gtid
+        self._usual_packets = _USUAL_PACKETS[keys.flavor]
+        self._gtid_kind = events.GTID if is_mysql else events.MARIADB_GTID
+        self._stage = _IDLE
+        self._found: list[Transaction] = []
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._items: list[bytes] = []
+        self._rows_bytes = 0
+        self._table: KeyedTable | None = None
+        self._table_id = b""
+        self.position: Position | None = None
+        """The last GTID, also of the general way."""
+        self._timestamp_us = 0
+        self._sequence: tuple[int, int] | None = None
+
+    def restart(self) -> None:
+        """A new connection: what was half read comes again."""
+        self._reset()
+
+    def decode(self, packets: Iterable[bytes], found: list[Transaction]) -> None:
+        """Append the transactions that the packets complete, also those before an error. Raises `StreamStopped`."""
+        self._found = found
+        packets = packets if isinstance(packets, list) else list(packets)
+        place, count = 0, len(packets)
+        while place < count:
+            # Most of what comes is this.
+            after = self._take_usual(packets, place) if self._stage == _IDLE else place
+            if after == place:
+                self._take(packets[place])
+                after += 1
+            place = after
+
+    def _take(self, packet: bytes) -> None:
+        verify(packet, has_checksum=self.has_checksum)
+        if len(packet) < _BODY or _u4(packet, 10)[0] != len(packet) - 1:
+            self._leave(packet)
+            return
+        step = self._steps.get((self._stage, packet[5]))
+        if step is not None and step(packet):
+            self._held.append(packet)
+        elif packet[5] not in events.HARMLESS:
+            self._leave(packet)
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the events end with one."""
+        return self._trailer_bytes > 0
+
+    @has_checksum.setter
+    def has_checksum(self, has_checksum: bool) -> None:
+        self._trailer_bytes = events.CHECKSUM_BYTES if has_checksum else 0
+
+    def _reset(self) -> None:
+        self._stage = _IDLE
+        self._items = []
+        self._held_bytes = self._rows_bytes = 0
+
+    def _leave(self, packet: bytes) -> None:
+        """Hand what is held and this packet to the general way, until the transaction ends."""
+        # While idle, what is held was committed.
+        held = [packet] if self._stage == _IDLE else [*self._held, packet]
+        self._held.clear()
+        self._stage = _GENERAL
+        for each in held:
+            self._decode(each, self._found)
+        if self._assembler.is_idle:
+            self._reset()
+
+    def _take_usual(self, packets: Sequence[bytes], place: int) -> int:
+        """Transactions of one row event, one behind the other, without holding anything. The place behind them: of
+        the first packet of what is another transaction or anything else, with which nothing has happened yet."""
+        count, trailer, kind_of_gtid = self._usual_packets, self._trailer_bytes, self._gtid_kind
+        last = len(packets) - count
+        body = head = b""
+        table: KeyedTable | None = None
+        while place <= last:
+            gtid, commit = packets[place], packets[place + count - 1]
+            table_map, rows = packets[place + count - 3], packets[place + count - 2]
+            # MariaDB has no BEGIN, and this is the GTID again.
+            begin = packets[place + count - 4]
+            try:
+                is_usual = (
+                    commit[5] == events.XID
+                    and rows[5] in _ROWS
+                    and table_map[5] == events.TABLE_MAP
+                    and gtid[5] == kind_of_gtid
+                    and rows[_BODY + 6] & STATEMENT_END
+                    and len(rows) <= HELD_BYTES_MAX
+                    and (begin is gtid or self._is_begin(begin))
+                )
+            except IndexError:
+                break
+            if not (is_usual and self._are_whole(gtid, begin, table_map, rows, commit)):
+                break
+            if table is None or table_map[_BODY : len(table_map) - trailer] != body:
+                body = table_map[_BODY : len(table_map) - trailer]
+                table, head = self._find_table(body), body[:6]
+                if table is None:
+                    break
+            if not rows.startswith(head, _BODY):
+                break
+            items = self._read_items(table, rows)
+            if items is None or len(items) > self._items_max:
+                break
+            start = self._read_gtid(gtid)
+            if start is None:
+                break
+            self._finish(start[0], start[1], items, len(rows))
+            place += count
+        return place
+
+    def _are_whole(self, gtid: bytes, begin: bytes, table_map: bytes, rows: bytes, commit: bytes) -> bool:
+        """Whether all have their right checksum, or length where there are none."""
+        if self._trailer_bytes:
+            return (
+                crc32(gtid, CHECKSUM_START)
+                == crc32(table_map, CHECKSUM_START)
+                == crc32(rows, CHECKSUM_START)
+                == crc32(commit, CHECKSUM_START)
+                == CHECKSUM_RESIDUE
+            ) and (begin is gtid or crc32(begin, CHECKSUM_START) == CHECKSUM_RESIDUE)
+        return all(_u4(each, 10)[0] == len(each) - 1 for each in (gtid, begin, table_map, rows, commit))
+
+    def _take_gtid(self, packet: bytes) -> bool:
+        start = self._read_gtid(packet)
+        if start is None:
+            return False
+        self.position, self._timestamp_us = start
+        self._stage = _BETWEEN if packet[5] == events.MARIADB_GTID else _BEGUN
+        self._held.clear()
+        return True
+
+    def _read_mariadb_gtid(self, packet: bytes) -> tuple[Position, int] | None:
+        if len(packet) - self._trailer_bytes < _BODY + 13:
+            return None
+        sequence, domain, flags = _mariadb_gtid(packet, _BODY)
+        if flags & 1 or sequence <= self._sequences.get(domain, 0):
+            return None
+        self._sequence = (domain, sequence)
+        return MariadbPosition.of(domain, _u4(packet, 6)[0], sequence), _u4(packet, 1)[0] * 1_000_000
+
+    def _read_mysql_gtid(self, packet: bytes) -> tuple[Position, int] | None:
+        # See `invalidator.binlog.wire.event.parse_mysql_gtid`.
+        if len(packet) - self._trailer_bytes < _BODY + 49:
+            return None
+        source = self._sources.get(packet[21:37])
+        if source is None:
+            if len(self._sources) >= SOURCES_KEPT_MAX:
+                self._sources.clear()
+            source = self._sources[packet[21:37]] = str(uuid.UUID(bytes=packet[21:37]))
+        timestamp_us = _u8(packet, 61)[0] >> 8  # seven bytes
+        if timestamp_us >> 55:
+            if len(packet) - self._trailer_bytes < _BODY + 56:
+                return None
+            timestamp_us = int.from_bytes(packet[69:76], "little")
+        return MysqlGtidSet.of(source, _u8(packet, 37)[0]), timestamp_us
+
+    def _is_begin(self, packet: bytes) -> bool:
+        """Whether it is the statement BEGIN and nothing else."""
+        if len(packet) < _BODY + _QUERY_HEAD or packet[5] != events.QUERY:
+            return False
+        text = _BODY + _QUERY_HEAD + packet[_BODY + 8] + (packet[_BODY + 11] | packet[_BODY + 12] << 8) + 1
+        return packet[text : len(packet) - self._trailer_bytes] == _BEGIN
+
+    def _take_begin(self, packet: bytes) -> bool:
+        if not self._is_begin(packet):
+            return False
+        self._stage = _BETWEEN
+        return True
+
+    def _find_table(self, body: bytes) -> KeyedTable | None:
+        """The table of this body of a table map, where it is known and nothing stands against reading its rows."""
+        table = self._keys.find_table(body)
+        if table is None or table.problem:
+            return None
+        # Where foreign keys are not logged, other rows may change too.
+        return None if table.wanted and self._assembler.cascades else table
+
+    def _read_items(self, table: KeyedTable, packet: bytes) -> list[bytes] | None:
+        plan = table.plan
+        if plan is None:
+            return []
+        kind, start = packet[5], _BODY + 8
+        length = plan.head_bytes.get(kind, 0)
+        code = plan.heads.get((kind, packet[start : start + length]))
+        if code is None:
+            return None
+        try:
+            return code.read(packet, start + length, len(packet) - self._trailer_bytes)
+        except Exception:  # noqa: BLE001 - the general way says what is wrong, and raises the table
+            return None
+
+    def _take_table(self, packet: bytes) -> bool:
+        table = self._find_table(packet[_BODY : len(packet) - self._trailer_bytes])
+        if table is None or len(self._held) > HELD_PACKETS_MAX:
+            return False
+        self._table, self._table_id, self._stage = table, packet[_BODY : _BODY + 6], _IN_ROWS
+        return True
+
+    def _take_rows(self, packet: bytes) -> bool:
+        table = self._table
+        if table is None or packet[_BODY : _BODY + 6] != self._table_id or len(packet) < _BODY + 8:
+            return False
+        self._held_bytes += len(packet)
+        if self._held_bytes > HELD_BYTES_MAX or len(self._held) > HELD_PACKETS_MAX:
+            return False
+        items = self._read_items(table, packet)
+        if items is None or len(items) + len(self._items) > self._items_max:
+            return False
+        self._items += items
+        if self._items:
+            self._rows_bytes += len(packet)
+        if packet[_BODY + 6] & STATEMENT_END:
+            self._stage = _BETWEEN
+        return True
+
+    def _commit(self, _: bytes) -> bool:
+        assert self.position is not None
+        self._finish(self.position, self._timestamp_us, self._items, self._rows_bytes)
+        self._reset()
+        return True
+
+    def _finish(self, position: Position, timestamp_us: int, items: list[bytes], rows_bytes: int) -> None:
+        if self._sequence is not None:
+            domain, sequence = self._sequence
+            self._sequences[domain] = sequence
+            self._sequence = None
+        self.position = position
+        self._found.append(
+            keyed_transaction(position, timestamp_us, tuple(items), rows_bytes if items else 0)
+        )

@@ -1,0 +1,1 @@
+"""From a row event to the keys of cache items."""

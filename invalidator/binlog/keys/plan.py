@@ -1,0 +1,392 @@
+"""Which columns of a table hold keys, and the compiled code that reads them from the rows of an event.
+
+For each table as it was announced, kind of row event and bitmaps of present columns there is one function, made
+from source text: it steps over everything but the key columns. Rows with a NULL pattern that was seen before take
+a branch in which all distances are constants; others take a general branch that looks at each NULL bit. All that
+is compiled comes from numbers in the TABLE_MAP event and from our own names, never from text of the log.
+
+The function reads without looking at bounds: an event that is cut short or damaged either raises on the way or
+does not end exactly where its last row does, and then none of its keys is used. Called by
+``invalidator.binlog.keys.reader``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from freshness.errors import FormatError
+from freshness.keys.cachekey import ITEM_BYTES_MAX, KeyBuilder, shorten_item
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition
+from invalidator.binlog.keys.spelling import Spell, find_spelling
+from invalidator.binlog.keys.step import NAMES, find_step
+from invalidator.binlog.keys.uniform import (
+    EVENT_BYTES_MIN,
+    LAYOUTS_MAX,
+    PAUSE_EVENTS,
+    Layout,
+    NumberReader,
+    find_layout,
+)
+from invalidator.binlog.wire import tablemap as types
+from invalidator.binlog.wire.fieldvalue import INTEGER_BYTES
+from invalidator.binlog.wire.tablemap import MappedColumn
+
+PATTERNS_MAX: Final = 6
+"""NULL patterns of one image that get a branch of their own."""
+
+CODES_MAX: Final = 64
+"""Functions of one table (it is announced anew when its columns change). More bitmaps than that start over."""
+
+Read = Callable[[bytes, int, int], list[bytes]]
+"""(packet, place of the first row, end of the last) → items. Raises anything where the bytes do not add up."""
+
+
+class Target(NamedTuple):
+    """The key of one object in one table."""
+
+    builder: KeyBuilder
+    columns: tuple[KeyColumn, ...]
+
+
+def find_targets(definitions: Mapping[str, ObjectDefinition]) -> dict[str, tuple[Target, ...]]:
+    """The keys that the rows of each table hold, of all objects."""
+    found: dict[str, tuple[Target, ...]] = {}
+    for definition in definitions.values():
+        for table, columns in definition.columns_by_table.items():
+            found[table] = (*found.get(table, ()), Target(definition.builder, tuple(columns)))
+    return found
+
+
+class Shape(NamedTuple):
+    """How a row event of one table is laid out. ``after`` is None but for an update. ``json_bits``: bytes of the
+    bitmap of partial values in front of an after-image, -1 in an event without such."""
+
+    before: bytes
+    after: bytes | None
+    json_bits: int
+
+
+@dataclass(slots=True)
+class _Image:
+    """One image of the shape: the columns in it, the NULL patterns that have a branch, and those seen since."""
+
+    letter: str
+    places: tuple[int, ...]
+    patterns: list[bytes] = field(default_factory=list)
+    fresh: set[Any] = field(default_factory=set)
+
+    @property
+    def null_bytes(self) -> int:
+        return (len(self.places) + 7) // 8
+
+
+class TablePlan:
+    """The keys of one table, as it was announced. Raises `FormatError` where a key cannot be read from it."""
+
+    def __init__(self, columns: Sequence[MappedColumn], targets: Sequence[Target], flavor: str) -> None:
+        self.columns = tuple(columns)
+        self._targets = tuple(targets)
+        self.steps = [find_step(column, flavor) for column in columns]
+        by_name = {column.name: place for place, column in enumerate(columns)}
+        for target in targets:
+            for column in target.columns:
+                if column.name not in by_name:
+                    raise FormatError(f"the table has no column {column.name} in the binary log")
+        self._places = [[by_name[column.name] for column in target.columns] for target in targets]
+        self._spellings = [
+            [
+                _find_spelling(columns[place], of_table, of_object, flavor)
+                for place, of_table, of_object in zip(
+                    places, target.columns, target.builder.columns, strict=True
+                )
+            ]
+            for target, places in zip(targets, self._places, strict=True)
+        ]
+        self._codes: dict[Shape, Code] = {}
+        self.heads: dict[tuple[int, bytes], Code] = {}
+        """By the number of a row event and its bytes between flags and rows; `head_bytes` says how many."""
+        self.head_bytes: dict[int, int] = {}
+        json = sum(column.kind == types.JSON for column in columns)
+        self.json_bits = (json + 7) // 8
+
+    def find_code(self, shape: Shape) -> Code:
+        """The reader of events of this shape. Raises `FormatError` where they do not hold the keys."""
+        code = self._codes.get(shape)
+        if code is None:
+            if len(self._codes) >= CODES_MAX:
+                self._codes.clear()
+                self.heads.clear()
+            code = self._codes[shape] = Code(self, shape)
+        return code
+
+    def remember_head(self, kind: int, head: bytes, code: Code) -> None:
+        """Rows of this kind that begin like this are read by ``code``."""
+        if len(self.heads) >= CODES_MAX:
+            self.heads.clear()
+        self.head_bytes[kind] = len(head)
+        self.heads[kind, head] = code
+
+    def present(self, bitmap: bytes) -> tuple[int, ...]:
+        return tuple(place for place in range(len(self.columns)) if bitmap[place >> 3] >> (place & 7) & 1)
+
+    # -- source text -----------------------------------------------------------------------------------------
+
+    def source(self, before: _Image, after: _Image | None, json_bits: int) -> tuple[str, dict[str, Any]]:
+        """The function's text, and what it names."""
+        names: dict[str, Any] = {**NAMES, "fresh_x": before.fresh.add, "shorten": shorten_item}
+        lines = ["def read(b, o, e):", " r = []; a = r.append", " while o < e:"]
+        lines += _indent(2, self._image_lines(before, names))
+        if after is not None:
+            names["fresh_y"] = after.fresh.add
+            if json_bits >= 0:
+                lines += ["  if b[o] > 1: raise ValueError(b[o])", f"  o += {1 + json_bits} if b[o] else 1"]
+            lines += _indent(2, self._image_lines(after, names))
+        for number in range(len(self._targets)):
+            lines += _indent(2, self._collect_lines(number, before, after, names))
+        lines.append(" if o != e: raise ValueError(f'the last row ends at {o} and not at {e}')")
+        lines.append(" return r")
+        return "\n".join(lines), names
+
+    def make_uniform_reader(self, before: _Image, after: _Image | None, layout: Layout) -> Read:
+        """Reads rows that are all laid out like this."""
+        images = (before,) if after is None else (before, after)
+        wanted = {
+            name: self.steps[place]
+            for image in images
+            for place in image.places
+            if (name := self._variable(place, image))
+        }
+        row_format, found, nulls = layout.format(wanted)
+        unpack = struct.Struct(f"<{row_format}").iter_unpack
+        names: dict[str, Any] = {**NAMES, "shorten": shorten_item, "unpack": unpack}
+        converted = [
+            f"{name} = {wanted[name].convert.format(name)}" for name in found if wanted[name].convert
+        ]
+        collected = [
+            line
+            for number in range(len(self._targets))
+            for line in self._collect_lines(number, before, after, names)
+        ]
+        row_itself = f"({', '.join(found)})" if len(found) > 1 else "".join(found)
+        if not converted and collected == [f"a(p0 % {row_itself})"]:
+            return NumberReader(row_format, names["p0"])
+        lines = ["def read(b, o, e):", " r = []; a = r.append", *(f" {name} = None" for name in nulls)]
+        lines.append(f" for ({''.join(f'{name}, ' for name in found)}) in unpack(b[o:e]):")
+        lines += _indent(2, iter([*converted, *collected]))
+        return _compile("\n".join([*lines, " return r"]), names)
+
+    def _image_lines(self, image: _Image, names: dict[str, Any]) -> Iterator[str]:
+        size = image.null_bytes
+        if not size:
+            return
+        yield "k = b[o]" if size == 1 else f"k = b[o:o + {size}]"
+        word = "if"
+        for pattern in image.patterns:
+            yield f"{word} k == {pattern[0] if size == 1 else pattern!r}:"
+            yield from _indent(1, self._known_pattern_lines(image, int.from_bytes(pattern, "little")))
+            word = "elif"
+        inner = 1 if image.patterns else 0
+        if inner:
+            yield "else:"
+        if len(image.patterns) < PATTERNS_MAX:
+            yield " " * inner + f"fresh_{image.letter}(k)"
+        yield from _indent(inner, self._any_pattern_lines(image))
+
+    def _known_pattern_lines(self, image: _Image, nulls: int) -> Iterator[str]:
+        """All distances up to the next value of variable length are one constant."""
+        offset = image.null_bytes
+        for index, place in enumerate(image.places):
+            variable = self._variable(place, image)
+            if nulls >> index & 1:
+                if variable:
+                    yield f"{variable} = None"
+                continue
+            step = self.steps[place]
+            if step.is_fixed:
+                if variable:
+                    yield f"{variable} = {step.read(_sum('o', offset))}"
+                offset += step.size
+            elif variable:
+                yield f"o += {offset + step.size}; n = {step.length(f'o - {step.size}')}"
+                yield f"{variable} = b[o:o + n]; o += n"
+                offset = 0
+            else:
+                yield f"o += {offset + step.size} + {step.length(_sum('o', offset))}"
+                offset = 0
+        if offset:
+            yield f"o += {offset}"
+
+    def _any_pattern_lines(self, image: _Image) -> Iterator[str]:
+        size = image.null_bytes
+        if size > 1:
+            yield "k = from_bytes(k, 'little')"
+        yield f"o += {size}"
+        for index, place in enumerate(image.places):
+            variable = self._variable(place, image)
+            step = self.steps[place]
+            mask = 1 << index
+            if step.is_fixed:
+                taken = (
+                    f"{variable} = {step.read('o')}; o += {step.size}" if variable else f"o += {step.size}"
+                )
+            elif variable:
+                taken = f"n = {step.length('o')}; o += {step.size}; {variable} = b[o:o + n]; o += n"
+            else:
+                taken = f"o += {step.size} + {step.length('o')}"
+            if variable:
+                yield f"if k & {mask}: {variable} = None"
+                yield f"else: {taken}"
+            else:
+                yield f"if not k & {mask}: {taken}"
+
+    def _variable(self, place: int, image: _Image) -> str:
+        return f"{image.letter}{place}" if any(place in places for places in self._places) else ""
+
+    def _collect_lines(
+        self, number: int, before: _Image, after: _Image | None, names: dict[str, Any]
+    ) -> Iterator[str]:
+        places = self._places[number]
+        old = [f"x{place}" for place in places]
+        yield from self._append_lines(number, old, [], names)
+        if after is None or not set(places) & set(after.places):
+            return
+        new = [f"y{place}" if place in after.places else f"x{place}" for place in places]
+        yield from self._append_lines(number, new, old, names)
+
+    def _append_lines(
+        self, number: int, variables: Sequence[str], other_than: Sequence[str], names: dict[str, Any]
+    ) -> Iterator[str]:
+        """NULL is no key: the row belongs to no object. An unchanged key is not named twice."""
+        conditions = [
+            f"{variable} is not None"
+            for place, variable in zip(self._places[number], variables, strict=True)
+            if self.columns[place].is_nullable
+        ]
+        changed = " or ".join(
+            f"{new} != {old}" for new, old in zip(variables, other_than, strict=False) if new != old
+        )
+        if changed:
+            conditions.insert(0, f"({changed})")
+        if conditions:
+            yield f"if {' and '.join(conditions)}:"
+        yield from _indent(1 if conditions else 0, self._item_lines(number, variables, names))
+
+    def _item_lines(self, number: int, variables: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
+        """Append the item of these values."""
+        spellings = self._spellings[number]
+        names[f"p{number}"] = self._targets[number].builder.prefix + b":".join(
+            b"%d" if spelling is None else b"%b" for spelling in spellings
+        )
+        spelled = []
+        for index, (variable, spelling) in enumerate(zip(variables, spellings, strict=True)):
+            if spelling is not None:
+                names[f"s{number}_{index}"] = spelling
+            spelled.append(variable if spelling is None else f"s{number}_{index}({variable})")
+        item = f"p{number} % {spelled[0] if len(spelled) == 1 else '(' + ', '.join(spelled) + ')'}"
+        if all(spelling is None for spelling in spellings):
+            yield f"a({item})"
+        else:
+            yield f"i = {item}"
+            yield f"a(i if len(i) <= {ITEM_BYTES_MAX} else shorten(i))"
+
+
+class Code:
+    """The compiled function of one shape, made anew when rows with other NULL patterns come."""
+
+    def __init__(self, plan: TablePlan, shape: Shape) -> None:
+        self._plan = plan
+        self._json_bits = shape.json_bits
+        self._before = _Image("x", plan.present(shape.before))
+        self._after = None if shape.after is None else _Image("y", plan.present(shape.after))
+        if not self._before.places:
+            raise FormatError("a row event whose rows have no columns")
+        for column in _missing(plan, self._before.places):
+            raise FormatError(f"column {column} is not in the binary log")
+        self._read = self._compile()
+        self._layouts: dict[Layout, Read] = {}
+        self._layout: Layout | None = None
+        self._read_alike: Read | None = None
+        self._pause_events = 0
+
+    def read(self, packet: bytes, start: int, end: int) -> list[bytes]:
+        """The items of all rows from ``start`` to ``end``. Raises whatever the bytes lead to."""
+        if start >= end:
+            raise FormatError("a row event without rows")
+        if end - start >= EVENT_BYTES_MIN and self._json_bits < 0:
+            read_alike = self._find_alike(packet, start, end)
+            if read_alike is not None:
+                return read_alike(packet, start, end)
+        items = self._read(packet, start, end)
+        if self._before.fresh or (self._after is not None and self._after.fresh):
+            self._learn()
+        return items
+
+    def _find_alike(self, packet: bytes, start: int, end: int) -> Read | None:
+        """What reads the rows by stride, where all are alike and of a layout that is known, or can be kept."""
+        if self._pause_events:
+            self._pause_events -= 1
+            return None
+        if self._layout is None or not self._layout.fits(packet, start, end):
+            layout = self._find_layout(packet, start, end)
+            if layout is None or not layout.fits(packet, start, end):
+                self._pause_events = PAUSE_EVENTS
+                return None
+            self._layout, self._read_alike = layout, self._find_reader(layout)
+        return self._read_alike
+
+    def _find_reader(self, layout: Layout) -> Read | None:
+        read = self._layouts.get(layout)
+        if read is None and len(self._layouts) < LAYOUTS_MAX:
+            read = self._plan.make_uniform_reader(self._before, self._after, layout)
+            self._layouts[layout] = read
+        return read
+
+    def _find_layout(self, packet: bytes, start: int, end: int) -> Layout | None:
+        images = [(image.letter, image.places) for image in (self._before, self._after) if image is not None]
+        return find_layout(images, self._plan.steps, packet, start, end)
+
+    def _learn(self) -> None:
+        for image in (self._before, self._after):
+            if image is not None:
+                for pattern in sorted(image.fresh)[: PATTERNS_MAX - len(image.patterns)]:
+                    image.patterns.append(bytes((pattern,)) if isinstance(pattern, int) else pattern)
+                image.fresh.clear()
+        self._read = self._compile()
+
+    def _compile(self) -> Read:
+        return _compile(*self._plan.source(self._before, self._after, self._json_bits))
+
+
+def _compile(source: str, names: dict[str, Any]) -> Read:
+    exec(compile(source, "<row reader>", "exec"), names)  # our own text, see the module
+    read: Read = names["read"]
+    return read
+
+
+def _missing(plan: TablePlan, present: Sequence[int]) -> Iterator[str]:
+    for places in plan._places:
+        yield from (plan.columns[place].name for place in places if place not in present)
+
+
+def _find_spelling(
+    column: MappedColumn, of_table: KeyColumn, of_object: KeyColumn, flavor: str
+) -> Spell | None:
+    """None where the value is read as a number and spelled as one."""
+    if not (column.kind in INTEGER_BYTES or column.kind == types.YEAR):
+        return find_spelling(column, of_table, of_object, flavor)
+    if of_object.kind is ColumnKind.INTEGER:
+        return None
+    # A column that became a number since the definition was read, or a DECIMAL key.
+    return lambda number: of_object.spell(number)[0].encode("ascii")
+
+
+def _sum(name: str, offset: int) -> str:
+    return f"{name} + {offset}" if offset else name
+
+
+def _indent(depth: int, lines: Iterator[str]) -> Iterator[str]:
+    return (" " * depth + line for line in lines)

@@ -1,0 +1,1 @@
+"""From a row event to whole rows, and to their digests."""

@@ -1,0 +1,123 @@
+"""A row of the log as a client reads it, so that both have one digest.
+
+The log and a SELECT show the same row differently: a BINARY loses its zeros, a BIT is text, a SET has no order. Here,
+and nowhere else, the one is made the other. A client is one whose session is in UTC, as the log is
+(``freshness.database.connection``). Where the log does not tell what a client reads, there is no digest: never a
+wrong one. Called by ``invalidator.binlog.rows.decoder`` (`find_shapes`) and ``invalidator.archive.writer``
+(`digest_image`). No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pymysqlreplication.constants import FIELD_TYPE
+
+from freshness.stream.source import UNREADABLE, Shape
+from freshness.values.codec import row_digest
+from invalidator.binlog.rows.layout import Layout
+
+_SAME: Final = frozenset(
+    (
+        *(FIELD_TYPE.TINY, FIELD_TYPE.SHORT, FIELD_TYPE.INT24, FIELD_TYPE.LONG, FIELD_TYPE.LONGLONG),
+        *(FIELD_TYPE.DOUBLE, FIELD_TYPE.NEWDECIMAL, FIELD_TYPE.DATE, FIELD_TYPE.DATETIME2),
+        *(FIELD_TYPE.ENUM, FIELD_TYPE.GEOMETRY),
+    )
+)
+_TEXT: Final = frozenset((FIELD_TYPE.VARCHAR, FIELD_TYPE.VAR_STRING, FIELD_TYPE.STRING, FIELD_TYPE.BLOB))
+_EXACT_CHARSETS: Final = frozenset(("utf8", "utf8mb3", "utf8mb4", "ascii", "latin1", "cp1252"))
+"""Decoded by Python as by the server. Of the others only ASCII is known to be."""
+
+_UTF_NAMES: Final = ("utf-16", "utf-32", "utf16", "utf32", "ucs2")
+_FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
+"""What the log has before it is a zero date, or a year after 2038 that the library misreads."""
+
+_BINARY: Final = "binary"
+_MARIADB_ADDRESS_BYTES: Final = (4, 16)
+"""On MariaDB, UUID, INET4 and INET6 look like BINARY of these lengths, and a client reads text."""
+
+
+def find_shapes(columns: Iterable[Any], flavor: str) -> dict[str, Shape]:
+    """Of the columns as mysql-replication describes them, by name."""
+    return {column.name: _find_shape(column, flavor) for column in columns}
+
+
+def _find_shape(column: Any, flavor: str) -> Shape:
+    kind, charset = column.type, column.character_set_name
+    if kind in _SAME:
+        return Shape("same")
+    if kind == FIELD_TYPE.FLOAT:
+        return Shape("float")
+    if kind == FIELD_TYPE.BIT:
+        return Shape("bit")
+    if kind == FIELD_TYPE.YEAR:
+        return Shape("year")
+    if kind == FIELD_TYPE.TIME2:
+        return Shape("time" if column.fsp else "same")
+    if kind == FIELD_TYPE.TIMESTAMP2:
+        return Shape("timestamp")
+    if kind == FIELD_TYPE.SET:
+        return Shape("set", tuple(column.set_values)) if column.set_values else Shape("untold")
+    if kind not in _TEXT:
+        return Shape("untold")  # JSON: how does the server print it?
+    if charset != _BINARY:
+        is_exact = charset in _EXACT_CHARSETS or str(charset).startswith(_UTF_NAMES)
+        return Shape("text" if is_exact else "ascii")
+    if kind != FIELD_TYPE.STRING:
+        return Shape("binary")
+    if flavor == "mariadb" and column.max_length in _MARIADB_ADDRESS_BYTES:
+        return Shape("untold")
+    return Shape("binary", length=column.max_length)
+
+
+def digest_image(
+    image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None, layout: Layout | None
+) -> bytes | None:
+    """`freshness.values.codec.row_digest` of the row that a client reads; None where that cannot be told.
+
+    An image that leaves columns out is no row (binlog_row_image), and one of other columns than the layout's is of
+    another time.
+    """
+    if image is None or shapes is None or layout is None:
+        return None
+    if image.keys() != shapes.keys() or image.keys() != layout.columns:
+        return None
+    row: dict[str, object] = {}
+    for name in layout.visible:
+        row[name] = read = _as_read(image[name], shapes[name])
+        if read is UNREADABLE:
+            return None
+    return row_digest(row)
+
+
+def _as_read(value: Any, shape: Shape) -> object:
+    """What PyMySQL returns for it, or `UNREADABLE`."""
+    if shape.rule == "untold":
+        return UNREADABLE  # also for None: a JSON null looks like NULL
+    if value is None or value is UNREADABLE or shape.rule == "same":
+        return value
+    match shape.rule:
+        case "text":
+            is_told = isinstance(value, str)
+        case "ascii":
+            is_told = isinstance(value, str) and value.isascii()
+        case "float":
+            # The server prints 6 digits, or as many as FLOAT(M, D) says.
+            is_told = float(f"{value:.6g}") == value
+        case "time":
+            # The library misreads negative fractions.
+            is_told = value >= timedelta()
+        case "timestamp":
+            is_told = value >= _FIRST_TIMESTAMP
+        case "binary":
+            # The library makes a text of empty bytes.
+            return (value or b"").ljust(shape.length, b"\0")
+        case "bit":
+            return int(value, 2).to_bytes((len(value) + 7) // 8, "big")
+        case "set":
+            return ",".join(label for label in shape.labels if label in value)
+        case "year":
+            return 0 if value == 1900 else value
+    return value if is_told else UNREADABLE

@@ -1,0 +1,357 @@
+"""From the parts of a log to whole transactions: GTID, table maps, rows, statements, commit.
+
+Never joins two transactions and never ends one early: a part without a GTID before it, or a GTID inside an open
+transaction, stops the stream (F61). XA transactions are reported twice, at PREPARE, when their rows are logged,
+and at COMMIT, when they become visible under another GTID (F54). Holds no connection and reads no bytes.
+Called by ``invalidator.binlog.decoder``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from freshness.database.heartbeat import parse_heartbeat
+from freshness.errors import FormatError, StreamStopped
+from freshness.stream.heartbeat import EPOCH_ROW
+from freshness.stream.source import Heartbeat, RowChange, Transaction
+from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
+from invalidator.binlog.wire.event import GroupStart
+from invalidator.mailbox import TRANSACTION_ROWS_MAX
+from invalidator.statement import StatementKind, Xid, find_statement_kind, find_xid, tables_changed_by
+
+PIECE_BYTES_MAX: Final = 4 << 20
+"""Where pieces are asked for, one also ends at so many bytes of row events: rows can be large."""
+
+REASONS_MAX: Final = 20
+"""Reasons kept for raised tables of one transaction; the tables themselves are all kept."""
+
+XA_ROWS_MAX: Final = 200_000
+"""Rows remembered for all prepared XA transactions together; beyond it the tables are remembered, not the rows."""
+
+XA_TRANSACTIONS_MAX: Final = 10_000
+"""Prepared XA transactions remembered; beyond it the oldest is forgotten, and its commit raises all tables."""
+
+_log = logging.getLogger(__name__)
+
+
+Cascades: TypeAlias = Mapping[str, frozenset[str]]
+"""A table that foreign keys reach, and those whose deletes and updates reach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the reader of the stream asked for."""
+
+    flavor: str
+    database: str
+    tables: frozenset[str]
+    heartbeat_table: str
+
+
+def _no_cascades() -> Cascades:
+    return {}
+
+
+@dataclass(slots=True)
+class _Group:
+    """The transaction that is being read."""
+
+    start: GroupStart
+    in_transaction: bool
+    changes: list[RowChange] = field(default_factory=list)
+    items: list[bytes] = field(default_factory=list)
+    tables_of_items: set[str] = field(default_factory=set)
+    raised: set[str] = field(default_factory=set)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    # of the pieces that were handed out:
+    rows_handed_out: int = 0
+    tables_handed_out: set[str] = field(default_factory=set)
+    # of the statement that is being read:
+    announced: set[str] = field(default_factory=set)
+    with_rows: set[str] = field(default_factory=set)
+    shrunk: set[str] = field(default_factory=set)
+
+    @property
+    def rows(self) -> int:
+        """Changes or items: what is bounded."""
+        return len(self.changes) + len(self.items)
+
+    @property
+    def tables(self) -> set[str]:
+        return self.tables_of_items | {change.table for change in self.changes}
+
+    def raise_tables(self, tables: frozenset[str] | set[str], reason: str) -> None:
+        if tables:
+            self.raised |= tables
+            self.add_reason(reason)
+
+    def add_reason(self, reason: str) -> None:
+        if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
+            self.reasons.append(reason)
+
+    def take(self, *, is_last: bool, is_prepared: bool = False) -> Transaction:
+        """What there is of the transaction since the last piece, or all of it."""
+        taken = Transaction(
+            self.start.position,
+            self.start.timestamp_us,
+            tuple(self.changes),
+            frozenset(self.raised),
+            tuple(self.heartbeats),
+            tuple(self.reasons),
+            self.rows_handed_out,
+            is_last,
+            is_prepared,
+            self.size_bytes,
+            tuple(self.items),
+        )
+        if not is_last or is_prepared:
+            self.rows_handed_out += self.rows
+            self.tables_handed_out |= self.raised | self.tables
+            for part in (self.changes, self.items, self.tables_of_items, self.raised, self.heartbeats):
+                part.clear()
+            self.reasons.clear()
+            self.size_bytes = 0
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    changes: tuple[RowChange, ...]
+    raised: frozenset[str]
+    items: tuple[bytes, ...]
+
+    @property
+    def rows(self) -> int:
+        return len(self.changes) + len(self.items)
+
+
+class TransactionAssembler:
+    """One for each stream. What it knows of prepared XA transactions outlives `restart`."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        rows_max: int = TRANSACTION_ROWS_MAX,
+        piece_rows: int | None = None,
+        find_cascades: Callable[[], Cascades] = _no_cascades,
+    ) -> None:
+        """``piece_rows``: hand a transaction out in pieces of about so many rows, instead of raising the tables of
+        one that has more than ``rows_max``.
+
+        ``find_cascades`` reads the foreign keys as they are now; it is called only where they are not logged.
+        """
+        assert piece_rows is None or piece_rows > 0
+        self._subject = subject
+        self._find_cascades = find_cascades
+        self._cascades: Cascades = {}
+        self._rows_max = rows_max
+        self._piece_rows = piece_rows
+        self._group: _Group | None = None
+        self._prepared: dict[Xid, _Prepared] = {}
+        self._prepared_rows = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transaction is being read."""
+        return self._group is None
+
+    @property
+    def cascades(self) -> Cascades:
+        """The foreign keys that are not logged."""
+        return self._cascades
+
+    def restart(self) -> None:
+        """A new connection: what was half read comes again. Raises what ``find_cascades`` raises."""
+        self._group = None
+        self._cascades = self._find_cascades() if self._logs_no_cascades else {}
+
+    def start_file(self) -> None:
+        """A new log file. A transaction never spans two: an open one was cut off by a crash and never committed.
+
+        Its number may be given again, so its position must not be reported (F29).
+        """
+        if self._group is not None:
+            _log.warning("transaction %s was cut off by the end of its log file", self._group.start.position)
+        self._group = None
+
+    def start_group(self, start: GroupStart) -> None:
+        if self._group is not None:
+            raise StreamStopped(
+                f"transaction {start.position} starts inside {self._group.start.position}",
+                hint="an event that ends a transaction was not understood; report it with the server's version",
+            )
+        self._group = _Group(start, start.in_transaction)
+
+    def announce_table(self, table: MappedTable) -> None:
+        if table.wanted and table.name != self._subject.heartbeat_table:
+            self._current("a table map").announced.add(table.name)
+
+    def add_rows(self, rows: ChangedRows, size_bytes: int = 0) -> Transaction | None:
+        """One row event, and its size in the log; a piece, where pieces are asked for and one is full."""
+        group = self._current("a row event")
+        if rows.table is not None:
+            if rows.op != "insert":
+                group.shrunk.add(_qualified(rows.table, self._subject.database))
+            if rows.table.wanted:
+                self._add_wanted(group, rows, rows.table.name)
+        if rows.ends_statement:
+            self._end_statement(group)
+        if group.rows:
+            group.size_bytes += size_bytes
+        if self._piece_rows is None or not (
+            group.rows >= self._piece_rows or group.size_bytes >= PIECE_BYTES_MAX
+        ):
+            return None
+        return group.take(is_last=False)
+
+    def add_query(self, sql: str, default_database: str) -> Transaction | None:
+        """A statement; the transaction, where the statement ended it."""
+        group = self._current(f"the statement {sql[:60]!r}")
+        kind = find_statement_kind(sql)
+        if kind in (StatementKind.BEGIN, StatementKind.XA_BEGIN):
+            group.in_transaction = True
+            return None
+        if kind in (StatementKind.COMMIT, StatementKind.ROLLBACK):
+            # Rows in front of a ROLLBACK are of tables that cannot roll back.
+            return self.commit()
+        if kind is StatementKind.XA_COMMIT:
+            self._commit_prepared(group, sql)
+        elif kind is StatementKind.XA_ROLLBACK:
+            self._forget_prepared(find_xid(sql))
+        elif kind is StatementKind.OTHER:
+            self._add_statement(group, sql, default_database)
+        elif group.in_transaction:
+            return None
+        return None if group.in_transaction else self.commit()
+
+    def commit(self) -> Transaction:
+        return self._end_group().take(is_last=True)
+
+    def prepare(self, xid: Xid) -> Transaction:
+        """XA PREPARE: report the rows under this GTID, and remember them for the commit."""
+        group = self._end_group()
+        transaction = group.take(is_last=True, is_prepared=True)
+        self._remember_prepared(xid, transaction, group.tables_handed_out)
+        return transaction
+
+    def _end_group(self) -> _Group:
+        group = self._current("a commit")
+        self._end_statement(group)
+        self._group = None
+        return group
+
+    def _remember_prepared(self, xid: Xid, transaction: Transaction, tables: set[str]) -> None:
+        """``tables``: those of all its rows, and raised ones, also of the pieces handed out before."""
+        prepared = _Prepared(transaction.changes, transaction.raised_tables, transaction.items)
+        self._forget_prepared(xid)
+        if transaction.first_row or self._prepared_rows + prepared.rows > XA_ROWS_MAX:
+            prepared = _Prepared((), prepared.raised | tables, ())
+        if len(self._prepared) >= XA_TRANSACTIONS_MAX:
+            self._forget_prepared(next(iter(self._prepared)))
+        self._prepared[xid] = prepared
+        self._prepared_rows += prepared.rows
+
+    def _current(self, what: str) -> _Group:
+        if self._group is None:
+            raise StreamStopped(
+                f"{what} came without a GTID before it",
+                hint="the stream was joined inside a transaction, or gtid_mode is off: resume from a GTID position",
+            )
+        return self._group
+
+    def _add_wanted(self, group: _Group, rows: ChangedRows, table: str) -> None:
+        group.with_rows.add(table)
+        if table == self._subject.heartbeat_table:
+            self._add_heartbeats(group, rows)
+        elif rows.problem:
+            group.raise_tables({table}, rows.problem)
+        elif (
+            self._piece_rows is None
+            and group.rows + len(rows.changes if rows.items is None else rows.items) > self._rows_max
+        ):
+            self._drop_rows(group)
+            group.raise_tables({table}, f"more than {self._rows_max} rows in one transaction")
+        elif rows.items is not None:
+            group.items += rows.items
+            group.tables_of_items.add(table)
+        elif not rows.changes:
+            group.raise_tables({table}, f"a row event of {table} without rows")
+        else:
+            group.changes.extend(rows.changes)
+
+    def _drop_rows(self, group: _Group) -> None:
+        group.raise_tables(group.tables, f"more than {self._rows_max} rows in one transaction")
+        for part in (group.changes, group.items, group.tables_of_items):
+            part.clear()
+
+    def _add_heartbeats(self, group: _Group, rows: ChangedRows) -> None:
+        if rows.problem:
+            group.add_reason(rows.problem)
+        for change in rows.changes:
+            if change.after is None:
+                continue
+            row = {**(change.before or {}), **change.after}
+            if row.get("id") == EPOCH_ROW:
+                continue
+            try:
+                group.heartbeats.append(parse_heartbeat(row))
+            except FormatError as error:
+                group.add_reason(str(error))
+
+    @property
+    def _logs_no_cascades(self) -> bool:
+        # MySQL logs them from 9.6 on; the preflight refuses an older one where it matters.
+        return self._subject.flavor == "mariadb"
+
+    def _end_statement(self, group: _Group) -> None:
+        """Raise the children of foreign keys whose rows changed without being logged (F23).
+
+        MariaDB announces a child that it may cascade to, and logs no rows of it. A child that the statement also
+        changes itself, or that refers to itself, is told by the schema alone.
+        """
+        if group.shrunk and self._logs_no_cascades:
+            reached = group.announced - group.with_rows
+            for child, parents in self._cascades.items():
+                if child in group.announced and parents & group.shrunk:
+                    reached.add(child)
+            group.raise_tables(reached, f"a foreign key may have changed {sorted(reached)}")
+        group.announced.clear()
+        group.with_rows.clear()
+        group.shrunk.clear()
+
+    def _add_statement(self, group: _Group, sql: str, default_database: str) -> None:
+        subject = self._subject
+        tables = tables_changed_by(sql, subject.database, default_database, subject.tables)
+        group.raise_tables(tables, f"statement: {' '.join(sql[:120].split())}")
+        if self._logs_no_cascades and "references" in sql.casefold():
+            # A foreign key is new. One that is gone by now may still be in what is to be read: keep all.
+            merged = dict(self._cascades)
+            for child, parents in self._find_cascades().items():
+                merged[child] = merged.get(child, frozenset()) | parents
+            self._cascades = merged
+
+    def _commit_prepared(self, group: _Group, sql: str) -> None:
+        xid = find_xid(sql)
+        prepared = None if xid is None else self._prepared.get(xid)
+        if prepared is None:
+            group.raise_tables(self._subject.tables, f"commit of an unknown XA transaction: {sql[:120]}")
+            return
+        group.changes.extend(prepared.changes)
+        group.items.extend(prepared.items)
+        group.raise_tables(prepared.raised, "tables raised by the XA transaction at its PREPARE")
+        self._forget_prepared(xid)
+
+    def _forget_prepared(self, xid: Xid | None) -> None:
+        prepared = None if xid is None else self._prepared.pop(xid, None)
+        if prepared is not None:
+            self._prepared_rows -= prepared.rows
+
+
+def _qualified(table: MappedTable, database: str) -> str:
+    return table.name if table.database == database else f"{table.database}.{table.name}"

@@ -1,0 +1,228 @@
+"""What a TABLE_MAP event says of a table: its columns with types, names, signs, character sets and labels.
+
+Needs the full metadata (binlog_row_metadata=FULL). Reads bytes alone and knows no table. What is too short, or
+does not add up, raises `FormatError`: the table is then raised, never guessed at. Metadata of kinds that it does
+not know are stepped over by their length. Called by ``invalidator.binlog.keys.reader``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from freshness.errors import FormatError
+
+OLD_DECIMAL, TINY, SHORT, LONG, FLOAT, DOUBLE, NULL, TIMESTAMP, LONGLONG, INT24 = range(10)
+DATE, TIME, DATETIME, YEAR, NEWDATE, VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2 = range(10, 20)
+BLOB_COMPRESSED: Final = 140
+VARCHAR_COMPRESSED: Final = 141
+VECTOR: Final = 242
+JSON: Final = 245
+NEWDECIMAL: Final = 246
+ENUM: Final = 247
+SET: Final = 248
+TINY_BLOB: Final = 249
+MEDIUM_BLOB: Final = 250
+LONG_BLOB: Final = 251
+BLOB: Final = 252
+VAR_STRING: Final = 253
+STRING: Final = 254
+GEOMETRY: Final = 255
+"""Column types (enum_field_types of both servers)."""
+
+BLOBS: Final = frozenset((TINY_BLOB, MEDIUM_BLOB, LONG_BLOB, BLOB, BLOB_COMPRESSED, JSON, VECTOR, GEOMETRY))
+"""Types whose metadata is the number of bytes of their length."""
+
+COLUMNS_MAX: Final = 4096
+BINARY_COLLATION: Final = 63
+
+_ONE_BYTE: Final = BLOBS | {FLOAT, DOUBLE, TIMESTAMP2, DATETIME2, TIME2}
+_TWO_BYTES: Final = frozenset((VARCHAR, VARCHAR_COMPRESSED, BIT, NEWDECIMAL, VAR_STRING, STRING, ENUM, SET))
+_KNOWN: Final = _ONE_BYTE | _TWO_BYTES | frozenset(range(1, 15))
+_SIGNED_OR_NOT: Final = frozenset((TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE, YEAR))
+_TEXT: Final = frozenset((STRING, VAR_STRING, VARCHAR, BLOB, VARCHAR_COMPRESSED, BLOB_COMPRESSED))
+_TEXT_OF: Final = {"mysql": _TEXT | {VECTOR}, "mariadb": _TEXT | {GEOMETRY}}
+"""The columns that have an entry among the character sets, as each server counts them."""
+
+_SIGNEDNESS, _DEFAULT_CHARSET, _COLUMN_CHARSET, _COLUMN_NAME, _SET_LABELS, _ENUM_LABELS = range(1, 7)
+_LABELS_DEFAULT_CHARSET: Final = 10
+_LABELS_CHARSET: Final = 11
+
+
+class MappedColumn(NamedTuple):
+    """One column. ``kind``: its real type (ENUM and SET are logged as STRING). ``width``: the metadata as a number:
+    bytes at most of a string, bytes of a length, bits, digits behind the second. ``collation``: its number, 0
+    where there is none. ``labels``: of an ENUM or SET, in the column's character set."""
+
+    name: str
+    kind: int
+    width: int
+    scale: int
+    is_unsigned: bool
+    is_nullable: bool
+    collation: int
+    labels: tuple[bytes, ...]
+
+
+def read_columns(body: bytes, start: int, flavor: str) -> tuple[MappedColumn, ...]:
+    """The columns, from the place behind the table's name. Raises `FormatError`."""
+    try:
+        return _read_columns(body, start, flavor)
+    except (IndexError, UnicodeDecodeError, StopIteration) as error:
+        raise FormatError(f"a TABLE_MAP event does not add up: {error!r}") from error
+
+
+def read_packed(data: bytes, place: int) -> tuple[int, int]:
+    """A length-encoded integer, and the place behind it. Raises `FormatError` where there is none."""
+    first = data[place]
+    if first < 251:
+        return first, place + 1
+    size = {252: 2, 253: 3, 254: 8}.get(first)
+    end = place + 1 + (size or 0)
+    if size is None or end > len(data):
+        raise FormatError(f"no length-encoded integer at {place}")
+    return int.from_bytes(data[place + 1 : end], "little"), end
+
+
+def _read_columns(body: bytes, start: int, flavor: str) -> tuple[MappedColumn, ...]:
+    count, place = read_packed(body, start)
+    if not 0 < count <= COLUMNS_MAX:
+        raise FormatError(f"a TABLE_MAP event with {count} columns")
+    kinds, place = _cut(body, place, count)
+    length, place = read_packed(body, place)
+    metadata, place = _cut(body, place, length)
+    nullable, place = _cut(body, place, (count + 7) // 8)
+    shapes = list(_read_shapes(kinds, metadata))
+    optional = dict(_read_optional(body, place))
+    if _COLUMN_NAME not in optional:
+        raise FormatError("the log has no column names", hint="set binlog_row_metadata to FULL on the server")
+    names = [name.decode() for name in _read_strings(optional[_COLUMN_NAME])]
+    real_kinds = [kind for kind, _, _ in shapes]
+    unsigned = _unsigned_places(real_kinds, optional.get(_SIGNEDNESS, b""))
+    collations = _collations(
+        [place for place, kind in enumerate(real_kinds) if kind in _TEXT_OF[flavor]],
+        optional.get(_DEFAULT_CHARSET),
+        optional.get(_COLUMN_CHARSET),
+    )
+    labelled = [place for place, kind in enumerate(real_kinds) if kind in (ENUM, SET)]
+    collations |= _collations(labelled, optional.get(_LABELS_DEFAULT_CHARSET), optional.get(_LABELS_CHARSET))
+    labels = _labels(real_kinds, optional)
+    if len(names) != count:
+        raise FormatError(f"{len(names)} names for {count} columns")
+    return tuple(
+        MappedColumn(
+            name,
+            *shape,
+            place in unsigned,
+            bool(nullable[place >> 3] >> (place & 7) & 1),
+            collations.get(place, 0),
+            labels.get(place, ()),
+        )
+        for place, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    )
+
+
+def _cut(data: bytes, start: int, length: int) -> tuple[bytes, int]:
+    end = start + length
+    if end > len(data):
+        raise FormatError(f"{length} bytes at {start} of a TABLE_MAP event of {len(data)}")
+    return data[start:end], end
+
+
+def _read_shapes(kinds: bytes, metadata: bytes) -> Iterator[tuple[int, int, int]]:
+    """(real type, width, scale) of each column."""
+    place = 0
+    for kind in kinds:
+        size = 2 if kind in _TWO_BYTES else 1 if kind in _ONE_BYTE else 0
+        if kind not in _KNOWN:
+            raise FormatError(
+                f"column type {kind} is not known", hint="this server is newer than this program"
+            )
+        first, second = (*metadata[place : place + size], 0, 0)[:2]
+        if len(metadata) < place + size:
+            raise FormatError("the metadata of the columns are too short")
+        place += size
+        if kind in (VARCHAR, VARCHAR_COMPRESSED):
+            yield kind, first | second << 8, 0
+        elif kind == BIT:
+            yield kind, first + 8 * second, 0
+        elif kind == STRING and first in (ENUM, SET):
+            yield first, second, 0
+        elif kind in (STRING, VAR_STRING):
+            # Two bits of the length are kept, inverted, in the real type.
+            yield kind, second | (first & 0x30 ^ 0x30) << 4, 0
+        elif kind in (ENUM, SET):
+            yield kind, second, 0
+        else:
+            yield kind, first, second
+    if place != len(metadata):
+        raise FormatError(f"{len(metadata)} bytes of metadata where the columns have {place}")
+
+
+def _read_optional(body: bytes, place: int) -> Iterator[tuple[int, bytes]]:
+    while place < len(body):
+        kind = body[place]
+        length, place = read_packed(body, place + 1)
+        value, place = _cut(body, place, length)
+        yield kind, value
+
+
+def _read_strings(data: bytes) -> Iterator[bytes]:
+    place = 0
+    while place < len(data):
+        length, place = read_packed(data, place)
+        value, place = _cut(data, place, length)
+        yield value
+
+
+def _read_numbers(data: bytes) -> Iterator[int]:
+    place = 0
+    while place < len(data):
+        number, place = read_packed(data, place)
+        yield number
+
+
+def _unsigned_places(kinds: Sequence[int], bits: bytes) -> frozenset[int]:
+    numeric = [place for place, kind in enumerate(kinds) if kind in _SIGNED_OR_NOT]
+    if len(bits) != (len(numeric) + 7) // 8:
+        raise FormatError(f"{len(bits)} bytes of signs for {len(numeric)} numeric columns")
+    return frozenset(place for index, place in enumerate(numeric) if bits[index >> 3] & 0x80 >> (index & 7))
+
+
+def _collations(places: Sequence[int], default: bytes | None, each: bytes | None) -> dict[int, int]:
+    """Collation by column place: one for all with exceptions, or one for each."""
+    if each is not None:
+        return dict(zip(places, _read_numbers(each), strict=True)) if _count(each) == len(places) else _off()
+    if default is None:
+        return {} if not places else _off()
+    numbers = _read_numbers(default)
+    found = dict.fromkeys(places, next(numbers))
+    for index in numbers:
+        found[places[index]] = next(numbers)
+    return found
+
+
+def _count(data: bytes) -> int:
+    return sum(1 for _ in _read_numbers(data))
+
+
+def _off() -> dict[int, int]:
+    raise FormatError("the character sets of a TABLE_MAP event do not fit its columns")
+
+
+def _labels(kinds: Sequence[int], optional: dict[int, bytes]) -> dict[int, tuple[bytes, ...]]:
+    found: dict[int, tuple[bytes, ...]] = {}
+    for wanted, field in ((ENUM, _ENUM_LABELS), (SET, _SET_LABELS)):
+        places = [place for place, kind in enumerate(kinds) if kind == wanted]
+        data, at = optional.get(field, b""), 0
+        for place in places:
+            count, at = read_packed(data, at)
+            labels = []
+            for _ in range(count):
+                length, at = read_packed(data, at)
+                label, at = _cut(data, at, length)
+                labels.append(label)
+            found[place] = tuple(labels)
+        if at != len(data):
+            raise FormatError("the labels of a TABLE_MAP event do not fit its columns")
+    return found

@@ -1,0 +1,423 @@
+"""The update stream over HTTP, and what belongs to it: tokens and the topology.
+
+Each consumer has a thread with an update stream of its own, and a bounded buffer before its connection: a slow one
+waits for nobody and nobody for it. Whose buffer stays full is told where to go on and disconnected. Routes are added
+to the application of ``invalidator.http.service``. Never touches the invalidator's own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
+
+from fastapi import FastAPI, Header, HTTPException, Query
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from freshness.config.settings import Config
+from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryLost
+from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
+from invalidator.http.line_buffer import CHUNK_BYTES_MAX, LineBuffer
+from invalidator.stream.json_lines import (
+    EndLine,
+    HeartbeatLine,
+    LayoutBook,
+    Line,
+    LineWriter,
+    encode_line,
+    error_line,
+)
+from invalidator.stream.message import StreamMessage
+
+POLL_SECONDS: Final = 0.25
+"""How soon a consumer's thread sees that the consumer has gone."""
+
+JOIN_SECONDS: Final = 5.0
+EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"
+
+log = logging.getLogger(__name__)
+
+Reload: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+"""Takes the document of ``PUT /v1/topology`` over. Returns the answer; raises `ConfigError` for a wrong document."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServePolicy:
+    """Bounds of each consumer. ``slow_seconds``: how long its buffer may be full, and how long one write to its
+    connection may take; ``drain_seconds``: how long it may then take to read what is left."""
+
+    buffer_bytes_max: int = 4 << 20
+    slow_seconds: float = 10.0
+    drain_seconds: float = 10.0
+    idle_seconds: float = 5.0
+
+
+class MessageStream(Protocol):
+    """What a consumer's thread reads: `invalidator.stream.update_stream.UpdateStream`."""
+
+    @property
+    def resume(self) -> ResumeVector: ...
+
+    def poll(self, timeout_seconds: float) -> StreamMessage | None: ...
+
+    def close(self) -> None: ...
+
+
+class Opened(Protocol):
+    """A stream that has begun: `invalidator.stream.open.OpenedStream`."""
+
+    @property
+    def stream(self) -> MessageStream: ...
+
+    @property
+    def layouts(self) -> LayoutBook: ...
+
+    def follow(self) -> None: ...
+
+
+class Opener(Protocol):
+    """Opens streams: `invalidator.stream.open.StreamOpener`."""
+
+    @property
+    def read_config(self) -> Callable[[], Config]: ...
+
+    def open(
+        self, keyspace_name: str | None, key_range: str, since: str, *, minimize_skew: bool | None
+    ) -> Opened: ...
+
+    def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken: ...
+
+    def describe_topology(self) -> dict[str, Any]: ...
+
+
+# -- one consumer ------------------------------------------------------------------------------------------------
+
+
+Format: TypeAlias = Callable[[Line], bytes]
+
+
+def format_event(line: Line) -> bytes:
+    """A server-sent event, with the resume text as its id: a browser sends the last one when it comes back."""
+    head = b"" if line.resume is None else b"id: " + line.resume.encode() + b"\n"
+    name = str(type(line).__struct_config__.tag).encode()
+    return head + b"event: " + name + b"\ndata: " + encode_line(line) + b"\n"
+
+
+@dataclass(slots=True)
+class Consumer:
+    """Reads one stream for one connection. ``lines_max``: 0 for no end. ``_resume``: of what is in the buffer."""
+
+    opened: Opened
+    keyspace: str
+    format: Format
+    policy: ServePolicy
+    lines_max: int
+    buffer: LineBuffer = field(init=False)
+    writer: LineWriter = field(init=False)
+    _resume: str | None = field(init=False)
+    _thread: threading.Thread = field(init=False)
+    _stop_reason: str = ""
+
+    def __post_init__(self) -> None:
+        self._resume = _format_vector(self.opened.stream.resume)
+        self.writer = LineWriter(self.opened.layouts, self._resume)
+        self.buffer = LineBuffer(self.policy.buffer_bytes_max, self._resume)
+        self._thread = threading.Thread(target=self._run, name="update stream consumer", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.buffer.attach(loop)
+        self._thread.start()
+
+    def stop(self, reason: str = "") -> None:
+        """End the stream; with a reason the consumer is told."""
+        self._stop_reason = reason
+        if not reason:
+            self.buffer.abandon()
+
+    def join(self) -> None:
+        self._thread.join(JOIN_SECONDS)
+
+    def heartbeat(self) -> bytes | None:
+        """The line for an idle stream; None where lines wait."""
+        resume = self.buffer.find_resume()
+        if resume is None:
+            return None
+        return self.format(
+            HeartbeatLine(
+                keyspace=self.keyspace,
+                timestamp=time.time(),
+                resume=resume,
+                min_timestamp=ResumeVector.parse(resume).min_timestamp_us / 1e6,
+            )
+        )
+
+    def _run(self) -> None:
+        last = b""
+        try:
+            last = self._follow_stream()
+        except FreshnessError as error:
+            log.warning("a consumer of the update stream is disconnected: %s", error)
+            last = self.format(error_line(error, self._resume))
+        except Exception:
+            log.exception("a consumer of the update stream is disconnected")
+            raise
+        finally:
+            self.buffer.end(last)
+            self.opened.stream.close()
+
+    def _follow_stream(self) -> bytes:
+        """Until the consumer goes, is slow, or has all that it asked for. The last line, if any."""
+        count = 0
+        while not self.buffer.is_abandoned:
+            if self._stop_reason:
+                return self.format(EndLine(reason=self._stop_reason, resume=self._resume))
+            self.opened.follow()
+            message = self.opened.stream.poll(POLL_SECONDS)
+            if message is None:
+                continue
+            lines = self.writer.lines(message)
+            if self.lines_max:
+                lines = lines[: self.lines_max - count]
+            count += len(lines)
+            if not lines:
+                self._resume = self.writer.resume
+                self.buffer.note(self._resume)
+            for data, after in _join([(self.format(line), line.resume) for line in lines]):
+                if not self.buffer.put(data, after, self.policy.slow_seconds):
+                    return self._give_up()
+                self._resume = after
+            if self.lines_max and count >= self.lines_max:
+                return b""
+        return b""
+
+    def _give_up(self) -> bytes:
+        if self.buffer.is_abandoned:
+            return b""
+        log.warning(
+            "a consumer of the update stream did not read for %.0f s and is disconnected",
+            self.policy.slow_seconds,
+        )
+        return self.format(EndLine(reason="too slow: the buffer stayed full", resume=self._resume))
+
+
+def _join(lines: Iterable[tuple[bytes, str | None]]) -> Iterator[tuple[bytes, str | None]]:
+    """Lines put together to about `CHUNK_BYTES_MAX`, each chunk with the resume text of its last line."""
+    chunk, resume = bytearray(), None
+    for line, after in lines:
+        if chunk and len(chunk) + len(line) > CHUNK_BYTES_MAX:
+            yield bytes(chunk), resume
+            chunk = bytearray()
+        chunk += line
+        resume = after
+    if chunk:
+        yield bytes(chunk), resume
+
+
+def _format_vector(vector: ResumeVector) -> str | None:
+    return vector.format() if vector.tokens else None
+
+
+class StreamResponse(Response):
+    """Sends what a consumer's thread puts into the buffer, for as long as the client reads."""
+
+    def __init__(self, consumer: Consumer, media_type: str, release: Callable[[], None]) -> None:
+        super().__init__(
+            media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._consumer = consumer
+        self._release = release
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        consumer = self._consumer
+        consumer.start(asyncio.get_running_loop())
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send_lines(send)
+        except TimeoutError:
+            log.warning("a consumer of the update stream reads nothing at all and is cut off")
+        finally:
+            watcher.cancel()
+            consumer.stop()
+            await asyncio.get_running_loop().run_in_executor(None, consumer.join)
+            self._release()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._consumer.stop()
+
+    async def _send_lines(self, send: Send) -> None:
+        policy, buffer = self._consumer.policy, self._consumer.buffer
+        while not buffer.is_abandoned:
+            data = await buffer.take(policy.idle_seconds)
+            if data is None:
+                data = self._consumer.heartbeat()
+                if data is None:
+                    continue
+            is_last = data == b""
+            message: MutableMapping[str, Any] = {"type": "http.response.body", "body": data}
+            async with asyncio.timeout(policy.slow_seconds + policy.drain_seconds):
+                await send({**message, "more_body": not is_last})
+            if is_last:
+                return
+
+
+# -- all consumers -----------------------------------------------------------------------------------------------
+
+
+class StreamHub:
+    """The consumers that are connected: at most ``http.consumers_max``."""
+
+    def __init__(self, opener: Opener, policy: ServePolicy | None = None) -> None:
+        self.opener = opener
+        self.policy = policy or ServePolicy()
+        self._lock = threading.Lock()
+        self._count = 0
+        self._by_number: dict[int, Consumer] = {}
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def open(
+        self,
+        keyspace: str | None,
+        key_range: str,
+        since: str,
+        *,
+        minimize_skew: bool | None,
+        count: int,
+        media_type: str,
+    ) -> StreamResponse:
+        """The response for a new consumer. Raises `HTTPException`."""
+        self._admit()
+        try:
+            opened = self.opener.open(keyspace, key_range, since, minimize_skew=minimize_skew)
+        except BaseException as error:
+            self._leave(None)
+            if isinstance(error, FreshnessError):
+                raise refuse(error) from error
+            raise
+        consumer = Consumer(
+            opened,
+            opened.stream.resume.keyspace,
+            format_event if media_type == EVENTS else encode_line,
+            self.policy,
+            count,
+        )
+        with self._lock:
+            self._by_number[id(consumer)] = consumer
+        return StreamResponse(consumer, media_type, lambda: self._leave(consumer))
+
+    def close(self) -> None:
+        """Tell all consumers that the service ends, and where to go on."""
+        with self._lock:
+            consumers = list(self._by_number.values())
+        for consumer in consumers:
+            consumer.stop("the service stops")
+
+    def _admit(self) -> None:
+        consumers_max = self.opener.read_config().http.consumers_max
+        with self._lock:
+            if self._count >= consumers_max:
+                raise HTTPException(
+                    503,
+                    {
+                        "error": "TooManyConsumers",
+                        "message": f"{self._count} consumers are connected",
+                        "hint": "try again later, or raise http.consumers_max",
+                    },
+                    {"retry-after": "5"},
+                )
+            self._count += 1
+
+    def _leave(self, consumer: Consumer | None) -> None:
+        with self._lock:
+            self._count -= 1
+            self._by_number.pop(id(consumer), None)
+
+
+def refuse(error: FreshnessError) -> HTTPException:
+    """400 for what was asked wrongly, 410 for history that is gone, 503 for what is away, 500 for what needs an
+    operator."""
+    status = 500
+    if isinstance(error, ConfigError | FormatError):
+        status = 400
+    elif isinstance(error, HistoryLost):
+        status = 410
+    elif error.is_retryable:
+        status = 503
+    detail = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+    return HTTPException(status, detail)
+
+
+# -- routes ------------------------------------------------------------------------------------------------------
+
+
+def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> None:
+    """The routes of the stream. ``reload``: without it the topology is only read."""
+
+    @api.get("/v1/update-stream", response_class=Response)
+    def update_stream(
+        keyspace: Annotated[str | None, Query(description="which one, where there are several")] = None,
+        key_range: Annotated[str, Query(description='such as "-80"')] = "-",
+        since: Annotated[
+            str | None, Query(description='"now", a resume text, an event token, or a time with zone')
+        ] = None,
+        minimize_skew: Annotated[bool | None, Query(description="align the shards in time")] = None,
+        count: Annotated[int, Query(ge=0, description="end after so many lines; 0: never")] = 0,
+        accept: Annotated[str, Header()] = "",
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """Every row change from there on, as JSON lines, or as server-sent events where Accept asks for them."""
+        return hub.open(
+            keyspace,
+            key_range,
+            last_event_id or since or "now",  # a browser that comes back repeats the address it began with
+            minimize_skew=minimize_skew,
+            count=count,
+            media_type=_choose(accept),
+        )
+
+    @api.get("/v1/token")
+    def token(keyspace: str | None = None, shard: str | None = None) -> dict[str, Any]:
+        """All that the shard's primary has executed by now, as an event token."""
+        try:
+            head = hub.opener.read_token(keyspace, shard)
+        except FreshnessError as error:
+            raise refuse(error) from error
+        return {
+            "token": str(head),
+            "lineage": head.lineage,
+            "shard": head.shard,
+            "epoch": head.epoch,
+            "position": str(head.position),
+        }
+
+    @api.get("/v1/topology")
+    def topology() -> dict[str, Any]:
+        """What is configured, without passwords."""
+        return hub.opener.describe_topology()
+
+    if reload is not None:
+
+        @api.put("/v1/topology")
+        def put_topology(document: dict[str, Any]) -> dict[str, Any]:
+            """Go on with another topology."""
+            try:
+                return reload(document)
+            except FreshnessError as error:
+                raise refuse(error) from error
+
+
+def _choose(accept: str) -> Literal["text/event-stream", "application/x-ndjson"]:
+    return "text/event-stream" if EVENTS in accept.lower() else "application/x-ndjson"

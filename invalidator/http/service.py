@@ -1,0 +1,231 @@
+"""The HTTP service of a running invalidator: liveness, readiness, metrics, status, and the update stream
+(``invalidator.http.consumers``). FastAPI and uvicorn.
+
+Runs in a thread of its own; a slow client cannot slow the invalidator.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
+
+import uvicorn
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from freshness import __version__
+from freshness.config.hostport import parse_host_port, read_password
+from freshness.config.settings import Config
+from freshness.database.schema import load_registry
+from freshness.errors import ConfigError, FormatError, FreshnessError
+from freshness.objects.registry import ObjectDefinition
+from invalidator.http.consumers import Reload, StreamHub, add_routes, refuse
+from invalidator.process.app import Invalidator
+from invalidator.process.by_hand import invalidate_keys
+from invalidator.stream.open import StreamOpener
+
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
+"""Answered without a token: they are for probes, and say nothing of the data."""
+
+KEYS_MAX: Final = 1_000
+"""Keys of one request."""
+
+GRACE_SECONDS: Final = 3
+STOP_SECONDS: Final = 8.0
+
+
+class Invalidation(BaseModel):
+    """Keys as texts, as on the command line: one list for each key, with a text for each of its columns."""
+
+    object: str
+    keys: Annotated[list[list[str]], Field(min_length=1, max_length=KEYS_MAX)]
+
+
+def create_api(
+    invalidator: Invalidator,
+    read_status: Callable[[], dict[str, Any]],
+    *,
+    access_token: str | None = None,
+    streams: StreamHub | None = None,
+    reload: Reload | None = None,
+) -> FastAPI:
+    """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.process.status``;
+    ``access_token``: what requests must bring; ``reload``: takes ``PUT /v1/topology`` over."""
+    api = FastAPI(title="freshness invalidator", version=__version__)
+    hub = streams or StreamHub(StreamOpener(lambda: invalidator.config, invalidator.find_times))
+    api.state.streams = hub
+    api.state.access_token = access_token
+    add_routes(api, hub, reload)
+    if access_token is not None:
+        api.add_middleware(TokenGate, access_token=access_token)
+
+    @api.get("/healthz")
+    def healthz() -> dict[str, str]:
+        """The process runs."""
+        return {"status": "ok"}
+
+    @api.get("/readyz")
+    def readyz(response: Response) -> dict[str, Any]:
+        """200 while every stream is open and every node joined and open for it, else 503 and what is missing."""
+        missing = _find_missing(invalidator)
+        is_ready = bool(invalidator.workers) and not any(missing.values())
+        response.status_code = 200 if is_ready else 503
+        errors = {
+            each.assignment.shard.lineage: each.last_error for each in invalidator.workers if each.last_error
+        }
+        return {"ready": is_ready, **missing, "last_errors": errors}
+
+    @api.get("/metrics")
+    def metrics() -> Response:
+        """Prometheus metrics, see docs/metrics.md."""
+        return Response(generate_latest(invalidator.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @api.post("/v1/invalidate")
+    def invalidate(wanted: Invalidation) -> dict[str, Any]:
+        """Invalidate keys of an object, as `invalidator invalidate` does."""
+        config = invalidator.config
+        texts = [text for key in wanted.keys for text in key]
+        try:
+            registry = load_registry(config)
+            _require_widths(registry, wanted)
+            subjects = invalidate_keys(config, registry, wanted.object, texts, hub.opener.read_token)
+        except FreshnessError as error:
+            raise refuse(error) from error
+        return {"invalidated": [{"node": each.node, "item": each.item.decode()} for each in subjects]}
+
+    @api.get("/v1/status")
+    def status() -> dict[str, Any]:
+        """What every node's record says, as `invalidator status --json` prints it."""
+        return read_status()
+
+    return api
+
+
+def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
+    """What is missing for each shard to be served: streams that are not open, nodes that are not joined, and joined
+    nodes that allow neither hits nor fills yet. Nodes of a shard that does not serve are not meant to."""
+    missing: dict[str, list[str]] = {"streams_not_open": [], "nodes_not_joined": [], "nodes_not_open": []}
+    for worker in invalidator.workers:
+        shard = worker.assignment.shard
+        if not worker.is_streaming:
+            missing["streams_not_open"].append(shard.lineage)
+        members = worker.invalidator.members if worker.invalidator is not None else {}
+        for node in worker.assignment.nodes:
+            # Each record is looked at once: the worker's own thread may replace it at any time
+            record = members[node].record if node in members else None
+            if record is None:
+                missing["nodes_not_joined"].append(f"{node} {shard.lineage}")
+            elif not record.is_open and shard.serving:
+                missing["nodes_not_open"].append(f"{node} {shard.lineage}")
+    return missing
+
+
+def read_access_token(config: Config) -> str | None:
+    """The first line of `http.token_file`; None where none is configured. Raises `ConfigError`."""
+    if config.http.token_file is None:
+        return None
+    try:
+        return read_password(config.path.parent / config.http.token_file)
+    except ConfigError as error:
+        raise ConfigError(f"http.token_file: {error.message}", hint="put a long random text there") from error
+
+
+def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidation) -> None:
+    if wanted.object not in registry:
+        return  # said by whoever looks it up
+    names = [column.name for column in registry[wanted.object].builder.columns]
+    for key in wanted.keys:
+        if len(key) != len(names):
+            raise FormatError(
+                f"a key of {wanted.object} got {len(key)} values", hint=f"give {', '.join(names)}"
+            )
+
+
+class TokenGate:
+    """Lets requests pass that bring the token. In front of everything, the description of the service too."""
+
+    def __init__(self, app: ASGIApp, access_token: str) -> None:
+        self._app = app
+        self._expected = b"bearer " + access_token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        problem = {
+            "error": "Unauthorized",
+            "message": "this service demands its access token",
+            "hint": "send the header Authorization: Bearer TOKEN, with the token of http.token_file",
+        }
+        response = JSONResponse({"detail": problem}, 401, {"www-authenticate": "Bearer"})
+        await response(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        found = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(found) != 1:
+            return False
+        scheme, _, token = bytes(found[0]).partition(b" ")
+        return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._expected)
+
+
+class HttpService:
+    """Serves the API on ``listen`` ("host:port") until stopped. Raises `ConfigError` where it cannot listen, and for
+    an address other than loopback where the API demands no token."""
+
+    def __init__(self, api: FastAPI, listen: str) -> None:
+        host, port = parse_host_port(listen)
+        self._api = api
+        if getattr(api.state, "access_token", None) is None and not _is_loopback(host):
+            raise ConfigError(
+                f"http.listen = {listen}: not a loopback address, and no access token is demanded",
+                hint="set http.token_file, or listen on 127.0.0.1",
+            )
+        try:
+            self._socket = socket.create_server((host, port), family=_family(host))
+        except OSError as error:
+            raise ConfigError(
+                f"http.listen = {listen}: {error.strerror or error}",
+                hint="choose another port, or leave it out",
+            ) from error
+        settings = uvicorn.Config(
+            api,
+            host=host,
+            port=port,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        self._server = uvicorn.Server(settings)
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._api.state.streams.close()
+        self._server.should_exit = True
+        self._thread.join(timeout=STOP_SECONDS)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,222 @@
+"""The invalidator as a process: a worker for each shard, started, watched, and exchanged when the configuration is
+loaded again.
+
+The shards go on independently: one that must stop (an event that cannot be handled, a history that is gone) says so
+and is not ready, and the others keep their part of the cache fresh. The process ends when it is told to, or when no
+worker is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from freshness.algorithm.driver import running_clock
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
+from freshness.database.schema import load_registry
+from freshness.errors import ConfigError, SourceUnavailable
+from freshness.history.open import open_recorder
+from freshness.objects.registry import ObjectDefinition
+from invalidator.binlog.seek import TimeIndex
+from invalidator.process.garbage import seldom_collected
+from invalidator.process.metrics import Metrics
+from invalidator.process.worker import Assignment, ShardWorker
+
+if TYPE_CHECKING:
+    from freshness.history.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS: Final = 0.1
+"""How soon it is seen that a worker has ended, that the process is to stop, or that there is a new configuration."""
+
+RESTART_SECONDS: Final = 5.0
+"""Pause before a worker that found its primary unavailable at its start is started again, beside other workers."""
+
+WORKER_STOP_SECONDS: Final = 30.0
+"""How long a worker may take to finish the batch in hand."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A worker in its thread."""
+
+    worker: ShardWorker
+    error: BaseException | None = None
+    is_reported: bool = False
+    ended_at: float | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        name = self.worker.assignment.shard.lineage
+        self.thread = threading.Thread(target=self._run, name=f"shard {name}", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except BaseException as error:  # noqa: BLE001 - the thread that watches raises it, or logs it
+            self.error = error
+            self.worker.last_error = str(error)
+        finally:
+            self.ended_at = running_clock()
+
+
+class Invalidator:
+    """``shards``, ``nodes``: names of the shards and of the cache nodes that this process takes, all where empty.
+    `run` is for the main thread."""
+
+    def __init__(self, config: Config, *, shards: Collection[str] = (), nodes: Collection[str] = ()) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self._shards = frozenset(shards)
+        self._nodes = frozenset(nodes)
+        self._running: dict[str, _Running] = {}
+        self._next: Config | None = None
+        self._is_stopping = False
+        self._recorder: Recorder | None = None
+
+    @property
+    def workers(self) -> list[ShardWorker]:
+        """Those that were started, ended ones included."""
+        return [each.worker for each in list(self._running.values())]
+
+    def find_times(self, lineage: str) -> TimeIndex | None:
+        """What the worker of a shard had received when."""
+        running = self._running.get(lineage)
+        return None if running is None else running.worker.times
+
+    def stop(self) -> None:
+        """Finish the batches in hand and end. Safe in a signal handler."""
+        self._is_stopping = True  # a plain flag: a lock could be the one that the interrupted thread holds
+
+    def reload(self, config: Config) -> None:
+        """Go on with another configuration. Workers that it does not concern are left alone. Safe in any thread."""
+        self._next = config
+
+    def change_topology(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on with other keyspaces until the file is loaded again: ``{"keyspaces": {...}}``, as the file has them.
+
+        Raises `ConfigError` with all problems; then nothing changes.
+        """
+        if document.keys() != {"keyspaces"}:
+            raise ConfigError(
+                f"the topology has the keys {sorted(document)}",
+                hint='expected {"keyspaces": {"NAME": {"flavor": ..., "shards": [...]}}}, as in freshness.toml',
+            )
+        config = load_config(self.config.path, instead=document)
+        self.reload(config)
+        return {"lineages": list(config.lineages)}
+
+    def run(self) -> None:
+        """Returns after `stop`. Raises what ended the last worker."""
+        self._recorder = open_recorder(self.config)
+        try:
+            with seldom_collected():
+                self._assign(self.config)
+                while not self._is_stopping:
+                    following, self._next = self._next, None
+                    if following is not None:
+                        self._exchange(following)
+                    self._look_after()
+                    threading.Event().wait(WATCH_SECONDS)
+        finally:
+            self._stop(list(self._running))
+            if self._recorder is not None:
+                self._recorder.close()
+
+    # -- workers -------------------------------------------------------------------------------------------
+
+    def _exchange(self, config: Config) -> None:
+        try:
+            self._assign(config)
+        except (ConfigError, SourceUnavailable) as error:
+            log.error("the new configuration is not used: %s", error)
+            return
+        log.info("the configuration was loaded again: %s", ", ".join(self._running))
+
+    def _assign(self, config: Config) -> None:
+        """Start, exchange and stop workers so that there is one for each shard of ``config``."""
+        wanted = _assignments(config, load_registry(config), self._shards, self._nodes)
+        changed = [
+            lineage
+            for lineage, running in self._running.items()
+            if wanted.get(lineage) != running.worker.assignment or running.ended_at is not None
+        ]
+        self._stop(changed)
+        self.config = config
+        self.metrics.nodes_configured.set(len(self._nodes or config.cache.nodes))
+        for lineage, assignment in wanted.items():
+            if lineage not in self._running:
+                self._start(assignment)
+
+    def _start(self, assignment: Assignment) -> None:
+        lineage = assignment.shard.lineage
+        worker = ShardWorker(assignment, self.metrics.of_shard(lineage), self._recorder)
+        running = self._running[lineage] = _Running(worker)
+        running.thread.start()
+
+    def _stop(self, lineages: Collection[str]) -> None:
+        stopping = [self._running.pop(lineage) for lineage in lineages]
+        for each in stopping:
+            each.worker.stop()
+        for each in stopping:
+            each.thread.join(WORKER_STOP_SECONDS)
+            self.metrics.forget_shard(each.worker.assignment.shard.lineage)
+
+    def _look_after(self) -> None:
+        """Log what ended, start again what may; raise where nothing is left."""
+        ended = {lineage: each for lineage, each in self._running.items() if each.ended_at is not None}
+        if len(ended) == len(self._running):
+            for each in ended.values():
+                assert each.error is not None, "a worker ends by a stop or by an error"
+                raise each.error
+        for lineage, each in ended.items():
+            assert each.ended_at is not None
+            if not each.is_reported:
+                each.is_reported = True
+                self.metrics.shard_failed.labels(lineage).set(1)
+                log.error("shard %s has stopped", lineage, exc_info=each.error)
+            elif (
+                isinstance(each.error, SourceUnavailable)
+                and running_clock() - each.ended_at >= RESTART_SECONDS
+            ):
+                self._start(each.worker.assignment)
+
+
+def _assignments(
+    config: Config,
+    registry: Mapping[str, ObjectDefinition],
+    shards: Collection[str],
+    nodes: Collection[str],
+) -> dict[str, Assignment]:
+    """By lineage. Raises `ConfigError` for names of shards or nodes that there are none of."""
+    _require_known(
+        "shard", shards, [s.name for keyspace in config.keyspaces.values() for s in keyspace.shards]
+    )
+    _require_known("cache node", nodes, config.cache.nodes)
+    mine = tuple(node for node in config.cache.nodes if not nodes or node in nodes)
+    assignments = {}
+    for keyspace in config.keyspaces.values():
+        objects = {
+            name: definition
+            for name, definition in registry.items()
+            if definition.config.keyspace == keyspace.name
+        }
+        for shard in keyspace.shards:
+            if not shards or shard.name in shards:
+                assignments[shard.lineage] = Assignment(
+                    keyspace.name, keyspace.gtid_flavor, shard, config.cache, mine, config.stream, objects
+                )
+    return assignments
+
+
+def _require_known(what: str, names: Collection[str], known: Collection[str]) -> None:
+    for name in sorted(names):
+        if name not in known:
+            raise ConfigError(
+                f"there is no {what} {name!r}", hint=f"expected one of {', '.join(sorted(known))}"
+            )

@@ -1,0 +1,304 @@
+"""The invalidation of one shard, with real connections: its composition root. One thread runs it.
+
+What it does is ``invalidator.loop.loop``; here the loop gets its connections, clock and randomness. It knows nothing
+of other shards: containment needs no order between them, so none ever waits for another. Made by
+``invalidator.process.app``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from freshness.algorithm.driver import BlockingDriver, drive, running_clock
+from freshness.algorithm.envelope import LIFE_SIZE
+from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.witness import Witness
+from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
+from freshness.config.vtgate_address import VtgateAddress
+from freshness.database.connection import connect
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.primary import Primary
+from freshness.database.pulse import Pulse
+from freshness.database.schema import find_cascades
+from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
+from freshness.keys.placement import Placement
+from freshness.nodes.open import open_node
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
+from freshness.position import Position, empty_position
+from freshness.stream.source import Source, Transaction
+from invalidator.binlog.seek import TimeIndex
+from invalidator.binlog.source import BinlogSource
+from invalidator.binlog.transaction import Cascades
+from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
+from invalidator.loop.shard import ShardInvalidator
+from invalidator.process.metrics import ShardMetrics
+from invalidator.process.preflight import check_shard, require
+from invalidator.replica.candidate import ReplicaBounds
+from invalidator.replica.source import ReplicaSource
+
+log = logging.getLogger(__name__)
+
+STOP_SEEN_SECONDS: Final = 0.1
+"""How long a pause may last before it is seen that the worker is to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one worker does. Two equal ones need no restart when the configuration is loaded again: ``objects`` is
+    all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: those of the cache's
+    nodes that the worker looks after."""
+
+    keyspace: str
+    flavor: str
+    shard: Shard
+    cache: CacheConfig
+    nodes: tuple[str, ...]
+    stream: StreamConfig
+    registry: Mapping[str, ObjectDefinition] = field(compare=False)
+    objects: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        objects = {name: definition.policy.fingerprint for name, definition in self.registry.items()}
+        object.__setattr__(self, "objects", objects)
+
+    @property
+    def tables(self) -> frozenset[str]:
+        return frozenset(table for each in self.registry.values() for table in each.columns_by_table)
+
+
+@dataclass(slots=True)
+class ShardWorker:
+    """`run` returns when `stop` was called; anything it cannot handle it raises.
+
+    What is public is for ``invalidator.http.service``, which reads it from another thread. ``times``: what had been
+    received when, for consumers that begin at a time.
+    """
+
+    assignment: Assignment
+    metrics: ShardMetrics
+    witness: Witness | None = None
+    last_error: str = ""
+    is_streaming: bool = False
+    invalidator: ShardInvalidator | None = None
+    times: TimeIndex = field(init=False)
+    _is_stopping: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.times = TimeIndex(clock_error_seconds=self.assignment.stream.clock_error_seconds)
+
+    def stop(self) -> None:
+        """Finish the batch in hand and end."""
+        self._is_stopping = True
+
+    def run(self) -> None:
+        task = self.assignment
+        shard, flavor = task.shard, task.flavor
+        cascades = self._check()
+        instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
+        heartbeats = HeartbeatWriter(shard.writable, flavor, instance, task.stream.clock_error_seconds)
+        has_heartbeats = self._prepare(heartbeats)
+        # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
+        epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)
+        primary = Primary(shard.writable, flavor, epochs.epoch)
+        pulse = Pulse(
+            heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
+        )
+        nodes = {name: open_node(task.cache.backend, name) for name in task.nodes}
+        driver = BlockingDriver(nodes, self._sleep, read_head=primary.read_head)
+        source = self._create_source(cascades)
+        self.invalidator = self._create_invalidator(instance, pulse)
+        if has_heartbeats:
+            pulse.start()
+        try:
+            if task.stream.start == "now":
+                self.invalidator.end_lives()
+            loop = run_loop(
+                self.invalidator,
+                transactions_max=task.stream.batch_transactions_max,
+                is_stopping=lambda: self._is_stopping,
+                observer=MetricsObserver(self, self.invalidator),
+            )
+            drive(loop, _answerer(driver, source, epochs))
+        finally:
+            source.close()
+            pulse.stop()
+            epochs.close()
+            primary.close()
+            _close_all(nodes)
+
+    # -- set-up --------------------------------------------------------------------------------------------
+
+    def _check(self) -> Cascades:
+        """Refuse a primary that would lose invalidations. What foreign keys change, by table (F23)."""
+        task = self.assignment
+        primary = task.shard.writable
+        connection = connect(primary)
+        try:
+            findings = check_shard(connection, task.shard, task.flavor, task.tables)
+            for finding in findings:
+                log.log(logging.ERROR if finding.severity == "error" else logging.WARNING, "%s", finding)
+            require(findings)
+            if task.shard.vtgate is not None:
+                return {}  # refused just now; other schemas' names are the tablet's own
+            return find_cascades(connection, primary.database, task.tables)
+        finally:
+            connection.close()
+
+    def _prepare(self, heartbeats: HeartbeatWriter) -> bool:
+        """Whether heartbeats can be written. A former source of a reshard is read-only, and needs none."""
+        try:
+            heartbeats.prepare()
+        except SourceUnsuitable as error:
+            if self.assignment.shard.serving:
+                raise
+            log.warning("shard %s is followed without heartbeats: %s", self.assignment.shard.lineage, error)
+            return False
+        return True
+
+    def _create_source(self, cascades: Cascades) -> Source:
+        task = self.assignment
+        if task.shard.vtgate is not None:
+            return _open_vstream(task.shard.vtgate, task.shard.name, task.registry)
+
+        def of(server: ServerAddress) -> Source:
+            return BinlogSource(
+                server, task.flavor, task.tables, cascades=cascades, definitions=task.registry
+            )
+
+        if not task.shard.replicas:
+            return of(task.shard.primary)
+        # One that lags by more would keep the leases from being renewed
+        lag_max = max(task.cache.heartbeat_age_max_seconds, 4 * task.stream.heartbeat_seconds)
+        return ReplicaSource(
+            task.shard.primary,
+            task.shard.replicas,
+            task.flavor,
+            task.stream.replica_choice,
+            of,
+            bounds=ReplicaBounds(lag_max=lag_max),
+        )
+
+    def _create_invalidator(self, instance: str, pulse: Pulse) -> ShardInvalidator:
+        task, cache = self.assignment, self.assignment.cache
+        placement = Placement(cache.nodes, cache.namespace)
+        policy = NodePolicy(
+            namespace=cache.namespace,
+            lineage=task.shard.lineage,
+            ring=placement.ring_version,
+            objects=task.objects,
+            tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
+            lease_seconds=cache.lease_seconds,
+            trail_seconds=cache.trail_seconds,
+            heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
+            node_refresh_seconds=cache.node_refresh_seconds,
+            is_serving=task.shard.serving,
+        )
+        return ShardInvalidator.create(
+            task.nodes,
+            policy,
+            placement,
+            KeyFinder(task.registry),
+            instance=instance,
+            clock=running_clock,
+            nonce=lambda: secrets.token_bytes(LIFE_SIZE),
+            find_heartbeat=pulse.find_begun,
+            nothing=empty_position(task.flavor),
+            witness=self.witness,
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        until = running_clock() + seconds
+        while not self._is_stopping and (left := until - running_clock()) > 0:
+            time.sleep(min(left, STOP_SEEN_SECONDS))
+
+
+class MetricsObserver(LoopObserver):
+    """Turns what the loop tells into metrics."""
+
+    def __init__(self, worker: ShardWorker, invalidator: ShardInvalidator) -> None:
+        self._worker = worker
+        self._invalidator = invalidator
+        self._metrics = worker.metrics
+        # MariaDB logs whole seconds.
+        self._has_commit_times = worker.assignment.flavor == "mysql"
+
+    def stream_opened(self, start: Position) -> None:
+        self._worker.last_error = ""
+        self._worker.is_streaming = True
+        self._metrics.stream_open.set(1)
+        self._metrics.reopened.inc()
+        log.info("streaming from %s of %s", start, self._worker.assignment.shard.lineage)
+
+    def stream_closed(self) -> None:
+        self._worker.is_streaming = False
+        self._metrics.stream_open.set(0)
+
+    def applied(self, transactions: Sequence[Transaction], keys: int, begun: float) -> None:
+        now = running_clock()
+        self._worker.times.note(time.time_ns() // 1000, self._invalidator.streamed)
+        self._metrics.batch_seconds.observe(now - begun)
+        if self._has_commit_times and transactions[0].timestamp_us:
+            # Of the first alone: one for each transaction would cost as much as invalidating it.
+            lag_us = time.time_ns() // 1000 - transactions[0].timestamp_us
+            self._metrics.commit_lag_seconds.observe(max(0, lag_us) / 1e6)
+        self._metrics.transactions.inc(len(transactions))
+        self._metrics.invalidations.inc(keys)
+        for transaction in transactions:
+            for beat in transaction.heartbeats:
+                if beat.instance == self._invalidator.instance:
+                    written_at = self._invalidator.find_heartbeat(beat.sequence)
+                    if written_at is not None:
+                        self._metrics.lag_seconds.observe(now - written_at)
+
+    def nodes_joined(self, count: int) -> None:
+        self._metrics.nodes_joined.set(count)
+
+    def failed(self, error: FreshnessError) -> None:
+        self._worker.last_error = str(error)
+
+
+def _open_vstream(vtgate: VtgateAddress, shard: str, registry: Mapping[str, ObjectDefinition]) -> Source:
+    """Of each table only the columns of keys are asked for. Raises `ConfigError` where grpcio is missing."""
+    try:
+        from invalidator.vstream.source import VStreamSource
+    except ImportError as error:
+        raise ConfigError(
+            f"a keyspace of flavor vitess needs a package that is not installed: {error}",
+            hint="pip install 'freshness[vitess]'",
+        ) from error
+    columns: dict[str, set[str]] = {}
+    for definition in registry.values():
+        for table, keys in definition.columns_by_table.items():
+            columns.setdefault(table, set()).update(column.name for column in keys)
+    return VStreamSource(vtgate, shard, {table: sorted(names) for table, names in columns.items()})
+
+
+def _answerer(driver: BlockingDriver, source: Source, epochs: HeartbeatWriter) -> Callable[[LoopStep], Any]:
+    """Answers the loop's own steps with the real source, and all others with the driver."""
+
+    def answer(step: LoopStep) -> Any:
+        match step:
+            case Poll():
+                return source.poll(step.timeout_seconds, step.transactions_max)
+            case OpenStream():
+                return source.open(step.start)
+            case RaiseEpoch():
+                return epochs.raise_epoch()
+            case _:
+                return driver.answer(step)
+
+    return answer
+
+
+def _close_all(nodes: Mapping[str, CacheNode]) -> None:
+    for node in nodes.values():
+        node.close()

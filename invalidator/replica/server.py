@@ -1,0 +1,251 @@
+"""What a database server reports of its positions and its role, and whether it can serve a start position.
+
+Connections and the translation of errors are in ``freshness.database.connection``. Called by
+``invalidator.binlog.source``, ``invalidator.replica.source``, the preflight and the composition root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pymysql
+from pymysql.cursors import DictCursor
+
+from freshness.config.settings import ServerAddress
+from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
+from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
+from freshness.position import Position, parse_position
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
+
+_NO_SUCH_TABLE: Final = 1146
+_STOPPED: Final = "NO"
+_NOT_SKIPPING: Final = ("", "OFF", "NONE")
+
+
+def is_replica(connection: Connection, flavor: str) -> bool:
+    """Whether this server is set up to follow another one, running or not."""
+    return bool(_read_replication(connection, flavor))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What one look at a server showed.
+
+    ``identity``: its server UUID (MySQL) or server id (MariaDB), the origin of the GTIDs that are written to it.
+    ``heartbeat_us``: the newest heartbeat row that it shows, 0 without. ``unfit``: why a stream of it would lack
+    changes of its primary, "" if it would not. ``stopped``: why it executes nothing more, "" while it does.
+    ``purged`` is empty on MariaDB, which tells only when streaming starts. ``last_numbers`` (MariaDB): the highest
+    sequence number of each ``(domain, origin)`` in its history.
+    """
+
+    identity: str
+    executed: Position
+    purged: Position
+    follows: bool
+    stopped: str
+    unfit: str
+    heartbeat_us: int
+    last_numbers: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    def knows(self, position: Position) -> bool:
+        """Whether each GTID that ``position`` names is in this server's history.
+
+        Not the same as containment on MariaDB: a server that stands at 0-1-9 contains 0-2-7, and yet need not have
+        executed the transaction 0-2-7.
+        """
+        if position.flavor == "mysql":
+            return self.executed.contains(position)
+        return all(
+            self.last_numbers.get((domain, origin), 0) >= number
+            for domain, origin, number in _gtids(position)
+        )
+
+
+def find_origin(position: Position) -> str:
+    """Where the transaction of this one GTID was first executed; see `ServerState.identity`."""
+    if position.flavor == "mysql":
+        return str(position).partition(":")[0]
+    [(_, origin, _)] = _gtids(position)
+    return origin
+
+
+def find_foreign(state: ServerState, primary: ServerState, start: Position) -> str:
+    """GTIDs that this server has executed and its primary has not, and that a stream from ``start`` would bring:
+    the errant ones (F53), as text. Those of the primary's own origin are not meant: they may be on their way to
+    being visible there (F57).
+    """
+    if state.executed.flavor == "mysql":
+        foreign = [
+            part
+            for part in str(state.executed).split(",")
+            if part
+            and find_origin(parse_position("mysql", part)) != primary.identity
+            and not primary.executed.contains(parse_position("mysql", part))
+        ]
+        return ",".join(foreign)
+    return ",".join(
+        f"{domain}-{origin}-{number}"
+        for (domain, origin), number in sorted(state.last_numbers.items())
+        if origin != primary.identity
+        and number > primary.last_numbers.get((domain, origin), 0)
+        and not start.contains(parse_position("mariadb", f"{domain}-{origin}-{number}"))
+    )
+
+
+def look_at(address: ServerAddress, flavor: str, *, timeout_seconds: float) -> ServerState:
+    """Look at a server on a short connection of its own; ``timeout_seconds`` bounds each answer.
+
+    Raises `SourceUnavailable` or `SourceUnsuitable`.
+    """
+    connection = connect(address, timeout_seconds=timeout_seconds)
+    try:
+        return _read_state(connection, flavor)
+    except Exception as error:
+        raise translated(error, address, "looking at its state") from error
+    finally:
+        connection.close()
+
+
+def check_start(connection: Connection, flavor: str, start: Position, address: ServerAddress) -> None:
+    """Find out whether this server can still stream everything that is not in ``start``.
+
+    Raises `HistoryLost` where the logs are purged (F15), or where a primary lacks part of ``start`` (F28, F29);
+    `SourceUnavailable` where a replica lacks it: it may only lag. On MariaDB purged logs show when streaming
+    starts, since no variable tells. A history that was replaced and has grown past ``start`` is not seen here:
+    the epoch is for that.
+    """
+    where = f"{address.host}:{address.port}"
+    executed = executed_position(connection, flavor)
+    if not executed.contains(start):
+        if is_replica(connection, flavor):
+            raise SourceUnavailable(
+                f"replica {where} has not yet executed all of the start position",
+                hint="wait for it, or stream from another server",
+            )
+        raise HistoryLost(
+            f"{where} has never executed all of the start position: it has {str(executed)[:200]!r},"
+            f" the start is {str(start)[:200]!r}",
+            hint="a future position or another history (F28, F29): raise the epoch and end the lives of all nodes",
+        )
+    if flavor == "mysql":
+        [(text,)] = read_rows(connection, "SELECT @@global.gtid_purged")
+        purged = parse_position(flavor, str(text).replace("\n", ""))
+        if not start.contains(purged):
+            raise HistoryPurged(
+                f"{where} no longer has the log from the start position: purged is {str(purged)[:200]!r}",
+                hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
+            )
+
+
+def _read_state(connection: Connection, flavor: str) -> ServerState:
+    replication = _read_replication(connection, flavor)
+    if flavor == "mysql":
+        [(identity, executed, purged)] = read_rows(
+            connection, "SELECT @@global.server_uuid, @@global.gtid_executed, @@global.gtid_purged"
+        )
+        history = ""
+    else:
+        [(identity, executed, history)] = read_rows(
+            connection,
+            "SELECT @@global.server_id, CONCAT_WS(',', NULLIF(@@global.gtid_binlog_pos, ''),"
+            " NULLIF(@@global.gtid_slave_pos, '')),"
+            " CONCAT_WS(',', NULLIF(@@global.gtid_binlog_state, ''), NULLIF(@@global.gtid_slave_pos, ''))",
+        )
+        purged = ""
+    return ServerState(
+        identity=str(identity).lower(),
+        executed=parse_position(flavor, str(executed).replace("\n", "")),
+        purged=parse_position(flavor, str(purged).replace("\n", "")),
+        follows=bool(replication),
+        stopped="; ".join(_find_stopped(replication)),
+        unfit="; ".join(_find_unfit(connection, replication)),
+        heartbeat_us=_read_heartbeat(connection),
+        last_numbers=_last_numbers(str(history)),
+    )
+
+
+def _read_replication(connection: Connection, flavor: str) -> list[dict[str, str]]:
+    """One row for each server that this one follows."""
+    if flavor == "mariadb":
+        return _read_named(connection, "SHOW ALL SLAVES STATUS")
+    try:
+        return _read_named(connection, "SHOW REPLICA STATUS")
+    except pymysql.err.ProgrammingError:  # before MySQL 8.0.22
+        return _read_named(connection, "SHOW SLAVE STATUS")
+
+
+def _find_stopped(replication: list[dict[str, str]]) -> Iterator[str]:
+    for row in replication:
+        for thread in ("IO", "SQL"):
+            running = row.get(f"Replica_{thread}_Running") or row.get(f"Slave_{thread}_Running", "")
+            if running.upper() == _STOPPED:
+                error = row.get(f"Last_{thread}_Error", "")
+                yield f"its {thread} thread is stopped{': ' if error else ''}{error[:200]}"
+
+
+def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> Iterator[str]:
+    """What keeps changes of the primary out of a replica's own log, without a trace in it (I8)."""
+    for row in replication:
+        filters = [name for name, value in row.items() if name.startswith("Replicate_") and value]
+        if filters:
+            yield f"it filters what it replicates: {', '.join(sorted(filters))}"
+    if not replication:
+        return
+    variables = {
+        name.lower(): value
+        for name, value in read_rows(
+            connection,
+            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('log_bin', 'log_slave_updates', 'log_replica_updates',"
+            " 'slave_skip_errors', 'replica_skip_errors')",
+        )
+    }
+    logs_updates = variables.get("log_replica_updates") or variables.get("log_slave_updates", "")
+    if variables.get("log_bin") != "ON" or logs_updates != "ON":
+        yield "it does not log what it replicates (log_bin, log_replica_updates)"
+    skipped = variables.get("replica_skip_errors") or variables.get("slave_skip_errors", "")
+    if skipped.upper() not in _NOT_SKIPPING:
+        yield f"it skips errors of replication ({skipped})"
+    for row in _read_log_status(connection):
+        filters = [name for name in ("Binlog_Do_DB", "Binlog_Ignore_DB") if row.get(name)]
+        if filters:
+            yield f"it filters what it logs: {', '.join(filters)}"
+
+
+def _read_log_status(connection: Connection) -> list[dict[str, str]]:
+    try:
+        return _read_named(connection, "SHOW MASTER STATUS")
+    except pymysql.err.ProgrammingError:  # MySQL from 8.4 on
+        return _read_named(connection, "SHOW BINARY LOG STATUS")
+
+
+def _read_heartbeat(connection: Connection) -> int:
+    try:
+        [(newest,)] = read_rows(connection, f"SELECT MAX(min_us) FROM {HEARTBEAT_TABLE}")
+    except pymysql.err.ProgrammingError as error:
+        if error.args[0] != _NO_SUCH_TABLE:
+            raise
+        return 0
+    return int(newest or 0)
+
+
+def _read_named(connection: Connection, sql: str) -> list[dict[str, str]]:
+    with connection.cursor(DictCursor) as cursor:
+        cursor.execute(sql)
+        rows: Any = cursor.fetchall()
+    return [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+
+
+def _last_numbers(history: str) -> dict[tuple[str, str], int]:
+    numbers: dict[tuple[str, str], int] = {}
+    for item in filter(None, (part.strip() for part in history.split(","))):
+        domain, origin, number = item.split("-")
+        numbers[domain, origin] = max(int(number), numbers.get((domain, origin), 0))
+    return numbers
+
+
+def _gtids(position: Position) -> list[tuple[str, str, int]]:
+    """The GTIDs that a MariaDB position names: domain, origin, number."""
+    parts = [item.split("-") for item in str(position).split(",") if item]
+    return [(domain, origin, int(number)) for domain, origin, number in parts]

@@ -1,0 +1,49 @@
+"""What a consumer of the merged update stream gets: messages of whole transactions, each with where to resume.
+
+Made by ``invalidator.stream.update_stream``; printed, archived and served by others. Plain data, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from freshness.position.token import EventToken
+from freshness.stream.source import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMessage:
+    """One transaction of one shard, or a piece of one that is too large to be held whole.
+
+    ``token``: the transaction's own position. ``resume``: for every lineage of the stream, everything delivered up to
+    and with this message; a piece that is not the last carries the vector from before its transaction.
+    ``first_row``: place in the whole transaction, as the shard's log has it, at which this piece begins.
+    ``row_numbers``: where rows of other key ranges were left out, the place of each change in ``transaction``; else
+    None, and they follow one another from ``first_row`` (`rows`). ``min_timestamp_us``: up to when every shard has
+    delivered, as far as its watermark tells. ``is_aligned``: False where waiting for a slower shard was given up.
+    ``key_range``: what the stream was asked for.
+
+    Pieces of one shard's transaction follow one another, with messages of other shards between them. Those without
+    a last one are void when the shard's next message begins at row 0.
+    """
+
+    keyspace: str
+    shard: str
+    token: EventToken
+    transaction: Transaction
+    resume: Mapping[str, EventToken]
+    min_timestamp_us: int
+    first_row: int = 0
+    is_last: bool = True
+    is_aligned: bool = True
+    row_numbers: tuple[int, ...] | None = None
+    key_range: str = "-"
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The place of each change in the whole transaction: with the GTID, its identity, also on other shards whose
+        log has the same GTID."""
+        if self.row_numbers is not None:
+            return self.row_numbers
+        return range(self.first_row, self.first_row + len(self.transaction.changes))

@@ -1,0 +1,287 @@
+"""Opens update streams on the configured servers: the composition root of everybody who reads the stream.
+
+The service, `invalidator stream` and `invalidator record` ask here. Each stream has sources of its own, so no reader
+slows another one, or the invalidator.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from freshness.algorithm.request import Head
+from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
+from freshness.database.connection import connect, translated
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.primary import Primary
+from freshness.database.schema import key_columns, keyspace_id, load_registry
+from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.keys.keycolumn import KeyColumn
+from freshness.keys.keyrange import KeyRange
+from freshness.objects.keyfinder import KeyFinder
+from freshness.position.token import EventToken
+from freshness.stream.source import Source
+from invalidator.binlog.rows.layout import Layouts, read_layouts
+from invalidator.binlog.seek import TimeIndex, find_start
+from invalidator.binlog.source import BinlogSource
+from invalidator.replica.source import ReplicaSource
+from invalidator.stream.feed import Access
+from invalidator.stream.json_lines import LayoutBook
+from invalidator.stream.start import Start, parse_start
+from invalidator.stream.update_stream import UpdateStream
+
+PIECE_ROWS: Final = 1_000
+"""Rows of a huge transaction that are handed on at a time."""
+
+SOURCE_TRANSACTIONS_MAX: Final = 1_000
+SOURCE_ROWS_MAX: Final = 20_000
+"""What waits in the source of each shard, before the stream's own buffers."""
+
+START_SECONDS: Final = 20.0
+"""How long all shards together may take to say where they begin."""
+
+
+@dataclass(slots=True)
+class OpenedStream:
+    """A stream that has begun, and what its readers need. ``finder``: which cache items a change concerns;
+    ``config``: the configuration that the stream is in, ``read_config``: the one of now."""
+
+    keyspace: Keyspace
+    stream: UpdateStream
+    layouts: LayoutBook
+    finder: KeyFinder
+    config: Config
+    read_config: Callable[[], Config]
+
+    def follow(self) -> None:
+        """Take over the topology of a configuration that was loaded since the stream was opened; to be called in
+        the rhythm of the reader. Raises `ConfigError` where the stream cannot go on in it."""
+        config = self.read_config()
+        if config is self.config:
+            return
+        keyspace = config.keyspaces.get(self.keyspace.name)
+        if keyspace is None:
+            raise ConfigError(f"keyspace {self.keyspace.name} is no longer configured")
+        if config.objects != self.config.objects:
+            raise ConfigError(
+                "the configured objects have changed, and with them the tables of the stream",
+                hint="open the stream again from its resume text",
+            )
+        self.stream.set_shards(keyspace.shards)
+        self.config = config
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpener:
+    """``read_config``: the configuration of now. ``find_index``: lineage → what an invalidator in this process had
+    received when, None where it does not follow it."""
+
+    read_config: Callable[[], Config]
+    find_index: Callable[[str], TimeIndex | None] = lambda _: None
+
+    def get_keyspace(self, name: str | None) -> Keyspace:
+        """Raises `ConfigError`: no such keyspace, or several and none is named."""
+        return _find_keyspace(self.read_config(), name)
+
+    def open(
+        self,
+        keyspace_name: str | None = None,
+        key_range: str = "-",
+        since: str | Start = "now",
+        *,
+        minimize_skew: bool | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> OpenedStream:
+        """A stream that knows where it begins. ``since``: as `invalidator.stream.start.parse_start` reads it.
+
+        Raises `ConfigError` and `FormatError` for what was asked, `SourceUnavailable`, and what ends a stream:
+        `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
+        """
+        config = self.read_config()
+        keyspace = _find_keyspace(config, keyspace_name)
+        if keyspace.flavor == "vitess":
+            raise ConfigError(
+                f"keyspace {keyspace.name} is of flavor vitess: its merged stream is not served here",
+                hint="read vtgate's own VStream, which has all shards of the keyspace",
+            )
+        start = parse_start(since) if isinstance(since, str) else since
+        definitions = {
+            name: each
+            for name, each in load_registry(config).items()
+            if each.config.keyspace == keyspace.name
+        }
+        finder = KeyFinder(definitions)
+        stream = UpdateStream(
+            keyspace,
+            _make_access(config, keyspace, finder.tables, self.find_index),
+            key_range=KeyRange.parse(key_range),
+            start=start,
+            minimize_skew=config.stream.minimize_skew if minimize_skew is None else minimize_skew,
+            rewind_seconds=config.stream.rewind_seconds,
+        )
+        try:
+            if not stream.wait_started(start_seconds):
+                errors = "; ".join(each.error for each in stream.status() if each.error)
+                raise SourceUnavailable(
+                    f"the stream did not begin within {start_seconds:g} s: {errors or 'no answer'}",
+                    hint="are the servers up? try again",
+                )
+        except BaseException:
+            stream.close()
+            raise
+        layouts = LayoutBook(partial(_read_layouts, self.read_config, keyspace.name))
+        return OpenedStream(keyspace, stream, layouts, finder, config, self.read_config)
+
+    def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken:
+        """All that the primary of a shard has executed by now, as a token. Raises `ConfigError`, `SourceUnavailable`,
+        `SourceUnsuitable`."""
+        keyspace = self.get_keyspace(keyspace_name)
+        shards = {shard.name: shard for shard in keyspace.shards}
+        if shard_name is None and len(shards) == 1:
+            shard_name = next(iter(shards))
+        if shard_name not in shards:
+            raise ConfigError(
+                "which shard?" if shard_name is None else f"there is no shard {shard_name!r}",
+                hint=f"one of {', '.join(shards)}",
+            )
+        now_us = time.time_ns() // 1000
+        shard = shards[shard_name]
+        head = _find_head(keyspace.gtid_flavor, shard)
+        return EventToken(shard.lineage, shard.name, head.epoch, now_us, head.position)
+
+    def describe_topology(self) -> dict[str, Any]:
+        """What is configured, without passwords."""
+        config = self.read_config()
+        return {
+            "cache": {
+                "backend": config.cache.backend,
+                "nodes": list(config.cache.nodes),
+                "namespace": config.cache.namespace,
+            },
+            "keyspaces": {name: _describe_keyspace(each) for name, each in config.keyspaces.items()},
+            "objects": {
+                name: {"keyspace": each.keyspace, "tables": list(each.tables)}
+                for name, each in config.objects.items()
+            },
+        }
+
+
+def _find_keyspace(config: Config, name: str | None) -> Keyspace:
+    if name is None and len(config.keyspaces) == 1:
+        return next(iter(config.keyspaces.values()))
+    if name is None or name not in config.keyspaces:
+        raise ConfigError(
+            "which keyspace?" if name is None else f"there is no keyspace {name!r}",
+            hint=f"one of {', '.join(config.keyspaces)}",
+        )
+    return config.keyspaces[name]
+
+
+def _describe_keyspace(keyspace: Keyspace) -> dict[str, Any]:
+    sharding = keyspace.sharding
+    return {
+        "flavor": keyspace.flavor,
+        "sharding": None if sharding is None else {"column": sharding.column, "function": sharding.function},
+        "shards": [
+            {
+                "name": shard.name,
+                "lineage": shard.lineage,
+                "serving": shard.serving,
+                "continues": list(shard.continues),
+                "primary": str(shard.primary),
+                "vtgate": None if shard.vtgate is None else str(shard.vtgate),
+                "replicas": [str(replica) for replica in shard.replicas],
+            }
+            for shard in keyspace.shards
+        ],
+    }
+
+
+def _make_access(
+    config: Config,
+    keyspace: Keyspace,
+    tables: frozenset[str],
+    find_index: Callable[[str], TimeIndex | None],
+) -> Access:
+    def make_source(address: ServerAddress) -> Source:
+        return BinlogSource(
+            address,
+            keyspace.flavor,
+            tables,
+            piece_rows=PIECE_ROWS,
+            transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
+            rows_queued_max=SOURCE_ROWS_MAX,
+        )
+
+    def open_source(shard: Shard) -> Source:
+        if not shard.replicas:
+            return make_source(shard.primary)
+        return ReplicaSource(
+            shard.primary, shard.replicas, keyspace.flavor, config.stream.replica_choice, make_source
+        )
+
+    return Access(
+        open_source=open_source,
+        find_head=partial(_find_head, keyspace.flavor),
+        seek=lambda shard, timestamp_us: find_start(
+            find_index(shard.lineage), shard.primary, keyspace.flavor, timestamp_us
+        ),
+        find_keyspace_id=_make_finder(keyspace, tables),
+    )
+
+
+def _make_finder(
+    keyspace: Keyspace, tables: frozenset[str]
+) -> Callable[[str, Mapping[str, object]], bytes] | None:
+    """Which keyspace id a row has; None where there is no sharding to tell by."""
+    sharding = keyspace.sharding
+    if sharding is None:
+        return None
+    columns = _read_columns(keyspace.serving_shards[0].primary, tables, sharding.column)
+
+    def find(table: str, row: Mapping[str, object]) -> bytes:
+        value = row[sharding.column]
+        if isinstance(value, bytes):
+            if table not in columns:
+                raise FormatError(f"the length of {table}.{sharding.column} is not known")
+            value = columns[table].pad(value)
+        return keyspace_id(sharding.function, value)
+
+    return find
+
+
+def _read_columns(address: ServerAddress, tables: frozenset[str], name: str) -> dict[str, KeyColumn]:
+    """The sharding column of each table. Raises `ConfigError` where one lacks it."""
+    connection = connect(address)
+    try:
+        return {table: key_columns(connection, address.database, table, name)[0] for table in tables}
+    except Exception as error:
+        raise translated(error, address, "reading the schema") from error
+    finally:
+        connection.close()
+
+
+def _find_head(flavor: str, shard: Shard) -> Head:
+    instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
+    epochs = HeartbeatWriter(shard.writable, flavor, instance, 0)
+    primary = Primary(shard.writable, flavor, epochs.epoch)
+    try:
+        return primary.read_head()
+    finally:
+        primary.close()
+        epochs.close()
+
+
+def _read_layouts(read_config: Callable[[], Config], keyspace_name: str, shard_name: str) -> Layouts:
+    keyspace = read_config().keyspaces.get(keyspace_name)
+    shards = () if keyspace is None else sorted(keyspace.shards, key=lambda shard: not shard.serving)
+    for shard in shards:
+        if shard.name == shard_name:
+            return read_layouts(shard.primary)
+    raise SourceUnavailable(f"shard {shard_name} is no longer configured")

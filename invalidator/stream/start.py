@@ -1,0 +1,209 @@
+"""Where a merged stream begins or goes on: resume vectors as one opaque text, and the position of each shard.
+
+A vector names, for every lineage of a stream, what has been delivered; its text is for consumers to keep beside their
+data and to send back. A shard whose lineage is not in it goes on from those that it continues (GTIDs kept), or else
+from a time: the least of the vector, less a margin; that repeats and never skips. No I/O: times are looked up by
+``invalidator.stream.update_stream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from freshness.config.settings import Shard
+from freshness.errors import ConfigError, FormatError
+from freshness.keys.keyrange import KeyRange
+from freshness.position import Position, empty_position, parse_position
+from freshness.position.token import TEXT_PREFIX as TOKEN_PREFIX
+from freshness.position.token import EventToken
+from freshness.stream.resume import TEXT_PREFIX, ResumeVector
+from invalidator.stream.message import StreamMessage
+
+__all__ = [
+    "Deduplicator",
+    "ResumeVector",
+    "ShardStart",
+    "Start",
+    "join_positions",
+    "parse_start",
+    "plan_start",
+]
+
+Start: TypeAlias = Literal["now"] | int | EventToken | ResumeVector | Mapping[str, Position]
+"""Where a stream begins: at the head of each primary, at a time (µs since 1970), after an event, after everything
+that a vector has, or at a position for each lineage."""
+
+
+def parse_start(text: str) -> Start:
+    """``now``, a resume text, an event token, or a time as ISO 8601 with its zone. Raises `FormatError`."""
+    text = text.strip()
+    if text == "now":
+        return "now"
+    if text.startswith(TEXT_PREFIX):
+        return ResumeVector.parse(text)
+    if text.startswith(TOKEN_PREFIX):
+        return EventToken.parse(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise FormatError(
+            f"start {text[:60]!r}",
+            hint=f'expected "now", {TEXT_PREFIX}…, {TOKEN_PREFIX}…, or a time such as 2026-01-31T12:00:00Z',
+        )
+    return round(time.timestamp() * 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStart:
+    """Where one shard begins. Without a position: at the time, or without one at the head.
+
+    ``epoch``: of the history that the position was taken from; None where that is not known.
+    """
+
+    position: Position | None = None
+    timestamp_us: int | None = None
+    epoch: int | None = None
+
+
+def plan_start(start: Start, shard: Shard, flavor: str, keyspace: str, key_range: KeyRange) -> ShardStart:
+    """Where the shard begins. Raises `ConfigError` where the start speaks of something else."""
+    if start == "now":
+        return ShardStart()
+    if isinstance(start, int):
+        return ShardStart(timestamp_us=start)
+    if isinstance(start, EventToken):
+        start = ResumeVector(keyspace, key_range, {start.lineage: start})
+    if not isinstance(start, ResumeVector):
+        return ShardStart(_plan_position(start, shard, flavor))
+    if start.keyspace != keyspace or not start.key_range.contains_range(key_range):
+        raise ConfigError(
+            f"the start is of keyspace {start.keyspace}, key range {start.key_range},"
+            f" wanted is {keyspace}, {key_range}",
+            hint="start at a time, or with a resume text of a stream that had all of this key range",
+        )
+    if not start.tokens:
+        raise ConfigError("the start names no lineage", hint='start at a time, or at "now"')
+    token = start.tokens.get(shard.lineage)
+    if token is not None:
+        _require_flavor(token.position, flavor)
+        return ShardStart(token.position, token.timestamp_us, token.epoch)
+    continued = [start.tokens[lineage] for lineage in shard.continues if lineage in start.tokens]
+    if continued and len(continued) == len(shard.continues):
+        position = join_positions(flavor, [token.position for token in continued])
+        return ShardStart(position, min(token.timestamp_us for token in continued))
+    return ShardStart(timestamp_us=start.min_timestamp_us)
+
+
+def _plan_position(positions: Mapping[str, Position], shard: Shard, flavor: str) -> Position:
+    known = [positions[lineage] for lineage in shard.continues if lineage in positions]
+    if shard.lineage in positions:
+        known = [positions[shard.lineage]]
+    elif len(known) < max(1, len(shard.continues)):
+        raise ConfigError(
+            f"the start positions do not name lineage {shard.lineage}",
+            hint="give a position for each lineage, or start at a time",
+        )
+    return join_positions(flavor, known)
+
+
+def join_positions(flavor: str, positions: Iterable[Position]) -> Position:
+    """Where to go on in a log that holds what all these streams delivered.
+
+    What was executed first by one of the sources comes from one stream alone: the union. A source that several of
+    the streams name is their common past, and what only some of them delivered of it must come again for the others:
+    the intersection.
+    """
+    by_source: dict[str, Position] = {}
+    for position in positions:
+        _require_flavor(position, flavor)
+        for source, part in _split_by_source(flavor, position).items():
+            by_source[source] = by_source[source].intersection(part) if source in by_source else part
+    joined = empty_position(flavor)
+    for part in by_source.values():
+        joined = joined.union(part)
+    return joined
+
+
+def _split_by_source(flavor: str, position: Position) -> dict[str, Position]:
+    """The parts of a position, by the UUID or domain that numbered the transactions."""
+    parts: dict[str, Position] = {}
+    for item in filter(None, str(position).split(",")):
+        source = item.partition(":" if flavor == "mysql" else "-")[0]
+        part = parse_position(flavor, item)
+        parts[source] = parts[source].union(part) if source in parts else part
+    return parts
+
+
+def _require_flavor(position: Position, flavor: str) -> None:
+    if position.flavor != flavor:
+        raise ConfigError(
+            f"the start has a {position.flavor} position, the keyspace is {flavor}",
+            hint="take the start from a stream of this keyspace",
+        )
+
+
+class Deduplicator:
+    """Drops what a consumer has: transactions in its vector, and rows of a transaction that began before.
+
+    For consumers that record each change once. After a restart from their own vector nothing comes twice but the
+    rows of a transaction that they held half; after a start at a time, or a reshard with GTIDs kept, whole
+    transactions do. What cannot be told (another epoch, no position known) is not dropped.
+    """
+
+    def __init__(
+        self, recorded: Mapping[str, EventToken], continues: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """``recorded``: the vector that was stored with the data. ``continues``: see
+        `freshness.config.settings.Shard`."""
+        self._known = dict(recorded)
+        self._continues = dict(continues or {})
+        self._begun: dict[str, tuple[Position, int]] = {}
+
+    def take(self, message: StreamMessage) -> StreamMessage | None:
+        """The message without what was taken before; None where nothing is left of it."""
+        lineage = message.token.lineage
+        known = self._find_known(message.token)
+        if known is not None and known.position.contains(message.token.position):
+            return None
+        taken = self._drop_rows(message)
+        if message.is_last:
+            self._begun.pop(lineage, None)
+            position = message.token.position
+            position = position if known is None else known.position.union(position)
+            self._known[lineage] = replace(message.token, position=position)
+        return taken
+
+    def _find_known(self, token: EventToken) -> EventToken | None:
+        known = self._known.get(token.lineage)
+        if known is None:
+            continued = [self._known.get(lineage) for lineage in self._continues.get(token.lineage, ())]
+            found = [each for each in continued if each is not None]
+            if not found or len(found) < len(continued):
+                return None
+            position = join_positions(token.position.flavor, [each.position for each in found])
+            known = self._known[token.lineage] = replace(token, position=position)
+        return known if known.epoch == token.epoch else None
+
+    def _drop_rows(self, message: StreamMessage) -> StreamMessage | None:
+        lineage, position = message.token.lineage, message.token.position
+        begun, next_row = self._begun.get(lineage, (position, 0))
+        if begun != position:
+            next_row = 0
+        rows = message.rows
+        new = sum(row >= next_row for row in rows)
+        self._begun[lineage] = (position, max(next_row, rows[-1] + 1 if rows else 0))
+        if new == len(rows):
+            return message
+        if not new and not message.is_last:
+            return None
+        changes = message.transaction.changes[len(rows) - new :]
+        return replace(
+            message,
+            transaction=message.transaction._replace(changes=changes),
+            row_numbers=tuple(rows)[len(rows) - new :],
+        )

@@ -1,0 +1,1 @@
+"""A source of transactions that follows the VStream of a vtgate."""

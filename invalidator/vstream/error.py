@@ -1,0 +1,106 @@
+"""Errors of vtgate and gRPC in our words. The one place that translates them; called by
+``invalidator.vstream.source``.
+
+Most ends of a stream are routine (a tablet left, the stream grew too old, the network): `SourceUnavailable`, after
+which the caller opens it again from its own position.
+"""
+
+from __future__ import annotations
+
+import re
+
+import grpc
+
+from freshness.config.vtgate_address import VtgateAddress
+from freshness.errors import (
+    FreshnessError,
+    HistoryLost,
+    HistoryPurged,
+    SourceUnavailable,
+    SourceUnsuitable,
+    StreamStopped,
+)
+
+_MISMATCH = re.compile(r"GTIDSet ?Mismatch|has more GTIDs than the (?:source|master)", re.IGNORECASE)
+_KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
+_PURGED = re.compile(
+    r"errno:? ?(?:1236|1789)\b|purged required (?:binary logs|gtids)|binlog(?:s| files) have been purged",
+    re.IGNORECASE,
+)
+_PARTICIPANTS = re.compile(r"not all journaling participants are in the stream", re.IGNORECASE)
+_SHARD_GONE = re.compile(r"shard.*not found|shard provided in VGTID", re.IGNORECASE)
+_PARTIAL_IMAGE = re.compile(r"partial row image encountered", re.IGNORECASE)
+_TLS = re.compile(r"SSL_ERROR_SSL|CERTIFICATE_VERIFY_FAILED|not in peer certificate", re.IGNORECASE)
+_UNDECODABLE = re.compile(r"deserializing response", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
+_DETAILS_CHARACTERS_MAX = 400
+
+
+def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:
+    """Raise it ``from`` the original."""
+    code, details = error.code(), str(error.details() or "")[:_DETAILS_CHARACTERS_MAX]
+    said = f"{address}: {details or 'no details'} [{code.name}]"
+    return _by_text(details, said, address) or _by_code(code, said)
+
+
+def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError | None:
+    if _MISMATCH.search(details):
+        if address.tablet_type == "primary":
+            return HistoryLost(
+                said,
+                hint="a future position or another history (F28, F29): raise the epoch, end the lives of all nodes",
+            )
+        return SourceUnavailable(
+            said,
+            hint="no tablet has executed all of the start position yet: wait, or use tablet_type=primary",
+        )
+    if _KICKED_OUT.search(details):
+        return SourceUnavailable(said, hint="another reader of the tablet took over; it is tried again")
+    if _PURGED.search(details):
+        return HistoryPurged(
+            said,
+            hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
+        )
+    if _PARTICIPANTS.search(details):
+        return StreamStopped(
+            said,
+            hint="the shards are being merged: the invalidator needs the new ones in freshness.toml, and to load it"
+            " (SIGHUP); who reads VStream itself: open one stream with all shards of the keyspace",
+        )
+    if _UNDECODABLE.search(details):
+        return StreamStopped(
+            f"a response could not be decoded: {said}", hint="report it with the version of Vitess"
+        )
+    if _PARTIAL_IMAGE.search(details):
+        return SourceUnsuitable(said, hint="set binlog_row_image=FULL on the tablets' servers")
+    return None
+
+
+def _by_code(code: grpc.StatusCode, said: str) -> FreshnessError:
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return SourceUnsuitable(
+            said, hint="give user and password in the URL: vtgate runs with static authentication"
+        )
+    if code == grpc.StatusCode.PERMISSION_DENIED:
+        return SourceUnsuitable(
+            said, hint="check user and password, and vtgate's authorisation of streams for this user"
+        )
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return SourceUnsuitable(
+            said, hint="is this vtgate's gRPC port, and is grpc-vtgateservice in its --service_map?"
+        )
+    if code == grpc.StatusCode.INVALID_ARGUMENT:
+        return SourceUnsuitable(
+            said, hint="vtgate refuses the request: check keyspace, shards, tables and columns"
+        )
+    if code == grpc.StatusCode.NOT_FOUND:
+        return SourceUnsuitable(said, hint="check the names of keyspace and shard")
+    if code == grpc.StatusCode.FAILED_PRECONDITION and _SHARD_GONE.search(said):
+        return SourceUnsuitable(said, hint="the shard was resharded away: correct the topology")
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(said):
+        return StreamStopped(said, hint="raise message_bytes_max, in the URL, and see vtgate's own limit")
+    if code == grpc.StatusCode.UNAVAILABLE and _TLS.search(said):
+        return SourceUnsuitable(
+            said, hint="check tls, tls_ca, tls_cert and tls_key, and the name in vtgate's certificate"
+        )
+    return SourceUnavailable(said, hint="opened again from the caller's own position")

@@ -1,0 +1,125 @@
+"""Positions as vtgate writes them, ``MySQL56/uuid:1-5``, and what one transaction added to them.
+
+vtgate gives the position after each transaction; older versions do not name the transaction's own GTID, so it is the
+difference. Called by ``invalidator.vstream.source`` and ``invalidator.vstream.transaction``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from freshness.errors import FormatError, StreamStopped
+from freshness.position import Position, parse_position
+
+FLAVOR: Final = "mysql"
+_PREFIX: Final = "MySQL56/"
+
+_Numbers: TypeAlias = dict[str, list[tuple[int, int]]]
+
+
+def parse_gtid(text: str, what: str) -> Position:
+    """Raises `StreamStopped` where it is no MySQL GTID set: Vitess on MariaDB, or without GTIDs (``FilePos/…``)."""
+    try:
+        return parse_position(FLAVOR, text)
+    except FormatError as error:
+        raise StreamStopped(
+            f"{what} is {text[:120]!r}: {error.message}",
+            hint="only Vitess on MySQL with GTIDs can be followed",
+        ) from error
+
+
+def format_gtid(position: Position) -> str:
+    """The text for a request. Raises `StreamStopped` for tagged GTIDs, which Vitess cannot read."""
+    for item in str(position).split(","):
+        _, *parts = item.split(":")
+        if not all(part[:1].isdigit() for part in parts):
+            raise StreamStopped(
+                f"the start position has tagged GTIDs: {item[:120]}",
+                hint="Vitess does not know tagged GTIDs: do not set gtid_next='AUTOMATIC:tag' on its servers",
+            )
+    return f"{_PREFIX}{position}"
+
+
+def subtract(whole: Position, part: Position) -> Position:
+    """The transactions of ``whole`` that are not in ``part``."""
+    held = _read_numbers(part)
+    left = [
+        f"{source}:{first}-{last}"
+        for source, intervals in _read_numbers(whole).items()
+        for first, last in _cut(intervals, held.get(source, []))
+    ]
+    return parse_position(FLAVOR, ",".join(left))
+
+
+def _read_numbers(position: Position) -> _Numbers:
+    """Sorted intervals, both ends included, by ``uuid`` or ``uuid:tag``."""
+    found: _Numbers = {}
+    for item in filter(None, str(position).split(",")):
+        uuid, *parts = item.split(":")
+        source = uuid
+        for part in parts:
+            if part[:1].isdigit():
+                first, _, last = part.partition("-")
+                found.setdefault(source, []).append((int(first), int(last or first)))
+            else:
+                source = f"{uuid}:{part}"
+    return found
+
+
+def _cut(intervals: list[tuple[int, int]], held: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Both sorted; one walk through them."""
+    left = []
+    place = 0
+    for first, last in intervals:
+        while place < len(held) and held[place][1] < first:
+            place += 1
+        at = place
+        while at < len(held) and held[at][0] <= last:
+            if first < held[at][0]:
+                left.append((first, held[at][0] - 1))
+            first = held[at][1] + 1
+            at += 1
+        if first <= last:
+            left.append((first, last))
+    return left
+
+
+class ShardProgress:
+    """Where a shard is, told by texts that differ a little each time: only what differs is read.
+
+    A position may have thousands of intervals, and vtgate sends it with every transaction.
+    """
+
+    def __init__(self, start: Position) -> None:
+        self.position = start
+        self._parts = _split(str(start)) or frozenset()
+
+    def find_added(self, text: str, what: str) -> Position | None:
+        """What the position in ``text`` has beyond this one; None where it lacks some of this one.
+
+        Raises `StreamStopped` where it is no MySQL GTID set.
+        """
+        parts = _split(text)
+        if parts is not None:
+            fresh = parse_gtid(",".join(parts - self._parts), what)
+            gone = parse_gtid(",".join(self._parts - parts), what)
+            if fresh.contains(gone):
+                return subtract(fresh, gone)
+        whole = parse_gtid(text, what)
+        return subtract(whole, self.position) if whole.contains(self.position) else None
+
+    def advance(self, added: Position, text: str = "") -> None:
+        """``added`` was executed, after which the position is that of ``text``, if it is given."""
+        self.position = self.position.union(added)
+        self._parts = _split(text or str(self.position)) or frozenset()
+
+
+def _split(text: str) -> frozenset[str] | None:
+    """Each interval with its source, as text. None where it is not of the plain form that Vitess writes."""
+    parts = []
+    for item in filter(None, text.removeprefix(_PREFIX).split(",")):
+        source, *intervals = item.split(":")
+        if not intervals or not all(interval[:1].isdigit() for interval in intervals):
+            return None
+        parts += [f"{source}:{interval}" for interval in intervals]
+    return frozenset(parts)

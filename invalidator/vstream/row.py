@@ -1,0 +1,99 @@
+"""FIELD and ROW events of a VStream to row changes.
+
+Rows that cannot be told are never skipped: `read_changes` says what the problem is, and the table is raised. Holds no
+connection. Called by ``invalidator.vstream.transaction``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from freshness.stream.source import UNREADABLE, Operation, RowChange
+from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.value import JSON, Decoder, find_decoder
+
+_UNMATCHED_COLUMN = re.compile(r"@\d+")
+
+
+class Unreadable(ValueError):
+    """The rows of this event are not known. The text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFields:
+    """What a FIELD event announced. With a ``problem`` no row of the table can be read until the next one."""
+
+    names: tuple[str, ...]
+    decoders: tuple[Decoder, ...]
+    json_names: frozenset[str]
+    problem: str = ""
+
+
+def read_fields(event: pb.FieldEvent) -> TableFields:
+    """Never raises: what is wrong with a table shows when its rows come."""
+    names = tuple(field.name for field in event.fields)
+    problem = ""
+    if not names or "" in names or len(set(names)) != len(names):
+        problem = f"its columns are announced as {list(names)[:10]}"
+    elif any(map(_UNMATCHED_COLUMN.fullmatch, names)):
+        problem = f"vttablet could not match the log to the schema: columns {list(names)[:10]}"
+    return TableFields(
+        names,
+        tuple(find_decoder(field, has_labels=event.enum_set_string_values) for field in event.fields),
+        frozenset(field.name for field in event.fields if field.type == JSON),
+        problem,
+    )
+
+
+def read_changes(table: str, fields: TableFields, event: pb.RowEvent) -> list[RowChange]:
+    """All row changes of one ROW event. Raises `Unreadable`."""
+    if fields.problem:
+        raise Unreadable(fields.problem)
+    if not event.row_changes:
+        raise Unreadable("a row event without rows")
+    return [_read_change(table, fields, change) for change in event.row_changes]
+
+
+def _read_change(table: str, fields: TableFields, change: pb.RowChange) -> RowChange:
+    has_before, has_after = change.HasField("before"), change.HasField("after")
+    if not (has_before or has_after):
+        raise Unreadable("a row change without any image")
+    op: Operation = "update" if has_before and has_after else "insert" if has_after else "delete"
+    before = _read_row(fields, change.before) if has_before else None
+    after = _read_row(fields, change.after) if has_after else None
+    if after is not None:
+        for name in _find_absent(fields.names, change.data_columns):
+            del after[name]  # its length of -1 is no NULL
+            if before is not None and before[name] is None:
+                del before[name]  # NULL, or missing there, too: it cannot be told
+        if any(change.json_partial_values.cols):
+            # Instructions for the former document, not a document.
+            after.update(dict.fromkeys(fields.json_names & after.keys(), UNREADABLE))
+    return RowChange(table, op, before, after)
+
+
+def _read_row(fields: TableFields, row: pb.Row) -> dict[str, object]:
+    if len(row.lengths) != len(fields.names):
+        raise Unreadable(f"a row of {len(row.lengths)} columns where {len(fields.names)} were announced")
+    values: dict[str, object] = {}
+    data, start = row.values, 0
+    for name, decode, length in zip(fields.names, fields.decoders, row.lengths, strict=True):
+        if length < 0:
+            values[name] = None
+        else:
+            values[name] = decode(data[start : start + length])
+            start += length
+    if start != len(data):
+        raise Unreadable(f"a row of {len(data)} bytes whose columns have {start}")
+    return values
+
+
+def _find_absent(names: Sequence[str], present: pb.Bitmap) -> list[str]:
+    """The columns that a partial image leaves out; a full image has no bitmap."""
+    if present.count == 0 and not present.cols:
+        return []
+    if present.count != len(names) or len(present.cols) * 8 < len(names):
+        raise Unreadable(f"a partial row image of {present.count} columns where {len(names)} were announced")
+    return [name for place, name in enumerate(names) if not present.cols[place >> 3] >> (place & 7) & 1]

@@ -1,0 +1,243 @@
+"""A source that follows a Vitess keyspace through vtgate's VStream.
+
+`VStream` follows any shards of a keyspace from a vector of positions, `VStreamSource` one of them, as the role
+`freshness.stream.source.Source`. A thread receives and decodes while the caller applies; between them is a bounded
+mailbox, so that a slow caller slows vtgate and nothing piles up here. Neither reconnects by itself: after an error
+the caller opens it again from what was acknowledged (F14); vtgate repeats what it is not sure of.
+
+vtgate's own heartbeats only show that vtgate lives; they are no watermark. Copies of tables are never asked for.
+Needs the extra ``[vitess]`` (grpcio, protobuf), so it is imported where a keyspace of Vitess is configured only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import grpc
+
+from freshness.config.vtgate_address import VtgateAddress
+from freshness.errors import HistoryPurged, SourceUnavailable, SourceUnsuitable
+from freshness.position import Position
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
+from freshness.stream.source import Transaction
+from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
+from invalidator.vstream.channel import open_channel, wait_connected
+from invalidator.vstream.error import translated
+from invalidator.vstream.position import format_gtid, parse_gtid
+from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.reader import Reader, ShardTransaction, Splitter, ended
+from invalidator.vstream.transaction import BOUNDS, Bounds, ShardAssembler
+
+METHOD: Final = "/vtgateservice.Vitess/VStream"
+SILENCE_SECONDS: Final = 15.0
+"""A stream on which not even a heartbeat of vtgate's came for so long is given up."""
+
+CURRENT_SECONDS: Final = 30.0
+
+_TABLET_TYPES: Final = {"primary": pb.PRIMARY, "replica": pb.REPLICA, "rdonly": pb.RDONLY}
+
+
+class VStream:
+    """Some or all shards of a keyspace in one stream. `open`, `poll`, `close` belong to one thread of the caller."""
+
+    def __init__(
+        self,
+        address: VtgateAddress,
+        tables: Mapping[str, Iterable[str]],
+        *,
+        key_range: str = "",
+        heartbeat_table: str = HEARTBEAT_TABLE,
+        silence_seconds: float = SILENCE_SECONDS,
+        bounds: Bounds = BOUNDS,
+        transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
+        rows_queued_max: int = ROWS_QUEUED_MAX,
+        bytes_queued_max: int = BYTES_QUEUED_MAX,
+    ) -> None:
+        """``tables``: each with the columns that are wanted of it (those of the keys), none for all of them.
+
+        ``key_range``: only rows whose keyspace id lies in it ("-80"), by the tables' primary vindexes.
+        """
+        assert silence_seconds >= 2, "vtgate's heartbeats come in whole seconds"
+        self._address = address
+        self._tables = {name: tuple(columns) for name, columns in tables.items() if name != heartbeat_table}
+        self._key_range = key_range
+        self._heartbeat_table = heartbeat_table
+        self._silence_seconds = silence_seconds
+        self._bounds = bounds
+        self._mailbox_bounds = (transactions_queued_max, rows_queued_max, bytes_queued_max)
+        self._reader: Reader | None = None
+        self._positions: dict[str, Position] = {}
+
+    @property
+    def positions(self) -> dict[str, Position]:
+        """By shard: the start and all that `poll` has returned. From there the same stream goes on."""
+        return dict(self._positions)
+
+    def open(self, start: Mapping[str, Position]) -> None:
+        """Stream every transaction of these shards that is not in the shard's position.
+
+        Raises `SourceUnavailable` and `SourceUnsuitable` where vtgate cannot be reached, `HistoryPurged` for an
+        empty position. What vtgate has against the request itself shows in `poll`.
+        """
+        self.close()
+        assert start, "no shards"
+        for shard, position in start.items():
+            if position.is_empty:
+                # An empty text would ask vtgate for a copy of the tables.
+                raise HistoryPurged(
+                    f"{self._address}: the start position of shard {shard} is empty",
+                    hint="tablets begin from a backup, so the beginning of history is in no log of theirs",
+                )
+        gtids = {shard: format_gtid(position) for shard, position in start.items()}
+        channel, call = self._call(gtids)
+        splitter = Splitter(
+            self._address.keyspace,
+            {
+                shard: ShardAssembler(
+                    self._address.keyspace,
+                    shard,
+                    position,
+                    frozenset(self._tables),
+                    self._heartbeat_table,
+                    self._bounds,
+                )
+                for shard, position in start.items()
+            },
+        )
+        mailbox: Mailbox[ShardTransaction] = Mailbox(_measure, *self._mailbox_bounds)
+        self._positions = dict(start)
+        self._reader = Reader(self._address, channel, call, splitter, mailbox)
+        self._reader.start()
+
+    def poll(self, timeout_seconds: float, transactions_max: int) -> list[ShardTransaction]:
+        """As `Source.poll`. Raises `ShardsMoved` too, where the shards were replaced by others."""
+        reader = self._reader
+        if reader is None:
+            raise SourceUnavailable(f"the stream of {self._address} is not open")
+        taken = reader.mailbox.take(timeout_seconds, transactions_max)
+        if not taken and time.monotonic() - reader.heard_at > self._silence_seconds:
+            raise SourceUnavailable(
+                f"{self._address}: nothing came for {self._silence_seconds:g} s, not even a heartbeat of vtgate",
+                hint="is vtgate hung, or the network cut?",
+            )
+        for shard, transaction in taken:
+            self._positions[shard] = self._positions[shard].union(transaction.position)
+        return taken
+
+    def close(self) -> None:
+        """End the stream, within `JOIN_SECONDS`. Harmless when it is not open."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.stop()
+
+    def find_current(self, timeout_seconds: float = CURRENT_SECONDS) -> dict[str, Position]:
+        """Where every serving shard of the keyspace is now, on the tablets that vtgate chose: a start for `open`.
+
+        Raises `SourceUnavailable`, `SourceUnsuitable`.
+        """
+        channel, call = self._call({"": "current"}, timeout_seconds)
+        try:
+            for response in call:
+                for event in response.events:
+                    entries = event.vgtid.shard_gtids
+                    if entries and all(entry.gtid not in ("", "current") for entry in entries):
+                        return {
+                            entry.shard: parse_gtid(entry.gtid, f"the position of shard {entry.shard}")
+                            for entry in entries
+                        }
+        except grpc.RpcError as error:
+            raise translated(error, self._address) from error
+        finally:
+            call.cancel()
+            channel.close()
+        raise ended(self._address)
+
+    # -- the request ------------------------------------------------------------------------------------
+
+    def _call(self, gtids: Mapping[str, str], timeout_seconds: float | None = None) -> tuple[Any, Any]:
+        address = self._address
+        request = pb.VStreamRequest(
+            tablet_type=_TABLET_TYPES[address.tablet_type],
+            vgtid=pb.VGtid(
+                shard_gtids=[
+                    pb.ShardGtid(keyspace=address.keyspace, shard=shard, gtid=gtid)
+                    for shard, gtid in gtids.items()
+                ]
+            ),
+            filter=pb.Filter(rules=list(self._rules())),
+            flags=pb.VStreamFlags(
+                heartbeat_interval=max(1, math.floor(self._silence_seconds / 3)),
+                stop_on_reshard=True,
+                cells=address.cells,
+                exclude_keyspace_from_table_name=True,
+                transaction_chunk_size=address.chunk_bytes,
+            ),
+        )
+        channel = open_channel(address)
+        try:
+            is_ready = wait_connected(channel, address)
+            open_stream = channel.unary_stream(
+                METHOD,
+                request_serializer=pb.VStreamRequest.SerializeToString,
+                response_deserializer=pb.VStreamResponse.FromString,
+            )
+            login = (("username", address.user), ("password", address.password)) if address.user else ()
+            call = open_stream(request, timeout=timeout_seconds, metadata=login)
+            if not is_ready:
+                # It fails at once, and says why.
+                call.code()
+                raise translated(call, address)
+        except BaseException:
+            channel.close()
+            raise
+        return channel, call
+
+    def _rules(self) -> Iterator[pb.Rule]:
+        where = f" where in_keyrange('{self._key_range}')" if self._key_range else ""
+        for table, columns in sorted(self._tables.items()):
+            chosen = ", ".join(map(_quote, columns)) or "*"
+            yield pb.Rule(match=table, filter=f"select {chosen} from {_quote(table)}{where}")
+        yield pb.Rule(match=self._heartbeat_table, filter=f"select * from {_quote(self._heartbeat_table)}")
+
+
+class VStreamSource:
+    """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: those of `VStream`."""
+
+    def __init__(
+        self, address: VtgateAddress, shard: str, tables: Mapping[str, Iterable[str]], **options: Any
+    ) -> None:
+        self._shard = shard
+        self._stream = VStream(address, tables, **options)
+
+    def open(self, start: Position) -> None:
+        """See `Source.open`. What vtgate has against the request itself shows in `poll`."""
+        self._stream.open({self._shard: start})
+
+    def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
+        """See `Source.poll`. Raises `ShardsMoved` and `SourceUnsuitable`, too."""
+        return [each.transaction for each in self._stream.poll(timeout_seconds, transactions_max)]
+
+    def close(self) -> None:
+        """See `Source.close`. Returns within `JOIN_SECONDS`."""
+        self._stream.close()
+
+    def find_current(self, timeout_seconds: float = CURRENT_SECONDS) -> Position:
+        """Where the shard is now, to start there. Raises as `VStream.find_current`."""
+        current = self._stream.find_current(timeout_seconds)
+        if self._shard not in current:
+            raise SourceUnsuitable(
+                f"the keyspace has no shard {self._shard}: it has {sorted(current)}",
+                hint="correct the topology; an unsharded keyspace has one shard, 0 or -",
+            )
+        return current[self._shard]
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _measure(mails: Sequence[ShardTransaction]) -> tuple[int, int]:
+    return measure([mail.transaction for mail in mails])

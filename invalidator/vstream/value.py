@@ -1,0 +1,194 @@
+"""Values as vtgate sends them, text by query.Type, as the Python values that ``invalidator.binlog.rows.decoder``
+reads in a binlog.
+
+A decoder is chosen once for each column. What cannot be told (a zero date, a label in an unknown character set, a
+type that is not known) becomes `UNREADABLE`, never NULL and never a guess. Called by ``invalidator.vstream.row``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import struct
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Final, TypeAlias
+
+from pymysqlreplication.constants.CHARSET import charset_by_id
+
+from freshness.stream.source import UNREADABLE
+from invalidator.vstream.proto import vitess_pb2 as pb
+
+Decoder: TypeAlias = Callable[[bytes], object]
+
+NULL: Final = 0
+FLOAT32: Final = 1035
+TIME: Final = 2063
+DECIMAL: Final = 18
+BINARY: Final = 10264
+BIT: Final = 2073
+ENUM: Final = 2074
+SET: Final = 2075
+JSON: Final = 2078
+
+_INTEGERS: Final = (257, 770, 259, 772, 261, 774, 263, 776, 265, 778, 785)  # INT8 … UINT64, YEAR
+_TEXTS: Final = (6163, 6165, 6167)  # TEXT, VARCHAR, CHAR
+_BLOBS: Final = (10260, 10262)  # BLOB, VARBINARY
+_BYTES: Final = (2077, 2083)  # GEOMETRY, VECTOR
+
+_TIME = re.compile(rb"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
+_LABELS = re.compile(r"(?i:enum|set)\s*\((.*)\)", re.DOTALL)
+_LABEL = re.compile(r"\s*'((?:[^'\\]|''|\\.)*)'\s*(?:,|$)", re.DOTALL)
+_ESCAPE = re.compile(r"''|\\(.)", re.DOTALL)
+_UNESCAPED: Final = {"0": "\0", "n": "\n", "r": "\r", "t": "\t", "b": "\b", "Z": "\x1a"}
+_UTF_BIG_ENDIAN: Final = {"ucs2": "utf-16-be", "utf16": "utf-16-be", "utf32": "utf-32-be"}
+
+
+def find_decoder(field: pb.Field, *, has_labels: bool) -> Decoder:
+    """The decoder of a column's values that are not NULL. ``has_labels``: ENUM and SET come as text (Vitess 20 and
+    later), not as numbers."""
+    decode = _choose(field, has_labels)
+
+    def decode_or_give_up(data: bytes) -> object:
+        try:
+            return decode(data)
+        except (ValueError, InvalidOperation, OverflowError, IndexError):
+            return UNREADABLE
+
+    return decode_or_give_up
+
+
+def _choose(field: pb.Field, has_labels: bool) -> Decoder:
+    known = _BY_TYPE.get(field.type)
+    if known is not None:
+        return known
+    if field.type in _TEXTS or field.type in _BLOBS:
+        # Vitess tells text with a binary collation (utf8mb4_bin) from bytes by the collation alone.
+        return _text_decoder(field.charset)
+    if field.type == BINARY:
+        # vttablet pads it to its length; the role says that zero bytes at the end are stripped.
+        read_text = _text_decoder(field.charset)
+        return lambda data: read_text(data.rstrip(b"\0"))
+    if field.type == BIT:
+        return lambda data: _read_bits(data, field.column_length)
+    if field.type == ENUM:
+        return _enum_decoder(_read_labels(field.column_type), has_labels)
+    if field.type == SET:
+        return _set_decoder(_read_labels(field.column_type), has_labels)
+    return lambda data: UNREADABLE
+
+
+# -- numbers, times, bytes ------------------------------------------------------------------------------
+
+
+def _read_float32(data: bytes) -> float:
+    """To the precision that the column has, as the binary log gives it."""
+    narrowed: float = struct.unpack("<f", struct.pack("<f", float(data)))[0]
+    return narrowed
+
+
+def _read_decimal(data: bytes) -> object:
+    value = Decimal(data.decode("ascii"))
+    return value if value.is_finite() else UNREADABLE
+
+
+def _read_date(data: bytes) -> date:
+    return date.fromisoformat(data.decode("ascii"))
+
+
+def _read_datetime(data: bytes) -> datetime:
+    """Naive: TIMESTAMP is in UTC. Raises ValueError for a date that does not exist, 0000-00-00 among them."""
+    text = data.decode("ascii")
+    if not 19 <= len(text) <= 26 or text[10] != " ":
+        raise ValueError(text)
+    whole, _, fraction = text.partition(".")
+    return datetime.fromisoformat(whole).replace(microsecond=int((fraction or "0").ljust(6, "0")))
+
+
+def _read_time(data: bytes) -> timedelta:
+    match = _TIME.fullmatch(data)
+    if match is None:
+        raise ValueError(data)
+    sign, hours, minutes, seconds, fraction = match.groups()
+    value = timedelta(
+        hours=int(hours),
+        minutes=int(minutes),
+        seconds=int(seconds),
+        microseconds=int((fraction or b"").ljust(6, b"0")),
+    )
+    return -value if sign else value
+
+
+def _read_bits(data: bytes, length: int) -> str:
+    bits = "".join(f"{byte:08b}" for byte in data)
+    return bits[-length:].rjust(length, "0") if length else bits
+
+
+_BY_TYPE: Final[dict[int, Decoder]] = {
+    NULL: lambda data: UNREADABLE,  # a value in a column that has none
+    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(_BYTES, bytes),
+    FLOAT32: _read_float32,
+    1036: float,
+    DECIMAL: _read_decimal,
+    2061: _read_datetime,
+    2062: _read_date,
+    TIME: _read_time,
+    2064: _read_datetime,
+    JSON: json.loads,
+}
+
+
+# -- text -----------------------------------------------------------------------------------------------
+
+
+def _text_decoder(collation: int) -> Decoder:
+    """By the number of the collation. In ``binary``, and in one that is not known, the bytes stay as they are; they
+    give no key of text, so that the table is raised."""
+    charset = charset_by_id(collation, "mysql")
+    if charset is None:
+        return bytes
+    encoding = _UTF_BIG_ENDIAN.get(charset.name, charset.encoding)
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        return bytes
+    return lambda data: data.decode(encoding)
+
+
+def _read_labels(column_type: str) -> list[str]:
+    """The labels of ``enum('a','b')``; empty where they cannot be read."""
+    match = _LABELS.fullmatch(column_type.strip())
+    labels: list[str] = []
+    place = 0
+    while match is not None and place < len(match[1]):
+        label = _LABEL.match(match[1], place)
+        if label is None:
+            return []
+        labels.append(
+            _ESCAPE.sub(lambda each: _UNESCAPED.get(each[1], each[1]) if each[1] else "'", label[1])
+        )
+        place = label.end()
+    return labels
+
+
+def _enum_decoder(labels: Sequence[str], has_labels: bool) -> Decoder:
+    def by_number(data: bytes) -> object:
+        number = int(data)
+        if number == 0:  # what MySQL stores for a value that is none of the labels
+            return ""
+        return labels[number - 1] if number > 0 else UNREADABLE
+
+    return bytes.decode if has_labels else by_number
+
+
+def _set_decoder(labels: Sequence[str], has_labels: bool) -> Decoder:
+    def by_mask(data: bytes) -> object:
+        mask = int(data)
+        if mask < 0 or mask >> len(labels):
+            return UNREADABLE
+        return {label for place, label in enumerate(labels) if mask >> place & 1}
+
+    return (lambda data: set(data.decode().split(",")) if data else set()) if has_labels else by_mask
