@@ -16,7 +16,7 @@ import pyspark
 import pytest
 
 from integration.servers.process import ServerProcess
-from spark import verdict
+from spark.audit import verdict
 from spark.session import JAVA_OPTIONS
 from tests.simulation.planted import Planted, plant
 from tests.simulation.recorded import record, write_rows

@@ -15,9 +15,9 @@ from examples.demo.report import DemoResult
 from examples.demo.run import Sample, run_demo
 from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS
 from examples.demo.workload import Plan
-from spark import audit
+from spark.audit import __main__ as audit
+from spark.audit.verdict import CLEAN, POISONED_FILL, STALE_DATA
 from spark.session import open_session
-from spark.verdict import CLEAN, POISONED_FILL, STALE_DATA
 
 CLOSE_US: Final = 20_000
 PLAN: Final = Plan(seconds=6, seed=11, customers=400)

@@ -32,7 +32,7 @@ from integration.shards import start_shards
 from integration.test_reshard import deployment
 from integration.test_reshard import open_cache as open_reshard_cache
 from invalidator.process.status import find_subject
-from spark import audit_live
+from spark.live import __main__ as audit_live
 from spark.session import open_session
 
 KEYS = range(1, 41)

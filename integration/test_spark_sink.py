@@ -31,10 +31,10 @@ from integration.harness import (
 )
 from integration.servers import Pair
 from invalidator.archive.writer import find_resume
-from spark import invalidate
-from spark.keeper import Keeper
 from spark.session import open_session
-from spark.sink import open_sink
+from spark.sink import __main__ as invalidate
+from spark.sink.keeper import Keeper
+from spark.sink.sink import open_sink
 
 TOMBSTONE_TTL_SECONDS: Final = 600
 """Those of both sides are compared when the slower one is through."""

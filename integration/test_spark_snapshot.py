@@ -15,10 +15,10 @@ from freshness.errors import ConfigError, FormatError
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import CUSTOMERS_TABLE, System, running_system
 from integration.servers import Pair
-from spark import snapshot
-from spark.copytable import dump_span, find_spans, read_table
+from spark.copy import __main__ as snapshot
+from spark.copy.__main__ import read_copy, read_state, require_format
+from spark.copy.table import dump_span, find_spans, read_table
 from spark.session import open_session
-from spark.snapshot import read_copy, read_state, require_format
 
 SEATS_TABLE: Final = (
     "CREATE TABLE seats (hall VARCHAR(20) COLLATE utf8mb4_bin, seat BINARY(3), price DECIMAL(8,2), at DATETIME(3), "

@@ -61,7 +61,7 @@ def _read(session: SparkSession, path: str, kind: str, version: int, schema: Str
 
 
 def drop_merged(files: Sequence[str]) -> list[str]:
-    """Without files of an archive that were merged into a larger one and wait to be deleted (``spark.compact``)."""
+    """Without files of an archive that were merged into a larger one and wait to be deleted (``spark.archive``)."""
     named = {path: file for file in files if parse_name(path := Path(file)) is not None}
     merged = named.keys() - {file.path for file in choose_files(named)}
     return [file for file in files if Path(file) not in merged]

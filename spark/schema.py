@@ -1,7 +1,7 @@
 """The columns of every DataFrame that the jobs hand on: the one place that names their types.
 
-The field names are those of the dataclasses that travel as rows (`spark.entry.Entry`, `spark.comparison.Verdict`);
-a unit test holds them together.
+The field names are those of the dataclasses that travel as rows (`spark.live.entry.Entry`,
+`spark.live.comparison.Verdict`); a unit test holds them together.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ REPLAY: Final = StructType(
 """What goes through the audit's shuffle: an item (two hashes), what happened to it, and when; names as hashes.
 
 Of a change: ``node`` is its lineage, ``version`` its ordinal, ``begin_us`` its commit, ``digest`` and ``other`` the
-row after and before, ``sequence`` its place in the transaction. See `spark.itemlog` and `spark.replay`.
+row after and before, ``sequence`` its place in the transaction. See `spark.audit.itemlog` and `spark.audit.replay`.
 """
 
 REPLAYED: Final = StructType(

@@ -1,6 +1,6 @@
 """Files of the archive by their names: which transactions each holds, and which of them count (docs/archive.md).
 
-Written by ``invalidator.archive.writer``, merged by ``spark.compact``, read by both sides. No I/O but for
+Written by ``invalidator.archive.writer``, merged by ``spark.archive``, read by both sides. No I/O but for
 `find_files`.
 """
 

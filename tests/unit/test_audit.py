@@ -15,15 +15,15 @@ import pytest
 
 from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
-from spark import itemlog, timeline, verdict
-from spark.actions import read_stamps
-from spark.finding import Knowledge, Life, Rules, Tally, format_tally, merge_tally
-from spark.itemlog import CHANGE, FILL, HIT, INVALIDATION, NO_NUMBER, ROW, Stamp, pack_stamps
-from spark.page import format_page, format_percent, format_seconds
-from spark.replay import PACKED, Found, replay
-from spark.summary import Found as Violations
-from spark.summary import Share, Summary
-from spark.timeline import Lineage, Place, Run, build_chains, find_holes
+from spark.audit import itemlog, timeline, verdict
+from spark.audit.actions import read_stamps
+from spark.audit.finding import Knowledge, Life, Rules, Tally, format_tally, merge_tally
+from spark.audit.itemlog import CHANGE, FILL, HIT, INVALIDATION, NO_NUMBER, ROW, Stamp, pack_stamps
+from spark.audit.page import format_page, format_percent, format_seconds
+from spark.audit.replay import PACKED, Found, replay
+from spark.audit.summary import Found as Violations
+from spark.audit.summary import Share, Summary
+from spark.audit.timeline import Lineage, Place, Run, build_chains, find_holes
 
 SID: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 OTHER: Final = "4e11fa47-71ca-11e1-9e33-c80aa9429562"

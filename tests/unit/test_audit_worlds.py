@@ -20,16 +20,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from freshness.errors import ConfigError, FormatError
 from freshness.history.columns import VERSION_KEY
-from spark import audit as job
-from spark import verdict
-from spark.actions import encode_actions
-from spark.archive import read_archive
-from spark.audit import ROWS_PER_BATCH_MAX, Audit, audit
-from spark.finding import Rules
+from spark.audit import __main__ as job
+from spark.audit import verdict
+from spark.audit.__main__ import ROWS_PER_BATCH_MAX, Audit, audit
+from spark.audit.actions import encode_actions
+from spark.audit.archive import read_archive
+from spark.audit.finding import Rules
+from spark.audit.part import Part
+from spark.audit.state import load_state, save_state
 from spark.history import read_actions, read_changes
-from spark.part import Part
 from spark.session import open_session
-from spark.state import load_state, save_state
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, TOMBSTONE_TTL_US, Expected, Planted, plant
 from tests.simulation.recorded import EPOCH_US, Row, arrow_schema, record, write_rows
 

@@ -27,11 +27,12 @@ from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.objects.registry import ObjectDefinition, ShardFinder
 from freshness.position import Position, parse_position
 from freshness.values.codec import encode_value
-from spark import comparison, entry, schema
-from spark.comparison import Comparison, Verdict
-from spark.entry import Entry, find_key_values, read_batch
-from spark.metadump import BUSY_RETRIES_MAX, find_entry_key, open_entry_keys
-from spark.report import AuditSummary, Example, print_summary
+from spark import schema
+from spark.live import comparison, entry
+from spark.live.comparison import Comparison, Verdict
+from spark.live.entry import Entry, find_key_values, read_batch
+from spark.live.metadump import BUSY_RETRIES_MAX, find_entry_key, open_entry_keys
+from spark.live.report import AuditSummary, Example, print_summary
 from spark.scope import AuditScope, PrimaryAddress
 
 NODE: Final = "127.0.0.1:11211"

@@ -19,8 +19,8 @@ from freshness.history.columns import CHANGES
 from freshness.stream.source import Heartbeat, RowChange
 from invalidator.binlog.rows.layout import Layout
 from invalidator.stream.json_lines import EndLine, ErrorLine, LayoutBook, LineWriter, encode_line
-from spark import live
-from spark.live import LivePiece, Service, read_heads, read_piece
+from spark.stream import http as live
+from spark.stream.http import LivePiece, Service, read_heads, read_piece
 from tests.unit.archive_world import SOURCE, message, token
 
 NAMES: Final = [column.name for column in CHANGES]

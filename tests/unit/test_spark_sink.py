@@ -24,8 +24,8 @@ from freshness.position import MysqlGtidSet, Position
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import to_json_row
 from invalidator.loop.shard import ShardInvalidator
-from spark.keeper import HISTORY_CONFIRM_SECONDS, LineageKeeper
-from spark.tombstone import Part, Sender, SinkPlan, Ticket
+from spark.sink.keeper import HISTORY_CONFIRM_SECONDS, LineageKeeper
+from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
 from tests.unit.archive_world import NODES, SOURCE, make_config, make_registry
 
 LINEAGE: Final = "shop/-"

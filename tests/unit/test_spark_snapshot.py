@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from integration.configuration import write_config
-from spark import snapshot
+from spark.copy import __main__ as snapshot
 
 
 def test_a_keyspace_of_vitess_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,14 +29,15 @@ from freshness.history.columns import CHANGES, KIND_KEY, VERSION_KEY
 from freshness.stream.source import RowChange
 from invalidator.archive.reader import open_archive
 from invalidator.archive.writer import RotationPolicy
-from spark import compact, updatestream
-from spark.archive_folder import ArchiveFolder
+from spark.archive import __main__ as compact
 from spark.failure import find_failure
 from spark.history import read_changes
-from spark.keeper import _require_whole
 from spark.session import open_session
-from spark.tombstone import Part, join_ranges
-from spark.updatestream import StreamOptions
+from spark.sink.keeper import _require_whole
+from spark.sink.tombstone import Part, join_ranges
+from spark.stream import source as updatestream
+from spark.stream.archive_folder import ArchiveFolder
+from spark.stream.source import StreamOptions
 from tests.unit.archive_world import NOW_US, SOURCE, World, message
 
 HOUR_US: Final = 3_600_000_000

@@ -1,6 +1,6 @@
 """Audit of what every memcached node holds now against the primary: the job and its command line.
 
-``python -m spark.audit_live --config freshness.toml [--json] [--repair] [--master local[*]]``, or spark-submit. Reads
+``python -m spark.live --config freshness.toml [--json] [--repair] [--master local[*]]``, or spark-submit. Reads
 only, but for ``--repair``, which removes poisoned entries by CAS.
 Every step is a function DataFrame → DataFrame; what it does to a row is in modules that know nothing of Spark.
 Exit codes: 0 all that is served is right, 2 usage or configuration, 3 not known, 5 stale data was found.
@@ -27,9 +27,9 @@ from freshness.config.reader import load_config
 from freshness.database.primary import Primary
 from freshness.errors import FreshnessError
 from freshness.nodes.memcached import MemcachedNode
-from spark.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, Comparison
-from spark.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, Entry, read_node
-from spark.report import AuditSummary, Example, print_summary
+from spark.live.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, Comparison
+from spark.live.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, Entry, read_node
+from spark.live.report import AuditSummary, Example, print_summary
 from spark.schema import ENTRY, VERDICT
 from spark.scope import AuditScope, load_scope
 from spark.session import open_session
@@ -175,7 +175,7 @@ def audit(session: SparkSession, scope: AuditScope, *, repairs: bool = False) ->
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print its result. A session that is handed over is not stopped."""
     parser = argparse.ArgumentParser(
-        prog="spark.audit_live", description="Compare what the cache nodes hold now with the primary."
+        prog="spark.live", description="Compare what the cache nodes hold now with the primary."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -19,8 +19,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.errors import FormatError
 from freshness.position import parse_position
-from spark.finding import Life
-from spark.itemlog import (
+from spark.audit.finding import Life
+from spark.audit.itemlog import (
     ABSENT,
     AFTER_ABSENT,
     BEFORE_ABSENT,
@@ -35,9 +35,9 @@ from spark.itemlog import (
     Stamp,
     pack_stamps,
 )
-from spark.replay import PACKED
+from spark.audit.replay import PACKED
+from spark.audit.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
 from spark.schema import REPLAY
-from spark.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
 
 ACTIONS: Final = ("fill", "hit", "refusal", "invalidation", "publish", "dropped")
 INVENTORY_MAX: Final = 1_000_000

@@ -20,7 +20,7 @@ from freshness.config.settings import ShardingFunction
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keyrange import KeyRange
 from freshness.values.json import from_json
-from spark.actions import Batches, BatchFunction
+from spark.audit.actions import Batches, BatchFunction
 
 _FUNCTIONS: Final = "freshness.database.sharding"
 _ITEMS: Final = "items array<binary>"

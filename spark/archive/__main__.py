@@ -1,6 +1,6 @@
 """Archive maintenance: small files become large ones, old ones go, and what is there is checked.
 
-``python -m spark.compact PATH [--keep-days N] [--grace-seconds N] [--check] [--json]``, or spark-submit. Each
+``python -m spark.archive PATH [--keep-days N] [--grace-seconds N] [--check] [--json]``, or spark-submit. Each
 folder of a past hour is one task: its files become one (or a few, at `FILE_ROWS_MAX`), in which every row group
 holds what followed one another, sorted by key, so that a key's rows lie together and compress well. The merged file
 appears complete or not at all; from then on readers pass over the files within it
@@ -47,9 +47,9 @@ from freshness.history.archive_file import (
 )
 from freshness.history.columns import CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position import Position, empty_position, parse_position
-from spark.archive_folder import ArchiveFolder
 from spark.failure import SPARK_ERRORS, tell_failure
 from spark.session import open_session
+from spark.stream.archive_folder import ArchiveFolder
 
 FILE_ROWS_MAX: Final = 2_000_000
 """A merged file is ended by the first input file that reaches this."""
@@ -461,7 +461,7 @@ MAX_TASKS: Final = 1_000
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print what it did. A session that is handed over is not stopped."""
-    parser = argparse.ArgumentParser(prog="spark.compact", description="Merge, check and prune an archive.")
+    parser = argparse.ArgumentParser(prog="spark.archive", description="Merge, check and prune an archive.")
     parser.add_argument("archive", help="its folder")
     parser.add_argument("--keep-days", type=float, help="delete files that are older, from the front")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """What an executor does for the sink: rows of the update stream become tombstones and deletes on the cache nodes.
 
-Nothing here is acknowledged: what was sent, and which nodes took it, is told to the driver, whose ``spark.keeper``
-alone writes records. Sent twice, by a second attempt or a second task, it does no harm. A node that fails is left
-alone for the rest of the part and named; the others go on. Called by ``spark.sink``.
+Nothing here is acknowledged: what was sent, and which nodes took it, is told to the driver, whose
+``spark.sink.keeper`` alone writes records. Sent twice, by a second attempt or a second task, it does no harm. A node
+that fails is left alone for the rest of the part and named; the others go on. Called by ``spark.sink.sink``.
 """
 
 from __future__ import annotations

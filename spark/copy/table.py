@@ -3,7 +3,7 @@ stream.
 
 Both ways give the same cells for the same row, so that a copy can be made of the one and kept up to date by the
 other. What cannot be told alike is refused before anything is read. Knows nothing of Spark but its types. Called by
-``spark.snapshot``, on the driver and on executors.
+``spark.copy``, on the driver and on executors.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ from pyspark.sql.types import StructType
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
-from spark.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, Span, to_batches
-from spark.live import LivePiece, Service, make_mark, read_heads, read_piece
 from spark.schema import CHANGES
+from spark.stream.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, Span, to_batches
+from spark.stream.http import LivePiece, Service, make_mark, read_heads, read_piece
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """An external copy of tables in Parquet: dumped in parallel, then kept up to date by the update stream.
 
-``python -m spark.snapshot --config freshness.toml --out DIR --archive PATH|--url URL [--tables a,b]``, or
+``python -m spark.copy --config freshness.toml --out DIR --archive PATH|--url URL [--tables a,b]``, or
 spark-submit; run it again and it goes on from its own state. No lock and no privilege but SELECT is needed, because
 the dump need not be one snapshot: the position B is read before the first row, as something that every later SELECT
 shows, and the head H after the last. A row that changed after B is told by the stream with its whole after-image;
@@ -39,20 +39,11 @@ from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUna
 from freshness.position import FLAVORS, Position, parse_position
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import parse_token, token_sql
-from spark import updatestream
-from spark.archive_folder import to_batches
-from spark.copytable import (
-    IS_GONE,
-    IS_WHOLE,
-    KEY,
-    PLACE,
-    CopyTable,
-    dump_span,
-    find_spans,
-    read_table,
-)
+from spark.copy.table import IS_GONE, IS_WHOLE, KEY, PLACE, CopyTable, dump_span, find_spans, read_table
 from spark.failure import SPARK_ERRORS, tell_failure
 from spark.session import open_session
+from spark.stream import source as updatestream
+from spark.stream.archive_folder import to_batches
 
 STATE: Final = "state.json"
 PARQUET: Final = "parquet"
@@ -138,7 +129,7 @@ def read_copy(session: SparkSession, out: str | Path, table: str, file_format: s
     state = read_state(Path(out))
     if state is None or table not in state.tables or not state.tables[table].published:
         raise ConfigError(
-            f"{out} has no published copy of {table}", hint="run spark.snapshot until it ends with 0"
+            f"{out} has no published copy of {table}", hint="run spark.copy until it ends with 0"
         )
     return session.read.format(file_format).load(str(Path(out) / state.tables[table].published)).drop(KEY)
 
@@ -192,7 +183,7 @@ def read_floor(keyspace: Keyspace, shard: Shard) -> EventToken:
     if token is None or token.position.is_empty:
         raise ConfigError(
             f"shard {shard.lineage} has no heartbeats: nothing is known of what its primary shows",
-            hint="start `invalidator run`, or `spark.invalidate`, which write them",
+            hint="start `invalidator run`, or `spark.sink`, which write them",
         )
     return token
 
@@ -431,7 +422,7 @@ class Snapshot:
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and print the state of the copy. A session that is handed over is not stopped."""
     parser = argparse.ArgumentParser(
-        prog="spark.snapshot", description="Copy tables, and keep the copy up to date."
+        prog="spark.copy", description="Copy tables, and keep the copy up to date."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
     parser.add_argument("--out", required=True, help="folder of the copy, local or mounted on all executors")

@@ -5,7 +5,7 @@ fills of one item are held at a time, some hundred bytes each, and hits pass thr
 Order comes from ordinals and from the node's own CAS versions; times decide only what nothing else can, with an error
 allowed (F3, F36).
 
-What it is told and what it finds is in `spark.finding`. Plain Python: knows nothing of Spark. Called by
+What it is told and what it finds is in `spark.audit.finding`. Plain Python: knows nothing of Spark. Called by
 ``spark.audit`` on the executors; never reads a file or a clock.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy
 from numpy.typing import NDArray
 
-from spark import verdict
-from spark.finding import STALENESS_EDGES_US, Evidence, Finding, Knowledge, Rules, Tally
-from spark.itemlog import (
+from spark.audit import verdict
+from spark.audit.finding import STALENESS_EDGES_US, Evidence, Finding, Knowledge, Rules, Tally
+from spark.audit.itemlog import (
     ABSENT,
     BELOW_FLOOR,
     FILL,
@@ -35,7 +35,7 @@ from spark.itemlog import (
     Stamp,
     unpack_stamps,
 )
-from spark.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, FRAGMENTED, NOTHING, UNKNOWN_FLAGS
+from spark.audit.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, FRAGMENTED, NOTHING, UNKNOWN_FLAGS
 
 FILLS_HELD_MAX: Final = 2_000_000
 """Fills of one item that are remembered for its hits; later ones replace nothing, and their hits are not traced."""

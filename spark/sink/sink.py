@@ -28,9 +28,9 @@ from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError
 from freshness.nodes.open import open_node
 from freshness.position import FLAVORS
-from spark.keeper import Keeper
 from spark.scope import portable
-from spark.tombstone import COLUMNS, Part, Sender, SinkPlan, Ticket
+from spark.sink.keeper import Keeper
+from spark.sink.tombstone import COLUMNS, Part, Sender, SinkPlan, Ticket
 
 NAME: Final = "freshness"
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from pyarrow import fs
 from pyspark.sql import DataFrame
 
-from spark import verdict
-from spark.summary import DIMENSIONS, GROUPS_MAX, WITHIN_SECONDS, Nines, Summary, conclude
+from spark.audit import verdict
+from spark.audit.summary import DIMENSIONS, GROUPS_MAX, WITHIN_SECONDS, Nines, Summary, conclude
 
 _WIDTH: Final = 940
 _BAR: Final = 22

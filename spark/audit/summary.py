@@ -1,6 +1,6 @@
 """The result of an audit as a value: how fresh what was served was, what was wrong, what is not known.
 
-Knows Spark only to collect the few rows that are shown. Called by the audit; written by `spark.page`.
+Knows Spark only to collect the few rows that are shown. Called by the audit; written by `spark.audit.page`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
-from spark import verdict
-from spark.actions import Stock
-from spark.archive import Archive
-from spark.evidence import Names, Who
-from spark.finding import STALENESS_EDGES_US, Rules, Tally
+from spark.audit import verdict
+from spark.audit.actions import Stock
+from spark.audit.archive import Archive
+from spark.audit.evidence import Names, Who
+from spark.audit.finding import STALENESS_EDGES_US, Rules, Tally
 
 WITHIN_SECONDS: Final = (1, 10, 60, 300)
 EXAMPLES_PER_KIND: Final = 5

@@ -2,7 +2,7 @@
 
 A bounded piece of an endless stream: it begins after what ``start`` holds and ends when everything in ``end`` has
 been delivered; what came early, and is not in ``end``, is left to the next piece. So the same two tokens always
-give the same rows, whenever they are asked for. Knows nothing of Spark. Called by ``spark.updatestream``, on
+give the same rows, whenever they are asked for. Knows nothing of Spark. Called by ``spark.stream.source``, on
 executors.
 """
 

@@ -1,7 +1,7 @@
 """What one node holds, entry by entry, and whether each would be a hit. Runs on executors.
 
 Reads only, with the project's own client, in batches and no faster than a bound. A node that fails becomes a row that
-says so: what was not read is never taken for absent. Called by ``spark.audit_live``, `judge` by the comparison too.
+says so: what was not read is never taken for absent. Called by ``spark.live``, `judge` by the comparison too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from freshness.errors import FormatError, FreshnessError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
 from freshness.values.codec import decode_value, encode_value
-from spark.metadump import open_entry_keys
+from spark.live.metadump import open_entry_keys
 from spark.scope import AuditScope
 
 ENTRIES_PER_BATCH_MAX: Final = 200

@@ -6,7 +6,7 @@ batches: a lease is extended only on the strength of an own heartbeat that came 
 job that stalls lets the nodes close. A node that missed a batch, or whose progress the stream does not reach back
 to, begins a new life.
 
-Lives in the driver's process, with a thread for each lineage; ``spark.sink`` speaks to it over loopback.
+Lives in the driver's process, with a thread for each lineage; ``spark.sink.sink`` speaks to it over loopback.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat
-from spark.tombstone import Part, SinkPlan, Ticket, join_ranges
+from spark.sink.tombstone import Part, SinkPlan, Ticket, join_ranges
 
 RENEW_SECONDS: Final = 0.25
 REJOIN_SECONDS: Final = 2.0

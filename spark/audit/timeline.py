@@ -2,7 +2,7 @@
 
 A position that holds the first n transactions of a lineage's archive and no other is the number n, its **prefix**.
 What it holds beyond its prefix (a replica that commits out of order, one event of a tombstone) is kept as the set
-of their ordinals, so that nothing is rounded. Built by `spark.archive` from the archive's runs, carried to the
+of their ordinals, so that nothing is rounded. Built by `spark.audit.archive` from the archive's runs, carried to the
 executors by the audit. No Spark and no I/O here, and no clock in any answer about order.
 """
 

@@ -14,13 +14,13 @@ import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark import verdict
-from spark.actions import Batches, Stock
-from spark.archive import Archive, Damage
-from spark.finding import Evidence, format_evidence
-from spark.itemlog import NO_NUMBER
+from spark.audit import verdict
+from spark.audit.actions import Batches, Stock
+from spark.audit.archive import Archive, Damage
+from spark.audit.finding import Evidence, format_evidence
+from spark.audit.itemlog import NO_NUMBER
+from spark.audit.timeline import NOTHING, Lineage, find_holes, holds_any
 from spark.schema import VIOLATION
-from spark.timeline import NOTHING, Lineage, find_holes, holds_any
 
 BROADCAST_MAX: Final = 100_000
 """Findings up to which they travel to the history, and not the history to them."""

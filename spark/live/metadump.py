@@ -2,7 +2,7 @@
 
 The crawler walks a living cache: an item that moves between its lists meanwhile can be listed twice or, rarely, not
 at all. The dump is taken as fast as it comes and kept in a temporary file, so that the crawler never waits for us.
-Never a partial list as if it were whole: a dump without its END raises. Called by ``spark.entry``.
+Never a partial list as if it were whole: a dump without its END raises. Called by ``spark.live.entry``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from freshness.errors import FreshnessError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from freshness.values.codec import decode_value
-from spark.entry import (
+from spark.live.entry import (
     LIVE,
     UNAVAILABLE,
     UNTRUSTED,

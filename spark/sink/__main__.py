@@ -1,9 +1,9 @@
 """Invalidation on a cluster: the update stream into the cache nodes, as a structured streaming job.
 
-``python -m spark.invalidate --config freshness.toml --archive PATH|--url URL --checkpoint DIR``, or spark-submit.
+``python -m spark.sink --config freshness.toml --archive PATH|--url URL --checkpoint DIR``, or spark-submit.
 The same tombstones, table floors and progress as `invalidator run` writes, for when one machine's decoding and
 sending do not suffice. Runs until it is stopped, or with ``--once`` until it has caught up. What does the work:
-``spark.tombstone`` on the executors, ``spark.keeper`` on the driver.
+``spark.sink.tombstone`` on the executors, ``spark.sink.keeper`` on the driver.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pyspark.sql.streaming import StreamingQuery
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.errors import ConfigError, FreshnessError
-from spark import updatestream
 from spark.failure import SPARK_ERRORS, tell_failure
-from spark.keeper import Keeper
 from spark.session import open_session
-from spark.sink import NAME, open_sink
+from spark.sink.keeper import Keeper
+from spark.sink.sink import NAME, open_sink
+from spark.stream import source as updatestream
 
 TRIGGER_SECONDS: Final = 1.0
 STOP_SEEN_SECONDS: Final = 0.5
@@ -67,7 +67,7 @@ def start_query(
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job. A session that is handed over is not stopped."""
     parser = argparse.ArgumentParser(
-        prog="spark.invalidate", description="Invalidate from the update stream, on a Spark cluster."
+        prog="spark.sink", description="Invalidate from the update stream, on a Spark cluster."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
     parser.add_argument("--archive", help="follow an archive: a folder or URI")

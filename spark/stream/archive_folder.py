@@ -2,8 +2,8 @@
 
 Any file system that Arrow knows: a local path, or a URI such as ``s3://bucket/archive``. Every file is looked at
 before a row of it is believed; what is missing between two files, cut, or of another version is a `FormatError`
-that names the file. Knows nothing of Spark. Called by ``spark.updatestream``, ``spark.compact`` and
-``spark.snapshot``.
+that names the file. Knows nothing of Spark. Called by ``spark.stream.source``, ``spark.archive`` and
+``spark.copy``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a replay is told, what it finds in an item, and what it counts.
 
-Written by `spark.replay`, which judges, and read by what merges and shows it. Plain Python: knows nothing of Spark.
+Written by `spark.audit.replay`, which judges, and read by what merges and shows it. Plain Python: knows nothing of
+Spark.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from spark.timeline import Lineage
+from spark.audit.timeline import Lineage
 
 STALENESS_EDGES_US: Final = (
     0,

@@ -1,7 +1,7 @@
 """What changed one item in one lineage, and when each node acknowledged that; rows as they travel to the replay.
 
 A row carries kinds and flags as numbers, names as hashes, and positions as packed stamps, so that no text goes
-through the shuffle. Plain Python, called by `spark.replay` and by what makes its rows.
+through the shuffle. Plain Python, called by `spark.audit.replay` and by what makes its rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from freshness.errors import FormatError
-from spark.timeline import Place
+from spark.audit.timeline import Place
 
 CHANGE, INVALIDATION, FILL, HIT = range(4)
 """Kinds of rows, in the order in which they come."""

@@ -1,4 +1,4 @@
-"""What the archive says of itself: its order (`spark.timeline.Lineage`), and where it is damaged.
+"""What the archive says of itself: its order (`spark.audit.timeline.Lineage`), and where it is damaged.
 
 Runs of consecutive numbers are found by one aggregation, without a sort; only what is out of order is looked at row
 by row. Called by the audit, first of all. Functions of DataFrames; reads no file.
@@ -18,9 +18,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from freshness.errors import FormatError
-from spark import verdict
-from spark.finding import Evidence, Rules
-from spark.timeline import NOTHING, Lineage, Run, build_chains, find_holes
+from spark.audit import verdict
+from spark.audit.finding import Evidence, Rules
+from spark.audit.timeline import NOTHING, Lineage, Run, build_chains, find_holes
 
 RUNS_MAX: Final = 1_000_000
 """Runs of an archive, all lineages together. Sources that alternate with every commit make many."""

@@ -20,14 +20,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.errors import ConfigError, FormatError
-from spark.actions import Batches
-from spark.archive import Archive, RunRow, rebuild
-from spark.evidence import Names, Who
-from spark.finding import Knowledge, Life
-from spark.itemlog import CHANGE, HIT, JUDGED
-from spark.replay import PACKED
+from spark.audit.actions import Batches
+from spark.audit.archive import Archive, RunRow, rebuild
+from spark.audit.evidence import Names, Who
+from spark.audit.finding import Knowledge, Life
+from spark.audit.itemlog import CHANGE, HIT, JUDGED
+from spark.audit.replay import PACKED
+from spark.audit.timeline import Run
 from spark.schema import REPLAY
-from spark.timeline import Run
 
 STATE_VERSION: Final = 1
 ITEMS: Final = "h1 long, h2 int, item binary"

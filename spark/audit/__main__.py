@@ -1,8 +1,8 @@
 """Audit by replay: does recorded history prove that the cache never served what it must not? The job and its main.
 
 ``python -m spark.audit --archive … --history … --report out/``, or spark-submit. One shuffle by item, one sort, one
-pass (`spark.replay`); what is small (the archive's order, lives of nodes, names) travels to the executors beside it.
-Exit codes: 0 clean, 2 usage or history that will not do, 3 not decided, 5 poison. See docs/spark.md.
+pass (`spark.audit.replay`); what is small (the archive's order, lives of nodes, names) travels to the executors
+beside it. Exit codes: 0 clean, 2 usage or history that will not do, 3 not decided, 5 poison. See docs/spark.md.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from rich.console import Console
 
 from freshness.errors import ConfigError, FormatError, FreshnessError
-from spark import verdict
-from spark.actions import (
+from spark.audit import verdict
+from spark.audit.actions import (
     Batches,
     BatchFunction,
     Stock,
@@ -35,19 +35,19 @@ from spark.actions import (
     find_published,
     take_stock,
 )
-from spark.archive import RAISES_MAX, Archive, find_raises, read_archive
-from spark.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
+from spark.audit.archive import RAISES_MAX, Archive, find_raises, read_archive
+from spark.audit.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
+from spark.audit.finding import Knowledge, Life, Rules, Tally, format_evidence, format_tally, merge_tally
+from spark.audit.itemlog import CHANGE, NO_NUMBER
+from spark.audit.page import write_report
+from spark.audit.part import Part, find_items
+from spark.audit.replay import replay
+from spark.audit.state import State, load_state, save_state
+from spark.audit.summary import Summary, print_summary, summarize
 from spark.failure import SPARK_ERRORS, tell_failure
-from spark.finding import Knowledge, Life, Rules, Tally, format_evidence, format_tally, merge_tally
 from spark.history import read_actions, read_changes
-from spark.itemlog import CHANGE, NO_NUMBER
-from spark.page import write_report
-from spark.part import Part, find_items
-from spark.replay import replay
 from spark.schema import REPLAYED
 from spark.session import open_session
-from spark.state import State, load_state, save_state
-from spark.summary import Summary, print_summary, summarize
 
 ROWS_PER_BATCH_MAX: Final = 20_000
 SETTLE_US: Final = 5_000_000

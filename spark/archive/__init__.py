@@ -1,0 +1,1 @@
+"""Merging, checking and pruning an archive. ``python -m spark.archive``."""

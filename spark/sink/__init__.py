@@ -1,0 +1,1 @@
+"""Invalidation on a cluster: a streaming sink. ``python -m spark.sink``."""

@@ -1,0 +1,1 @@
+"""The update stream as a data source of Spark: over HTTP, or of an archive."""
