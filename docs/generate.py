@@ -1,7 +1,7 @@
 """Writes what the documentation takes from the code and from the catalogue of failures: ``make docs``.
 
 A table stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by
-hand. ``tests/unit/test_docs.py`` calls `render` and fails where a page is not what the code says.
+hand. ``tests/repository/test_docs.py`` calls `render` and fails where a page is not what the code says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Planted bugs: one defence each, taken out of the production code. The tests of the checkers.
 
 Each must be caught by the simulator (``python -m tests.simulation --bugs``) and by a directed schedule
-(tests/unit/test_defences.py). A bug is a patch of the very functions that run in production, or, where the
+(tests/schedules/test_defences.py). A bug is a patch of the very functions that run in production, or, where the
 defence is the backend's or the reader's own, a change of the world's transport.
 """
 

@@ -1,4 +1,4 @@
-"""The directed schedules: the tests of ``tests/unit`` that lead into one danger each, and which bug breaks which.
+"""The directed schedules: the tests of ``tests/schedules`` that lead into one danger each, and which bug breaks which.
 
 Run by ``python -m tests.simulation``; ``tests/simulation/test_directed.py`` holds the table.
 """
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-import tests.world
+import tests.schedules.world
 from freshness.algorithm.envelope import STUB, NodeRecord
 from freshness.algorithm.membership import Membership
 from freshness.algorithm.request import Add, Cas, Delete, Head, InspectStorage, Reply, Request
 from freshness.keys.cachekey import tombstone_key
 from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
+from tests.schedules.world import Reader, Replica, Run, World
 from tests.simulation.bugs import PLANTED, apply_progress_first
 from tests.simulation.reshard import STAYS_OPEN
-from tests.world import Reader, Replica, Run, World
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEDULE_FILES: Final = tuple(
-    f"tests/unit/test_{name}.py"
+    f"tests/schedules/test_{name}.py"
     for name in ("defences", "schedules", "holes", "usefulness", "upstream_defences")
 )
 
@@ -166,7 +166,7 @@ def _elsewhere(reading: Any) -> Callable[..., Any]:
         up = next((name for name, store in self.world.stores.items() if not store.down), "")
         placed = [
             replace(each, node=up) if self.world.stores[each.node].down else each
-            for each in lookups or (tests.world.lookup(),)
+            for each in lookups or (tests.schedules.world.lookup(),)
         ]
         run: Run[Any] = reading(self, *placed, **options)
         return run
@@ -187,7 +187,7 @@ def _rows_first(_: bool) -> bool:
 
 
 _IN_THE_WORLD: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
-    "progress before acknowledge": (tests.world, "apply_batch", lambda _: apply_progress_first),
+    "progress before acknowledge": (tests.schedules.world, "apply_batch", lambda _: apply_progress_first),
     "blind set": (World, "perform", _set_blindly),
     "fill removes the tombstone": (World, "perform", _remove_tombstone),
     "token of the binlog": (Replica, "token", _of_the_log),

@@ -13,7 +13,7 @@ from tests.simulation.directed import DIRECTED, SCHEDULE_FILES, planted
 
 def test_the_table_names_every_planted_bug() -> None:
     assert DIRECTED.keys() == PLANTED.keys()
-    assert {f"tests/unit/test_{place.partition('::')[0]}.py" for place in DIRECTED.values()} <= set(
+    assert {f"tests/schedules/test_{place.partition('::')[0]}.py" for place in DIRECTED.values()} <= set(
         SCHEDULE_FILES
     )
 
@@ -28,7 +28,7 @@ def test_the_schedule_fails_with_the_bug_and_holds_without(bug: str) -> None:
 def run(bug: str) -> None:
     """The test of a bug. What it patches is undone before the bug is dug out again."""
     file, _, name = DIRECTED[bug].partition("::")
-    schedule = getattr(importlib.import_module(f"tests.unit.test_{file}"), name)
+    schedule = getattr(importlib.import_module(f"tests.schedules.test_{file}"), name)
     patch = pytest.MonkeyPatch()
     try:
         schedule(

@@ -1,0 +1,131 @@
+"""The catalogue of failures holds: what it claims has tests, what it names exists, and what is cited is in it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.generate import PAGES, PLANTED_BUGS, STATUSES, Failure, load_failures, render
+from tests.simulation.bugs import PLANTED
+
+CHECKOUT = PAGES.parent
+FAILURES = load_failures()
+PAGE = PAGES / "failure-modes.md"
+CITATION = re.compile(r"\bF([1-9]\d{0,2})\b")
+CITING = {".py", ".md", ".toml"}
+
+
+@functools.cache
+def _tests_of(path: str) -> dict[str, ast.FunctionDef]:
+    """Every test of a file by what stands behind its path in pytest's ids; those of a class also where a class of
+    the same file inherits them."""
+    module = ast.parse((CHECKOUT / path).read_text())
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+
+    def methods(of: ast.ClassDef) -> Iterator[ast.FunctionDef]:
+        for base in of.bases:
+            if isinstance(base, ast.Name) and base.id in classes:
+                yield from methods(classes[base.id])
+        yield from (node for node in of.body if isinstance(node, ast.FunctionDef))
+
+    found = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    for name, node in classes.items():
+        if name.startswith("Test"):
+            found |= {f"{name}::{method.name}": method for method in methods(node)}
+    return {name: node for name, node in found.items() if name.split("::")[-1].startswith("test_")}
+
+
+def _problem(test: str) -> str | None:
+    path, _, name = test.partition("::")
+    if path == PLANTED_BUGS:
+        return None if name in PLANTED else f"the simulator plants no bug {name!r}"
+    if not path.startswith(("tests/", "integration/")) or not (CHECKOUT / path).is_file():
+        return f"there is no file {path}"
+    return None if name in _tests_of(path) else f"there is no test {test}"
+
+
+def _plants(test: str) -> bool:
+    """Whether it changes the code under test: a bug of the simulator, or a test that patches."""
+    path, _, name = test.partition("::")
+    if path == PLANTED_BUGS:
+        return True
+    return any(argument.arg == "monkeypatch" for argument in _tests_of(path)[name].args.args)
+
+
+def _cited() -> Iterator[tuple[str, str]]:
+    """(where, number) of every citation in files under version control."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=CHECKOUT, check=True, capture_output=True, text=True
+    )
+    for name in listing.stdout.split("\0"):
+        path = CHECKOUT / name
+        if path.suffix not in CITING or path == PAGE or not path.is_file():
+            continue
+        for line, text in enumerate(path.read_text().splitlines(), 1):
+            for number in CITATION.findall(text):
+                yield f"{name}:{line}", f"F{number}"
+
+
+def test_numbers_are_without_a_gap() -> None:
+    assert [one.number for one in FAILURES] == [f"F{n}" for n in range(1, len(FAILURES) + 1)]
+    assert len(FAILURES) >= 87, "numbers are stable: none is taken away"
+
+
+@pytest.mark.parametrize("one", FAILURES, ids=lambda one: one.number)
+class TestEveryFailure:
+    def test_it_is_told_in_full(self, one: Failure) -> None:
+        assert one.status in STATUSES
+        assert one.title
+        assert not one.title.endswith(".")
+        assert one.known_from
+        assert one.what.endswith(".")
+
+    def test_its_tests_exist(self, one: Failure) -> None:
+        assert [problem for test in (*one.tests, *one.planted) if (problem := _problem(test))] == []
+        assert len({*one.tests, *one.planted}) == len(one.tests) + len(one.planted)
+
+    def test_a_defence_has_tests_and_is_planted_out_or_says_why_not(self, one: Failure) -> None:
+        if one.status == "defended":
+            assert one.tests or one.planted
+            assert bool(one.planted) != bool(one.unplanted)
+        assert [test for test in one.planted if not _plants(test)] == []
+
+
+def test_whatever_is_cited_is_in_the_catalogue() -> None:
+    known = {one.number for one in FAILURES}
+    cited = list(_cited())
+    assert len(cited) > 200
+    assert [f"{where} cites {number}" for where, number in cited if number not in known] == []
+
+
+def test_citations_are_found_and_other_names_are_not() -> None:
+    found = CITATION.findall(
+        f"(F28, F29); F1: F{104} is none of ours; F21-F23; UTF8, F0, 0xF2, F2a, F16C, Fx"
+    )
+    assert found == ["28", "29", "1", "104", "21", "23"]
+
+
+def test_the_page_is_made_from_the_catalogue() -> None:
+    text = PAGE.read_text()
+    assert render(text) == text, "run: make docs"
+    assert re.findall(r"^### (F\d+)$", text, re.MULTILINE) == [one.number for one in FAILURES]
+
+
+def test_a_test_that_is_not_there_is_noticed(tmp_path: Path) -> None:
+    assert _problem("tests/schedules/test_defences.py::test_fill_is_by_cas") is None
+    assert _problem("tests/contract/test_backends.py::TestMemory::test_delete") is None
+    for name in (
+        "tests/schedules/test_defences.py::prove",
+        "tests/schedules/test_defences.py::test_nothing",
+        "tests/contract/test_backends.py::BackendContract::test_delete",
+        "tests/unit/test_nowhere.py::test_fill_is_by_cas",
+        "tests/simulation/bugs.py::no such bug",
+        str(tmp_path),
+    ):
+        assert _problem(name) is not None, name

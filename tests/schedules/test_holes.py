@@ -1,0 +1,596 @@
+"""Defences whose lack poisons: of failures from elsewhere, and of the holes that this project found in itself.
+
+Continues test_defences.py, by the same rule: each schedule is played as the code stands, and again with one
+defence planted out, where the named invariant must break. What the holes are is in docs/failure-modes.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from freshness.algorithm import admission, apply, membership, read
+from freshness.algorithm.envelope import NodeRecord
+from freshness.algorithm.gather import gather
+from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.membership import HeartbeatSeen, Membership
+from freshness.algorithm.request import (
+    DONE,
+    Add,
+    Cas,
+    Flow,
+    Get,
+    Head,
+    Item,
+    Procedure,
+    Reply,
+    Request,
+    Stored,
+    Wait,
+)
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
+from freshness.algorithm.view import NodeView
+from freshness.errors import NodeUnavailable
+from freshness.position import Position
+from freshness.position.mariadb import MariadbPosition
+from freshness.position.token import EventToken
+from tests.schedules.test_defences import MARKER, go_on, prove, read_lagging, start
+from tests.schedules.world import (
+    CUSTOMER,
+    D_SECONDS,
+    KEY,
+    LINEAGE,
+    NODE,
+    ORDER,
+    Client,
+    Database,
+    Invalidator,
+    Reader,
+    ReadToken,
+    Replica,
+    Run,
+    World,
+    is_record_write,
+    lookup,
+    version_of,
+)
+
+OTHER = "shop/b"
+PAIR = ObjectPolicy("pair", 9, ("pairs",), (LINEAGE, OTHER), 3600)
+BOTH = {CUSTOMER.name: CUSTOMER.fingerprint, ORDER.name: ORDER.fingerprint}
+
+
+def read_anew(world: World) -> ReadOutcome:
+    """A hit is held against what was acknowledged; a lagging replica answers a miss."""
+    return Reader(world, world.replica()).read()
+
+
+# -- failures of requests ------------------------------------------------------------------------------
+
+
+def lose_an_invalidation(world: World) -> tuple[bool, bool]:
+    """Whether it counts as done, and whether progress claims it."""
+    one = start(world)
+    assert read_anew(world) is ReadOutcome.FILLED
+    made = world.commit(KEY)
+    run = one.applying().until_kind(Add)
+    run.lose_request()
+    is_done = go_on(run)
+    is_claimed = world.record().progress.contains(made.position)
+    read_anew(world)
+    return is_done, is_claimed
+
+
+def test_no_answer_is_never_a_default_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F11: the client library makes something up where the node did not answer."""
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def answer_by_default(self: Run[Any], place: int, _: str) -> None:
+            for at, index, request in self._todo:
+                if at == place:
+                    default = Stored(1) if isinstance(request, Add | Cas) else DONE
+                    self._replies[place][index] = default
+            self._todo = [entry for entry in self._todo if entry[0] != place]
+
+        patch.setattr(Run, "_fail", answer_by_default)
+
+    prove(lose_an_invalidation, (False, False), plant, "I1", monkeypatch)
+
+
+def test_an_invalidation_that_failed_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F12: the error is there, and the batch goes on."""
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def careless(member: Membership, keys: Any, streamed: Position) -> Procedure[None]:
+            record = member.joined_record()
+            events = {key: Event(record.lineage, record.epoch, at, streamed) for key, at in keys.items()}
+            yield from gather([invalidate(member.node, events, D_SECONDS)])
+
+        patch.setattr(apply, "_invalidate", careless)
+
+    prove(lose_an_invalidation, (False, False), plant, "I1", monkeypatch)
+
+
+def test_a_stub_is_never_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F42: a plain get sees a stub as an empty value."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        Reader(world, world.replica()).reading().until(
+            lambda action: isinstance(action, ReadToken), may_end=True
+        )
+        return read_anew(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(read, "STUB", b"another empty value")
+        patch.setattr(NodeView, "judge", lambda *_: (None, b"[]"))
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+
+
+# -- histories -----------------------------------------------------------------------------------------
+
+
+class FormerReplica(Replica):
+    """Of a history that was lost: under the numbers that it has, the new primary commits something else."""
+
+    def __init__(self, database: Database, position: Position | None = None) -> None:
+        super().__init__(database)
+        self.catch_up()
+        self._token = self.token_now() if position is None else replace(self.token_now(), position=position)
+
+    def token_now(self) -> EventToken:
+        return super().token()
+
+    def token(self) -> EventToken:
+        return self._token
+
+    def value(self, _: Any) -> list[int]:
+        return []
+
+
+def test_positions_of_two_epochs_do_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F28, F29: a failover loses a transaction, and its number is given again. A replica that still has the lost
+    one contains, by its numbers, everything."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        former = FormerReplica(world.database)
+        world.database.transactions.clear()
+        world.database.epoch = 2
+        one.cursor = type(one.cursor)()
+        one.join()
+        world.commit(KEY)
+        one.apply()
+        outcome = Reader(world, former).read()
+        read_anew(world)
+        return outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def of_any_epoch(policy: Any, ring: int, records: Any, tombstone: Any, tokens: Any) -> Any:
+            same = {name: replace(token, epoch=records[name].epoch) for name, token in tokens.items()}
+            return find_fill_refusal(policy, ring, records, tombstone, same)
+
+        patch.setattr(read, "find_fill_refusal", of_any_epoch)
+
+    prove(schedule, ReadOutcome.EPOCH, plant, "I1", monkeypatch)
+
+
+def test_one_number_of_two_mariadb_servers_is_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F59: 0-1-11 and 0-9-11 are different histories."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        outcome = Reader(world, FormerReplica(world.database, MariadbPosition.of(0, 9, 11))).read()
+        read_anew(world)
+        return outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def by_number(self: MariadbPosition, other: Position) -> bool:
+            assert isinstance(other, MariadbPosition)
+            mine = {domain: head.sequence for domain, head in self._heads.items()}
+            return all(mine.get(domain, 0) >= head.sequence for domain, head in other._heads.items())
+
+        patch.setattr(MariadbPosition, "contains", by_number)
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch, flavor="mariadb")
+
+
+def test_a_prepared_transaction_is_invalidated_again_at_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F54: XA logs the rows at PREPARE, under one GTID, and shows them at COMMIT, under another without rows. A
+    replica that has executed the PREPARE contains the rows' own GTID and shows the rows of before."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        prepared = world.commit()
+        one.apply(replace(one.batch(), keys={KEY: prepared.position}))
+        world.commit(KEY)
+        one.apply()
+        outcome = Reader(world, world.replica(prepared)).read()
+        read_anew(world)
+        return outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        batch = Invalidator.batch
+        patch.setattr(Invalidator, "batch", lambda self: replace(batch(self), keys={}))
+        # The world's own look at tombstones would notice first.
+        patch.setattr(World, "_check_protection", lambda *_: None)
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+
+
+# -- two lineages --------------------------------------------------------------------------------------
+
+
+def read_pair(world: World, lagging: Replica) -> ReadOutcome:
+    """A composite of both lineages, of which the second is changed and invalidated."""
+    pair = lookup(1, PAIR)
+    _, two = (start(world, lineage=name, objects={PAIR.name: PAIR.fingerprint}) for name in (LINEAGE, OTHER))
+    world.databases[OTHER].commit(pair.item)
+    two.apply()
+    first = Replica(world.databases[LINEAGE])
+    outcome = Reader(world, [first, lagging]).read(pair)
+    Reader(world, [first, lagging]).read(pair)
+    return outcome
+
+
+def test_every_lineage_of_a_key_is_held_to_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F31: a row comes from another shard. The one shard's replica is fresh, the other's is not."""
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def first_only(policy: Any, ring: int, records: Any, tombstone: Any, tokens: Any) -> Any:
+            policy = replace(policy, lineages=policy.lineages[:1])
+            return find_fill_refusal(policy, ring, records, None, tokens)
+
+        patch.setattr(read, "find_fill_refusal", first_only)
+
+    def schedule(world: World) -> ReadOutcome:
+        return read_pair(world, Replica(world.databases[OTHER]))
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch, lineages=(LINEAGE, OTHER))
+
+
+def test_what_does_not_compare_is_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F30: the second shard's server gives no position. The first one's, however new, says nothing of it."""
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def of_what_is_known(policy: Any, ring: int, records: Any, tombstone: Any, tokens: Any) -> Any:
+            known = tuple(name for name in policy.lineages if name in tokens)
+            return find_fill_refusal(replace(policy, lineages=known), ring, records, None, tokens)
+
+        def fill_with_the_other(context: Any, fills: Any) -> Procedure[None]:
+            lent = [
+                (entry, guard, replace(row, tokens=dict.fromkeys((LINEAGE, OTHER), row.tokens[LINEAGE])))
+                for entry, guard, row in fills
+            ]
+            yield from fill(context, lent)
+
+        fill = read._fill
+        patch.setattr(read, "find_fill_refusal", of_what_is_known)
+        patch.setattr(read, "_fill", fill_with_the_other)
+
+    def schedule(world: World) -> ReadOutcome:
+        silent = Replica(world.databases[OTHER])
+        silent.gives_token = False
+        return read_pair(world, silent)
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch, lineages=(LINEAGE, OTHER))
+
+
+# -- tenures, lives and the resume copy ------------------------------------------------------------------
+
+
+def adopt_whatever_is_there(self: Membership) -> Procedure[None]:
+    """In the place of `Membership.reread`: after a lost race go on with the record that is there now."""
+    read_at = self.clock()
+    (reply,) = yield Flow(self.node, (Get(self.record_key),))
+    current = membership.find_record(reply)
+    assert current is not None
+    self.adopt(current, reply, read_at)
+
+
+def plant_adoption(_: World, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "reread", adopt_whatever_is_there)
+
+
+def test_acknowledgements_of_a_former_life_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F66: a node restarts between the tombstone and its progress, and another invalidator admits it, with a head
+    that does not show the event yet (F2)."""
+
+    def schedule(world: World) -> tuple[bool, bool]:
+        one = start(world)
+        base = world.database.head
+        made = world.commit(KEY)
+        sending = one.applying().until(is_record_write)
+        world.restart()
+        monkeypatch.setattr(world, "read_head", lambda _: Head(base, 1))
+        two = Invalidator(world).join()
+        two.apply(apply.Batch({}, {}, two.cursor, two.cursor, HeartbeatSeen(world.now, 0)))
+        assert world.record().is_open
+        with pytest.raises(NodeUnavailable):
+            one.client.perform(NODE, Get(b"the connection is opened anew for somebody else"))
+        is_published = go_on(sending)
+        is_claimed = world.record().progress.contains(made.position)
+        read_lagging(world)
+        return is_published, is_claimed
+
+    prove(schedule, (False, False), plant_adoption, "I1", monkeypatch)
+
+
+def test_a_lapse_of_the_record_is_noticed_by_who_slept_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F76: the record lapses and is added again from an older resume copy, in the same life; a paused member's
+    raised table floor is not in it, and its progress would claim the raise."""
+
+    def schedule(world: World) -> bool:
+        one, two = start(world), Invalidator(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.commit(raised=["customers"])
+        paused = one.applying().until_kind(Wait)
+        world.sleep(8)
+        two.joining().finish()
+        is_published = go_on(paused)
+        start(world)
+        read_anew(world)
+        return is_published
+
+    prove(schedule, False, plant_adoption, "I1", monkeypatch)
+
+
+def test_a_version_is_of_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F75: two memberships share a connection. The node restarts, the other one hears of it, and this one's
+    version of before fits the record of the new incarnation by chance."""
+
+    def schedule(world: World) -> ReadOutcome:
+        world.repeat_version(50)
+        one = start(world)
+        world.commit(KEY)
+        one.apply()
+        held = one.member.version
+        world.restart()
+        two = start(world)
+        with pytest.raises(NodeUnavailable):
+            one.client.perform(NODE, Get(b"somebody else asks on it"))
+        world.repeat_version(held)
+        two.apply()
+        assert version_of(world, one.member.record_key) == held
+        go_on(one.applying())
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("tests.schedules.world.VERSIONS_PER_CONNECTION", 0)
+
+    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
+
+
+def test_losses_are_counted_from_the_last_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F77: a tombstone is lost, a lagging reader fills, and the invalidator dies before it has looked. The next
+    one revives the node, and must not begin to count from what it finds."""
+
+    def schedule(world: World) -> bool:
+        one = start(world)
+        world.commit(KEY)
+        one.live(3)
+        life = world.record().life
+        world.lose_tombstone(KEY)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.sleep(8)
+        Invalidator(world).join().live(20)
+        assert world.record().is_open
+        read_anew(world)
+        return world.record().life == life
+
+    def plant(world: World, patch: pytest.MonkeyPatch) -> None:
+        start_from = admission._start_from
+
+        def count_from_now(member: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
+            start_from(member, replace(record, losses=world.stores[NODE].losses), item, read_at)
+
+        patch.setattr(admission, "_start_from", count_from_now)
+        patch.setattr(admission, "_may_have_lost_tombstones", lambda *_: False)
+        patch.setattr(
+            World, "_check_protection", lambda *_: None
+        )  # the loss itself, which nobody can prevent
+
+    monkeypatch.setattr(World, "_check_protection", lambda *_: None)
+    prove(schedule, False, plant, "I1", monkeypatch)
+
+
+def test_a_lease_comes_with_the_floor_of_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F78: W + 2L + 2 s ≤ D allows one lease of pause before a CAS and one after it. A store in between that
+    gives a full lease and leaves the floor where it was makes it three."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = Invalidator(world, lease_seconds=10, trail_seconds=98, heartbeat_age_max_seconds=9).join()
+        world.sleep_until(0.99)
+        world.commit(KEY)
+        one.apply()
+        one.live(98.97)
+        one.apply()
+        world.sleep_until(98.98)
+        publishing = one.applying(one.batch()).until(is_record_write)
+        world.sleep_until(107.9)
+        publishing.finish()
+        world.sleep_until(107.95)
+        world.commit(raised=["others"])
+        raising = one.applying(one.batch()).until(is_record_write)
+        world.sleep_until(116.9)
+        raising.until_kind(Wait)
+        world.sleep_until(122)
+        assert world.find_tombstone(KEY) is None
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        with_floor = Membership._with_floor
+
+        def only_with_progress(self: Membership, record: NodeRecord, now: float) -> NodeRecord:
+            is_raise = record.table_floors != self.joined_record().table_floors
+            return record if is_raise else with_floor(self, record, now)
+
+        patch.setattr(Membership, "_with_floor", only_with_progress)
+
+    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
+
+
+def test_a_new_object_is_in_the_resume_copy_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F79: the new release covers an object, readers fill it, and it dies. The old release revives the life
+    without it, passes over its changes, and gives way to the new one again."""
+
+    def schedule(world: World) -> ReadOutcome:
+        old = start(world)
+        Invalidator(world, objects=BOTH).join()
+        order = lookup(1, ORDER)
+        assert Reader(world, world.replica()).read(order) is ReadOutcome.FILLED
+        world.sleep(8)
+        old.join()
+        old.live(20)
+        world.commit(order.item)
+        old.live(22)
+        outcome = Reader(world, world.replica()).read(order)
+        world.sleep(8)
+        Invalidator(world, objects=BOTH).join().live(40)
+        Reader(world, world.replica()).read(order)
+        return outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        write = Membership.write_resume
+
+        def afterwards(
+            self: Membership, record: NodeRecord | None = None, *, is_birth: bool = False
+        ) -> Procedure[None]:
+            if record is None or is_birth:
+                yield from write(self, record, is_birth=is_birth)
+
+        patch.setattr(Membership, "write_resume", afterwards)
+
+    prove(schedule, ReadOutcome.DEAD, plant, "I1", monkeypatch)
+
+
+def test_the_resume_copy_is_a_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F84: a revived node must have its table floors again, since progress claims them."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.commit(raised=["customers"])
+        one.apply()
+        one.live(4)
+        world.sleep(8)
+        Invalidator(world).join().live(20)
+        return read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        write = Membership.write_resume
+
+        def life_and_progress(
+            self: Membership, record: NodeRecord | None = None, *, is_birth: bool = False
+        ) -> Procedure[None]:
+            bare = replace(record or self.joined_record(), table_floors={})
+            yield from write(self, bare, is_birth=is_birth)
+
+        patch.setattr(Membership, "write_resume", life_and_progress)
+
+    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
+
+
+# -- tombstones and views --------------------------------------------------------------------------------
+
+
+def test_a_tombstone_is_never_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F80: somebody with a smaller D stores the tombstone again; its owner counts on its own D."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        made = world.commit(KEY)
+        one.apply()
+        event = Event(LINEAGE, 1, made.position, made.position)
+        Run(world, invalidate(NODE, {KEY: event}, 30), Client(world)).finish()
+        one.live(50)
+        return read_lagging(world)
+
+    def plant(world: World, _: pytest.MonkeyPatch) -> None:
+        def by_its_own_ttl(node: str, request: Request) -> Reply | None:
+            if isinstance(request, Cas) and request.key == MARKER:
+                return world.stores[node].answer(replace(request, ttl_seconds=30))
+            return None
+
+        world.answer_instead = by_its_own_ttl
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+
+
+def test_an_entry_is_judged_by_a_view_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F82: a reader looks whether its view is young enough, sleeps, and then asks for the entry."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        reader = Reader(world, world.replica())
+        assert reader.read() is ReadOutcome.FILLED
+        paused = reader.reading().until_kind(Get)
+        world.sleep(0.5)
+        world.commit(raised=["customers"])
+        one.apply()
+        one.live(10)
+        known = {lineage: at for (_, lineage), at in world.acknowledged.items()}
+        (found,) = paused.finish()
+        if found.outcome is ReadOutcome.HIT and found.payload is not None:
+            world.check_hit(lookup(), found.payload, known)
+        return found.outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def keep(_: object, __: str, old: NodeView) -> Procedure[NodeView]:
+            return old
+            yield
+
+        patch.setattr(read, "_fetch_view", keep)
+
+    prove(schedule, ReadOutcome.TABLE_FLOOR, plant, "I1", monkeypatch)
+
+
+def test_the_second_that_a_node_gives_on_top_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F50: nodes count whole seconds and keep items up to one longer. The age of a record is told by its TTL."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.sleep_until(1.0)
+        one.apply()
+        world.commit(KEY)
+        world.sleep_until(1.99)
+        world.max_staleness_seconds = 0.5
+        return Reader(world, world.replica()).reading(max_staleness_seconds=0.5).finish()[0].outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("freshness.algorithm.view.RECORD_TTL_SLACK_SECONDS", -1)
+
+    prove(schedule, ReadOutcome.STALE, plant, "I7", monkeypatch)
+
+
+def test_no_clock_of_a_client_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F36: the reader's clock is an hour behind. How stale a hit can be is told without it."""
+
+    def schedule(world: World) -> ReadOutcome:
+        start(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.commit(KEY)
+        world.sleep(4)
+        world.max_staleness_seconds = 2
+        reader = Reader(world, world.replica())
+        reader.context.clock = lambda: world.now - 3600
+        return reader.read(max_staleness_seconds=2)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def by_clocks(self: NodeView, policy: ObjectPolicy, _: int, now: float) -> float:
+            as_of = (record.as_of_us for record in self.records.values() if record is not None)
+            return now - min(as_of) / 1e6
+
+        patch.setattr(NodeView, "staleness_seconds", by_clocks)
+
+    prove(schedule, ReadOutcome.STALE, plant, "I7", monkeypatch)

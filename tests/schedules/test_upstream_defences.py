@@ -1,0 +1,789 @@
+"""Defences on the database's side, each planted out: the invalidator's loop with a scripted source, and the
+application's reads with scripted servers.
+
+Continues test_defences.py. The loop is the production one; only what answers its steps is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pymysql
+import pytest
+
+from appclient import database as application
+from appclient.database import Database, LoaderConnection, ShardDatabase
+from appclient.loader import ObjectLoader
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import renew
+from freshness.algorithm.envelope import Filled
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.membership import HeartbeatSeen, NodePolicy
+from freshness.algorithm.request import Flow, Flows, Marks, ReadHead, Wait
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.config.settings import Keyspace, ObjectConfig, ServerAddress, Shard
+from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, NodeUnavailable, SourceUnavailable
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.placement import Placement
+from freshness.objects import keyfinder
+from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
+from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import EPOCH_ROW, parse_token
+from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
+from invalidator.loop import loop
+from invalidator.loop.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
+from invalidator.loop.shard import ShardInvalidator
+from tests.schedules.world import (
+    CUSTOMER,
+    D_SECONDS,
+    HEARTBEAT_AGE_MAX_SECONDS,
+    L_SECONDS,
+    LINEAGE,
+    NAMESPACE,
+    NODE,
+    NODE_REFRESH_SECONDS,
+    RING,
+    START_SECONDS,
+    W_SECONDS,
+    Client,
+    Invalidator,
+    Reader,
+    Run,
+    World,
+    lookup,
+)
+
+KEY: Final = lookup(1).item
+STEPS_MAX: Final = 5_000
+POLICY: Final = replace(CUSTOMER, tables=("customers", "orders"))
+
+
+def define(policy: ObjectPolicy = POLICY) -> ObjectDefinition:
+    """A customer with its orders, under the customer's number."""
+    number = KeyColumn("id", ColumnKind.INTEGER)
+    config = ObjectConfig(name=policy.name, keyspace="shop", table="customers")
+    columns = {"customers": (number,), "orders": (KeyColumn("customer_id", ColumnKind.INTEGER),)}
+    return ObjectDefinition(config, policy, KeyBuilder(NAMESPACE, policy.name, (number,)), columns)
+
+
+class Scene:
+    """One invalidator process, its loop, and a primary whose log can be cut at both ends.
+
+    ``purged``: what the log no longer holds. ``hidden``: how many of the last commits the primary has logged and
+    does not show before ``shown_at``. ``suspended_seconds``: how long the process stands still in its next pause.
+    ``delay_seconds``: how late the log reaches the loop; ``head_seconds``: how long the primary takes to say where it
+    stands. A heartbeat is written every second that the loop polls.
+    """
+
+    def __init__(self, world: World, lease_seconds: int = L_SECONDS) -> None:
+        self.world = world
+        self.lease_seconds = lease_seconds
+        self.client = Client(world)
+        self.log: list[Transaction] = []
+        self.purged: Position = MysqlGtidSet()
+        self.hidden = 0
+        self.shown_at = float("inf")
+        self.suspended_seconds = 0.0
+        self.is_stream_broken = False
+        self.takes_tombstones = True
+        self.lost_when_opened = 0
+        self.delay_seconds = self.head_seconds = 0.0
+        self.taken = 0
+        self.opened_at: Position | None = None
+        self.begun: dict[int, float] = {}
+        self.start()
+
+    def start(self) -> None:
+        """A new process: it knows nothing but what the node holds."""
+        policy = NodePolicy(
+            NAMESPACE,
+            LINEAGE,
+            RING,
+            {POLICY.name: POLICY.fingerprint},
+            D_SECONDS,
+            self.lease_seconds,
+            W_SECONDS,
+            HEARTBEAT_AGE_MAX_SECONDS,
+            NODE_REFRESH_SECONDS,
+        )
+        self.beaten_at = self.world.now
+        self.shard = ShardInvalidator.create(
+            list(self.world.stores),
+            policy,
+            Placement(list(self.world.stores), NAMESPACE),
+            KeyFinder({POLICY.name: define()}),
+            instance="me",
+            clock=self.world.clock,
+            nonce=self.world.nonce,
+            find_heartbeat=self.begun.get,
+            nothing=MysqlGtidSet(),
+        )
+
+    # -- the primary -----------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        before: Mapping[str, object] | None,
+        after: Mapping[str, object] | None,
+        table: str = "customers",
+    ) -> Transaction:
+        op: Operation = "insert" if before is None else "delete" if after is None else "update"
+        images = [image for image in (before, after) if image is not None]
+        items = {lookup(int(str(image.get("customer_id", image["id"])))).item for image in images}
+        made = self.world.commit(*items)
+        change = RowChange(table, op, before, after)
+        self.log.append(Transaction(made.position, made.timestamp_us, (change,)))
+        return self.log[-1]
+
+    def change(self, key: int = 1) -> Transaction:
+        return self.commit({"id": key}, {"id": key})
+
+    def beat(self) -> None:
+        number = len(self.begun) + 1
+        self.begun[number] = self.beaten_at = self.world.now
+        made = self.world.commit()
+        beats = (Heartbeat("me", number, 0, 0, self.world.database.epoch),)
+        self.log.append(Transaction(made.position, made.timestamp_us, heartbeats=beats))
+
+    @property
+    def shown(self) -> Position:
+        transactions = self.world.database.transactions
+        hidden = self.hidden if self.world.now < self.shown_at else 0
+        return self.world.database.position_with(
+            made.number for made in transactions[: len(transactions) - hidden]
+        )
+
+    def fail_over(self, lost: int) -> None:
+        """To a primary that never had the last transactions. Their numbers will be given again."""
+        del self.world.database.transactions[-lost:]
+        del self.log[-lost:]
+        self.is_stream_broken = True
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        """Let the process live for so long, and end it in order."""
+        until = self.world.now + seconds
+        procedure = run_loop(
+            self.shard,
+            transactions_max=10,
+            is_stopping=lambda: self.world.now >= until,
+            observer=LoopObserver(),
+        )
+        answer: Any = None
+        for _ in range(STEPS_MAX):
+            is_error = isinstance(answer, FreshnessError)
+            try:
+                step = procedure.throw(answer) if is_error else procedure.send(answer)
+            except StopIteration:
+                return
+            try:
+                answer = self._answer(step)
+            except FreshnessError as error:
+                answer = error
+        raise AssertionError(f"no end after {STEPS_MAX} steps")
+
+    def _answer(self, step: Any) -> Any:
+        match step:
+            case Flow(requests=Marks()) if not self.takes_tombstones:
+                raise NodeUnavailable("the node is cut off")
+            case Flow():
+                return [self.client.perform(step.node, request) for request in step.requests]
+            case Flows():
+                return [self._attempt(flow) for flow in step.flows]
+            case Wait():
+                suspended, self.suspended_seconds = self.suspended_seconds, 0.0
+                return self.world.sleep(step.seconds + suspended)
+            case ReadHead():
+                self.world.sleep(self.head_seconds)
+                return type(self.world.read_head(LINEAGE))(self.shown, self.world.database.epoch)
+            case OpenStream():
+                return self._open(step.start)
+            case Poll():
+                return self._poll(step)
+            case RaiseEpoch():
+                self.world.database.epoch += 1
+                return self.world.database.epoch
+        raise AssertionError(step)
+
+    def _attempt(self, flow: Flow) -> Any:
+        try:
+            return self._answer(flow)
+        except NodeUnavailable as error:
+            return error
+
+    def _open(self, start: Position) -> None:
+        """As `invalidator.replica.server.check_start` says."""
+        self.world.sleep(self.head_seconds)
+        if self.lost_when_opened:
+            self.fail_over(self.lost_when_opened)
+            self.lost_when_opened = 0
+        if not self.shown.contains(start):
+            raise HistoryLost("the primary has never executed all of it")
+        if not start.contains(self.purged):
+            raise HistoryPurged("the log is gone")
+        self.is_stream_broken, self.opened_at, self.taken = False, start, 0
+
+    def _poll(self, step: Poll) -> list[Transaction]:
+        assert self.opened_at is not None
+        if self.is_stream_broken:
+            raise SourceUnavailable("the stream is broken")
+        if self.world.now - self.beaten_at >= 1:
+            self.beat()
+        until_us = (self.world.now - self.delay_seconds) * 1e6
+        arrived = [each for each in self.log[self.taken :] if each.timestamp_us <= until_us]
+        new = [each for each in arrived if not self.opened_at.contains(each.position)]
+        self.taken += len(arrived)
+        if not new:
+            self.world.sleep(step.timeout_seconds)
+        return new
+
+
+def read_key(world: World, key: int = 1, *, fresh: bool = False) -> ReadOutcome:
+    """By a replica without any of what was committed, or with all of it."""
+    replica = world.replica().catch_up() if fresh else world.replica()
+    return Reader(world, replica).read(lookup(key, POLICY))
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plants below end with a hit that lacks an event (I1); the world's look at I2 only says so earlier."""
+    monkeypatch.setattr(World, "_check_protection", lambda *_: None)
+
+
+def prove(
+    schedule: Callable[[World], object],
+    danger: object,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    invariant: str | None = "I1",
+) -> None:
+    """Once as the code stands, once with the plant: then the invariant breaks, or without one the result differs."""
+    sound = World()
+    assert schedule(sound) == danger
+    assert sound.broken == []
+    plant(monkeypatch)
+    flawed = World()
+    result = schedule(flawed)
+    assert flawed.breaks(invariant) if invariant is not None else result != danger
+
+
+# -- the loop --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_purged_log_ends_the_lives_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F15: the invalidator is down, and the log is gone when it comes back."""
+
+    def schedule(world: World) -> tuple[bool, ReadOutcome]:
+        scene = Scene(world)
+        scene.run(3)
+        assert read_key(world) is ReadOutcome.FILLED
+        life = world.record().life
+        world.sleep(20)
+        lost = scene.change()
+        scene.purged = lost.position
+        scene.log.clear()
+        scene.start()
+        scene.run(5)
+        return world.record().life == life, read_key(world)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def begin_where_the_log_begins(self: ShardInvalidator) -> None:
+            for member in self.joined:
+                assert member.target is not None
+                member.start_from(member.applied.union(member.target))
+
+        patch.setattr(ShardInvalidator, "end_lives_behind", begin_where_the_log_begins)
+
+    prove(schedule, (False, ReadOutcome.FLOOR), plant, monkeypatch)
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F28, F29: streamed transactions are lost with the primary. Their numbers are given again later, and whoever
+    only waits for them takes the new ones for the old."""
+
+    def schedule(world: World) -> tuple[int, bool]:
+        scene = Scene(world)
+        scene.run(3)
+        life = world.record().life
+        assert read_key(world) is ReadOutcome.FILLED
+        scene.change(2)
+        scene.run(0.5)
+        scene.fail_over(1)
+        scene.run(3)
+        scene.change(1)
+        scene.run(5)
+        read_key(world)
+        return world.database.epoch, world.record().life == life
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", float("inf"))
+
+    monkeypatch.setattr(
+        loop, "HISTORY_CONFIRM_SECONDS", 1.0
+    )  # before the lease is over, which ends much, too
+    prove(schedule, (2, False), plant, monkeypatch)
+
+
+def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In head mode the floor is raised before the tombstones. Where these are never acknowledged, and the failover
+    loses the event, only the floor names it: no server would ever show it, and nothing be filled again."""
+
+    def schedule(world: World) -> tuple[int, ReadOutcome]:
+        scene = Scene(world)
+        scene.run(3)
+        for _ in range(60):
+            scene.change(2)
+        scene.takes_tombstones = False
+        scene.run(0.5)
+        assert not world.record().progress.contains(world.record().floor), "the floor alone names it"
+        scene.fail_over(60)  # more than there are heartbeats below, which are given the same numbers
+        scene.takes_tombstones = True
+        scene.run(loop.HISTORY_CONFIRM_SECONDS + 20)
+        return world.database.epoch, read_key(world, fresh=True)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def look_at_progress_alone(_: ShardInvalidator) -> Any:
+            yield ReadHead()
+
+        patch.setattr(loop, "_check_history", look_at_progress_alone)
+
+    sound = World(is_head_mode=True)
+    assert schedule(sound) == (2, ReadOutcome.FILLED)
+    assert sound.broken == []
+    plant(monkeypatch)
+    assert schedule(World(is_head_mode=True)) == (1, ReadOutcome.FLOOR)
+
+
+def test_a_failover_while_the_stream_is_opened_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is revived waits for all that the primary has executed. A failover loses some of it before the
+    stream is open: whoever had looked at the history until then would never look again."""
+
+    def schedule(world: World) -> tuple[int, bool]:
+        scene = Scene(world)
+        scene.run(3)
+        for _ in range(60):
+            scene.change(2)
+        world.sleep(2 * L_SECONDS)
+        scene.start()
+        scene.lost_when_opened = 60  # more than there are heartbeats below, which are given the same numbers
+        scene.run(loop.HISTORY_CONFIRM_SECONDS + 20)
+        return world.database.epoch, world.record().is_open
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def look_too_early(_: ShardInvalidator) -> Any:
+            yield ReadHead()
+
+        patch.setattr(loop, "_check_history", look_too_early)
+
+    prove(schedule, (2, True), plant, monkeypatch, invariant=None)
+
+
+def test_the_shortest_lease_outlasts_the_pauses_of_a_lost_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that lapsed in a pause took its node out, the others went on, and nobody saw any more for how long
+    the history had been lost: with two nodes, one of them closed, that went on for ever."""
+
+    def schedule(world: World) -> bool:
+        scene = Scene(world, lease_seconds=2)
+        scene.run(3)
+        tenure = world.record().tenure
+        scene.change(2)
+        scene.run(0.5)
+        scene.fail_over(1)
+        scene.head_seconds = 0.3
+        scene.run(loop.HISTORY_CONFIRM_SECONDS - 2)
+        return world.record().tenure == tenure
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(loop, "RETRY_STEPS", 1)
+
+    prove(schedule, True, plant, monkeypatch, invariant=None)
+
+
+def test_what_is_only_not_shown_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F57: with semi-synchronous replication a transaction is streamed seconds before the primary shows it. A
+    stream that is opened again just then must not cost the whole cache."""
+
+    def schedule(world: World) -> tuple[int, bool]:
+        scene = Scene(world)
+        scene.run(3)
+        life = world.record().life
+        scene.change()
+        scene.run(0.5)
+        scene.hidden, scene.is_stream_broken = 1, True
+        scene.run(4)
+        scene.hidden = 0
+        scene.run(4)
+        return world.database.epoch, world.record().life == life
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", 0.0)
+
+    prove(schedule, (1, True), plant, monkeypatch, invariant=None)
+
+
+def test_who_was_suspended_has_not_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F28, F57: the two looks between which a process stood still are no more than two."""
+
+    def schedule(world: World) -> int:
+        scene = Scene(world)
+        scene.run(3)
+        scene.change()
+        scene.run(0.5)
+        scene.hidden, scene.is_stream_broken = 1, True
+        scene.suspended_seconds = 4 * loop.HISTORY_CONFIRM_SECONDS
+        scene.shown_at = world.now + scene.suspended_seconds + 5
+        scene.run(scene.suspended_seconds + 20)
+        return world.database.epoch
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", loop.RETRY_SECONDS)
+
+    prove(schedule, 1, plant, monkeypatch, invariant=None)
+
+
+def test_a_node_that_was_away_gets_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F85: one node is cut off while the stream goes on for the other. Without the rewind its first batch after
+    its return leaves a gap, which is refused loudly: the second line of this defence."""
+
+    def schedule() -> bool:
+        world = World(nodes=(NODE, "n2"))
+        scene = Scene(world)
+        scene.run(2)
+        key = next(k for k in range(99) if scene.shard.placement.node_for(lookup(k).item) == "n2")
+        world.places[lookup(key).item] = "n2"
+        world.stores["n2"].down = True
+        scene.change(key)
+        scene.run(3)
+        world.stores["n2"].down = False
+        scene.run(8)
+        assert world.broken == []
+        return world.find_tombstone(lookup(key).item, "n2") is not None
+
+    assert schedule()
+    monkeypatch.setattr(ShardInvalidator, "needs_rewind", False)
+    with pytest.raises(AssertionError, match="leaves a gap"):
+        schedule()
+
+
+def test_a_heartbeat_is_as_old_as_its_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F71, I7: a stream that is 15 s late is full of heartbeats. When they were written counts, and by whom."""
+
+    def schedule(world: World) -> ReadOutcome:
+        scene = Scene(world)
+        scene.delay_seconds = 15
+        scene.run(20)
+        outcome = read_key(world)
+        scene.change()
+        scene.run(12)
+        read_key(world)
+        return outcome
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def of_anybody(self: ShardInvalidator, transaction: Transaction) -> HeartbeatSeen | None:
+            return HeartbeatSeen(self.clock(), 0) if transaction.heartbeats else None
+
+        patch.setattr(ShardInvalidator, "_own_heartbeat", of_anybody)
+
+    prove(schedule, ReadOutcome.CLOSED, plant, monkeypatch, "I7")
+
+
+@pytest.mark.usefixtures("calm")
+def test_both_images_of_a_change_are_invalidated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F35: an order moves from one customer to another; the former one's value shows it still."""
+
+    def schedule(world: World) -> ReadOutcome:
+        scene = Scene(world)
+        scene.run(3)
+        assert read_key(world) is ReadOutcome.FILLED
+        scene.commit({"id": 7, "customer_id": 1}, {"id": 7, "customer_id": 2}, "orders")
+        scene.run(1)
+        return read_key(world)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        items_of = keyfinder._items_of
+
+        def of_the_last_image(definition: Any, table: str, before: Any, after: Any) -> Iterable[bytes]:
+            return items_of(definition, table, None if after is not None else before, after)
+
+        patch.setattr(keyfinder, "_items_of", of_the_last_image)
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, monkeypatch)
+
+
+@pytest.mark.usefixtures("calm")
+def test_an_insert_invalidates_that_there_was_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F43: "no such row" is cached, and then there is one."""
+
+    def schedule(world: World) -> ReadOutcome:
+        scene = Scene(world)
+        scene.run(3)
+        world.absent = {KEY}
+        assert read_key(world) is ReadOutcome.FILLED
+        item = world.stores[NODE].peek(KEY)
+        assert item is not None
+        assert Filled.decode(item.value).value is None
+        world.absent.clear()
+        scene.commit(None, {"id": 1})
+        scene.run(1)
+        return read_key(world)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        items_of = keyfinder._items_of
+
+        def of_rows_that_were(definition: Any, table: str, before: Any, after: Any) -> Iterable[bytes]:
+            return [] if before is None else items_of(definition, table, before, after)
+
+        patch.setattr(keyfinder, "_items_of", of_rows_that_were)
+
+    prove(schedule, ReadOutcome.TOMBSTONE, plant, monkeypatch, invariant=None)
+
+
+# -- reads of the database -------------------------------------------------------------------------------
+
+
+class Server:
+    """A replica with two rows, each of which says which transaction changed it last. ``commits_after``: the
+    statements behind which another transaction is replicated. ``dies_at``: the statement that it does not answer."""
+
+    def __init__(self, executed: int = 10) -> None:
+        self.executed = executed
+        self.commits_after: set[str] = set()
+        self.dies_at = ""
+        self.answers_for: int | None = None
+
+    def rows(self, executed: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        numbers = numbers if self.answers_for is None else [self.answers_for]
+        return [{"id": number, "changed_by": executed} for number in numbers]
+
+
+class Cursor:
+    """As much of a cursor as the library uses."""
+
+    def __init__(self, connection: FakeConnection) -> None:
+        self._connection = connection
+        self._answer: list[Any] = []
+
+    def __enter__(self) -> Cursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def execute(self, sql: str, params: Sequence[int] = ()) -> None:
+        self._answer = self._connection.execute(sql, params or (1,))
+
+    def fetchall(self) -> list[Any]:
+        return self._answer
+
+
+class FakeConnection:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._snapshot: int | None = None
+
+    def cursor(self, _: object = None) -> Cursor:
+        return Cursor(self)
+
+    def close(self) -> None:
+        pass
+
+    def execute(self, sql: str, params: Sequence[int]) -> list[Any]:
+        server = self._server
+        kind = "token" if "@@global" in sql else sql.split()[0].lower()
+        if kind == server.dies_at:
+            raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
+        answer: list[Any] = []
+        if kind == "token":
+            answer = [(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{server.executed}", EPOCH_ROW, 1, "", 0)]
+        elif kind == "start":
+            self._snapshot = server.executed
+        elif kind == "rollback":
+            self._snapshot = None
+        elif kind == "select":
+            executed = server.executed if self._snapshot is None else self._snapshot
+            answer = server.rows(executed, params)
+        if kind in server.commits_after:
+            server.executed += 1
+        return answer
+
+
+def open_database(servers: Sequence[Server], monkeypatch: pytest.MonkeyPatch) -> Database:
+    addresses = [ServerAddress(f"replica{number}") for number in range(len(servers))]
+    by_host = {address.host: server for address, server in zip(addresses, servers, strict=True)}
+    monkeypatch.setattr(application, "connect", lambda address, **_: FakeConnection(by_host[address.host]))
+    topology = Shard(primary=ServerAddress("primary"), replicas=tuple(addresses), lineage=LINEAGE)
+    return Database(Keyspace(name="shop", flavor="mysql", shards=(topology,)))
+
+
+def open_shard(servers: Sequence[Server], monkeypatch: pytest.MonkeyPatch) -> ShardDatabase:
+    return open_database(servers, monkeypatch).find_shard(None)
+
+
+def is_ahead(rows: Sequence[Mapping[str, Any]], token: EventToken | None) -> bool:
+    """Whether the token names a transaction that the rows do not show: what must never be."""
+    assert token is not None
+    shown = MysqlGtidSet.parse(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{rows[0]['changed_by']}")
+    return not shown.contains(token.position)
+
+
+def test_token_and_rows_are_of_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F17: the server that gave the token dies before the rows; the next one lags behind it."""
+
+    def read() -> bool:
+        ahead, behind = Server(12), Server(10)
+        ahead.dies_at = "select"
+        return is_ahead(*open_shard([ahead, behind], monkeypatch).rows_with_token("SELECT v", ()))
+
+    assert not read()
+
+    def apart(self: ShardDatabase, sql: str, params: Sequence[Any]) -> Any:
+        token = self.run(lambda connection, _: self.read_token(connection))
+        return self.run(lambda connection, _: LoaderConnection(connection).query(sql, params)), token
+
+    monkeypatch.setattr(ShardDatabase, "rows_with_token", apart)
+    assert read()
+
+
+def load_two_rows(connection: LoaderConnection) -> list[dict[str, Any]]:
+    return connection.query("SELECT v", (1,)) + connection.query("SELECT v", (2,))
+
+
+def test_the_token_is_not_younger_than_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2, F18: a transaction arrives between any two statements."""
+
+    def read() -> bool:
+        server = Server()
+        server.commits_after = {"token", "start", "select"}
+        return is_ahead(*open_shard([server], monkeypatch).snapshot(load_two_rows))
+
+    assert not read()
+
+    def snapshot_first(self: ShardDatabase, load: Callable[[LoaderConnection], Any]) -> Any:
+        def within(connection: Any, _: ServerAddress) -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                token = self.read_token(connection)
+                return load(LoaderConnection(connection)), token
+
+        return self.run(within)
+
+    monkeypatch.setattr(ShardDatabase, "snapshot", snapshot_first)
+    assert read()
+
+
+def test_a_composite_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F33: a transaction changes both rows between the two statements of a loader."""
+
+    def read() -> set[int]:
+        server = Server()
+        server.commits_after = {"select"}
+        rows, _ = open_shard([server], monkeypatch).snapshot(load_two_rows)
+        return {row["changed_by"] for row in rows}
+
+    assert len(read()) == 1
+
+    def without(self: ShardDatabase, load: Callable[[LoaderConnection], Any]) -> Any:
+        return self.run(
+            lambda connection, _: (load(LoaderConnection(connection)), self.read_token(connection))
+        )
+
+    monkeypatch.setattr(ShardDatabase, "snapshot", without)
+    assert len(read()) == 2
+
+
+def test_a_row_of_another_key_is_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F46: the driver hands out the answer to a query that was cancelled."""
+    server = Server()
+    server.answers_for = 2
+    definition = replace(define(), columns_by_table={"customers": define().builder.columns})
+    key = definition.builder.build((1,))
+    wanted = Lookup(definition.policy, NODE, key.item, definition.identity(key), (1,))
+
+    def load() -> Loaded:
+        (loaded,) = ObjectLoader(definition, open_database([server], monkeypatch), None).load([wanted])
+        assert loaded.value == {"id": 2, "changed_by": 10}
+        return loaded
+
+    assert load().refusal is ReadOutcome.KEY
+    monkeypatch.setattr(ObjectLoader, "_loaded", lambda _, __, row, tokens, ___: Loaded(row, tokens))
+    assert load().refusal is None
+
+
+def test_a_heartbeat_of_a_former_epoch_lends_no_watermark() -> None:
+    """F81: on MariaDB the numbers of a lost history can be above those of the present one."""
+    floor = parse_position("mariadb", "0-2-12")
+    rows = [
+        ("0-2-11", EPOCH_ROW, 2, "", 0),
+        ("0-2-11", "an invalidator that is gone", 1, "0-1-50", 0),
+        ("0-2-11", "the present one", 2, "0-2-11", 0),
+    ]
+
+    def token(of: Sequence[tuple[str, str, int, str, int]]) -> EventToken:
+        found = parse_token("mariadb", LINEAGE, "-", of)
+        assert found is not None
+        return found
+
+    assert (token(rows).epoch, token(rows).position.contains(floor)) == (2, False)
+    of_any_epoch = [(at, name, 2, watermark, time) for at, name, _, watermark, time in rows]
+    assert token(of_any_epoch).position.contains(floor)
+
+
+def test_a_node_opens_again_after_history_was_lost_under_two_invalidators() -> None:
+    """I5: A notices the loss, raises the epoch and begins the new life. B, whose write is refused, joins that life
+    while it is closed, and its target is the new head united with what B has streamed of the lost history: no
+    stream ever brings that. A dies; B keeps the node closed for ever."""
+    world = World()
+    one, two = Invalidator(world).join(), Invalidator(world).join()
+    world.commit(KEY)
+    one.apply()
+    two.apply()
+    world.database.transactions.clear()
+    world.database._server = 9  # another primary, with an identity of its own
+    world.database.epoch = 2
+    nothing = empty_position("mysql")
+    Run(world, join(one.member, nothing, is_fresh=True), one.client).finish()
+    world.sleep(2)
+    two.run(renew(two.member)).until(lambda _: False, may_end=True)
+    assert not two.member.is_joined
+    two.join()
+    two.live(world.now - START_SECONDS + 30)
+    assert world.record().is_open
+
+
+def test_a_record_is_closed_and_not_lost_while_the_stream_cannot_be_opened() -> None:
+    """ADR 0007: without a young heartbeat the record stays, closed. `renew` waits L/3 between two writes, and
+    `_lease` gives the last open record only the one or two seconds that are left of its lease: it lapses between
+    two looks, the membership is lost, and the node is joined again by way of a revival, which needs the primary."""
+    world = World()
+    scene = Scene(world)
+    scene.run(3)
+    member = next(iter(scene.shard.members.values()))
+    tenure = member.joined_record().tenure
+    scene.change()
+    scene.run(0.5)
+    scene.is_stream_broken, scene.hidden = True, 1
+    scene.run(12)
+    assert member.is_joined
+    assert member.joined_record().tenure == tenure
+
+
+def test_a_record_is_closed_and_not_lost_while_no_heartbeat_can_be_written() -> None:
+    """As above, where the stream runs and only the heartbeats fail."""
+    world = World()
+    scene = Scene(world)
+    scene.run(3)
+    member = next(iter(scene.shard.members.values()))
+    tenure = member.joined_record().tenure
+    scene.beaten_at = float("inf")
+    for _ in range(60):
+        scene.run(0.25)
+        assert world.find_record() is not None, f"lapsed at {world.now - START_SECONDS} s"
+    assert member.joined_record().tenure == tenure

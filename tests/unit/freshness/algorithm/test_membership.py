@@ -1,0 +1,1003 @@
+"""How an invalidator joins a node, keeps its record and loses it; what each failure leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from freshness.algorithm import apply
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import RESENDS_MAX, Batch
+from freshness.algorithm.envelope import NodeRecord, record_key, resume_key
+from freshness.algorithm.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, NodePolicy
+from freshness.algorithm.request import (
+    CONFLICT,
+    Add,
+    Cas,
+    Get,
+    InspectStorage,
+    ReadHead,
+    Refused,
+    Reply,
+    Request,
+    Stored,
+    Wait,
+)
+from freshness.algorithm.rule import ReadOutcome
+from freshness.errors import FreshnessError, InvalidationFailed, MembershipLost, NodeUnavailable
+from freshness.keys.cachekey import TOMBSTONE_SUFFIX, tombstone_key
+from freshness.nodes.memory import NO_MEMORY
+from freshness.position import MariadbPosition
+from tests.schedules.world import (
+    CUSTOMER,
+    D_SECONDS,
+    KEY,
+    L_SECONDS,
+    LINEAGE,
+    NAMESPACE,
+    NODE,
+    ORDER,
+    RING,
+    W_SECONDS,
+    Client,
+    Invalidator,
+    Reader,
+    Run,
+    World,
+    is_delete,
+    is_record_write,
+    lookup,
+    version_of,
+)
+
+RECORD = record_key(NAMESPACE, LINEAGE)
+RESUME = resume_key(NAMESPACE, LINEAGE)
+MARKER = tombstone_key(KEY)
+BOTH = {CUSTOMER.name: CUSTOMER.fingerprint, ORDER.name: ORDER.fingerprint}
+
+
+def start(world: World, **changes: object) -> Invalidator:
+    one = Invalidator(world, **changes).join()  # type: ignore[arg-type]
+    one.apply()
+    assert world.record(one.node, one.lineage).is_open
+    return one
+
+
+def refuse(run: Run[None], error: type[FreshnessError] = MembershipLost) -> FreshnessError:
+    with pytest.raises(error) as raised:
+        run.finish()
+    return raised.value
+
+
+def put_record(world: World, key: bytes = RECORD, **changes: object) -> None:
+    record = replace(world.record(), **changes)  # type: ignore[arg-type]
+    stored = world.stores[NODE].answer(Cas(key, record.encode(), version_of(world, key), L_SECONDS - 1))
+    assert isinstance(stored, Stored)
+
+
+def read_lagging(world: World) -> ReadOutcome:
+    return Reader(world, world.replica()).read()
+
+
+# -- a new node ----------------------------------------------------------------------------------------
+
+
+def test_a_new_node_is_admitted_closed_with_the_primarys_head_as_its_floor() -> None:
+    world = World()
+    made = world.commit(KEY)
+    run = Invalidator(world).joining()
+    kinds: list[str] = []
+    while run.pending is not None:
+        kinds.append(f"{type(run.pending).__name__} {getattr(run.pending, 'key', b'').decode()}".strip())
+        run.advance()
+    run.finish()
+    record = world.record()
+    assert not record.is_open
+    assert record.floor == record.progress == world.database.head
+    assert record.floor.contains(made.position)
+    assert (record.ring, record.epoch) == (RING, 1)
+    assert {name: at.start for name, at in record.objects.items()} == {CUSTOMER.name: world.database.head}
+    assert world.resume_copy() == record
+    # the resume copy of the birth, then the record, and only then the head that becomes the floor
+    first_record = kinds.index(f"Add {RECORD.decode()}")
+    assert (
+        kinds.index(f"Add {RESUME.decode()}") < first_record < len(kinds) - 1 - kinds[::-1].index("ReadHead")
+    )
+
+
+def test_two_lives_never_have_one_name() -> None:
+    world = World()
+    one = start(world)
+    first = world.record()
+    world.restart()
+    one.client = Client(world)
+    one.join()
+    assert world.record().life != first.life
+    assert world.record().tenure != first.tenure
+
+
+def test_the_head_of_a_newborn_covers_what_was_committed_while_it_was_admitted() -> None:
+    world = World()
+    run = Invalidator(world).joining().until_kind(Add, key=RECORD)
+    made = world.commit(KEY)
+    run.finish()
+    assert world.record().floor.contains(made.position)
+
+
+def test_the_floor_covers_what_was_streamed_before_the_primary_shows_it() -> None:
+    """F2, F57: under AFTER_SYNC the stream is ahead of the engine."""
+    world = World()
+    made = world.commit(KEY)
+    ahead = world.database.head
+    world.database.transactions.clear()
+    one = Invalidator(world)
+    Run(world, join(one.member, ahead, epoch=1), one.client).finish()
+    assert world.record().floor == ahead
+    assert world.record().floor.contains(made.position)
+
+
+def test_a_life_begun_under_way_covers_what_was_streamed_before_the_primary_shows_it() -> None:
+    """F2, F67: the life ends because a tombstone was lost, while the primary does not show the last commit yet."""
+    world = World()
+    one = Invalidator(world).join()
+    one.apply()
+    made = world.commit(KEY)
+    one.apply()
+    world.sleep(2)
+    hidden = world.database.transactions.pop()
+    assert hidden is made
+    world.lose_tombstone(KEY)
+    life = world.record().life
+    one.renewing().finish()
+    assert world.record().life != life
+    assert world.record().floor.contains(made.position)
+
+
+def test_an_admission_that_dies_leaves_a_node_that_nobody_revives() -> None:
+    """The newborn's copy holds no progress: after its lapse the next one begins another life."""
+    world = World()
+    run = Invalidator(world).joining().until_kind(Add, key=RECORD)
+    run.advance()
+    world.sleep(L_SECONDS + 1)
+    life = world.resume_copy().life
+    start(world)
+    assert world.record().life != life
+
+
+def test_an_admission_that_died_halfway_is_taken_over() -> None:
+    world = World()
+    run = Invalidator(world).joining().until_kind(Add, key=RECORD)
+    run.advance()
+    one = start(world)
+    assert world.record().life == one.member.joined_record().life
+    assert world.record().floor == world.database.head
+
+
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("is_reply", [False, True])
+def test_an_admission_fails_at_any_request_and_succeeds_afterwards(place: int, is_reply: bool) -> None:
+    world = World()
+    one = Invalidator(world)
+    run = one.joining()
+    for _ in range(place):
+        run.advance()
+    if isinstance(run.pending, ReadHead):
+        world.is_primary_down = True
+        run.advance()
+        world.is_primary_down = False
+    elif is_reply:
+        run.lose_reply()
+    else:
+        run.lose_request()
+    refuse(run, NodeUnavailable)
+    assert not one.member.is_joined
+    assert one.member.heartbeat is None
+    found = world.find_record()
+    assert found is None or not found.is_open
+    one.join()
+    one.apply()
+    assert world.record().is_open
+    world.commit(KEY)
+    one.apply()
+    assert read_lagging(world) is ReadOutcome.TOMBSTONE
+    assert world.broken == []
+
+
+def test_of_two_who_admit_a_node_one_goes_on() -> None:
+    world = World()
+    first, second = Invalidator(world), Invalidator(world)
+    slow = first.joining().until_kind(Add, key=RECORD)
+    second.join()
+    assert isinstance(refuse(slow), MembershipLost)
+    assert not first.member.is_joined
+    first.join()
+    assert first.member.joined_record().life == second.member.joined_record().life
+    first.apply()
+    second.apply()
+    assert world.broken == []
+
+
+@pytest.mark.parametrize("data", [b"not ours", b"", b"\xfa\x09\x04"])
+def test_foreign_bytes_under_the_records_key_are_replaced(data: bytes) -> None:
+    world = World()
+    for key in (RECORD, RESUME):
+        assert isinstance(world.stores[NODE].answer(Add(key, data, 60)), Stored)
+    world.find_record = lambda *_: None  # type: ignore[method-assign]
+    one = Invalidator(world).join()
+    del world.find_record
+    one.apply()
+    assert world.record().is_open
+    assert NodeRecord.decode(world.resume_copy().encode()).life == world.record().life
+
+
+# -- a live record -------------------------------------------------------------------------------------
+
+
+def test_an_open_record_is_joined_and_neither_opened_nor_extended() -> None:
+    """F71: this process has no heartbeat yet, so it adds not a second to the lease."""
+    world = World()
+    start(world)
+    world.sleep(1)
+    before = world.stores[NODE].peek(RECORD)
+    two = Invalidator(world).join()
+    after = world.stores[NODE].peek(RECORD)
+    assert before is not None
+    assert after is not None
+    assert after.ttl_seconds <= before.ttl_seconds
+    assert two.member.applied == world.record().progress
+    assert two.member.old == world.record().progress, "nobody knows its age"
+    assert two.member.target is None
+
+
+def test_a_closed_record_is_joined_and_opens_when_the_head_is_reached() -> None:
+    world = World()
+    Invalidator(world).join()
+    made = world.commit(KEY)
+    two = Invalidator(world).join()
+    assert not world.record().is_open
+    two.apply(Batch({}, {}, two.cursor, two.cursor, HeartbeatSeen(world.now, 0)))
+    assert not world.record().is_open, "an old heartbeat is no reason to open before the head is reached"
+    two.apply()
+    assert world.record().is_open
+    assert world.record().floor.contains(made.position)
+
+
+def test_another_configuration_waits_until_the_record_has_lapsed() -> None:
+    world = World()
+    start(world, objects=BOTH)
+    one = Invalidator(world)
+    error = refuse(one.joining())
+    assert "configuration" in error.message
+    assert error.hint
+    assert not one.member.is_joined
+    world.sleep(L_SECONDS)
+    life = world.resume_copy().life
+    one.join()
+    assert world.record().life != life, "what it does not know it cannot go on with"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_another_ring_or_definition_is_another_configuration(is_open: bool) -> None:
+    world = World()
+    if is_open:
+        start(world)
+    else:
+        Invalidator(world).join()
+    refuse(Invalidator(world, ring=RING + 1).joining())
+    refuse(Invalidator(world, objects={CUSTOMER.name: 99}).joining())
+
+
+def test_a_new_object_is_covered_from_the_head_on() -> None:
+    """F70."""
+    world = World()
+    start(world)
+    world.commit(KEY)
+    two = Invalidator(world, objects=BOTH).join()
+    record = world.record()
+    assert record.objects[ORDER.name].start == world.database.head
+    assert record.objects[CUSTOMER.name].start == world.database.base
+    assert ORDER.name in world.resume_copy().objects, "or another life could forget it (see there)"
+    two.apply()
+    assert Reader(world, world.replica()).read(lookup(1, ORDER)) is ReadOutcome.FLOOR
+    assert Reader(world, world.replica().catch_up()).read(lookup(1, ORDER)) is ReadOutcome.FILLED
+
+
+def test_an_old_invalidator_gives_way_to_one_that_knows_more_objects() -> None:
+    world = World()
+    old = start(world)
+    Invalidator(world, objects=BOTH).join()
+    world.commit(KEY)
+    error = refuse(old.applying())
+    assert "other objects" in error.message
+    assert not old.member.is_joined
+
+
+def test_a_higher_epoch_begins_a_new_life() -> None:
+    """F28, F29."""
+    world = World()
+    one = start(world)
+    life = world.record().life
+    world.database.epoch = 2
+    one.join()
+    assert (world.record().epoch, world.record().life == life) == (2, False)
+
+
+def test_an_older_primary_is_refused() -> None:
+    world = World()
+    world.database.epoch = 2
+    start(world)
+    world.database.epoch = 1
+    two = Invalidator(world)
+    assert "old one" in refuse(two.joining()).hint
+
+
+def test_another_flavor_begins_a_new_life() -> None:
+    world = World()
+    start(world)
+    life = world.record().life
+    other = World(flavor="mariadb")
+    world.databases = other.databases
+    two = Invalidator(world)
+    world.check = lambda: None  # type: ignore[method-assign]
+    two.join()
+    assert world.record().life != life
+    assert isinstance(world.record().progress, MariadbPosition)
+
+
+def test_lost_tombstones_are_seen_when_joining() -> None:
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.apply()
+    world.lose_tombstone(KEY)
+    life = world.record().life
+    two = Invalidator(world).join()
+    assert world.record().life != life
+    two.apply()
+    assert read_lagging(world) is ReadOutcome.FLOOR
+
+
+def test_a_node_that_no_longer_keeps_tombstones_begins_a_new_life_in_head_mode() -> None:
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.apply()
+    life = world.record().life
+    world.stores[NODE].temp_lru_ttl_seconds = None
+    world.sleep(1.1)
+    one.apply()
+    assert world.record().life != life
+    assert not one.member.is_trailing
+    world.commit(KEY)
+    one.apply()
+    assert world.record().floor == world.database.head
+
+
+def test_a_node_that_begins_to_keep_tombstones_lets_its_floor_trail() -> None:
+    world = World(is_head_mode=True)
+    one = start(world)
+    first = world.commit(KEY)
+    one.apply()
+    world.stores[NODE].temp_lru_ttl_seconds = 10 * D_SECONDS
+    world.sleep(1.1)
+    one.apply()
+    assert one.member.is_trailing
+    second = world.commit(KEY)
+    one.apply()
+    floor = world.record().floor
+    assert floor.contains(first.position)
+    assert not floor.contains(second.position)
+    assert world.broken == []
+
+
+def test_a_fresh_join_begins_a_new_life_whatever_is_there() -> None:
+    world = World()
+    one = start(world)
+    life = world.record().life
+    Run(world, join(one.member, one.cursor, is_fresh=True), one.client).finish()
+    assert world.record().life != life
+    assert not world.record().is_open
+
+
+# -- revival -------------------------------------------------------------------------------------------
+
+
+def test_a_revived_node_keeps_its_entries_and_gets_everything_again() -> None:
+    world = World()
+    start(world)
+    assert read_lagging(world) is ReadOutcome.FILLED
+    kept = lookup(2)
+    assert Reader(world, world.replica()).read(kept) is ReadOutcome.FILLED
+    life, tenure = world.record().life, world.record().tenure
+    world.sleep(60)
+    assert world.find_record() is None
+    made = world.commit(KEY)
+    one = Invalidator(world).join()
+    record = world.record()
+    assert (record.life, record.is_open) == (life, False)
+    assert record.tenure != tenure
+    assert read_lagging(world) is ReadOutcome.CLOSED
+    one.apply()
+    assert world.record().is_open
+    assert world.record().floor.contains(made.position)
+    assert Reader(world, world.replica()).read(kept) is ReadOutcome.HIT
+    assert read_lagging(world) is ReadOutcome.FLOOR
+    assert world.broken == []
+
+
+def test_table_floors_survive_a_revival() -> None:
+    world = World()
+    one = start(world)
+    assert read_lagging(world) is ReadOutcome.FILLED
+    world.commit(raised=["customers"])
+    one.apply()
+    world.sleep(60)
+    one.join()
+    assert "customers" in world.record().table_floors
+    one.apply()
+    assert read_lagging(world) is ReadOutcome.FLOOR
+    assert world.broken == []
+
+
+def test_a_table_floor_that_the_resume_copy_lacks_is_raised_again_before_the_node_opens() -> None:
+    world = World()
+    one = start(world)
+    assert read_lagging(world) is ReadOutcome.FILLED
+    world.commit(raised=["customers"])
+    one.applying().until_kind(Wait)
+    assert "customers" in world.record().table_floors
+    assert "customers" not in world.resume_copy().table_floors
+    world.sleep(60)
+    two = Invalidator(world).join()
+    two.apply()
+    assert "customers" in world.record().table_floors
+    assert read_lagging(world) is ReadOutcome.FLOOR
+    assert world.broken == []
+
+
+def test_without_a_copy_there_is_nothing_to_revive() -> None:
+    world = World()
+    start(world)
+    life = world.record().life
+    world.sleep(60)
+    world.stores[NODE].evict(RESUME)
+    start(world)
+    assert world.record().life != life
+
+
+def test_a_flushed_node_has_lost_its_life() -> None:
+    """F7."""
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.apply()
+    life = world.record().life
+    world.stores[NODE].flush()
+    world.commit(KEY)
+    refuse(one.applying())
+    start(world)
+    assert world.record().life != life
+    assert read_lagging(world) is ReadOutcome.FLOOR
+
+
+@pytest.mark.parametrize("reason", ["epoch", "objects", "ring", "behind", "losses"])
+def test_a_life_that_cannot_be_gone_on_with_is_not_revived(reason: str) -> None:
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.live(2)
+    one.apply()
+    life = world.record().life
+    world.sleep(60)
+    if reason == "epoch":
+        world.database.epoch = 2
+    if reason == "behind":
+        world.database.transactions.clear()  # the new primary never had it (F28)
+        world.acknowledged.clear()
+    if reason == "losses":
+        world.stores[NODE].losses += 1
+    two = Invalidator(
+        world,
+        objects={CUSTOMER.name: 99} if reason == "objects" else BOTH,
+        ring=8 if reason == "ring" else RING,
+    ).join()
+    assert world.record().life != life
+    two.apply()
+
+
+def test_two_who_revive_do_not_both_begin_a_tenure() -> None:
+    world = World()
+    start(world)
+    world.sleep(60)
+    one, two = Invalidator(world), Invalidator(world)
+    slow = one.joining().until_kind(Add)
+    two.join()
+    refuse(slow)
+    one.join()
+    one.apply()
+    two.apply()
+    assert world.record().is_open
+    assert world.broken == []
+
+
+@pytest.mark.parametrize("place", range(7))
+@pytest.mark.parametrize("is_reply", [False, True])
+def test_a_revival_fails_at_any_request_and_succeeds_afterwards(place: int, is_reply: bool) -> None:
+    world = World()
+    start(world)
+    assert read_lagging(world) is ReadOutcome.FILLED
+    world.commit(KEY)
+    world.sleep(60)
+    two = Invalidator(world)
+    run = two.joining()
+    for _ in range(place):
+        run.advance()
+    if isinstance(run.pending, ReadHead):
+        world.is_primary_down = True
+        run.advance()
+        world.is_primary_down = False
+    elif is_reply:
+        run.lose_reply()
+    else:
+        run.lose_request()
+    refuse(run, NodeUnavailable)
+    two.join()
+    two.apply()
+    assert world.record().is_open
+    assert read_lagging(world) is not ReadOutcome.HIT
+    assert world.broken == []
+
+
+# -- the lease -----------------------------------------------------------------------------------------
+
+
+def test_renewing_keeps_the_record_alive_while_the_heartbeat_is_young() -> None:
+    world = World()
+    one = start(world)
+    run = one.renewing()
+    run.finish()
+    assert run.steps == [], "not more often than three times a lease"
+    world.sleep(3)
+    one.renewing().finish()
+    record = world.stores[NODE].peek(RECORD)
+    assert record is not None
+    assert record.ttl_seconds == L_SECONDS
+    assert 3000 <= world.record().heartbeat_age_ms <= 3001
+    world.sleep(2.5)
+    one.renewing().finish()
+    assert not world.record().is_open
+
+
+def test_a_lapsed_record_ends_the_membership() -> None:
+    world = World()
+    one = start(world)
+    world.sleep(L_SECONDS)
+    assert "lapsed" in refuse(one.renewing()).message
+    assert not one.member.is_joined
+    assert world.find_record() is None
+
+
+def test_the_lease_is_kept_while_a_batch_is_sent_that_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would never be acknowledged, and be sent for ever."""
+    monkeypatch.setattr(apply, "KEYS_AT_ONCE_MAX", 2)
+    world = World()
+    one = start(world)
+    tenure, began_at = world.record().tenure, world.now
+    made = world.commit(*(lookup(number).item for number in range(20)))
+    run = one.applying()
+    while run.pending is not None:
+        if is_delete(run.pending):
+            world.sleep(L_SECONDS / 8)
+        run.advance()
+    run.finish()
+    assert world.now - began_at > 2 * L_SECONDS
+    assert world.record().tenure == tenure
+    assert world.record().progress.contains(made.position)
+    assert world.broken == []
+
+
+def test_an_invalidator_without_a_heartbeat_leaves_the_others_lease_alone() -> None:
+    """It keeps what is left, and closes the record when nothing is."""
+    world = World()
+    one = start(world)
+    two = Invalidator(world).join()
+    two.apply(two.batch(heartbeat=False))
+    item = world.stores[NODE].peek(RECORD)
+    assert item is not None
+    assert item.ttl_seconds < L_SECONDS
+    assert world.record().is_open
+    one.live(2)
+    assert world.record().is_open
+    world.sleep(3)
+    two.apply(two.batch(heartbeat=False))
+    assert not world.record().is_open
+
+
+@pytest.mark.parametrize("lease_seconds", [2, 3, 4, 5])
+def test_a_record_that_is_taken_over_open_is_closed_and_never_lapses(lease_seconds: int) -> None:
+    """ADR 0007. Each write of what is left of a lease gives it whole seconds alone, so it lives less long."""
+    for tenths in range(0, 40, 3):
+        world = World()
+        one = start(world, lease_seconds=lease_seconds)
+        world.sleep(lease_seconds / 3 * (tenths % 10) / 10)
+        one.renewing().finish()
+        world.sleep(min(tenths / 10, lease_seconds - 1.5))
+        two = Invalidator(world, lease_seconds=lease_seconds).join()
+        for _ in range(8 * lease_seconds):
+            world.sleep(0.25)
+            two.renewing().finish()
+            assert world.find_record() is not None
+        assert not world.record().is_open
+
+
+def test_two_invalidators_share_one_record() -> None:
+    """F48: the chain of CAS lets neither take the other's progress back."""
+    world = World()
+    one, two = start(world), start(world)
+    for number in range(5):
+        made = world.commit(lookup(number).item)
+        (one if number % 2 else two).apply()
+        assert world.record().progress.contains(made.position)
+    one.apply()
+    two.apply()
+    assert world.record().progress == world.database.head
+    assert world.broken == []
+
+
+def test_a_lost_race_is_run_again() -> None:
+    world = World()
+    one, two = start(world), start(world)
+    made = world.commit(KEY)
+    run = one.applying().until(is_record_write)
+    two.apply()
+    run.finish()
+    assert world.record().progress.contains(made.position)
+    assert one.member.is_joined
+    assert two.member.is_joined
+
+
+def test_a_race_lost_for_ever_ends_the_membership() -> None:
+    """I6."""
+    world = World()
+    one = start(world)
+    attempts = 0
+
+    def always_lost(_: str, request: Request) -> Reply | None:
+        nonlocal attempts
+        if isinstance(request, Cas) and request.key == RECORD:
+            attempts += 1
+            return CONFLICT
+        return None
+
+    world.answer_instead = always_lost
+    refuse(one.applying())
+    assert attempts == CAS_ATTEMPTS_MAX
+    assert not one.member.is_joined
+
+
+def test_a_record_that_the_node_refuses_ends_the_membership() -> None:
+    world = World()
+    one = start(world)
+    world.answer_instead = lambda _, request: (
+        Refused(NO_MEMORY) if isinstance(request, Cas) and request.key == RECORD else None
+    )
+    assert NO_MEMORY in refuse(one.applying(), NodeUnavailable).message
+
+
+def test_a_policy_whose_times_do_not_fit_is_refused() -> None:
+    def policy(trail_seconds: float) -> NodePolicy:
+        return NodePolicy("shop", LINEAGE, 7, {}, D_SECONDS, L_SECONDS, trail_seconds, 4.0, 1.0)
+
+    assert policy(W_SECONDS).trail_seconds == W_SECONDS
+    with pytest.raises(AssertionError):
+        policy(W_SECONDS + 0.1)
+
+
+# -- applying ------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_sent_then_published() -> None:
+    world = World()
+    one = start(world)
+    made = world.commit(KEY, lookup(2).item)
+    run = one.applying().until(is_record_write)
+    assert world.find_tombstone(KEY) is not None
+    assert not world.record().progress.contains(made.position)
+    assert not one.member.applied.contains(made.position)
+    run.finish()
+    assert world.record().progress.contains(made.position)
+    assert one.member.applied == world.database.head
+
+
+@pytest.mark.parametrize("is_reply", [False, True])
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_batch_fails_at_any_request_and_is_sent_again(is_reply: bool, has_table: bool) -> None:
+    """I4: what was not acknowledged is not claimed, and nothing else is lost."""
+    failures = 0
+    for place in range(100):
+        world = World()
+        one = start(world)
+        assert read_lagging(world) is ReadOutcome.FILLED
+        world.sleep(1)
+        world.commit(KEY, raised=["customers"] if has_table else [])
+        run = one.applying()
+        for _ in range(place):
+            run.advance()
+            if run.is_done:
+                break
+        if run.is_done:
+            break
+        if isinstance(run.pending, Wait):
+            continue
+        if is_reply:
+            run.lose_reply()
+        else:
+            run.lose_request()
+        refuse(run, NodeUnavailable)
+        failures += 1
+        assert not one.member.is_joined
+        one.join()
+        one.apply()
+        assert world.record().progress == world.database.head
+        assert read_lagging(world) not in (ReadOutcome.HIT, ReadOutcome.FILLED)
+        assert world.broken == []
+    assert failures >= 5
+
+
+def test_what_this_life_has_acknowledged_is_not_sent_again() -> None:
+    """Another node needed the stream from further back."""
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.apply()
+    new = world.commit(lookup(2).item)
+    one.cursor = world.database.base
+    run = one.applying()
+    keys = []
+    while run.pending is not None:
+        if isinstance(run.pending, Add):
+            keys.append(run.pending.key)
+        run.advance()
+    run.finish()
+    assert keys == [tombstone_key(lookup(2).item)]
+    assert world.record().progress.contains(new.position)
+
+
+def test_where_most_keys_had_a_tombstone_the_next_batch_reads_first() -> None:
+    """It is sent in another order only; the tombstones are what they would be."""
+    world = World()
+    one = start(world)
+    first: list[type] = []
+    for items in ((1, 2, 3), (1, 2, 3), (1, 2, 9), (4, 5, 6), (4, 7, 8)):
+        made = world.commit(*[lookup(item).item for item in items])
+        run = one.applying().until(lambda action: getattr(action, "key", b"").endswith(TOMBSTONE_SUFFIX))
+        first.append(type(run.pending))
+        run.finish()
+        for item in items:
+            tombstone = world.find_tombstone(lookup(item).item)
+            assert tombstone is not None
+            assert tombstone.contains(LINEAGE, 1, made.position)
+    assert first == [Add, Add, Get, Get, Add]
+
+
+def test_a_batch_whose_tombstones_grew_old_is_sent_again_and_then_given_up() -> None:
+    """F65."""
+    world = World()
+    one = start(world, heartbeat_age_max_seconds=2000.0)
+    two = start(world, heartbeat_age_max_seconds=2000.0)
+    world.commit(KEY)
+    run = one.applying()
+    sent = 0
+    while run.pending is not None:
+        if is_delete(run.pending):
+            sent += 1
+            for _ in range(60):
+                world.sleep(2)
+                two.renewing().finish()
+        run.advance()
+    assert isinstance(run.error, MembershipLost)
+    assert sent >= RESENDS_MAX
+    assert not world.record().progress.contains(world.database.head)
+    assert world.broken == []
+
+
+def test_the_floor_trails_by_w() -> None:
+    """F64."""
+    world = World()
+    one = start(world)
+    made = world.commit(KEY)
+    one.live(W_SECONDS)
+    assert not world.record().floor.contains(made.position)
+    one.live(W_SECONDS + 1)
+    assert world.record().floor.contains(made.position)
+    assert world.find_tombstone(KEY) is not None
+    assert world.broken == []
+
+
+def test_head_mode_keeps_the_floor_at_what_was_sent() -> None:
+    world = World(is_head_mode=True)
+    one = start(world)
+    world.commit(KEY)
+    run = one.applying().until_kind(Add)
+    assert world.record().floor == world.database.head
+    run.finish()
+    assert read_lagging(world) is ReadOutcome.FLOOR
+    assert Reader(world, world.replica().catch_up()).read() is ReadOutcome.FILLED
+    assert world.broken == []
+
+
+def test_a_raise_stands_before_the_tombstones_and_is_published_after_the_wait() -> None:
+    world = World()
+    one = start(world)
+    made = world.commit(KEY, raised=["customers"])
+    run = one.applying().until_kind(Add)
+    assert world.record().table_floors["customers"].contains(made.position)
+    run.until_kind(Wait)
+    assert not world.record().progress.contains(made.position)
+    run.finish()
+    assert world.record().progress.contains(made.position)
+
+
+def test_a_table_floor_is_the_events_own_position() -> None:
+    """F68: rows read before it are condemned, and a replica needs nothing but the event."""
+    world = World()
+    one = start(world)
+    world.commit(lookup(9).item)
+    raising = world.commit(raised=["customers"])
+    one.apply()
+    assert world.record().table_floors["customers"] == raising.position
+    assert Reader(world, world.replica(raising)).read() is ReadOutcome.FILLED
+
+
+def test_a_node_without_memory_acknowledges_nothing() -> None:
+    """F51: a quiet `Add` is refused. Nothing is claimed, and the loss that is counted ends the life."""
+    world = World(capacity_items=3)
+    one = start(world)
+    world.stores[NODE].evict(RESUME)
+    for number in range(2):
+        assert isinstance(world.stores[NODE].answer(Add(b"kept:%d" % number, b"x", 500)), Stored)
+    made = world.commit(KEY)
+    refuse(one.applying(), NodeUnavailable)
+    assert not world.record().progress.contains(made.position)
+
+
+def test_a_tombstone_that_is_fought_over_fails_the_batch_loudly() -> None:
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    one.apply()
+    world.commit(KEY)
+    world.answer_instead = lambda _, request: (
+        CONFLICT if isinstance(request, Cas) and request.key == MARKER else None
+    )
+    error = refuse(one.applying(), InvalidationFailed)
+    assert KEY.decode() in error.message
+    assert not one.member.is_joined
+
+
+def test_storage_is_inspected_every_second_and_after_every_pause() -> None:
+    world = World()
+    one = start(world)
+    world.sleep(0.5)
+    assert not any(isinstance(request, InspectStorage) for request in requests_of(one.applying()))
+    world.sleep(0.5)
+    assert isinstance(requests_of(one.applying())[0], InspectStorage)
+
+
+def requests_of(run: Run[None]) -> list[object]:
+    seen: list[object] = []
+    while run.pending is not None:
+        seen.append(run.pending)
+        run.advance()
+    run.finish()
+    return seen
+
+
+# -- two memberships, and the resume copy --------------------------------------------------------------
+
+
+def test_two_lineages_on_one_node_do_not_concern_one_another() -> None:
+    world = World(lineages=(LINEAGE, "shop/b"))
+    one, two = start(world), start(world, lineage="shop/b")
+    assert world.record().life != world.record(lineage="shop/b").life
+    world.databases["shop/b"].commit(KEY)
+    two.apply()
+    assert world.record(lineage="shop/b").progress == world.databases["shop/b"].head
+    assert world.record().progress == world.database.base
+    world.sleep(3)
+    two.apply()
+    world.sleep(2.5)
+    assert world.find_record() is None
+    assert world.record(lineage="shop/b").is_open
+    refuse(one.renewing())
+
+
+def test_a_tombstone_holds_both_lineages() -> None:
+    world = World(lineages=(LINEAGE, "shop/b"))
+    one, two = start(world), start(world, lineage="shop/b")
+    first, second = world.commit(KEY), world.databases["shop/b"].commit(KEY)
+    one.apply()
+    two.apply()
+    tombstone = world.find_tombstone(KEY)
+    assert tombstone is not None
+    assert tombstone.positions == {(LINEAGE, 1): first.position, ("shop/b", 1): second.position}
+
+
+def test_the_resume_copy_never_claims_more_than_the_record() -> None:
+    world = World()
+    one = start(world)
+    world.sleep(1.5)
+    made = world.commit(KEY)
+    run = one.applying().until(is_record_write)
+    assert not world.resume_copy().progress.contains(made.position)
+    run.advance()
+    assert not world.resume_copy().progress.contains(made.position)
+    assert world.record().progress.contains(made.position)
+    run.finish()
+    assert world.resume_copy().progress.contains(made.position)
+
+
+def test_a_late_resume_copy_takes_nothing_back() -> None:
+    world = World()
+    one, two = start(world), start(world)
+    world.sleep(1.5)
+    world.commit(KEY)
+    slow = one.applying().until_kind(Cas, Add).until(lambda action: getattr(action, "key", None) == RESUME)
+    world.sleep(1.5)
+    newer = world.commit(KEY)
+    two.apply()
+    assert world.resume_copy().progress.contains(newer.position)
+    slow.finish()
+    assert world.resume_copy().progress.contains(newer.position)
+
+
+def test_a_resume_copy_that_was_evicted_is_written_again() -> None:
+    world = World()
+    one = start(world)
+    world.stores[NODE].evict(RESUME)
+    world.sleep(1.5)
+    one.apply()
+    assert world.resume_copy().life == world.record().life
+
+
+# -- leaving -------------------------------------------------------------------------------------------
+
+
+def test_a_membership_that_ended_is_not_used() -> None:
+    world = World()
+    one = start(world)
+    one.member.leave()
+    with pytest.raises(AssertionError, match="before it is joined"):
+        one.member.joined_record()
+    assert one.member.version == 0
+    assert list(one.member.recent) == []
+    assert one.member.target is None
+
+
+def test_mariadb_positions_are_kept_alike() -> None:
+    world = World(flavor="mariadb")
+    one = start(world)
+    assert read_lagging(world) is ReadOutcome.FILLED
+    made = world.commit(KEY)
+    one.apply()
+    assert world.record().progress.contains(made.position)
+    assert read_lagging(world) is ReadOutcome.TOMBSTONE
+    one.live(D_SECONDS + 5)
+    assert read_lagging(world) is ReadOutcome.FLOOR
+    world.sleep(30)
+    one.join()
+    one.apply()
+    assert Reader(world, world.replica(made)).read() is ReadOutcome.FILLED
+    assert world.broken == []
+
+
+def test_get_is_the_only_way_to_know_a_record() -> None:
+    """Versions never outlive a membership: a join begins by reading."""
+    world = World()
+    one = start(world)
+    one.member.version = 999
+    run = one.joining()
+    first = run.steps[0]
+    assert getattr(first, "requests", ())[1:] == (Get(RECORD), Get(RESUME))
+    run.finish()

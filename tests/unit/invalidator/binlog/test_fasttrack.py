@@ -1,0 +1,379 @@
+"""The fast track gives what the general way gives, for any packets in any pieces; and compressed events."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+import uuid
+import zlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+import zstandard
+
+from freshness.errors import FreshnessError, StreamStopped
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition
+from freshness.position import MysqlGtidSet
+from freshness.stream.source import Transaction, keyed_transaction
+from invalidator.binlog import fasttrack
+from invalidator.binlog.decoder import EventDecoder
+from invalidator.binlog.transaction import Cascades, Subject
+from invalidator.binlog.wire.event import Event
+from tests.unit.invalidator.binlog.rowevents import (
+    Made,
+    image,
+    integer,
+    packed,
+    rows_body,
+    table_map,
+    varchar,
+)
+
+SID = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
+NUMBER = KeyColumn("id", ColumnKind.INTEGER)
+ID = integer("id", is_nullable=False)
+COLUMNS = [ID, varchar("v")]
+FLAVORS = ["mysql", "mariadb"]
+ROWS_MAX = 50
+NONE: Cascades = {}
+
+
+def make_decoder(
+    flavor: str, *, is_fast: bool = True, has_checksum: bool = True, cascades: Cascades = NONE, **options: Any
+) -> EventDecoder:
+    definitions = {
+        "o": ObjectDefinition(
+            cast(Any, None), cast(Any, None), KeyBuilder("n", "o", (NUMBER,)), {"goods": (NUMBER,)}
+        )
+    }
+    subject = Subject(flavor, "shop", frozenset(("goods", "child")), "beats")
+    made = EventDecoder(
+        subject, find_cascades=lambda: cascades, definitions=definitions, rows_max=ROWS_MAX, **options
+    )
+    made.restart(has_checksum=has_checksum)
+    if not is_fast:
+        assert made._track is not None
+        made._track._steps.clear()
+        made._track._usual_packets = 1 << 30
+    return made
+
+
+def run(made: EventDecoder, pieces: Sequence[Sequence[bytes]]) -> tuple[list[Transaction], str]:
+    """What came, and the error that ended it."""
+    found: list[Transaction] = []
+    try:
+        for piece in pieces:
+            made.decode(piece, found)
+    except FreshnessError as error:
+        return found, str(error)
+    return found, ""
+
+
+def packet(kind: int, body: bytes, *, flags: int = 0, has_checksum: bool = True) -> bytes:
+    size = 19 + len(body) + 4 * has_checksum
+    event = struct.pack("<IBIIIH", 1000, kind, 7, size, 4711, flags) + body
+    return b"\0" + event + (zlib.crc32(event).to_bytes(4, "little") if has_checksum else b"")
+
+
+def of(event: Event) -> bytes:
+    return packet(event.kind, event.body)
+
+
+def gtid(flavor: str, number: int, *, flags: int = 0) -> bytes:
+    if flavor == "mariadb":
+        return packet(162, struct.pack("<QIB", number, 0, flags) + bytes(6))
+    times = (1_700_000_000_000_000 + number).to_bytes(7, "little")
+    return packet(33, b"\1" + SID.bytes + struct.pack("<QBQQ", number, 2, 1, 2) + times)
+
+
+def query(sql: bytes, status: bytes = b"\0\0\0\0\0") -> bytes:
+    return packet(2, struct.pack("<IIBHH", 1, 0, 4, 0, len(status)) + status + b"shop\0" + sql)
+
+
+def begin(flavor: str) -> list[bytes]:
+    return [query(b"BEGIN")] if flavor == "mysql" else []
+
+
+XID = packet(16, bytes(8))
+
+
+def line(number: int) -> bytes:
+    return image([number.to_bytes(4, "little"), b"\1x"])
+
+
+def row_event(kind: int, *numbers: int, **options: Any) -> bytes:
+    lines = b"".join(line(number) * (2 if kind in (24, 31) else 1) for number in numbers)
+    return packet(kind, rows_body(kind, 2, lines, **options))
+
+
+def description(*, has_checksum: bool = True) -> bytes:
+    lengths = bytearray(40)
+    lengths[2 - 1], lengths[19 - 1] = 13, 8
+    lengths[22:25], lengths[29:32] = b"\x08" * 3, b"\x0a" * 3
+    body = struct.pack("<H50sIB", 4, b"9.9", 0, 19) + bytes(lengths) + bytes((has_checksum,))
+    return packet(15, body)
+
+
+def simple(flavor: str, number: int) -> list[bytes]:
+    kinds = (30, 31, 32) if flavor == "mysql" else (23, 24, 25)
+    return [
+        gtid(flavor, number),
+        *begin(flavor),
+        of(table_map(COLUMNS, flavor=flavor)),
+        row_event(kinds[number % 3], number, number + 1),
+        XID,
+    ]
+
+
+def random_transaction(chance: random.Random, flavor: str, number: int) -> list[bytes]:
+    """Of the usual form, or with anything that may stand in a log."""
+    kinds = (30, 31, 32) if flavor == "mysql" else (23, 24, 25)
+    parts = [gtid(flavor, number), *begin(flavor)]
+    for _ in range(chance.choice((0, 1, 1, 1, 2))):
+        name = chance.choice(("goods", "goods", "goods", "other", "child", "beats"))
+        table_id = chance.choice((77, 77, 78))
+        columns = chance.choice((COLUMNS, COLUMNS, [varchar("w"), ID], [ID, Made("c", 200)]))
+        maps = [of(table_map(columns, flavor=flavor, name=name, table_id=table_id))]
+        if chance.random() < 0.1:
+            maps.append(of(table_map(COLUMNS, flavor=flavor, name="child", table_id=90)))
+        parts += maps
+        count = chance.choice((1, 1, 2))
+        for place in range(count):
+            numbers = [chance.randrange(99) for _ in range(chance.choice((0, 1, 1, 3, 60)))]
+            flags = int(place == count - 1 and chance.random() < 0.95)
+            parts.append(row_event(chance.choice(kinds), *numbers, table_id=table_id, flags=flags))
+    parts.append(chance.choice((XID, XID, XID, query(b"COMMIT"))))
+    strange = chance.random()
+    if strange < 0.25:
+        other = chance.choice(
+            (
+                packet(29, b"\3abc"), packet(4, b"x" * 20), packet(27, b"x"), description(), query(b"SAVEPOINT x"),
+                query(b"TRUNCATE goods"), query(b"BEGIN", b"\x01\x02"), query(b"X \0BEGIN"), packet(5, bytes(9)),
+                packet(99, b"", flags=0x80), row_event(kinds[0], 1, table_id=0xFFFFFF), packet(160, b"abc"),
+            )
+        )  # fmt: skip
+        parts.insert(chance.randrange(len(parts) + 1), other)
+    elif strange < 0.28:
+        parts.insert(
+            chance.randrange(len(parts) + 1), chance.choice((packet(99, b""), XID, gtid(flavor, number)))
+        )
+    elif strange < 0.3:
+        del parts[chance.randrange(len(parts))]
+    elif strange < 0.32:
+        place = chance.randrange(len(parts))
+        parts[place] = parts[place][: chance.randrange(1, len(parts[place]))]
+    return parts
+
+
+def split(chance: random.Random, packets: Sequence[bytes]) -> list[list[bytes]]:
+    pieces, place = [], 0
+    while place < len(packets):
+        count = chance.choice((1, 2, 5, 100))
+        pieces.append(list(packets[place : place + count]))
+        place += count
+    return pieces
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("seed", range(100))
+def test_both_ways_give_the_same(flavor: str, seed: int) -> None:
+    chance = random.Random(f"{flavor} {seed}")
+    packets = [description()]
+    for number in range(1, 40):
+        packets += random_transaction(chance, flavor, number)
+    pieces = split(chance, packets)
+    options: dict[str, Any] = {"piece_rows": chance.choice((None, None, 7))}
+    if chance.random() < 0.3:
+        options["cascades"] = {"child": frozenset(("goods", "other"))}
+    fast = run(make_decoder(flavor, **options), pieces)
+    general = run(make_decoder(flavor, is_fast=False, **options), pieces)
+    assert fast == general
+    assert [each.size_bytes for each in fast[0]] == [each.size_bytes for each in general[0]]
+    assert len(fast[0]) > 0 or fast[1]
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("has_checksum", [True, False])
+def test_the_usual_form_takes_the_fast_track(flavor: str, has_checksum: bool) -> None:
+    packets = [each for number in range(1, 30) for each in simple(flavor, number)]
+    if not has_checksum:
+        packets = [packet(each[5], each[20:-4], has_checksum=False) for each in packets]
+    made = make_decoder(flavor, has_checksum=has_checksum)
+    found: list[Transaction] = []
+    # The first transactions bring table and bitmaps; from then on nothing may go the general way.
+    made.decode(packets[:25], found)
+    assert made._track is not None
+    made._track._decode = lambda _, __: pytest.fail("the general way was taken")
+    made.decode(packets[25:], found)
+    assert [each.items for each in found] == [(b"n:o:%d" % n, b"n:o:%d" % (n + 1)) for n in range(1, 30)]
+    assert found[4].size_bytes > 0
+
+
+def test_what_is_held_of_a_transaction_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("HELD_PACKETS_MAX", 10), ("HELD_BYTES_MAX", 500)):
+        monkeypatch.setattr(fasttrack, name, value)
+        made = make_decoder("mysql", piece_rows=1000)
+        packets = simple("mysql", 1)
+        for number in range(2, 6):
+            packets += simple("mysql", number)[:-1]
+            packets += [row_event(30, place % 9, flags=0) for place in range(30)]
+            packets += [row_event(30, 1), XID]
+            found: list[Transaction] = []
+            made.decode(packets, found)
+            packets = []
+            assert made._track is not None
+            assert len(made._track._held) <= 12
+            assert all(each.items for each in found)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_wrong_checksum_stops_the_stream_wherever_it_is(flavor: str) -> None:
+    packets = [
+        description(),
+        *simple(flavor, 1),
+        packet(29, b"\3abc"),
+        packet(4, b"x" * 30),
+        *simple(flavor, 2),
+    ]
+    assert run(make_decoder(flavor), [packets])[1] == ""
+    for place in range(len(packets)):
+        damaged = bytearray(packets[place])
+        damaged[21] ^= 1
+        for is_fast in (True, False):
+            found, error = run(
+                make_decoder(flavor, is_fast=is_fast),
+                [[*packets[:place], bytes(damaged), *packets[place + 1 :]]],
+            )
+            assert "checksum" in error
+            assert len(found) == (place > len(simple(flavor, 1)))
+
+
+def test_an_artificial_event_may_lack_its_checksum() -> None:
+    """A server that is told to change over announces the next file in the old way."""
+    made = make_decoder("mysql")
+    rotate = packet(4, b"x" * 30, flags=0x20, has_checksum=False)
+    found, error = run(made, [[rotate, description(), *simple("mysql", 1)]])
+    assert (len(found), error) == (1, "")
+    assert "checksum" in run(make_decoder("mysql"), [[packet(4, b"x" * 30, has_checksum=False)]])[1]
+
+
+def test_a_new_connection_starts_over() -> None:
+    made = make_decoder("mariadb")
+    run(made, [[description(), *simple("mariadb", 1), *simple("mariadb", 2)[:3]]])
+    made.restart(has_checksum=True)
+    found, error = run(made, [[description(), *simple("mariadb", 2)]])
+    assert ([each.items for each in found], error) == ([(b"n:o:2", b"n:o:3")], "")
+
+
+def test_a_transaction_of_keys_is_what_the_constructor_makes() -> None:
+    position = MysqlGtidSet.of(str(SID), 5)
+    made = keyed_transaction(position, 7, (b"a",), 9)
+    expected = Transaction(position, 7, items=(b"a",), size_bytes=9)
+    assert (type(made), made, hash(made)) == (Transaction, expected, hash(expected))
+
+
+# -- compressed events ------------------------------------------------------------------------------------
+
+
+def payload(content: bytes, *, method: int = 0, length: int | None = None, frames: int = 1) -> bytes:
+    if method == 0:
+        step = max(1, len(content) // frames)
+        parts = [content[place : place + step] for place in range(0, len(content), step)]
+        squeezed = b"".join(zstandard.compress(part) for part in parts)
+    else:
+        squeezed = content
+
+    def field(kind: int, number: int) -> bytes:
+        value = packed(number)
+        return packed(kind) + packed(len(value)) + value
+
+    head = field(2, method) + field(3, len(content) if length is None else length) + field(1, len(squeezed))
+    return packet(40, head + packed(0) + squeezed)
+
+
+def inner(*packets: bytes) -> bytes:
+    """The events of the packets without checksums."""
+    return b"".join(packet(each[5], each[20:-4], has_checksum=False)[1:] for each in packets)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize(("method", "frames"), [(0, 1), (0, 5), (255, 1)])
+def test_a_compressed_transaction(is_fast: bool, method: int, frames: int) -> None:
+    made = make_decoder("mysql", is_fast=is_fast)
+    first, *rest = simple("mysql", 1)
+    squeezed = payload(inner(*rest), method=method, frames=frames)
+    expected = run(make_decoder("mysql"), [[description(), first, *rest, *simple("mysql", 2)]])
+    assert run(made, [[description(), first, squeezed, *simple("mysql", 2)]]) == expected
+    assert expected[0][0].items == (b"n:o:1", b"n:o:2")
+
+
+def test_a_compressed_transaction_in_pieces() -> None:
+    made = make_decoder("mysql", piece_rows=3)
+    first, start, table, *_ = simple("mysql", 1)
+    events = [row_event(30, number, number + 1, flags=0) for number in range(5)]
+    found, error = run(made, [[description(), first, payload(inner(start, table, *events, XID))]])
+    assert error == ""
+    assert [(len(each.items), each.is_last) for each in found] == [(4, False), (4, False), (2, True)]
+
+
+@pytest.mark.parametrize(
+    "squeezed",
+    [
+        payload(b"x" * 30),
+        payload(inner(XID), length=500),
+        payload(inner(XID), length=10),
+        payload(inner(XID), method=7),
+        packet(40, b"\1\1\5"),
+        packet(40, b"\0" + zstandard.compress(inner(XID))),
+        payload(inner(XID))[:-9],
+        payload(inner(description())),
+        payload(inner(payload(inner(XID)))),
+        payload(inner(XID)[:-1]),
+    ],
+)
+def test_a_compressed_transaction_that_cannot_be_unpacked_stops_the_stream(squeezed: bytes) -> None:
+    made = make_decoder("mysql")
+    whole = packet(40, squeezed[20:-4])
+    _, error = run(made, [[description(), *simple("mysql", 1)[:1], whole]])
+    assert "event 40 at 4711" in error or "in a TRANSACTION_PAYLOAD" in error
+
+
+def test_without_its_package_a_compressed_transaction_stops_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    made = make_decoder("mysql")
+    with pytest.raises(StreamStopped, match="zstandard is not installed"):
+        made.decode([description(), simple("mysql", 1)[0], payload(inner(XID))], [])
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_compressed_events_of_mariadb(is_fast: bool) -> None:
+    def squeeze(content: bytes) -> bytes:
+        return b"\x82" + len(content).to_bytes(2, "big") + zlib.compress(content)
+
+    table = of(table_map(COLUMNS, flavor="mariadb"))
+    head = rows_body(166, 2, b"")
+    group = [gtid("mariadb", 1), table, packet(166, head + squeeze(line(4) + line(5))), XID]
+    made = make_decoder("mariadb", is_fast=is_fast)
+    assert [each.items for each in run(made, [[description(), *group]])[0]] == [(b"n:o:4", b"n:o:5")]
+    sql = packet(
+        165, struct.pack("<IIBHH", 1, 0, 4, 0, 3) + b"\xfa\xfb\xfcshop\0" + squeeze(b"TRUNCATE goods")
+    )
+    [found] = run(made, [[gtid("mariadb", 2, flags=1), sql]])[0]
+    assert found.raised_tables == {"goods"}
+
+
+def test_rows_are_the_same_from_compressed_events() -> None:
+    """Where rows are asked for, and not keys."""
+    made = EventDecoder(Subject("mysql", "shop", frozenset(("goods",)), "beats"), find_cascades=dict)
+    made.restart(has_checksum=True)
+    first, *rest = simple("mysql", 1)
+    found: list[Transaction] = []
+    made.decode([description(), first, payload(inner(*rest)), *simple("mysql", 1)], found)
+    assert found[0].changes == found[1].changes != ()

@@ -1,0 +1,468 @@
+"""The audit without Spark: where positions stand, what one item's rows prove, and how the result is told."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import numpy
+import pytest
+
+from freshness.errors import FormatError
+from freshness.position import MysqlGtidSet, Position
+from spark.audit import itemlog, timeline, verdict
+from spark.audit.actions import read_stamps
+from spark.audit.finding import Knowledge, Life, Rules, Tally, format_tally, merge_tally
+from spark.audit.itemlog import CHANGE, FILL, HIT, INVALIDATION, NO_NUMBER, ROW, Stamp, pack_stamps
+from spark.audit.page import format_page, format_percent, format_seconds
+from spark.audit.replay import PACKED, Found, replay
+from spark.audit.summary import Found as Violations
+from spark.audit.summary import Share, Summary
+from spark.audit.timeline import Lineage, Place, Run, build_chains, find_holes
+
+SID: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+OTHER: Final = "4e11fa47-71ca-11e1-9e33-c80aa9429562"
+SECOND: Final = 1_000_000
+FAILURES: Final = Path(__file__).resolve().parents[4] / "docs/failure_modes.toml"
+
+
+def lineage_of(*runs: Run, flavor: str = "mysql", second: int = SECOND) -> Lineage:
+    """A lineage with one commit a second."""
+    first, last = min(run.ordinal for run in runs), max(run.last_ordinal for run in runs)
+    times = numpy.arange(first, last + 1, dtype=numpy.int64) * second
+    return Lineage("shop/-", 7, flavor, first, last, build_chains(runs), {1: last}, (), 1, times)
+
+
+def run_of(number: int, ordinal: int, length: int, source: str = SID, server: str = "") -> Run:
+    return Run(source, server, number, ordinal, length, length)
+
+
+# -- positions -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (f"{SID}:1-5", Place(5)),
+        (f"{SID}:1-20", Place(20)),
+        (f"{SID}:1-21", Place(20, (), timeline.BEYOND_ARCHIVE)),
+        (f"{SID}:1-5:8", Place(5, (8,))),
+        (f"{SID}:8-9", Place(0, (8, 9))),
+        ("", Place(0)),
+        (f"{SID}:1-5,{OTHER}:1", Place(5, (), timeline.BEYOND_ARCHIVE)),
+        (f"{OTHER}:1-5", Place(0, (), timeline.NO_ARCHIVE)),
+        ("nonsense", Place(0, (), timeline.MALFORMED)),
+    ],
+)
+def test_positions_stand_where_the_archive_has_them(text: str, place: Place) -> None:
+    assert lineage_of(run_of(1, 1, 20)).place(1, text) == place
+
+
+def test_a_position_of_an_epoch_that_the_archive_lacks_is_not_placed() -> None:
+    assert lineage_of(run_of(1, 1, 20)).place(2, f"{SID}:1-5").flags == timeline.NO_ARCHIVE
+
+
+def test_an_archive_that_begins_late_knows_nothing_of_what_was_before() -> None:
+    lineage = lineage_of(run_of(101, 1, 20))
+    assert lineage.place(1, f"{SID}:1-105") == Place(5)
+    assert lineage.place(1, f"{SID}:1-99") == Place(0, (), timeline.BEFORE_ARCHIVE)
+
+
+def test_mariadb_positions_name_their_end_and_another_server_made_another_history() -> None:
+    lineage = lineage_of(run_of(1, 1, 20, "0", "1"), flavor="mariadb")
+    assert lineage.place(1, "0-1-5") == Place(5)
+    assert lineage.place(1, "0-2-5") == Place(4)
+    assert lineage.place(1, "0-1-30") == Place(20, (), timeline.BEYOND_ARCHIVE)
+
+
+def test_numbers_that_were_never_streamed_are_no_gap_in_a_prefix() -> None:
+    lineage = lineage_of(run_of(1, 1, 5), run_of(9, 6, 5))
+    assert lineage.place(1, f"{SID}:1-5:9-10") == Place(7)
+    assert find_holes([run_of(1, 1, 5), run_of(9, 6, 5)]) == [(SID, 6, 8, 5)]
+
+
+def test_numbers_that_the_archive_lost_are_its_own_gap() -> None:
+    assert find_holes([run_of(1, 1, 5), run_of(9, 9, 5)]) == []
+
+
+def test_places_agree_with_the_sets_themselves() -> None:
+    """Against `Position.contains`, on archives in any order, with gaps and two sources."""
+    random = Random("places")
+    for _ in range(300):
+        numbers = [(source, n) for source in (SID, OTHER) for n in range(1, 9) if random.random() < 0.8]
+        if random.random() < 0.5:
+            random.shuffle(numbers)
+        runs = [run_of(number, at, 1, source) for at, (source, number) in enumerate(numbers, 1)]
+        lineage = lineage_of(*runs)
+        position: Position = MysqlGtidSet()
+        for source, number in random.sample(numbers, random.randrange(1, len(numbers) + 1)):
+            position = position.union(MysqlGtidSet.of(source, number))
+        place = lineage.place(1, str(position))
+        assert not place.flags & timeline.UNKNOWN_FLAGS or place == Place(0, (), timeline.BEFORE_ARCHIVE)
+        held = [
+            at
+            for at, (source, number) in enumerate(numbers, 1)
+            if position.contains(MysqlGtidSet.of(source, number))
+        ]
+        assert [at for at in range(1, len(numbers) + 1) if place.contains(at)] == held
+
+
+def test_a_clock_set_back_does_not_make_later_commits_earlier() -> None:
+    lineage = lineage_of(run_of(1, 1, 20))
+    assert lineage.lifted(10, 3 * SECOND) == 9 * SECOND
+    assert lineage.lifted(10, 30 * SECOND) == 30 * SECOND
+
+
+def test_columns_of_different_lengths_are_a_position_that_cannot_be_read() -> None:
+    lineage = lineage_of(run_of(1, 1, 20))
+    (stamp,), _ = read_stamps(
+        {"shop/-": lineage}, "\x1e".join(("shop/-", "1", "", f"{SID}:1\x1f{SID}:2", ""))
+    )
+    assert stamp.place.flags == timeline.MALFORMED
+
+
+# -- one item --------------------------------------------------------------------------------------------
+
+LINEAGE: Final = lineage_of(run_of(1, 1, 1000))
+NODE, LIFE, READER, WRITER, WHO = 11, 12, 13, 14, 15
+RULES: Final = Rules(10_000 * SECOND)
+KNOWN: Final = Knowledge({7: LINEAGE}, history_from_us={7: 0}, lives={(NODE, 7): [Life(LIFE, 0, 0, 0, 1000)]})
+
+
+def stamps(prefix: int, *extras: int, flags: int = 0, life: int = LIFE) -> bytes:
+    return pack_stamps([Stamp(7, life, Place(prefix, extras, flags))])
+
+
+def row(kind: int, begin: float, **columns: Any) -> tuple[Any, ...]:
+    held = {
+        "h1": 1,
+        "h2": 1,
+        "kind": kind,
+        "node": NODE,
+        "version": NO_NUMBER,
+        "observed": NO_NUMBER,
+        "begin_us": int(begin * SECOND),
+        "end_us": int(begin * SECOND) + 1000,
+        "digest": 100,
+        "other": NO_NUMBER,
+        "flags": 0,
+        "who": WHO,
+        "client": READER,
+        "sequence": 1,
+        "stamps": None,
+        "packed": None,
+        **columns,
+    }
+    return tuple(held.values())
+
+
+def change(ordinal: int, after: int, before: int = NO_NUMBER, flags: int = ROW) -> tuple[Any, ...]:
+    return row(CHANGE, ordinal, node=7, version=ordinal, digest=after, other=before, flags=flags, sequence=0)
+
+
+def invalidation(begin: float, ordinal: int, version: int = NO_NUMBER, **columns: Any) -> tuple[Any, ...]:
+    return row(INVALIDATION, begin, version=version, stamps=stamps(0, ordinal), client=WRITER, **columns)
+
+
+def fill(begin: float, prefix: int, version: int, observed: int, **columns: Any) -> tuple[Any, ...]:
+    return row(FILL, begin, **{"version": version, "observed": observed, "stamps": stamps(prefix), **columns})
+
+
+def hit(begin: float, prefix: int, version: int, **columns: Any) -> tuple[Any, ...]:
+    return row(HIT, begin, **{"version": version, "stamps": stamps(prefix), **columns})
+
+
+def found(
+    *rows: tuple[Any, ...], known: Knowledge = KNOWN, tally: Tally | None = None
+) -> list[tuple[str, str, int]]:
+    in_order = sorted(rows, key=lambda each: (each[2], each[6]))
+    items: list[Found] = list(replay(in_order, RULES, known, tally or Tally()))
+    return [(each.kind, each.failure, each.count) for item in items for each in item.findings]
+
+
+def test_the_nodes_own_order_decides_and_not_the_clocks() -> None:
+    """The stub is older than the tombstone, so the delete that followed took the value, whatever clocks say."""
+    rows = (change(10, 101, 100), invalidation(11, 10, version=50))
+    assert found(*rows, fill(99, 9, version=51, observed=49)) == []
+    assert found(*rows, fill(10.5, 9, version=60, observed=55)) == [("poisoned_fill", "F5", 1)]
+
+
+def test_without_versions_a_fill_within_the_clocks_error_is_not_called_poisoned() -> None:
+    rows = (change(10, 101, 100), invalidation(11, 10))
+    assert found(*rows, fill(11.4, 9, version=60, observed=55)) == []
+    assert found(*rows, fill(11.7, 9, version=60, observed=55)) == [("poisoned_fill", "F5", 1)]
+
+
+def test_a_tombstone_of_another_life_binds_nobody() -> None:
+    rows = (change(10, 101, 100), invalidation(11, 10, version=50))
+    assert found(*rows, fill(20, 9, version=60, observed=55, stamps=stamps(9, life=99))) == []
+
+
+def test_a_position_out_of_order_holds_what_it_holds() -> None:
+    """It has the second change and not the first, and only the second one was acknowledged."""
+    rows = (change(10, 101, 100), change(12, 102, 101), invalidation(13, 12, version=50))
+    holding = fill(20, 9, version=60, observed=55, stamps=stamps(9, 12), digest=102)
+    assert ("poisoned_fill", "F5", 1) not in found(*rows, holding)
+    lacking = fill(20, 9, version=60, observed=55, stamps=stamps(9, 11))
+    assert ("poisoned_fill", "F5", 1) in found(*rows, lacking)
+
+
+def test_a_row_may_be_newer_than_its_token_and_not_older() -> None:
+    rows = (change(10, 101, 100), invalidation(10.1, 10), change(12, 102, 101), invalidation(12.1, 12))
+    assert found(*rows, fill(12.2, 11, version=60, observed=55, digest=102)) == []
+    assert found(*rows, fill(11.2, 11, version=60, observed=55, digest=102)) == [
+        ("digest_mismatch", "F46", 1)
+    ]
+    assert found(*rows, fill(11.5, 11, version=60, observed=55, digest=100)) == [("digest_mismatch", "F2", 1)]
+    assert found(*rows, fill(11.5, 11, version=60, observed=55, digest=101)) == []
+
+
+def test_a_deleted_row_is_absent() -> None:
+    rows = (change(10, NO_NUMBER, 100, flags=ROW | itemlog.AFTER_ABSENT), invalidation(10.1, 10))
+    absent = {"digest": NO_NUMBER, "flags": itemlog.ABSENT}
+    assert found(*rows, fill(11, 10, version=60, observed=55, **absent)) == []
+    assert found(*rows, fill(11, 10, version=60, observed=55, digest=100)) == [("digest_mismatch", "F2", 1)]
+
+
+def test_a_composite_is_not_compared_with_a_row() -> None:
+    tally = Tally()
+    assert (
+        found(change(10, 101, 100, flags=0), invalidation(10.1, 10), fill(11, 10, 60, 55), tally=tally) == []
+    )
+    assert tally.counts["values not comparable"] == 1
+    assert tally.counts["values compared"] == 0
+
+
+def test_stale_hits_count_from_the_acknowledgement_and_lag_from_the_commit() -> None:
+    tally = Tally()
+    rows = (change(10, 101, 100), invalidation(13, 10, version=70), fill(5, 5, 60, 55))
+    hits = [hit(at, 5, 60) for at in (9, 12, 13.2, 15, 20)]
+    assert found(*rows, *hits, tally=tally) == [("stale_hit", "F11", 2)]
+    assert tally.hits[WHO][:6] == [1, 0, 0, 0, 4, 0]
+
+
+def test_packed_hits_are_judged_like_single_ones() -> None:
+    begins = [9, 12, 13.2, 15, 20]
+    rows = (change(10, 101, 100), invalidation(13, 10, version=70), fill(5, 5, 60, 55))
+    packed = numpy.array([(int(at * SECOND), int(at * SECOND) + 1000, 1) for at in begins], PACKED).tobytes()
+    one, many = Tally(), Tally()
+    single = found(*rows, *(hit(at, 5, 60) for at in begins), tally=one)
+    assert found(*rows, hit(9, 5, 60, packed=packed), tally=many) == single
+    assert many.hits == one.hits
+    assert many.counts == one.counts
+
+
+def test_who_asked_for_values_of_any_age_gets_them() -> None:
+    rows = (change(10, 101, 100), invalidation(13, 10), fill(5, 5, 60, 55))
+    assert found(*rows, hit(20, 5, 60, flags=itemlog.SERVED_STALE)) == []
+
+
+def test_a_fill_that_was_not_answered_may_have_been_stored() -> None:
+    unanswered = row(FILL, 5, observed=55, stamps=stamps(5), flags=itemlog.UNANSWERED)
+    assert found(change(2, 100, 99), invalidation(3, 2), unanswered, hit(6, 5, 60)) == []
+    assert found(change(2, 100, 99), invalidation(3, 2), hit(6, 5, 60)) == [("thin_air_hit", "F45", 1)]
+
+
+def test_a_value_from_before_the_recording_is_not_from_thin_air() -> None:
+    tally, late = Tally(), replace(KNOWN, history_from_us={7: 100 * SECOND})
+    assert found(change(2, 100, 99), invalidation(3, 2), hit(101, 5, 60), known=late, tally=tally) == []
+    assert tally.counts["hits of values stored before the history"] == 1
+
+
+def test_lost_actions_make_an_origin_unknown_and_not_wrong() -> None:
+    tally, lossy = Tally(), replace(KNOWN, lost=frozenset({7}))
+    assert found(change(2, 100, 99), invalidation(3, 2), hit(6, 5, 60), known=lossy, tally=tally) == []
+    assert tally.unknown[WHO, verdict.NOT_FILLED_LOST] == 1
+
+
+@pytest.mark.parametrize(
+    ("lives", "findings", "count"),
+    [
+        ([Life(LIFE, 0, 0, 5, 1000)], [("missed_invalidation", "F14", 1)], None),
+        ([Life(LIFE, 0, 0, 15, 1000)], [], "changes below a floor"),
+        ([Life(LIFE, 0, 0, 5, 9)], [], "changes not yet acknowledged"),
+    ],
+)
+def test_loss_is_told_from_lag(lives: list[Life], findings: list[Any], count: str | None) -> None:
+    tally = Tally()
+    known = replace(KNOWN, lives={(NODE, 7): lives})
+    assert found(change(10, 101, 100), fill(5, 5, 60, 55), known=known, tally=tally) == findings
+    assert count is None or tally.counts[count] == 1
+
+
+def test_without_progress_a_missing_invalidation_is_unknown() -> None:
+    tally = Tally()
+    assert found(change(10, 101, 100), fill(5, 5, 60, 55), known=replace(KNOWN, lives={}), tally=tally) == []
+    assert tally.unknown[0, verdict.NO_PUBLISH] == 1
+
+
+def test_hits_at_unknown_positions_are_counted_as_unknown() -> None:
+    tally = Tally()
+    assert found(hit(5, 5, 60, stamps=stamps(0, flags=timeline.NO_ARCHIVE)), tally=tally) == []
+    assert tally.unknown[WHO, verdict.NO_POSITION] == 1
+    assert not tally.hits
+
+
+def test_items_of_one_hash_are_told_apart_by_the_other() -> None:
+    two = [list(each) for each in (change(10, 101, 100), fill(5, 5, 60, 55))]
+    for each in two:
+        each[1] = 2
+    rows = (invalidation(13, 10, version=70), hit(20, 5, 60))
+    assert [
+        item.h2 for item in replay([*rows, *map(tuple, two)], RULES, KNOWN, Tally()) if item.findings
+    ] == [1, 2]
+
+
+def test_what_is_held_of_one_item_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(itemlog, "CHANGES_HELD_MAX", 3)
+    assert found(*(change(at, 100 + at, 99 + at) for at in (1, 2, 3, 3))) == []
+    with pytest.raises(FormatError, match="more than 3 changes"):
+        found(*(change(at, 100 + at, 99 + at) for at in (1, 2, 3, 4)))
+
+
+def test_tallies_add_up() -> None:
+    tally, total = Tally(), Tally()
+    rows = (change(10, 101, 100), invalidation(13, 10), fill(5, 5, 60, 55), hit(6, 5, 60))
+    assert found(*rows, tally=tally) == []
+    for _ in range(2):
+        merge_tally(total, format_tally(tally))
+    assert total.hits[WHO][0] == 2
+    assert total.counts["fills"] == 2
+    assert [hits for hits, *_ in total.hot] == [1, 1]
+
+
+# -- the result ------------------------------------------------------------------------------------------
+
+
+def test_every_verdict_names_failure_modes_that_exist() -> None:
+    named = {failure for kind in verdict.KINDS for failure in kind.failures} - {"I8"}
+    assert named <= tomllib.loads(FAILURES.read_text()).keys()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "unknown", "code"),
+    [
+        (set(), 0, verdict.CLEAN),
+        (set(), 1, verdict.NOT_KNOWN),
+        ({verdict.CLOCK_ANOMALY}, 0, verdict.CLEAN),
+        ({verdict.ARCHIVE_GAP}, 0, verdict.NOT_KNOWN),
+        ({verdict.ARCHIVE_GAP, verdict.STALE_HIT}, 5, verdict.STALE_DATA),
+    ],
+)
+def test_exit_codes(kinds: set[str], unknown: int, code: int) -> None:
+    assert verdict.find_exit_code(kinds, unknown) == code
+
+
+def test_bounds_of_shares_are_wilsons() -> None:
+    half = Share.of_counts(5, 10)
+    assert (round(half.low, 4), round(half.high, 4)) == (0.2366, 0.7634)
+    none = Share.of_counts(0, 10)
+    assert (none.low, round(none.high, 4)) == (0.0, 0.2775)
+    assert Share.of_counts(0, 0).high == 1.0
+    assert round(Share.of_counts(999_999, 1_000_000).nines, 1) == 5.2
+
+
+def summary_of(*found: Violations, examples: Sequence[Any] = ()) -> Summary:
+    share = Share.of_counts(1, 2)
+    return Summary(
+        1,
+        2,
+        None,
+        3,
+        {},
+        {},
+        [0.0, 1.0],
+        [1, 2, 3],
+        [0, 0, 0],
+        [],
+        share,
+        share,
+        list(found),
+        {"why": 1},
+        ["c"],
+        [("<i>", 1)],
+        list(examples),
+    )
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_shows() -> None:
+    example = {
+        "kind": "stale_hit",
+        "failure": "F11",
+        "item": "<script>alert(1)</script>",
+        "object": "x",
+        "node": "n",
+        "count": 1,
+        "first_us": 1,
+        "evidence": [{"record": "<b>"}],
+    }
+    summary = summary_of(examples=[example])
+    page = format_page(summary)
+    assert "<script" not in page
+    assert "<i>" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert json.dumps(summary.to_json())
+
+
+def test_the_page_says_what_was_found_and_does_not_point_at_itself() -> None:
+    found = (
+        Violations(verdict.STALE_HIT, "F11", 1200, 4411, 3700.0),
+        Violations(verdict.CLOCK_ANOMALY, "F36", 7, 7, 0.0),
+    )
+    page = format_page(summary_of(*found))
+    assert "poison: the cache held or served what it must not" in page
+    assert "see the report" not in page
+    assert "<td class=n>61.7 min</td>" in page
+
+
+def test_evidence_is_shown_in_lines_whatever_is_in_it() -> None:
+    records = [
+        {
+            "role": "change",
+            "name": "shop/-",
+            "sequence": 7,
+            "record": {"gtid": "0-1-7", "timestamp_us": 1_500_000},
+        },
+        {
+            "role": "fill",
+            "name": "web/1",
+            "sequence": 9,
+            "record": {"lineages": ["shop/-"], "positions": ["<0-1-6>"]},
+        },
+        {"role": "hit", "name": "web/2", "sequence": 3},
+        ["hit", 1, 2],
+    ]
+    example = {"kind": "stale_hit", "failure": "F11", "item": None, "object": "x", "node": "n", "count": 1}
+    page = format_page(summary_of(examples=[{**example, "first_us": 1, "evidence": records}]))
+    assert "<td class=s>01-01 00:00:01.500</td><td>0-1-7</td>" in page
+    assert "<td>shop/-: &lt;0-1-6&gt;</td>" in page
+    assert "the record is not in this history</td><td>web/2 #3</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(1.0, "100.00000%"), (0.99999999, "99.99999%"), (0.0, "0.00000%"), (0.5, "50.00000%")],
+)
+def test_a_share_is_never_rounded_up(share: float, shown: str) -> None:
+    assert format_percent(share, 5) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.01, "10 ms"),
+        (0.1234, "123 ms"),
+        (1, "1 s"),
+        (60, "1 min"),
+        (90, "90 s"),
+        (3600, "1 h"),
+        (3700, "61.7 min"),
+    ],
+)
+def test_durations_have_the_unit_that_suits_them(seconds: float, shown: str) -> None:
+    assert format_seconds(seconds) == shown

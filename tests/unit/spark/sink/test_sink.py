@@ -1,0 +1,422 @@
+"""The sink without Spark: executors send, the keeper acknowledges; the nodes hold what one process would write."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from freshness.algorithm.admission import join
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.algorithm.membership import Membership, NodePolicy
+from freshness.algorithm.request import Get, Head, Item, Reply, Request
+from freshness.errors import FormatError, HistoryLost, NodeUnavailable, StreamStopped
+from freshness.keys.cachekey import tombstone_key
+from freshness.keys.placement import Placement
+from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.objects.keyfinder import KeyFinder
+from freshness.position import MysqlGtidSet, Position
+from freshness.stream.source import Heartbeat, RowChange, Transaction
+from freshness.values.json import to_json_row
+from invalidator.loop.shard import ShardInvalidator
+from spark.sink.keeper import HISTORY_CONFIRM_SECONDS, LineageKeeper
+from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
+from tests.unit.invalidator.archive.archive_world import NODES, SOURCE, make_config, make_registry
+
+LINEAGE: Final = "shop/-"
+ME: Final = "me"
+FIRST: Final = 10
+TEMP_LRU_SECONDS: Final = 200
+
+
+def upto(number: int) -> MysqlGtidSet:
+    return MysqlGtidSet.parse(f"{SOURCE}:1-{number}")
+
+
+def transaction(number: int, *changes: RowChange, **options: Any) -> Transaction:
+    return Transaction(MysqlGtidSet.of(SOURCE, number), number, changes, **options)
+
+
+def update(key: int, new: int | None = None, table: str = "customers") -> RowChange:
+    column = "id" if table == "customers" else "customer_id"
+    before = {"id": 900 + key, column: key, "v": "a"}
+    return RowChange(table, "update", before, {**before, column: new or key, "v": "b"})
+
+
+def beat(number: int, sequence: int, epoch: int = 1) -> Transaction:
+    return transaction(number, heartbeats=(Heartbeat(ME, sequence, number, number, epoch),))
+
+
+STREAM: Final = (
+    transaction(11, update(1), update(2)),
+    transaction(12, update(3, 4)),
+    transaction(13, raised_tables=frozenset(("orders",)), reasons=("TRUNCATE",)),
+    transaction(14),
+    transaction(15, update(1, 1, "orders"), update(9, 8, "orders")),
+    transaction(16, RowChange("customers", "update", {"v": "x"}, {"v": "y"})),
+    transaction(17, update(1)),
+)
+KEYS: Final = range(1, 12)
+
+
+def rows_of(transactions: Sequence[Transaction], before: int, *, first: int = 0) -> list[dict[str, Any]]:
+    """As the source delivers them, with the rows that begin and end a partition."""
+    head = {"keyspace": "shop", "lineage": LINEAGE, "epoch": 1, "timestamp_us": 0, "table": None}
+    nothing = {"before": None, "after": None, "detail": None, "row": -1}
+    rows = [{**head, **nothing, "ordinal": first, "op": "begin", "gtid": str(upto(before))}]
+    last = first
+    for last, each in enumerate(transactions, first + 1):
+        own = {**head, **nothing, "ordinal": last, "gtid": str(each.position)}
+        made = []
+        for place, change in enumerate(each.changes):
+            images = {
+                name: json.dumps(to_json_row(image))
+                for name, image in (("before", change.before), ("after", change.after))
+            }
+            made.append({**own, **images, "row": place, "op": change.op, "table": change.table})
+        for table in each.raised_tables:
+            made.append({**own, "op": "raise", "table": table, "detail": "; ".join(each.reasons)})
+        for heart in each.heartbeats:
+            detail = {
+                name: getattr(heart, name) for name in ("instance", "sequence", "min_us", "max_us", "epoch")
+            }
+            made.append({**own, "op": "heartbeat", "detail": json.dumps(detail)})
+        rows += made or [{**own, "op": "empty"}]
+    return [
+        *rows,
+        {**head, **nothing, "ordinal": last, "op": "empty", "gtid": str(upto(before + len(transactions)))},
+    ]
+
+
+class FlakyNode(MemoryNode):
+    """Does not answer while its world says so."""
+
+    def __init__(self, store: MemoryStore, down: set[str]) -> None:
+        super().__init__(store)
+        self._down = down
+
+    def perform(self, requests: Sequence[Request]) -> list[Reply]:
+        self.send(requests)
+        return self.receive()
+
+    def send(self, requests: Sequence[Request]) -> None:
+        if self.name in self._down:
+            raise NodeUnavailable(f"{self.name} is down")
+        super().send(requests)
+
+
+class World:
+    """Two nodes, the sink's keeper on them, and a clock that only tests move."""
+
+    def __init__(self, folder: Path) -> None:
+        config = make_config(folder)
+        self.registry = make_registry(config)
+        self.now = 1000.0
+        self.down: set[str] = set()
+        self.head: Position = upto(FIRST)
+        self.epoch = 1
+        self.begun: dict[int, float] = {}
+        self.stores = {
+            name: MemoryStore(name, clock=lambda: self.now, temp_lru_ttl_seconds=TEMP_LRU_SECONDS)
+            for name in NODES
+        }
+        self.plan = SinkPlan("shop", "memory", NODES, 120, {LINEAGE: "mysql"}, {"shop": self.registry})
+        self.policy = NodePolicy(
+            namespace="shop",
+            lineage=LINEAGE,
+            ring=Placement(NODES, "shop").ring_version,
+            objects={name: each.policy.fingerprint for name, each in self.registry.items()},
+            tombstone_ttl_seconds=120,
+            lease_seconds=5,
+            trail_seconds=108,
+            heartbeat_age_max_seconds=10,
+            node_refresh_seconds=0.5,
+        )
+        self.nonces = 0
+        self.start()
+
+    def start(self) -> None:
+        """A keeper that knows nothing, as after a restart of the driver."""
+        nodes = self.open_nodes()
+        members = {
+            name: Membership(name, self.policy, lambda: self.now, self.nonce, MysqlGtidSet())
+            for name in NODES
+        }
+        self.keeper = LineageKeeper(
+            LINEAGE,
+            "-",
+            members,
+            BlockingDriver(nodes, self.sleep, read_head=self.read_head),
+            self.read_head,
+            self.begun.get,
+            ME,
+            MysqlGtidSet(),
+            clock=lambda: self.now,
+        )
+
+    def open_nodes(self) -> dict[str, FlakyNode]:
+        return {name: FlakyNode(store, self.down) for name, store in self.stores.items()}
+
+    def nonce(self) -> bytes:
+        self.nonces += 1
+        return self.nonces.to_bytes(8, "big")
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def read_head(self) -> Head:
+        return Head(self.head, self.epoch)
+
+    def begin(self) -> Ticket:
+        epochs, tenures, at = self.keeper.begin()
+        ticket: Ticket = pickle.loads(  # noqa: S301 - as Spark hands it to the executors
+            pickle.dumps(Ticket(1, {LINEAGE: epochs}, {LINEAGE: tenures}, {LINEAGE: at}))
+        )
+        return ticket
+
+    def send(self, ticket: Ticket, rows: Sequence[dict[str, Any]]) -> list[Part]:
+        """One task."""
+        sender = Sender(self.plan, ticket, self.open_nodes(), self.sleep)
+        sender.take(rows)
+        sender.flush()
+        parts: list[Part] = pickle.loads(pickle.dumps(list(sender.parts.values())))  # noqa: S301
+        return parts
+
+    def run(self, transactions: Sequence[Transaction], before: int) -> None:
+        """One micro-batch in one task."""
+        ticket = self.begin()
+        self.commit(ticket, self.send(ticket, rows_of(transactions, before)))
+
+    def commit(self, ticket: Ticket, parts: Sequence[Part]) -> None:
+        self.keeper.commit(parts, ticket.tenures[LINEAGE], ticket.at[LINEAGE])
+
+    def beat(self, number: int, sequence: int) -> Transaction:
+        self.begun[sequence] = self.now
+        self.head = self.head.union(MysqlGtidSet.of(SOURCE, number))
+        return beat(number, sequence)
+
+    def read(self, node: str, key: bytes) -> Reply:
+        [reply] = MemoryNode(self.stores[node]).perform([Get(key)])
+        return reply
+
+    def record(self, node: str, *, is_copy: bool = False) -> NodeRecord:
+        found = self.read(node, (resume_key if is_copy else record_key)("shop", LINEAGE))
+        assert isinstance(found, Item)
+        return NodeRecord.decode(found.value)
+
+    def tombstones(self) -> dict[str, str]:
+        placement = Placement(NODES, "shop")
+        found = {}
+        for name in ("customer", "profile"):
+            for key in KEYS:
+                item = f"shop:{name}:{key}".encode()
+                reply = self.read(placement.node_for(item), tombstone_key(item))
+                if isinstance(reply, Item):
+                    [position] = Tombstone.decode(reply.value).positions.values()
+                    found[f"{name}:{key}"] = str(position)
+        return found
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path / "sink")
+    made.head = upto(FIRST)
+    return made
+
+
+def apply_in_one_process(folder: Path) -> World:
+    """The same stream through the invalidator's own class."""
+    other = World(folder)
+    shard = ShardInvalidator.create(
+        NODES,
+        other.policy,
+        Placement(NODES, "shop"),
+        KeyFinder(other.registry),
+        instance="other",
+        clock=lambda: other.now,
+        nonce=other.nonce,
+        find_heartbeat=lambda _: None,
+        nothing=MysqlGtidSet(),
+    )
+    driver = BlockingDriver(other.open_nodes(), other.sleep, read_head=other.read_head)
+    driver.run(shard.join_missing())
+    shard.opened(upto(FIRST))
+    driver.run(shard.apply(STREAM))
+    return other
+
+
+def assert_like_one_process(world: World, other: World) -> None:
+    assert world.tombstones() == other.tombstones()
+    assert len(world.tombstones()) > 6
+    for node in NODES:
+        mine, theirs = world.record(node), other.record(node)
+        assert mine.progress == theirs.progress == upto(17)
+        assert mine.table_floors == theirs.table_floors
+        assert set(mine.table_floors) == {"orders", "customers"}
+        assert mine.floor == theirs.floor
+
+
+def test_the_nodes_hold_what_one_process_writes(world: World, tmp_path: Path) -> None:
+    world.run(STREAM, FIRST)
+    assert_like_one_process(world, apply_in_one_process(tmp_path / "one"))
+
+
+def test_many_tasks_in_any_order_and_twice_are_the_same(world: World, tmp_path: Path) -> None:
+    ticket = world.begin()
+    second = world.send(ticket, rows_of(STREAM[4:], 14, first=4))
+    world.send(ticket, rows_of(STREAM[4:], 14, first=4))  # an attempt whose answer was lost
+    first = world.send(ticket, rows_of(STREAM[:4], FIRST))
+    world.commit(ticket, [*second, *first])
+    assert_like_one_process(world, apply_in_one_process(tmp_path / "one"))
+
+
+def test_a_batch_that_runs_again_after_a_crash_changes_nothing(world: World, tmp_path: Path) -> None:
+    world.run(STREAM, FIRST)
+    before = world.record(NODES[0])
+    world.start()
+    world.head = upto(17)
+    world.run(STREAM, FIRST)
+    assert world.record(NODES[0]).life == before.life
+    assert world.tombstones() == apply_in_one_process(tmp_path / "one").tombstones()
+    assert world.record(NODES[0]).progress == before.progress
+
+
+def test_nothing_is_acknowledged_before_the_commit(world: World) -> None:
+    ticket = world.begin()
+    world.send(ticket, rows_of(STREAM, FIRST))
+    assert world.record(NODES[0]).progress == upto(FIRST)
+
+
+def test_a_batch_that_lacks_a_transaction_is_not_acknowledged(world: World) -> None:
+    ticket = world.begin()
+    rows = [row for row in rows_of(STREAM, FIRST) if row["ordinal"] != 3]
+    with pytest.raises(StreamStopped, match="lacks transactions"):
+        world.commit(ticket, world.send(ticket, rows))
+    with pytest.raises(StreamStopped, match="does not say where"):
+        world.commit(ticket, world.send(ticket, rows_of(STREAM, FIRST)[1:]))
+    assert world.record(NODES[0]).progress == upto(FIRST)
+
+
+def test_a_node_that_took_not_all_of_it_begins_a_new_life(world: World) -> None:
+    world.run(STREAM[:1], FIRST)
+    lives = {node: world.record(node).life for node in NODES}
+    ticket = world.begin()
+    world.down.add(NODES[1])
+    parts = world.send(ticket, rows_of(STREAM[1:], 11, first=1))
+    assert set(parts[0].failed) == {NODES[1]}
+    world.down.clear()
+    world.commit(ticket, parts)
+    assert world.record(NODES[0]).progress == upto(17)
+    assert world.record(NODES[1]).progress == upto(11), "not acknowledged"
+    world.head = upto(17)
+    world.run((transaction(18, update(5)),), 17)
+    assert world.record(NODES[0]).life == lives[NODES[0]]
+    assert world.record(NODES[1]).life != lives[NODES[1]]
+    assert world.record(NODES[1]).floor.contains(upto(17)), "what it missed is in its floor"
+    assert world.record(NODES[1]).progress.contains(upto(18))
+
+
+def test_a_node_whose_progress_the_stream_does_not_reach_begins_a_new_life(world: World) -> None:
+    world.run(STREAM[:1], FIRST)
+    life = world.record(NODES[0]).life
+    world.start()
+    world.head = upto(15)
+    world.run((transaction(16, update(1)),), 15)  # 12 to 15 never came
+    assert world.record(NODES[0]).progress == upto(11)
+    world.head = upto(16)
+    world.run((transaction(17, update(1)),), 16)
+    assert world.record(NODES[0]).life != life
+    assert world.record(NODES[0]).floor.contains(upto(16))
+
+
+def test_a_record_that_was_lost_during_the_batch_is_not_acknowledged(world: World) -> None:
+    ticket = world.begin()
+    parts = world.send(ticket, rows_of(STREAM, FIRST))
+    life = world.record(NODES[0]).life
+    world.stores[NODES[0]] = MemoryStore(
+        NODES[0], clock=lambda: world.now, temp_lru_ttl_seconds=TEMP_LRU_SECONDS
+    )  # restarted, empty
+    world.keeper.driver = BlockingDriver(world.open_nodes(), world.sleep, read_head=world.read_head)
+    world.commit(ticket, parts)
+    world.head = upto(17)
+    world.run((transaction(18, update(5)),), 17)
+    assert world.record(NODES[0]).life != life
+    assert world.record(NODES[0]).floor.contains(upto(17))
+    assert world.record(NODES[1]).progress == upto(18)
+
+
+def test_a_batch_that_took_too_long_is_not_acknowledged(world: World) -> None:
+    ticket = world.begin()
+    parts = world.send(ticket, rows_of(STREAM, FIRST))
+    for _ in range(40):
+        world.now += 3  # the lease is kept, or closed, all the while
+        world.keeper.renew()
+    world.commit(ticket, parts)
+    assert world.record(NODES[0], is_copy=True).progress == upto(FIRST)
+
+
+def test_nodes_open_on_an_own_heartbeat_alone_and_close_without(world: World) -> None:
+    world.run((transaction(11, update(1)),), FIRST)
+    assert not world.record(NODES[0]).is_open, "nothing of our own came back"
+    world.run((beat(12, 1)._replace(heartbeats=(Heartbeat("another", 1, 1, 1, 1),)),), 11)
+    assert not world.record(NODES[0]).is_open, "another's says nothing of this stream"
+    world.run((world.beat(13, 1),), 12)
+    assert world.record(NODES[0]).is_open
+    for _ in range(16):
+        world.now += 0.5
+        world.keeper.renew()
+    assert world.record(NODES[0]).is_open, "kept between batches"
+    for _ in range(40):
+        world.now += 0.5
+        world.keeper.renew()
+    assert not world.record(NODES[0]).is_open, "the heartbeat is too old"
+
+
+def test_a_raised_epoch_begins_new_lives(world: World) -> None:
+    world.run(STREAM[:1], FIRST)
+    life = world.record(NODES[0]).life
+    world.epoch, world.head = 2, upto(12)
+    world.run((beat(12, 1, epoch=2),), 11)
+    world.run((transaction(13, update(5)),), 12)
+    assert world.record(NODES[0]).life != life
+    assert world.record(NODES[0]).epoch == 2
+
+
+def test_a_primary_that_stays_behind_what_was_acknowledged_stops_the_job(world: World) -> None:
+    world.head = upto(17)
+    world.run(STREAM, FIRST)
+    life = world.record(NODES[0]).life
+    world.start()
+    world.head = upto(12)
+    began = world.now
+    with pytest.raises(HistoryLost, match="never executed"):
+        world.keeper.begin()
+    assert world.now - began >= HISTORY_CONFIRM_SECONDS
+    assert world.record(NODES[0]).life == life, "no life was ended over it"
+
+
+def test_what_the_sink_does_not_know_stops_it(world: World) -> None:
+    ticket = world.begin()
+    row = rows_of(STREAM, FIRST)[1]
+    with pytest.raises(FormatError, match="not known to this version"):
+        world.send(ticket, [{**row, "op": "merge"}])
+    with pytest.raises(FormatError, match="not configured"):
+        world.send(ticket, [{**row, "lineage": "shop/80-"}])
+    with pytest.raises(FormatError, match="no JSON"):
+        world.send(ticket, [{**row, "after": "{"}])
+
+
+def test_an_outsider_who_joins_finds_the_life_of_the_job(world: World) -> None:
+    """An invalidator that takes over goes on with the same life."""
+    world.head = upto(17)
+    world.run(STREAM, FIRST)
+    member = Membership(NODES[0], world.policy, lambda: world.now, world.nonce, MysqlGtidSet())
+    driver = BlockingDriver(world.open_nodes(), world.sleep, read_head=world.read_head)
+    driver.run(join(member, MysqlGtidSet()))
+    assert member.applied == upto(17)
+    assert member.joined_record().life == world.record(NODES[0]).life
