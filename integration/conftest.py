@@ -17,7 +17,7 @@ from integration.servers import Flavor, Memcached, Pair, database_pair
 from integration.servers.database import SCHEMA
 from integration.servers.process import find_free_port
 
-SPARK_FILE: Final = re.compile(r"/spark/|/test_(spark_|\w*audit)")
+SPARK_FILE: Final = re.compile(r"/spark/|audit")
 """Those that `make spark` runs."""
 
 

@@ -1,7 +1,7 @@
 """What every cache backend promises, one suite over all of them.
 
 `BackendContract` is run here over the memory node and over Redis in this process, and in
-``integration/test_backends.py`` over real memcached and Redis servers.
+``integration/freshness/test_nodes.py`` over real memcached and Redis servers.
 """
 
 from __future__ import annotations

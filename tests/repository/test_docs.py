@@ -1,6 +1,6 @@
 """The documentation says what the code does: verbs, settings, metrics, bytes, snippets, links.
 
-Snippets are carried out on real servers by ``integration/test_quickstart.py``.
+Snippets are carried out on real servers by ``integration/demo/test_quickstart.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The directed schedules: the tests of ``tests/schedules`` that lead into one danger each, and which bug breaks which.
+"""The directed schedules: the tests of ``tests/schedules`` that lead into one danger each, and which bug breaks
+which.
 
 Run by ``python -m tests.simulation``; ``tests/simulation/test_directed.py`` holds the table.
 """

@@ -16,9 +16,9 @@ from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, empty_position
 from freshness.stream.source import Transaction
 from integration.harness import wait_until
+from integration.invalidator.test_binlog import address_of, head_of, run, streaming
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
-from integration.test_binlog import address_of, head_of, run, streaming
 from invalidator.binlog.seek import SECOND_US, TimeIndex, find_position, find_start
 
 MARGIN_SECONDS = 1.0

@@ -35,13 +35,7 @@ from integration.servers.vtgate import (
     inserted,
     rows,
 )
-from integration.vstreaming import (
-    Code,
-    address_of,
-    number,
-    up_to,
-    wait_until,
-)
+from integration.vitess.vstreaming import Code, address_of, number, up_to, wait_until
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.loop.shard import ShardInvalidator
 from invalidator.vstream.source import VStreamSource

@@ -494,7 +494,12 @@ def test_a_million_rows_in_one_transaction_pass_in_bounded_memory(
         cursor.execute(MILLION[server.flavor])
     arguments = json.dumps([server.flavor, server.port, str(start), str(head_of(server))])
     ran = subprocess.run(
-        [sys.executable, "-c", "from integration.test_update_stream import measure; measure()", arguments],
+        [
+            sys.executable,
+            "-c",
+            "from integration.stream.test_update_stream import measure; measure()",
+            arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=280,

@@ -23,7 +23,7 @@ from integration.configuration import write_sharded_config
 from integration.harness import WAIT_SECONDS, run_cli, wait_until
 from integration.servers import Flavor, Memcached
 from integration.shards import FUNCTION, Cluster, Shard, ShardRouter, start_shards, writing
-from integration.test_stream_service import Change, archived_changes, changes_in_log, head_of
+from integration.stream.test_stream_service import Change, archived_changes, changes_in_log, head_of
 from invalidator.archive.record import record
 from invalidator.archive.writer import ArchiveWriter, find_files, read_metadata
 from invalidator.stream.open import OpenedStream, StreamOpener

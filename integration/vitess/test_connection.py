@@ -23,7 +23,7 @@ from integration.servers.vtgate import (
     make_certificates,
     transaction,
 )
-from integration.vstreaming import (
+from integration.vitess.vstreaming import (
     FIELDS,
     ROW_5,
     TABLES,

@@ -33,7 +33,7 @@ from integration.servers.vtgate import (
     transaction,
     vgtid,
 )
-from integration.vstreaming import (
+from integration.vitess.vstreaming import (
     FIELDS,
     ROW_5,
     TABLES,

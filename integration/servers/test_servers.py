@@ -19,7 +19,7 @@ from integration.servers import process as process_module
 from integration.servers.process import ServerProcess
 from integration.servers.watchdog import find_start_ticks, kill_if_same
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 GONE_SECONDS = 30
 
 

@@ -23,8 +23,8 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.keyfinder import KeyFinder, _items_of
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
+from integration.invalidator.test_binlog import Stream, address_of, definitions_of, head_of, run, streaming
 from integration.servers import DatabaseServer, Pair
-from integration.test_binlog import Stream, address_of, definitions_of, head_of, run, streaming
 from invalidator.binlog.keys import plan as keyplan
 from invalidator.binlog.keys.reader import OPERATIONS, KeyReader
 from invalidator.binlog.rows.decoder import ChangedRows, RowDecoder

@@ -19,9 +19,9 @@ from freshness.errors import FreshnessError, HistoryPurged, SourceUnavailable
 from freshness.position import Position
 from freshness.stream.source import Transaction
 from integration.harness import wait_until
+from integration.invalidator.test_binlog import TABLES, address_of, head_of, run, streaming
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import SCHEMA, make_database
-from integration.test_binlog import TABLES, address_of, head_of, run, streaming
 from invalidator.binlog.seek import find_position
 from invalidator.binlog.source import BinlogSource
 from invalidator.replica.candidate import Choice, ReplicaBounds

@@ -20,7 +20,7 @@ import pytest
 
 from integration.servers import Memcached, Pair, database_pair
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 README, QUICKSTART = CHECKOUT / "README.md", CHECKOUT / "docs/quickstart.md"
 WAIT_SECONDS = 40.0
 """Only a failure takes as long."""

@@ -42,10 +42,8 @@ from freshness.position.token import EventToken
 from freshness.stream.resume import ResumeVector
 from integration.configuration import write_config, write_sharded_config
 from integration.harness import CUSTOMERS_TABLE, STREAM, WAIT_SECONDS, call_cli, wait_for_hits, wait_until
-from integration.servers import Flavor, Pair
-from integration.shards import Reshard, Shard, Writer, writing
-from integration.test_invalidator import purge_logs
-from integration.test_reshard import (
+from integration.invalidator.test_process import purge_logs
+from integration.invalidator.test_reshard import (
     CUSTOMERS,
     SOME,
     Deployment,
@@ -55,7 +53,9 @@ from integration.test_reshard import (
     open_cache,
     reshard_under_load,
 )
-from integration.test_stream_service import (
+from integration.servers import Flavor, Pair
+from integration.shards import Reshard, Shard, Writer, writing
+from integration.stream.test_stream_service import (
     CHECKOUT,
     OPERATOR,
     Change,
@@ -64,7 +64,7 @@ from integration.test_stream_service import (
     head_of,
     is_change,
 )
-from integration.test_stream_service import STREAM as STREAM_PATH
+from integration.stream.test_stream_service import STREAM as STREAM_PATH
 from invalidator.archive.record import record
 from invalidator.archive.writer import find_files
 from invalidator.stream.feed import PURGED_HINT

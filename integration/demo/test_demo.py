@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 PROMISED = {"reads", "hit_rate", "stale_reads", "poisoned", "database_reads", "lag_p50_ms", "lag_p99_ms"}
 
 

@@ -39,12 +39,12 @@ from integration.harness import (
     running_system,
     wait_until,
 )
+from integration.invalidator.test_process import purge_logs
 from integration.servers import DatabaseServer, Pair
-from integration.test_invalidator import purge_logs
 from invalidator.archive.writer import UNFINISHED, find_files
 from invalidator.binlog.source import BinlogSource
 
-CHECKOUT: Final = Path(__file__).resolve().parent.parent
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
 TABLES: Final = frozenset(("customers", "orders"))
 STREAM: Final = "/v1/update-stream"
 OPERATOR: Final = 4

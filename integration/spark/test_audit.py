@@ -21,7 +21,7 @@ from spark.session import JAVA_OPTIONS
 from tests.simulation.planted import Planted, plant
 from tests.simulation.recorded import record, write_rows
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 SPARK_CLASS: Final = Path(pyspark.__file__).parent / "bin/spark-class"
 SEEDS: Final = range(60)
 

@@ -23,14 +23,14 @@ from freshness.config.settings import Config
 from freshness.database.schema import load_registry
 from freshness.nodes.memcached import MemcachedNode
 from freshness.values.codec import decode_value, encode_value
-from integration import test_vitess_keyspace as vitess
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits
+from integration.invalidator.test_reshard import deployment
+from integration.invalidator.test_reshard import open_cache as open_reshard_cache
 from integration.servers import Pair
 from integration.servers.program import InvalidatorProcess
 from integration.shards import start_shards
-from integration.test_reshard import deployment
-from integration.test_reshard import open_cache as open_reshard_cache
+from integration.vitess import test_keyspace as vitess
 from invalidator.process.status import find_subject
 from spark.live import __main__ as audit_live
 from spark.session import open_session
