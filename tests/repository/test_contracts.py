@@ -1,0 +1,107 @@
+"""Each contract of the architecture fails when it is broken: one forbidden import for each, planted into a copy."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = ("freshness", "invalidator", "appclient", "spark")
+
+PLANTED: Final[dict[str, tuple[str, str]]] = {
+    "freshness imports none of its users": ("freshness/history/open.py", "import appclient"),
+    "the folders of freshness are layers": (
+        "freshness/keys/keyrange.py",
+        "import freshness.stream.resume",
+    ),
+    "the algorithm and the positions reach no socket, no thread and no database": (
+        "freshness/algorithm/apply.py",
+        "import threading",
+    ),
+    "the invalidator, the application library and the Spark jobs do not know each other": (
+        "spark/scope.py",
+        "import invalidator.statement",
+    ),
+    "the folders of the invalidator are layers": (
+        "invalidator/vstream/transaction.py",
+        "import invalidator.binlog.transaction",
+    ),
+    "the folders of the binary log are layers": (
+        "invalidator/binlog/wire/tablemap.py",
+        "import invalidator.binlog.keys.plan",
+    ),
+    "the loop reaches no socket, no thread and no database": ("invalidator/loop/loop.py", "import socket"),
+    "the Spark jobs do not know each other, and share the stream": (
+        "spark/copy/table.py",
+        "import spark.live.entry",
+    ),
+    "only the folders of adapters know third-party packages": (
+        "freshness/objects/registry.py",
+        "import msgspec",
+    ),
+    "the technologies of cache nodes do not know each other": (
+        "freshness/nodes/redis.py",
+        "import freshness.nodes.memory",
+    ),
+    "memcached's protocol is the memcached node's own": (
+        "freshness/nodes/redis.py",
+        "import freshness.nodes.meta",
+    ),
+}
+"""Contract → a file, and the import that the contract forbids there."""
+
+
+def read_contracts() -> list[str]:
+    document = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    return [contract["name"] for contract in document["tool"]["importlinter"]["contracts"]]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The production code and its contracts, without the repository around them."""
+    folder = tmp_path_factory.mktemp("contracts")
+    for package in PACKAGES:
+        shutil.copytree(CHECKOUT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(CHECKOUT / "pyproject.toml", folder)
+    return folder
+
+
+def find_broken(folder: Path) -> set[str]:
+    """The contracts that the code in a folder breaks."""
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-logo"]
+    run = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env={"COLUMNS": "400"}
+    )
+    lines = run.stdout.splitlines()
+    assert any(line.startswith("Contracts: ") for line in lines), run.stdout + run.stderr
+    assert (run.returncode != 0) == (" 0 broken" not in run.stdout), run.stdout
+    states = [match for line in lines if (match := re.fullmatch(r"(.+) (KEPT|BROKEN)(?: \(.*\))?", line))]
+    assert {match[1] for match in states} == set(read_contracts()), run.stdout
+    return {match[1] for match in states if match[2] == "BROKEN"}
+
+
+def test_every_contract_has_a_planted_import() -> None:
+    assert sorted(PLANTED) == sorted(read_contracts())
+
+
+def test_the_tree_breaks_no_contract(copy: Path) -> None:
+    assert find_broken(copy) == set()
+
+
+@pytest.mark.parametrize("contract", [*PLANTED])
+def test_the_contract_fails_when_it_is_broken(contract: str, copy: Path) -> None:
+    name, line = PLANTED[contract]
+    file = copy / name
+    sound = file.read_text()
+    file.write_text(f"{sound}\n{line}\n")
+    try:
+        assert contract in find_broken(copy)
+    finally:
+        file.write_text(sound)
