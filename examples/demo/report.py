@@ -94,7 +94,7 @@ class DemoResult:
 
 
 def as_json(result: DemoResult) -> dict[str, Any]:
-    """The names are a promise to outside checks (INTERFACES): they may grow and do not change."""
+    """The names are a promise to programs that read the file: they may grow and do not change."""
     return {
         "flavor": result.flavor,
         "seconds": result.seconds,

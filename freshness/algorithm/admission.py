@@ -1,4 +1,4 @@
-"""Join a cache node: go on with its life, revive it, or begin a new one (DESIGN §4).
+"""Join a cache node: go on with its life, revive it, or begin a new one (docs/algorithm.md#joining-a-node).
 
 * Its record is there: somebody vouches for the node (this process before a restart, or another invalidator).
   Join that life and go on from its progress.

@@ -1,8 +1,8 @@
-"""Apply batches of the stream to a node, and publish what it has acknowledged (DESIGN §4, I2, I4).
+"""Apply batches of the stream to a node, and publish what it has acknowledged (I2, I4).
 
-The order is fixed: floors that must stand before the tombstones, tombstones and deletes, and only then progress.
-Progress, floor and lease are one CAS on the record. The floor trails by W: what was sent within the last W
-seconds is protected by tombstones that live D, everything older by the floor (F64).
+The order is fixed (docs/algorithm.md#applying-a-batch): floors that must stand before the tombstones, then tombstones
+and deletes, and only then progress. Progress, floor and lease are one CAS on the record. The floor trails by W:
+tombstones, which live D, protect the events of the last W seconds, and the floor protects all older ones (F64).
 
 Run by the invalidator, the Spark sink and the simulator.
 """

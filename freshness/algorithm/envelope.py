@@ -221,7 +221,9 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What a node may be trusted with, for one lineage (DESIGN §4). Kept in the node it describes.
+    """What a node may be trusted with, for one lineage. Kept in the node it describes.
+
+    See docs/concepts.md#one-record-for-a-node.
 
     ``tenure``: a nonce of this unbroken keeping of the record; whoever finds another one knows that it lapsed in
     between. ``is_open``: fills and hits are allowed. ``as_of_us``: wall clock of the primary's heartbeat that this

@@ -1,4 +1,4 @@
-"""Invalidate keys of one node, each by its event: the write half of the algorithm (DESIGN §3).
+"""Invalidate keys of one node, each by its event: the write half (docs/algorithm.md#invalidating).
 
 First the tombstone, which keeps every reader that lacks the event from filling; then the entry is removed. The
 order is the whole point: removed first, a lagging reader could put the old value back before the tombstone is

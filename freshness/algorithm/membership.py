@@ -1,9 +1,10 @@
 """An invalidator's membership in one cache node: what it knows, and its CAS chain on the node's record.
 
-The record is the only shared truth about a node (DESIGN §4). Every write of it is a CAS on a version that this
-membership has read on the same connection, so that a paused or second invalidator can never take the record
-back. After any failure the membership is over and its owner joins anew (``freshness.algorithm.admission``), which
-begins by reading the record: versions never outlive a connection, since a restarted node counts them from the start.
+The record is the only shared truth about a node (docs/concepts.md#one-record-for-a-node). Every write of it is a
+CAS on a version that this membership has read on the same connection, so that a paused or second invalidator can
+never take the record back. After any failure the membership is over and its owner joins the node again
+(``freshness.algorithm.admission``), which begins by reading the record: versions never outlive a connection, since a
+restarted node counts them from the start (ADR 0005).
 
 Applying batches and publishing progress is ``freshness.algorithm.apply``. Nothing here decides what is acknowledged.
 """
@@ -43,7 +44,7 @@ CAS_ATTEMPTS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class NodePolicy:
-    """What all nodes of a lineage have in common. D, L and W of the design are in seconds.
+    """What all nodes of a lineage have in common. D, L and W are in seconds.
 
     ``objects``: name → fingerprint of its definition. ``trail_seconds`` is W, and W + 2L + 2 ≤ D. ``is_serving``:
     False for a shard that is followed and not read: its records are kept, and never open.

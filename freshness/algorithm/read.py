@@ -1,4 +1,4 @@
-"""Read keys through the cache: the read half of the algorithm (DESIGN §3).
+"""Read keys through the cache: the read half of the algorithm (docs/algorithm.md#reading).
 
 1. Get the entry; where there is none, leave a stub. A live entry is a hit.
 2. Otherwise, and only after 1, the tombstone and then the node record, on the same node, never from a copy.

@@ -1,4 +1,4 @@
-"""The one rule: may this value be stored, and may this entry be served (DESIGN §2 and §4).
+"""The one rule: may this value be stored, and may this entry be served (docs/algorithm.md#reading).
 
 Pure functions of what was read; the procedures in ``freshness.algorithm.read`` see to the order in which it is read.
 Doubt never fills: whatever is missing, unknown or incomparable is a refusal, with its cause.

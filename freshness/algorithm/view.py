@@ -1,4 +1,4 @@
-"""A reader's copy of the node records, which hits trust for ``node_refresh_seconds`` (DESIGN §4).
+"""A reader's copy of the node records, which hits trust for ``node_refresh_seconds`` (docs/algorithm.md#reading).
 
 A view is what one flow of requests showed of one node; it never outlives its bound, never serves for a fill,
 and is only as young as the moment before that flow was sent. Held by the reads' `ReadContext`.

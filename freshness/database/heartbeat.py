@@ -92,8 +92,9 @@ class HeartbeatWriter:
 
         On MariaDB the row carries a watermark: ``@@last_gtid``, the GTID of this session's previous beat. That
         commit had returned before this row was written, and MariaDB makes transactions of a domain visible in
-        the order of the log. So whoever sees this row in the primary sees everything up to the watermark, which
-        no variable of a MariaDB primary can say (DATABASES.md §C2: `gtid_binlog_pos` runs ahead of the engine).
+        the order of the log. So a reader that sees this row on the primary also sees every commit up to the
+        watermark. No variable of a MariaDB primary says that: `gtid_binlog_pos` runs ahead of the engine
+        (docs/adr/0010-mariadb-watermark.md).
         It is empty after a reconnect, and on MySQL, where ``@@global.gtid_executed`` serves.
         """
         sequence = self._next_sequence()

@@ -1,7 +1,7 @@
 """Positions: what a server has executed. The one place from which everyone imports them.
 
 `Position` is the role (containment, union, intersection, text, bytes); `MysqlGtidSet` and `MariadbPosition`
-implement it. Never mixes flavors and never consults a clock: containment decides (DESIGN §2).
+implement it. Never mixes flavors and never consults a clock: containment decides (ADR 0001).
 Called by tokens, tombstones, floors, the stream and the reads.
 """
 

@@ -1,8 +1,8 @@
 """The role of a position: what a server has executed, and how two such sets stand to one another.
 
-Containment is the only order there is (DESIGN §2): a read at position T reflects event e iff e is in T. It is
-partial; two positions of which neither contains the other are UNKNOWN to one another, and UNKNOWN is doubt:
-it never fills and always invalidates. Positions never look at clocks.
+Containment is the only order (ADR 0001): a read at position T reflects event e iff e is in T. The order is partial.
+Two positions of which neither contains the other are UNKNOWN to one another, and UNKNOWN is doubt: it never fills and
+always invalidates. Positions never look at clocks.
 
 Implemented by ``freshness.position.mysql`` and ``freshness.position.mariadb``; everyone else imports
 ``freshness.position``.
@@ -56,8 +56,8 @@ class Position(ABC):
     def fill_gaps(self, streamed: Position) -> Position:
         """This position, with the gaps inside it filled where ``streamed`` has the numbers.
 
-        Keeps tombstones short (DESIGN §2.4): the result is between this position and its union with
-        ``streamed``, and never asks for a number that was not streamed, which no replica could ever satisfy
+        Keeps tombstones short (docs/algorithm.md#invalidating): the result is between this position and its union
+        with ``streamed``, and never asks for a number that was not streamed, which no replica could ever satisfy
         (Group Replication hands out GTID blocks). Raises `FlavorMismatch` for another flavor.
         """
 

@@ -2,7 +2,7 @@
 
 The invalidator writes the table on each primary; readers find the epoch there and, on MariaDB, the watermark.
 A read's token comes from the engine-visible side of the very server that is read, in a statement of its own
-before the rows (F2, F17, F18; DATABASES.md §C): a binlog position would be ahead of what a SELECT sees.
+before the rows (F2, F17, F18; docs/algorithm.md#reading): a binlog position would be ahead of what a SELECT sees.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_positions_are_each_transactions_own_and_add_up_to_the_head(server: Data
 
 
 def test_the_timestamp_is_the_commit_and_not_what_a_session_sets(server: DatabaseServer) -> None:
-    # MariaDB logs nothing better than the time that the session may set (DATABASES.md §D).
+    # MariaDB logs nothing better than the time that the session may set (docs/adr/0001-containment-decides.md).
     [transaction] = stream_of(server, "SET timestamp = 1000000000", "INSERT INTO goods VALUES (1, 'x')")[-1:]
     if server.flavor == "mysql":
         assert abs(transaction.timestamp_us - time.time_ns() // 1000) < 3600 * 1_000_000

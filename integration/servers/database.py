@@ -141,7 +141,7 @@ class DatabaseServer(ServerProcess):
         settings: dict[str, Any] = {
             "autocommit": True,
             "connect_timeout": ANSWER_SECONDS,
-            # On loopback TLS only costs; pymysql would negotiate it with MySQL 9 (DATABASES.md §F).
+            # On loopback TLS only costs; pymysql would negotiate it with MySQL 9.
             "ssl_disabled": True,
         }
         settings.update(options)

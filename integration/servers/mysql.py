@@ -1,7 +1,6 @@
 """A private MySQL server, the real one, unpacked by ``integration/provision.py mysql`` beside the system.
 
-It runs through the dynamic loader and the libraries it was unpacked with, so it needs none of the system's
-(DATABASES.md §A).
+It runs through the dynamic loader and the libraries it was unpacked with, so it needs none of the system's.
 """
 
 from __future__ import annotations

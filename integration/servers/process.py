@@ -279,7 +279,7 @@ class ServerProcess(ABC):
         os.kill(self.pid, number)
 
     def stop(self) -> None:
-        """End it for good: SIGKILL (a clean stop can take 11 s, DATABASES.md §B), and remove its own data."""
+        """End it for good: SIGKILL (a clean stop took up to 11 s), and remove its own data."""
         self._end()
         if self._owns_directory:
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -268,8 +268,8 @@ def test_tombstones_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tombstone_is_read_before_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DESIGN §3: paused between the two, the tombstone expires and the floor takes over. The other order sees
-    the record of before and the tombstone of after."""
+    """docs/algorithm.md#reading: paused between the two, the tombstone expires and the floor takes over. The other
+    order sees the record of before and the tombstone of after."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)

@@ -123,8 +123,8 @@ def test_a_key_that_is_written_all_the_time_is_stored_between_the_writes(
 
 
 def test_numbers_that_nobody_executes_are_in_no_tombstone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DESIGN §2.4: Group Replication gives out numbers in blocks. A long tombstone is shortened with what was
-    streamed and nothing else."""
+    """docs/algorithm.md#invalidating: Group Replication gives out numbers in blocks. A long tombstone is shortened
+    with what was streamed and nothing else."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)

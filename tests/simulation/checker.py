@@ -1,4 +1,4 @@
-"""The invariants of DESIGN §8, checked at every step against what the world knows and the procedures do not."""
+"""The invariants (docs/invariants.md), checked at every step against what the world alone knows."""
 
 from __future__ import annotations
 

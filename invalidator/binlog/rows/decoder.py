@@ -1,7 +1,7 @@
 """Row events to rows, on mysql-replication's decoder.
 
 The library is used for decoding alone, one event at a time; its own stream loop is not, since that drops events
-it does not know, row events without a table map, and reconnects by itself (DATABASES.md §E). What this module
+it does not know, row events without a table map, and reconnects by itself. What this module
 adds: table maps of uninteresting tables are never handed to the library (a VECTOR column would kill the stream,
 F62); an equal table map is decoded once; the outcome is checked (column names, column count, every byte
 consumed); values that the library turns into None, although they are not NULL, become `UNREADABLE`.

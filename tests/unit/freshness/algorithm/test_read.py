@@ -150,7 +150,7 @@ def test_no_lookup_is_no_request() -> None:
 
 
 def test_requests_come_in_the_order_of_the_proof() -> None:
-    """DESIGN §3: the entries, then the records; the tombstones, then the records; the token, the rows, the CAS."""
+    """docs/algorithm.md#reading: entries, then records; tombstones, then records; the token, the rows, the CAS."""
     world = World()
     start(world)
     two = lookup(2)

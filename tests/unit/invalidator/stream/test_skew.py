@@ -117,7 +117,7 @@ def live(start: float, end: float, period: float = 1.0, lag: float = 0.0) -> lis
     return [(start + number * period + lag, start + number * period) for number in range(count)]
 
 
-# -- the defects of the upstream algorithm (VSTREAM.md §3.2) ----------------------------------------------------
+# -- the defects of the upstream algorithm (vtgate's vstream_manager.go) -------------------------------------------
 
 
 def test_only_those_beyond_the_limit_wait() -> None:
