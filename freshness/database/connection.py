@@ -159,7 +159,7 @@ def executed_position(connection: Connection, flavor: str) -> Position:
     """
     if flavor == "mysql":
         [(text,)] = read_rows(connection, "SELECT @@global.gtid_executed")
-        return parse_position(flavor, str(text).replace("\n", ""))
+        return parse_position(flavor, str(text))
     [(logged, applied)] = read_rows(connection, "SELECT @@global.gtid_binlog_pos, @@global.gtid_slave_pos")
     return parse_position(flavor, str(logged)).union(parse_position(flavor, str(applied)))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from freshness.errors import FormatError
-from freshness.position.mariadb import ENCODED_MARIADB, MariadbPosition
+from freshness.position.mariadb import ENCODED_MARIADB, MariadbPosition, parse_gtids
 from freshness.position.mysql import ENCODED_MYSQL, MysqlGtidSet
 from freshness.position.order import Order, Position
 
@@ -22,6 +22,7 @@ __all__ = [
     "Position",
     "decode_position",
     "empty_position",
+    "parse_gtids",
     "parse_position",
 ]
 

@@ -31,6 +31,14 @@ _LOOKS_MYSQL = re.compile(r"MySQL56/|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-", re.ASCII)
 _EXPECTED = "expected domain-server-sequence, as in 0-1-100, several separated by commas"
 
 
+class MariadbGtid(NamedTuple):
+    """One transaction's number, ``domain-server-sequence``. Sequence 0 stands for none yet."""
+
+    domain: int
+    server: int
+    sequence: int
+
+
 class _Head(NamedTuple):
     """Where a domain stands: its highest sequence number, and the servers named at that number."""
 
@@ -59,10 +67,7 @@ class MariadbPosition(Position):
     def of(cls, domain: int, server: int, sequence: int) -> MariadbPosition:
         """Everything up to one GTID. Raises `FormatError` for numbers out of range (sequences start at 1)."""
         if not (0 <= domain <= _ID_MAX and 0 <= server <= _ID_MAX and 1 <= sequence <= NUMBER_MAX):
-            raise FormatError(
-                f"MariaDB GTID {domain}-{server}-{sequence} is out of range",
-                hint="domain and server have 32 bits, the sequence 64 bits, and the sequence starts at 1",
-            )
+            raise _out_of_range(domain, server, sequence)
         return _from_heads({domain: _Head(sequence, _alone(server))})
 
     @classmethod
@@ -77,10 +82,10 @@ class MariadbPosition(Position):
                 f"{text.strip()[:80]!r} is not a MariaDB position",
                 hint='it looks like a MySQL GTID set; is the keyspace\'s flavor "mysql"?',
             )
-        text = text.strip().removeprefix(_VITESS_PREFIX).strip()
         position = cls()
-        for item in text.split(",") if text else ():
-            position = position.union(_parse_gtid(item.strip(), text))
+        for gtid in parse_gtids(text):
+            if gtid.sequence:
+                position = position.union(cls.of(*gtid))
         return position
 
     @classmethod
@@ -172,6 +177,22 @@ class MariadbPosition(Position):
         _same_flavor(streamed)
         return self
 
+    def by_source(self) -> dict[str, Position]:
+        """See `Position.by_source`."""
+        return {str(domain): _from_heads({domain: self._heads[domain]}) for domain in sorted(self._heads)}
+
+    def intervals(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """See `Position.intervals`. Each domain has one, which begins at 1."""
+        return {str(domain): ((1, self._heads[domain].sequence),) for domain in sorted(self._heads)}
+
+    def gtids(self) -> list[MariadbGtid]:
+        """The GTIDs that the text names, in its order."""
+        return [
+            MariadbGtid(domain, server, self._heads[domain].sequence)
+            for domain in sorted(self._heads)
+            for server in sorted(self._heads[domain].servers)
+        ]
+
     @property
     def is_empty(self) -> bool:
         return not self._heads
@@ -181,11 +202,7 @@ class MariadbPosition(Position):
         return len(self._heads)
 
     def __str__(self) -> str:
-        return ",".join(
-            f"{domain}-{server}-{self._heads[domain].sequence}"
-            for domain in sorted(self._heads)
-            for server in sorted(self._heads[domain].servers)
-        )
+        return ",".join(f"{domain}-{server}-{sequence}" for domain, server, sequence in self.gtids())
 
     def __repr__(self) -> str:
         return f"MariadbPosition({str(self)!r})"
@@ -222,14 +239,30 @@ def _same_flavor(other: Position) -> MariadbPosition:
     return other
 
 
-def _parse_gtid(item: str, text: str) -> MariadbPosition:
+def parse_gtids(text: str) -> list[MariadbGtid]:
+    """The GTIDs of a list in which a domain can stand several times, as ``@@global.gtid_binlog_state``.
+
+    Raises `FormatError`.
+    """
+    text = text.strip().removeprefix(_VITESS_PREFIX).strip()
+    return [_parse_gtid(item.strip(), text) for item in text.split(",")] if text else []
+
+
+def _parse_gtid(item: str, text: str) -> MariadbGtid:
     match = _GTID.fullmatch(item)
     if match is None:
         raise FormatError(f"MariaDB GTID {item[:60]!r} in {text[:120]!r}", hint=_EXPECTED)
     domain, server, sequence = map(int, match.groups())
-    if sequence == 0 and max(domain, server) <= _ID_MAX:
-        return MariadbPosition()
-    return MariadbPosition.of(domain, server, sequence)
+    if max(domain, server) > _ID_MAX or sequence > NUMBER_MAX:
+        raise _out_of_range(domain, server, sequence)
+    return MariadbGtid(domain, server, sequence)
+
+
+def _out_of_range(domain: int, server: int, sequence: int) -> FormatError:
+    return FormatError(
+        f"MariaDB GTID {domain}-{server}-{sequence} is out of range",
+        hint="domain and server have 32 bits, the sequence 64 bits, and the sequence starts at 1",
+    )
 
 
 @lru_cache(maxsize=1024)

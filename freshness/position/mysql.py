@@ -149,6 +149,29 @@ class MysqlGtidSet(Position):
                 filled[source] = _unite(borders, inside) if inside else borders
         return _from_borders(filled)
 
+    def subtract(self, other: Position) -> MysqlGtidSet:
+        """The transactions that are not in ``other``. Raises `FlavorMismatch` for another flavor."""
+        theirs = _same_flavor(other)._borders
+        left = {
+            source: _cut(borders, theirs[source]) if source in theirs else borders
+            for source, borders in self._borders.items()
+        }
+        return _from_borders({source: borders for source, borders in left.items() if borders})
+
+    def by_source(self) -> dict[str, Position]:
+        """See `Position.by_source`."""
+        parts: dict[str, dict[str, Borders]] = {}
+        for source in sorted(self._borders):
+            parts.setdefault(source.partition(":")[0], {})[source] = self._borders[source]
+        return {uuid: _from_borders(borders) for uuid, borders in parts.items()}
+
+    def intervals(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """See `Position.intervals`."""
+        return {
+            source: tuple((start, end - 1) for start, end in _intervals(self._borders[source]))
+            for source in sorted(self._borders)
+        }
+
     @property
     def is_empty(self) -> bool:
         return not self._borders
@@ -253,6 +276,12 @@ def _intersect(one: Borders, two: Borders) -> Borders:
         else:
             j += 2
     return tuple(common)
+
+
+def _cut(borders: Borders, removed: Borders) -> Borders:
+    """The numbers that are not in ``removed``, () where none is left."""
+    kept = (1, *removed) if removed[0] > 1 else removed[1:]  # borders of all other numbers, but for their end
+    return _intersect(borders, (*kept, max(borders[-1], removed[-1]) + 1))
 
 
 def _intervals(borders: Borders) -> Iterable[tuple[int, int]]:

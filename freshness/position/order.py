@@ -61,6 +61,17 @@ class Position(ABC):
         (Group Replication hands out GTID blocks). Raises `FlavorMismatch` for another flavor.
         """
 
+    @abstractmethod
+    def by_source(self) -> dict[str, Position]:
+        """The parts of this position, by the source that numbered their transactions, in the order of the text.
+
+        A source is a server's UUID, with all its tags (MySQL), or a domain (MariaDB). The parts unite to the whole.
+        """
+
+    @abstractmethod
+    def intervals(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """(first, last) of each interval, by ``uuid``, ``uuid:tag`` or domain, rising, in the order of the text."""
+
     @property
     @abstractmethod
     def is_empty(self) -> bool:

@@ -177,18 +177,16 @@ def _encode_gtid_dump(server_id: int, start: Position) -> bytes:
 
 def _encode_gtid_set(start: Position) -> bytes:
     """The set as the server reads it: count of sources, then UUID, count of intervals, each from … up to below."""
-    items = [item.strip().split(":") for item in str(start).split(",") if item.strip()]
-    out = [struct.pack("<Q", len(items))]
-    for source, *intervals in items:
-        if not all(interval[:1].isdigit() for interval in intervals):
+    by_source = start.intervals()
+    out = [struct.pack("<Q", len(by_source))]
+    for source, intervals in by_source.items():
+        if ":" in source:
             raise StreamStopped(
-                f"the start position has tagged GTIDs: {':'.join((source, *intervals))[:120]}",
+                f"the start position has tagged GTIDs: {source}",
                 hint="tagged GTIDs are not supported: do not set gtid_next='AUTOMATIC:tag' on this server",
             )
         out.append(uuid.UUID(source).bytes + struct.pack("<Q", len(intervals)))
-        for interval in intervals:
-            first, _, last = interval.partition("-")
-            out.append(struct.pack("<QQ", int(first), int(last or first) + 1))
+        out += (struct.pack("<QQ", first, last + 1) for first, last in intervals)
     return b"".join(out)
 
 

@@ -16,7 +16,7 @@ from pymysql.cursors import DictCursor
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
-from freshness.position import Position, parse_position
+from freshness.position import MariadbPosition, Position, parse_gtids, parse_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 
 _NO_SUCH_TABLE: Final = 1146
@@ -37,7 +37,7 @@ class ServerState:
     ``heartbeat_us``: the newest heartbeat row that it shows, 0 without. ``unfit``: why a stream of it would lack
     changes of its primary, "" if it would not. ``stopped``: why it executes nothing more, "" while it does.
     ``purged`` is empty on MariaDB, which tells only when streaming starts. ``last_numbers`` (MariaDB): the highest
-    sequence number of each ``(domain, origin)`` in its history.
+    sequence number of each ``(domain, server id)`` in its history.
     """
 
     identity: str
@@ -47,7 +47,7 @@ class ServerState:
     stopped: str
     unfit: str
     heartbeat_us: int
-    last_numbers: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    last_numbers: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def knows(self, position: Position) -> bool:
         """Whether each GTID that ``position`` names is in this server's history.
@@ -55,19 +55,20 @@ class ServerState:
         Not the same as containment on MariaDB: a server that stands at 0-1-9 contains 0-2-7, and yet need not have
         executed the transaction 0-2-7.
         """
-        if position.flavor == "mysql":
+        if not isinstance(position, MariadbPosition):
             return self.executed.contains(position)
         return all(
-            self.last_numbers.get((domain, origin), 0) >= number
-            for domain, origin, number in _gtids(position)
+            self.last_numbers.get((domain, server), 0) >= number
+            for domain, server, number in position.gtids()
         )
 
 
 def find_origin(position: Position) -> str:
     """Where the transaction of this one GTID was first executed; see `ServerState.identity`."""
-    if position.flavor == "mysql":
-        return str(position).partition(":")[0]
-    [(_, origin, _)] = _gtids(position)
+    if isinstance(position, MariadbPosition):
+        [gtid] = position.gtids()
+        return str(gtid.server)
+    [origin] = position.by_source()
     return origin
 
 
@@ -77,20 +78,17 @@ def find_foreign(state: ServerState, primary: ServerState, start: Position) -> s
     being visible there (F57).
     """
     if state.executed.flavor == "mysql":
-        foreign = [
-            part
-            for part in str(state.executed).split(",")
-            if part
-            and find_origin(parse_position("mysql", part)) != primary.identity
-            and not primary.executed.contains(parse_position("mysql", part))
-        ]
-        return ",".join(foreign)
+        return ",".join(
+            str(part)
+            for origin, part in state.executed.by_source().items()
+            if origin != primary.identity and not primary.executed.contains(part)
+        )
     return ",".join(
-        f"{domain}-{origin}-{number}"
-        for (domain, origin), number in sorted(state.last_numbers.items())
-        if origin != primary.identity
-        and number > primary.last_numbers.get((domain, origin), 0)
-        and not start.contains(parse_position("mariadb", f"{domain}-{origin}-{number}"))
+        f"{domain}-{server}-{number}"
+        for (domain, server), number in sorted(state.last_numbers.items())
+        if str(server) != primary.identity
+        and number > primary.last_numbers.get((domain, server), 0)
+        and not start.contains(MariadbPosition.of(domain, server, number))
     )
 
 
@@ -156,8 +154,8 @@ def _read_state(connection: Connection, flavor: str) -> ServerState:
         purged = ""
     return ServerState(
         identity=str(identity).lower(),
-        executed=parse_position(flavor, str(executed).replace("\n", "")),
-        purged=parse_position(flavor, str(purged).replace("\n", "")),
+        executed=parse_position(flavor, str(executed)),
+        purged=parse_position(flavor, str(purged)),
         follows=bool(replication),
         stopped="; ".join(_find_stopped(replication)),
         unfit="; ".join(_find_unfit(connection, replication)),
@@ -237,15 +235,8 @@ def _read_named(connection: Connection, sql: str) -> list[dict[str, str]]:
     return [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
 
 
-def _last_numbers(history: str) -> dict[tuple[str, str], int]:
-    numbers: dict[tuple[str, str], int] = {}
-    for item in filter(None, (part.strip() for part in history.split(","))):
-        domain, origin, number = item.split("-")
-        numbers[domain, origin] = max(int(number), numbers.get((domain, origin), 0))
+def _last_numbers(history: str) -> dict[tuple[int, int], int]:
+    numbers: dict[tuple[int, int], int] = {}
+    for domain, server, number in parse_gtids(history):
+        numbers[domain, server] = max(number, numbers.get((domain, server), 0))
     return numbers
-
-
-def _gtids(position: Position) -> list[tuple[str, str, int]]:
-    """The GTIDs that a MariaDB position names: domain, origin, number."""
-    parts = [item.split("-") for item in str(position).split(",") if item]
-    return [(domain, origin, int(number)) for domain, origin, number in parts]

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from freshness.config.settings import Shard
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keyrange import KeyRange
-from freshness.position import Position, empty_position, parse_position
+from freshness.position import Position, empty_position
 from freshness.position.token import TEXT_PREFIX as TOKEN_PREFIX
 from freshness.position.token import EventToken
 from freshness.stream.resume import TEXT_PREFIX, ResumeVector
@@ -121,22 +121,12 @@ def join_positions(flavor: str, positions: Iterable[Position]) -> Position:
     by_source: dict[str, Position] = {}
     for position in positions:
         _require_flavor(position, flavor)
-        for source, part in _split_by_source(flavor, position).items():
+        for source, part in position.by_source().items():
             by_source[source] = by_source[source].intersection(part) if source in by_source else part
     joined = empty_position(flavor)
     for part in by_source.values():
         joined = joined.union(part)
     return joined
-
-
-def _split_by_source(flavor: str, position: Position) -> dict[str, Position]:
-    """The parts of a position, by the UUID or domain that numbered the transactions."""
-    parts: dict[str, Position] = {}
-    for item in filter(None, str(position).split(",")):
-        source = item.partition(":" if flavor == "mysql" else "-")[0]
-        part = parse_position(flavor, item)
-        parts[source] = parts[source].union(part) if source in parts else part
-    return parts
 
 
 def _require_flavor(position: Position, flavor: str) -> None:

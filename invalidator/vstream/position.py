@@ -6,21 +6,18 @@ difference. Called by ``invalidator.vstream.source`` and ``invalidator.vstream.t
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final
 
 from freshness.errors import FormatError, StreamStopped
-from freshness.position import Position, parse_position
+from freshness.position import MysqlGtidSet, Position
 
-FLAVOR: Final = "mysql"
 _PREFIX: Final = "MySQL56/"
 
-_Numbers: TypeAlias = dict[str, list[tuple[int, int]]]
 
-
-def parse_gtid(text: str, what: str) -> Position:
+def parse_gtid(text: str, what: str) -> MysqlGtidSet:
     """Raises `StreamStopped` where it is no MySQL GTID set: Vitess on MariaDB, or without GTIDs (``FilePos/…``)."""
     try:
-        return parse_position(FLAVOR, text)
+        return MysqlGtidSet.parse(text)
     except FormatError as error:
         raise StreamStopped(
             f"{what} is {text[:120]!r}: {error.message}",
@@ -30,58 +27,13 @@ def parse_gtid(text: str, what: str) -> Position:
 
 def format_gtid(position: Position) -> str:
     """The text for a request. Raises `StreamStopped` for tagged GTIDs, which Vitess cannot read."""
-    for item in str(position).split(","):
-        _, *parts = item.split(":")
-        if not all(part[:1].isdigit() for part in parts):
-            raise StreamStopped(
-                f"the start position has tagged GTIDs: {item[:120]}",
-                hint="Vitess does not know tagged GTIDs: do not set gtid_next='AUTOMATIC:tag' on its servers",
-            )
+    tagged = next((source for source in position.intervals() if ":" in source), None)
+    if tagged is not None:
+        raise StreamStopped(
+            f"the start position has tagged GTIDs: {tagged}",
+            hint="Vitess does not know tagged GTIDs: do not set gtid_next='AUTOMATIC:tag' on its servers",
+        )
     return f"{_PREFIX}{position}"
-
-
-def subtract(whole: Position, part: Position) -> Position:
-    """The transactions of ``whole`` that are not in ``part``."""
-    held = _read_numbers(part)
-    left = [
-        f"{source}:{first}-{last}"
-        for source, intervals in _read_numbers(whole).items()
-        for first, last in _cut(intervals, held.get(source, []))
-    ]
-    return parse_position(FLAVOR, ",".join(left))
-
-
-def _read_numbers(position: Position) -> _Numbers:
-    """Sorted intervals, both ends included, by ``uuid`` or ``uuid:tag``."""
-    found: _Numbers = {}
-    for item in filter(None, str(position).split(",")):
-        uuid, *parts = item.split(":")
-        source = uuid
-        for part in parts:
-            if part[:1].isdigit():
-                first, _, last = part.partition("-")
-                found.setdefault(source, []).append((int(first), int(last or first)))
-            else:
-                source = f"{uuid}:{part}"
-    return found
-
-
-def _cut(intervals: list[tuple[int, int]], held: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Both sorted; one walk through them."""
-    left = []
-    place = 0
-    for first, last in intervals:
-        while place < len(held) and held[place][1] < first:
-            place += 1
-        at = place
-        while at < len(held) and held[at][0] <= last:
-            if first < held[at][0]:
-                left.append((first, held[at][0] - 1))
-            first = held[at][1] + 1
-            at += 1
-        if first <= last:
-            left.append((first, last))
-    return left
 
 
 class ShardProgress:
@@ -94,7 +46,7 @@ class ShardProgress:
         self.position = start
         self._parts = _split(str(start)) or frozenset()
 
-    def find_added(self, text: str, what: str) -> Position | None:
+    def find_added(self, text: str, what: str) -> MysqlGtidSet | None:
         """What the position in ``text`` has beyond this one; None where it lacks some of this one.
 
         Raises `StreamStopped` where it is no MySQL GTID set.
@@ -104,9 +56,9 @@ class ShardProgress:
             fresh = parse_gtid(",".join(parts - self._parts), what)
             gone = parse_gtid(",".join(self._parts - parts), what)
             if fresh.contains(gone):
-                return subtract(fresh, gone)
+                return fresh.subtract(gone)
         whole = parse_gtid(text, what)
-        return subtract(whole, self.position) if whole.contains(self.position) else None
+        return whole.subtract(self.position) if whole.contains(self.position) else None
 
     def advance(self, added: Position, text: str = "") -> None:
         """``added`` was executed, after which the position is that of ``text``, if it is given."""

@@ -15,12 +15,12 @@ from typing import Final
 
 from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
-from freshness.position import Position
+from freshness.position import MysqlGtidSet, Position
 from freshness.stream.heartbeat import EPOCH_ROW
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.mailbox import TRANSACTION_ROWS_MAX
 from invalidator.statement import tables_changed_by
-from invalidator.vstream.position import ShardProgress, parse_gtid, subtract
+from invalidator.vstream.position import ShardProgress, parse_gtid
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.row import TableFields, Unreadable, read_changes, read_fields
 
@@ -58,7 +58,7 @@ class _Group:
     in_transaction: bool
     timestamp_us: int = 0
     reached: str = ""
-    own: Position | None = None
+    own: MysqlGtidSet | None = None
     own_text: str = ""
     changes: list[RowChange] = field(default_factory=list)
     size_bytes: int = 0
@@ -263,7 +263,7 @@ class ShardAssembler:
             if added is None:
                 raise self._stopped(f"the position that follows lacks some of it: {group.reached[:200]!r}")
         elif own is not None:
-            added = subtract(own, self.position)
+            added = own.subtract(self.position)
         elif group.is_void:  # BEGIN, COMMIT and no VGTID: of a transaction that is none
             return []
         else:
@@ -275,7 +275,7 @@ class ShardAssembler:
             raise self._stopped("a transaction with rows did not move the position (VGTID)")
         if not self.position.union(added).contains(position):
             raise self._stopped(f"the position that follows lacks the transaction's own GTID {position}")
-        passed_over = subtract(added, position)
+        passed_over = added.subtract(position)
         self._progress.advance(added, group.reached)
         done = [] if passed_over.is_empty else [Transaction(passed_over, group.timestamp_us)]
         transaction = Transaction(

@@ -356,8 +356,7 @@ def _alone(archive: str) -> Iterator[None]:
 def find_holes(position: Position) -> list[str]:
     """Sources whose numbers are not one range: rightly so where blocks of numbers are handed out (Group Replication),
     else transactions that were never streamed."""
-    sources = str(position).split(",") if position.flavor == "mysql" else []
-    return [source for source in sources if sum(part[:1].isdigit() for part in source.split(":")[1:]) > 1]
+    return [str(part) for part in position.by_source().values() if part.interval_count > 1]
 
 
 _MERGED_SCHEMA: Final = StructType(

@@ -19,7 +19,7 @@ import numpy
 from numpy.typing import NDArray
 
 from freshness.errors import FormatError
-from freshness.position import parse_position
+from freshness.position import MariadbPosition, parse_position
 
 EXTRAS_MAX: Final = 4096
 """Events beyond its prefix that are kept of one position. With more of them it is FRAGMENTED: not judged."""
@@ -280,23 +280,8 @@ def _servers_of(intervals: Mapping[str, Sequence[tuple[int, int]]], source: str)
 def _intervals(flavor: str, text: str) -> Mapping[str, tuple[tuple[int, int], ...]]:
     """By source, the numbers that a position holds. Of MariaDB also, under ``domain@``, the servers at its end."""
     position = parse_position(flavor, text)
-    found: dict[str, list[tuple[int, int]]] = {}
-    for part in str(position).split(",") if not position.is_empty else ():
-        if flavor == "mysql":
-            _add_mysql(found, part.strip())
-        else:
-            domain, server, sequence = part.strip().split("-")
-            found[domain] = [(1, int(sequence))]
-            found.setdefault(f"{domain}@", []).append((int(server), 0))
-    return {source: tuple(spans) for source, spans in found.items()}
-
-
-def _add_mysql(found: dict[str, list[tuple[int, int]]], part: str) -> None:
-    sid, *rest = part.split(":")
-    source = sid
-    for piece in rest:
-        if not piece[:1].isdigit():
-            source = f"{sid}:{piece}"
-            continue
-        first, _, last = piece.partition("-")
-        found.setdefault(source, []).append((int(first), int(last or first)))
+    found = position.intervals()
+    if isinstance(position, MariadbPosition):
+        for domain, server, _ in position.gtids():
+            found[f"{domain}@"] = (*found.get(f"{domain}@", ()), (server, 0))
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from freshness.position import (
     Position,
     decode_position,
     empty_position,
+    parse_gtids,
     parse_position,
 )
 
@@ -53,6 +56,7 @@ def test_mysql_sets_behave_like_sets(one: frozenset[Gtid], two: frozenset[Gtid])
     assert first.union(second) == build(one | two)
     assert first.intersection(second) == build(one & two)
     assert first.contains(second) == (two <= one)
+    assert first.subtract(second) == build(one - two)
     assert (first == second) == (one == two)
     assert first.is_empty == (not one)
 
@@ -76,6 +80,49 @@ def test_filling_gaps_takes_only_streamed_numbers_inside_the_hull(
 ) -> None:
     filled = build(wanted).fill_gaps(build(streamed))
     assert filled == build(wanted | (hull(wanted) & streamed))
+
+
+@given(models, models, models)
+def test_laws_of_the_difference(one: frozenset[Gtid], two: frozenset[Gtid], three: frozenset[Gtid]) -> None:
+    first, second, third = build(one), build(two), build(three)
+    left = first.subtract(second)
+    assert first.contains(left)
+    assert left.intersection(second).is_empty
+    assert left.union(first.intersection(second)) == first
+    assert left.union(second) == first.union(second)
+    assert left.is_empty == second.contains(first)
+    assert left.subtract(third) == first.subtract(second.union(third))
+    assert left.encode() == decode_position(left.encode()).encode()
+
+
+@given(positions)
+def test_the_parts_by_source_unite_to_the_whole_and_have_nothing_in_common(position: Position) -> None:
+    parts = position.by_source()
+    assert empty_position(position.flavor).union_all(parts.values()) == position
+    assert sum(part.interval_count for part in parts.values()) == position.interval_count
+    assert not any(part.is_empty for part in parts.values())
+    assert all(
+        one.intersection(two).is_empty for one in parts.values() for two in parts.values() if one is not two
+    )
+
+
+@given(models)
+def test_intervals_are_the_numbers_with_gaps_between_them(model: frozenset[Gtid]) -> None:
+    intervals = build(model).intervals()
+    assert {
+        (source, number)
+        for source, spans in intervals.items()
+        for first, last in spans
+        for number in range(first, last + 1)
+    } == {(f"{sid}:{tag}" if tag else sid, number) for sid, tag, number in model}
+    for spans in intervals.values():
+        assert all(last + 1 < first for (_, last), (first, _) in pairwise(spans))
+
+
+@given(mariadb_positions)
+def test_the_gtids_of_a_mariadb_position_unite_to_it(position: MariadbPosition) -> None:
+    assert MariadbPosition().union_all(MariadbPosition.of(*gtid) for gtid in position.gtids()) == position
+    assert parse_gtids(str(position)) == position.gtids()
 
 
 @given(positions)

@@ -16,6 +16,7 @@ from freshness.position import (
     Position,
     decode_position,
     empty_position,
+    parse_gtids,
     parse_position,
 )
 
@@ -99,6 +100,68 @@ def test_malformed_mysql_text_is_refused_with_a_hint(text: str) -> None:
 )
 def test_mariadb_text_is_read_and_printed_canonically(text: str, canonical: str) -> None:
     assert str(MariadbPosition.parse(text)) == canonical
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "left"),
+    [
+        (f"{A}:1-10", f"{A}:1-9", f"{A}:10"),
+        (f"{A}:1-10", f"{A}:3-4:7", f"{A}:1-2:5-6:8-10"),
+        (f"{A}:1-10,{B}:1", f"{A}:1-10", f"{B}:1"),
+        (f"{A}:1-10", f"{A}:1-10", ""),
+        (f"{A}:1-10", f"{A}:5-20", f"{A}:1-4"),
+        (f"{A}:1-10", f"{A}:20-30", f"{A}:1-10"),
+        (f"{A}:5-10:20", f"{A}:1-4:7", f"{A}:5-6:8-10:20"),
+        (f"{A}:1-10:tag:1-3", f"{A}:1-10:tag:2", f"{A}:tag:1:3"),
+        (f"{A}:1-9223372036854775807", f"{A}:2-9223372036854775807", f"{A}:1"),
+        ("", f"{A}:1", ""),
+        (f"{A}:1", "", f"{A}:1"),
+    ],
+)
+def test_differences(whole: str, part: str, left: str) -> None:
+    assert MysqlGtidSet.parse(whole).subtract(MysqlGtidSet.parse(part)) == MysqlGtidSet.parse(left)
+
+
+def test_a_difference_of_two_flavors_is_refused() -> None:
+    with pytest.raises(FlavorMismatch):
+        MysqlGtidSet().subtract(MariadbPosition())
+
+
+@pytest.mark.parametrize(
+    ("flavor", "text", "parts", "intervals"),
+    [
+        ("mysql", "", {}, {}),
+        (
+            "mysql",
+            f"{B}:3,{A}:1-5:7:tag:2-3",
+            {A: f"{A}:1-5:7:tag:2-3", B: f"{B}:3"},
+            {A: ((1, 5), (7, 7)), f"{A}:tag": ((2, 3),), B: ((3, 3),)},
+        ),
+        ("mysql", f"{A}:t:4", {A: f"{A}:t:4"}, {f"{A}:t": ((4, 4),)}),
+        ("mariadb", "", {}, {}),
+        (
+            "mariadb",
+            "10-1-3,2-1-7,2-5-7",
+            {"2": "2-1-7,2-5-7", "10": "10-1-3"},
+            {"2": ((1, 7),), "10": ((1, 3),)},
+        ),
+    ],
+)
+def test_parts_by_source_and_intervals(
+    flavor: str, text: str, parts: dict[str, str], intervals: dict[str, tuple[tuple[int, int], ...]]
+) -> None:
+    position = parse_position(flavor, text)
+    assert {source: str(part) for source, part in position.by_source().items()} == parts
+    assert position.intervals() == intervals
+    assert list(position.intervals()) == list(intervals)
+
+
+def test_the_gtids_of_a_mariadb_position_and_of_a_list() -> None:
+    assert MariadbPosition.parse("1-3-9,0-2-5,0-1-5").gtids() == [(0, 1, 5), (0, 2, 5), (1, 3, 9)]
+    assert parse_gtids(" 0-1-5, 0-2-7,\n0-3-0") == [(0, 1, 5), (0, 2, 7), (0, 3, 0)]
+    assert parse_gtids("") == []
+    with pytest.raises(FormatError):
+        parse_gtids("0-1-5,x")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
-from freshness.position import Position, empty_position, parse_position
+from freshness.position import MariadbPosition, Position, empty_position, parse_position
 from freshness.stream.source import Transaction
 from invalidator.replica.candidate import Choice, ReplicaBounds
 from invalidator.replica.server import ServerState, find_foreign, find_origin
@@ -82,11 +82,12 @@ class FakeServer:
     def state(self) -> ServerState:
         if not self.is_up:
             raise SourceUnavailable(f"s{self.number} is down")
-        numbers: dict[tuple[str, str], int] = {}
-        if self.flavor == "mariadb":
-            for each in self.log:
-                domain, origin, number = str(each).split("-")
-                numbers[domain, origin] = int(number)
+        numbers = {
+            (domain, server): number
+            for each in self.log
+            if isinstance(each, MariadbPosition)
+            for domain, server, number in each.gtids()
+        }
         own = UUIDS[self.number] if self.flavor == "mysql" else str(self.number)
         return ServerState(
             identity=self.identity or own,
@@ -822,11 +823,11 @@ def test_the_time_of_a_poll_bounds_the_wait_for_the_primarys_word() -> None:
 
 def test_old_numbers_of_a_former_primary_are_not_errant() -> None:
     """0-2-2 was written when server 2 was primary; the start is beyond it."""
-    history = {("0", "2"): 2, ("0", "1"): 9}
+    history = {(0, 2): 2, (0, 1): 9}
     nothing = empty_position("mariadb")
     base = {"purged": nothing, "follows": True, "stopped": "", "unfit": "", "heartbeat_us": 0}
     replica = ServerState("2", parse_position("mariadb", "0-1-9"), last_numbers=history, **base)  # type: ignore[arg-type]
-    cloned = ServerState("1", parse_position("mariadb", "0-1-9"), last_numbers={("0", "1"): 9}, **base)  # type: ignore[arg-type]
+    cloned = ServerState("1", parse_position("mariadb", "0-1-9"), last_numbers={(0, 1): 9}, **base)  # type: ignore[arg-type]
     assert find_foreign(replica, cloned, parse_position("mariadb", "0-1-5")) == ""
     assert find_foreign(replica, cloned, nothing) == "0-2-2"
     assert find_foreign(replica, replica, nothing) == ""
