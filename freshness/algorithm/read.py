@@ -18,7 +18,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from freshness.algorithm.envelope import STUB, Filled, Stamp, Tombstone, record_key, resume_key
+from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Stamp, Tombstone, record_key, resume_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import (
     MISSING,
@@ -93,20 +93,69 @@ class ReadContext:
     views: dict[str, NodeView] = field(default_factory=dict)
 
 
-class _Pending:
-    """A lookup and what has become of it. ``version`` is the item observed in step 1, on which alone a fill may be
-    based; ``is_waiting``: another reader holds the lease; ``lives``: of the node, read no later than the item."""
+# A lookup goes through these states, and only forward but for the wait:
+#
+#     not asked yet ─┬─> Read                        a live entry: a hit
+#                    ├─> _Refused ──────────────┐    nothing may be stored, for the cause that it names
+#                    └─> _Stub ─┬─> _Refused ───┤    the stub of another reader is looked up again a few times
+#                               └─> _Guarded ─┬─┴─> Read    from the database, not stored
+#                                             └───> Read    from the database, stored by CAS on the stub
 
-    # Of the class until something else is known: a hit needs hardly any of them, and a reader makes one for each key.
-    refusal: ReadOutcome | None = None
-    version: Version | None = None
-    is_winner = False
-    is_waiting = False
-    lives: Mapping[str, bytes | None] = MappingProxyType({})
-    read: Read | None = None
+
+@value
+class _Refused:
+    """Nothing is stored. ``stub``: this reader's own stub, which it deletes for the next one."""
+
+    outcome: ReadOutcome
+    stub: Version | None = None
+
+
+@value
+class _Stub:
+    """The stub observed in step 1, which alone a fill may replace.
+
+    ``is_own``: this reader made it. ``is_leased``: another reader made it a moment ago and is about to fill.
+    ``lives``: of the node's records, read no later than the stub.
+    """
+
+    version: Version
+    is_own: bool
+    is_leased: bool
+    lives: Mapping[str, bytes | None]
+
+    def refuse(self, outcome: ReadOutcome) -> _Refused:
+        return _Refused(outcome, self.version if self.is_own else None)
+
+
+@value
+class _Guarded:
+    """A stub with the tombstone and the records of step 2, which decide over its fill."""
+
+    stub: _Stub
+    tombstone: Tombstone | None
+    records: Mapping[str, NodeRecord | None]
+
+
+class _Pending:
+    """A lookup and its state; None before the first answer."""
+
+    __slots__ = ("lookup", "state")
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
+        self.state: Read | _Refused | _Stub | _Guarded | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return isinstance(self.state, _Stub) and self.state.is_leased
+
+    @property
+    def own_stub(self) -> Version | None:
+        """The stub that this reader made and that no fill has replaced."""
+        state = self.state.stub if isinstance(self.state, _Guarded) else self.state
+        if isinstance(state, _Stub):
+            return state.version if state.is_own else None
+        return state.stub if isinstance(state, _Refused) else None
 
 
 def read_through(
@@ -116,14 +165,16 @@ def read_through(
     entries = [_Pending(lookup) for lookup in lookups]
     distinct = entries if len(entries) == 1 else _find_distinct(entries)
     yield from _look_up(context, distinct, max_staleness_seconds)
-    hits = [entry.read for entry in entries if entry.read is not None]
+    hits = [entry.state for entry in entries if isinstance(entry.state, Read)]
     if len(hits) == len(entries):
         return hits
     first = {entry.lookup.item: entry for entry in distinct}
     waiting = [entry for entry in distinct if entry.is_waiting]
     if waiting:
         yield from _wait_for_winners(context, waiting, max_staleness_seconds)
-    missing = [entry for entry in entries if entry.read is None and not _is_repeat(entry, first)]
+    missing = [
+        entry for entry in entries if not isinstance(entry.state, Read) and not _is_repeat(entry, first)
+    ]
     if missing:
         yield from _load_and_fill(context, missing)
     return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]
@@ -136,7 +187,7 @@ def _find_distinct(entries: list[_Pending]) -> list[_Pending]:
     first: dict[bytes, _Pending] = {}
     for entry in entries:
         if first.setdefault(entry.lookup.item, entry) is not entry:
-            entry.refusal = ReadOutcome.IDENTITY
+            entry.state = _Refused(ReadOutcome.IDENTITY)
     return list(first.values())
 
 
@@ -147,13 +198,8 @@ def _is_repeat(entry: _Pending, first: Mapping[bytes, _Pending]) -> bool:
 
 
 def _answered(entry: _Pending) -> Read:
-    assert entry.read is not None
-    return entry.read
-
-
-def _observed(entry: _Pending) -> Version:
-    assert entry.version is not None
-    return entry.version
+    assert isinstance(entry.state, Read)
+    return entry.state
 
 
 def _by_node(entries: Sequence[_Pending]) -> Mapping[str, Sequence[_Pending]]:
@@ -171,7 +217,7 @@ def _by_node(entries: Sequence[_Pending]) -> Mapping[str, Sequence[_Pending]]:
 def _look_up(
     context: ReadContext, entries: Sequence[_Pending], max_staleness_seconds: float | None
 ) -> Procedure[None]:
-    """Hits get their `Read`; the others the version they observed, or why they must not be stored."""
+    """Step 1: each entry becomes a `Read` that is a hit, a `_Stub`, or `_Refused`."""
     sent_at = context.clock()
     witness = context.witness
     sent_us = witness.now_us() if witness is not None else 0
@@ -192,7 +238,7 @@ def _look_up(
         if isinstance(replies, FreshnessError):
             context.views.pop(node, None)
             for entry in of_node:
-                entry.refusal, entry.is_waiting = ReadOutcome.NODE_DOWN, False
+                entry.state = _Refused(ReadOutcome.NODE_DOWN)
             continue
         if view is None:
             view = context.views[node] = NodeView(context.lineages, replies[len(of_node) :], sent_at)
@@ -204,10 +250,10 @@ def _look_up(
             yield from _serve_stale(context, node, stale)
         if witness is not None:
             for entry, reply in zip(of_node, replies, strict=False):
-                if entry.read is not None and isinstance(reply, Item):
-                    tell_hit(witness, entry.lookup, entry.read.outcome, reply, sent_us)
+                if isinstance(entry.state, Read) and isinstance(reply, Item):
+                    tell_hit(witness, entry.lookup, entry.state.outcome, reply, sent_us)
         if dead:
-            yield from _claim(context, node, dead)
+            yield from _claim(context, node, dead, view.lives)
 
 
 def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_Pending]) -> list[Request]:
@@ -256,9 +302,9 @@ def _judge(
     entries: Sequence[_Pending],
     replies: Replies,
     max_staleness_seconds: float | None,
-) -> tuple[list[_Pending], list[tuple[_Pending, Item]]]:
-    """(entries that can never be a hit again, what ``on_stale = "serve"`` may serve all the same)."""
-    dead: list[_Pending] = []
+) -> tuple[list[tuple[_Pending, Item]], list[tuple[_Pending, Item]]]:
+    """(entries that can never be a hit again, entries that ``on_stale = "serve"`` may still serve)."""
+    dead: list[tuple[_Pending, Item]] = []
     stale: list[tuple[_Pending, Item]] = []
     policy: ObjectPolicy | None = None
     closed: ReadOutcome | None = None
@@ -268,44 +314,47 @@ def _judge(
         if lookup.policy is not policy:
             policy = lookup.policy
             closed = view.find_refusal(policy, context.ring)
-        refusal = closed
-        entry.refusal, entry.lives, entry.is_waiting = refusal, lives, False
         if not isinstance(reply, Item):
-            entry.refusal = refusal or ReadOutcome.LOST_RACE  # absent although a stub was asked for: no fill
+            # Absent although a stub was asked for, or none was asked for since the node is closed
+            entry.state = _Refused(closed or ReadOutcome.LOST_RACE)
         elif reply.value == STUB:
-            entry.version, entry.is_winner = reply.version, reply.won
-            entry.is_waiting = refusal is None and reply.lease
-        elif refusal is not None:
+            stub = _Stub(reply.version, reply.won, reply.lease, lives)
+            entry.state = stub if closed is None else stub.refuse(closed)
+        elif closed is not None:
+            entry.state = _Refused(closed)
             is_served = context.on_stale == "serve" and max_staleness_seconds is None
-            if is_served and refusal is not ReadOutcome.RING:
+            if is_served and closed is not ReadOutcome.RING:
                 stale.append((entry, reply))
         elif max_staleness_seconds is not None and max_staleness_seconds < view.staleness_seconds(
             policy, context.lease_seconds, context.clock()
         ):
-            entry.refusal = ReadOutcome.STALE
+            entry.state = _Refused(ReadOutcome.STALE)  # older than this caller accepts
         else:
             refusal, payload = view.judge(policy, lookup.identity, reply.value)
-            entry.refusal = refusal
             if refusal is None:
-                entry.read = Read(_HIT, payload, None, _NO_TOKENS)
-            elif refusal in _REPLACEABLE and view.covers(policy):
-                entry.version = reply.version
-                dead.append(entry)
+                entry.state = Read(_HIT, payload, None, _NO_TOKENS)
+                continue
+            entry.state = _Refused(refusal)  # until `_claim` has put a stub in its place
+            if refusal in _REPLACEABLE and view.covers(policy):
+                dead.append((entry, reply))
     return dead, stale
 
 
-def _claim(context: ReadContext, node: str, dead: Sequence[_Pending]) -> Procedure[None]:
-    """Put a stub in the place of entries that can never be a hit again. Whoever succeeds fills."""
+def _claim(
+    context: ReadContext,
+    node: str,
+    dead: Sequence[tuple[_Pending, Item]],
+    lives: Mapping[str, bytes | None],
+) -> Procedure[None]:
+    """Put a stub in the place of entries that can never be a hit again. The reader that succeeds fills."""
     ttl = context.fill_lease_ttl_seconds
-    requests = tuple(Cas(entry.lookup.item, STUB, _observed(entry), ttl) for entry in dead)
+    requests = tuple(Cas(entry.lookup.item, STUB, item.version, ttl) for entry, item in dead)
     (replies,) = yield Flows((Flow(node, requests),))
-    for entry, reply in zip(
-        dead, replies if not isinstance(replies, FreshnessError) else [None] * len(dead), strict=True
-    ):
+    if isinstance(replies, FreshnessError):
+        return
+    for (entry, _), reply in zip(dead, replies, strict=True):
         if isinstance(reply, Stored):
-            entry.version, entry.is_winner, entry.refusal = reply.version, True, None
-        else:
-            entry.version = None
+            entry.state = _Stub(reply.version, True, False, lives)
 
 
 def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[_Pending, Item]]) -> Procedure[None]:
@@ -319,69 +368,65 @@ def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[_Pending
     for entry, item in stale:
         refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
         if refusal is None:
-            entry.read = Read(ReadOutcome.STALE_SERVED, payload)
+            entry.state = Read(ReadOutcome.STALE_SERVED, payload)
 
 
 def _wait_for_winners(
     context: ReadContext, waiting: list[_Pending], max_staleness_seconds: float | None
 ) -> Procedure[None]:
-    """A lease only delays (F41, F72): look again a few times, then read the database like anyone else."""
+    """A lease only delays (F41, F72): look again a few times, then read the database.
+
+    A reader that still waits at the end may fill by the same rule as the winner.
+    """
     for _ in range(LEASE_POLLS_MAX):
         yield Wait(context.fill_wait_seconds / LEASE_POLLS_MAX)
         yield from _look_up(context, waiting, max_staleness_seconds)
         waiting = [entry for entry in waiting if entry.is_waiting]
         if not waiting:
             return
-    # Whoever still waits may fill by the same rule as the winner.
 
 
 # -- steps 2 to 4 --------------------------------------------------------------------------------------
 
 
 def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedure[None]:
-    candidates = [entry for entry in missing if entry.refusal is None and entry.version is not None]
-    guards = yield from _fetch_guards(context, candidates)
+    yield from _fetch_guards(context, [entry for entry in missing if isinstance(entry.state, _Stub)])
     try:
         loaded: Sequence[Loaded] = yield Load(tuple(entry.lookup for entry in missing))
     except Exception:
         yield from _drop_stubs(missing)
         raise
-    fills = []
+    fills: list[tuple[_Pending, _Guarded, Loaded]] = []
+    refused: list[tuple[_Pending, _Refused, Loaded]] = []
     for entry, row in zip(missing, loaded, strict=True):
-        entry.read = Read(entry.refusal or ReadOutcome.LOST_RACE, value=row.value, tokens=row.tokens)
-        guard = guards.get(id(entry))
-        if guard is None or entry.refusal is not None:
-            continue
-        entry.refusal = row.refusal or _find_refusal(context, entry, guard, row)
-        if entry.refusal is None:
-            fills.append((entry, guard, row))
-        else:
-            entry.read = Read(entry.refusal, value=row.value, tokens=row.tokens)
+        state = entry.state
+        if isinstance(state, _Guarded):
+            refusal = row.refusal or _find_refusal(context, entry.lookup, state, row)
+            if refusal is None:
+                fills.append((entry, state, row))
+                continue
+            state = entry.state = state.stub.refuse(refusal)
+        assert isinstance(state, _Refused)
+        refused.append((entry, state, row))
     yield from _fill(context, fills)
-    yield from _drop_stubs([entry for entry in missing if entry.refusal is not None])
-    if context.witness is not None:
-        for entry, row in zip(missing, loaded, strict=True):
-            if entry.refusal is not None or entry.version is None:
-                tell_refusal(context.witness, entry.lookup, _answered(entry).outcome, row)
+    yield from _drop_stubs([entry for entry, _, _ in refused])
+    for entry, state, row in refused:
+        entry.state = Read(state.outcome, value=row.value, tokens=row.tokens)
+        if context.witness is not None:
+            tell_refusal(context.witness, entry.lookup, state.outcome, row)
 
 
-@dataclass(frozen=True, slots=True)
-class _Guard:
-    """Tombstone and records as read in step 2."""
+def _fetch_guards(context: ReadContext, stubs: Sequence[_Pending]) -> Procedure[None]:
+    """Step 2: all tombstones of a node, then the records that have a say in these entries, in one flow.
 
-    tombstone: Tombstone | None
-    view: NodeView
-
-
-def _fetch_guards(context: ReadContext, candidates: Sequence[_Pending]) -> Procedure[dict[int, _Guard]]:
-    """Step 2: all tombstones of a node, then the records that have a say in these entries, in one flow."""
-    guards: dict[int, _Guard] = {}
-    if not candidates:
-        return guards
+    Each stub becomes `_Guarded`, or `_Refused`: no answer, another life, or foreign bytes in place of the tombstone.
+    """
+    if not stubs:
+        return
     sent_at = context.clock()
     asked = []
     flows = []
-    for node, of_node in _by_node(candidates).items():
+    for node, of_node in _by_node(stubs).items():
         lineages = _lineages_of(of_node)
         tombstones: list[Request] = [Get(tombstone_key(entry.lookup.item)) for entry in of_node]
         asked.append((node, of_node, lineages))
@@ -390,55 +435,54 @@ def _fetch_guards(context: ReadContext, candidates: Sequence[_Pending]) -> Proce
     for (node, of_node, lineages), replies in zip(asked, answers, strict=True):
         if isinstance(replies, FreshnessError):
             for entry in of_node:
-                entry.refusal = ReadOutcome.NODE_DOWN
+                entry.state = _Refused(ReadOutcome.NODE_DOWN)  # its stub cannot be deleted either
             continue
         view = NodeView(lineages, replies[len(of_node) :], sent_at)
         if set(lineages) == set(context.lineages):
             context.views[node] = view  # it holds as much as any other
         for entry, reply in zip(of_node, replies, strict=False):
-            if not _is_same_life(entry, view):
-                entry.refusal = ReadOutcome.LIFE  # CAS numbers may have begun anew (F8)
+            stub = entry.state
+            assert isinstance(stub, _Stub)
+            if not _is_same_life(entry.lookup.policy, stub.lives, view.lives):
+                entry.state = stub.refuse(ReadOutcome.LIFE)  # CAS numbers may have begun again (F8)
                 continue
             try:
                 tombstone = None if reply is MISSING else Tombstone.decode(reply.value)
             except FormatError:
-                entry.refusal = ReadOutcome.FOREIGN
+                entry.state = stub.refuse(ReadOutcome.FOREIGN)
                 continue
-            guards[id(entry)] = _Guard(tombstone, view)
-    return guards
+            entry.state = _Guarded(stub, tombstone, view.records)
 
 
-def _is_same_life(entry: _Pending, view: NodeView) -> bool:
-    """Whether the node remembers all that it did when the entry was looked up, for all who have a say in it."""
-    return all(
-        view.lives.get(lineage) == entry.lives.get(lineage) for lineage in entry.lookup.policy.lineages
-    )
+def _is_same_life(
+    policy: ObjectPolicy, before: Mapping[str, bytes | None], now: Mapping[str, bytes | None]
+) -> bool:
+    """Whether the node has forgotten nothing since the stub was observed, for each lineage of the object."""
+    return all(before.get(lineage) == now.get(lineage) for lineage in policy.lineages)
 
 
-def _find_refusal(context: ReadContext, entry: _Pending, guard: _Guard, row: Loaded) -> ReadOutcome | None:
-    if row.value is None and not entry.lookup.is_exact:
+def _find_refusal(context: ReadContext, lookup: Lookup, guarded: _Guarded, row: Loaded) -> ReadOutcome | None:
+    if row.value is None and not lookup.is_exact:
         return ReadOutcome.KEY
-    return find_fill_refusal(
-        entry.lookup.policy, context.ring, guard.view.records, guard.tombstone, row.tokens
-    )
+    return find_fill_refusal(lookup.policy, context.ring, guarded.records, guarded.tombstone, row.tokens)
 
 
-def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guard, Loaded]]) -> Procedure[None]:
-    """Step 4: store by CAS on the version observed in step 1."""
+def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guarded, Loaded]]) -> Procedure[None]:
+    """Step 4: store by CAS on the stub of step 1."""
     witness = context.witness
-    nodes: dict[str, list[tuple[_Pending, _Guard, Loaded, Cas]]] = {}
-    for entry, guard, row in fills:
+    nodes: dict[str, list[tuple[_Pending, _Guarded, Loaded, Cas]]] = {}
+    for entry, guarded, row in fills:
         policy = entry.lookup.policy
         stamps = []
         for lineage in policy.lineages:
-            record, token = guard.view.records[lineage], row.tokens[lineage]
+            record, token = guarded.records[lineage], row.tokens[lineage]
             assert record is not None
             stamps.append(Stamp(lineage, record.life, token.epoch, token.position))
         value = None if row.value is None else context.encode(row.value)
         data = Filled(tuple(stamps), entry.lookup.identity, value).encode()
         ttl = max(1, int(policy.value_ttl_seconds * (1 - 0.1 * context.jitter())))
-        request = Cas(entry.lookup.item, data, _observed(entry), ttl)
-        nodes.setdefault(entry.lookup.node, []).append((entry, guard, row, request))
+        request = Cas(entry.lookup.item, data, guarded.stub.version, ttl)
+        nodes.setdefault(entry.lookup.node, []).append((entry, guarded, row, request))
     if not nodes:
         return
     flows = [Flow(node, tuple(cas for *_, cas in of_node)) for node, of_node in nodes.items()]
@@ -446,12 +490,12 @@ def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guard, Loaded]]
     answers = yield Flows(tuple(flows))
     for of_node, replies in zip(nodes.values(), answers, strict=True):
         failed = isinstance(replies, FreshnessError)
-        for place, (entry, guard, row, cas) in enumerate(of_node):
+        for place, (entry, guarded, row, cas) in enumerate(of_node):
             reply = None if failed else replies[place]
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
-            entry.read = Read(outcome, value=row.value, tokens=row.tokens)
+            entry.state = Read(outcome, value=row.value, tokens=row.tokens)
             if witness is not None:
-                tell_fill(witness, entry.lookup, outcome, guard.view.records, row, cas, reply, sent_us)
+                tell_fill(witness, entry.lookup, outcome, guarded.records, row, cas, reply, sent_us)
 
 
 def _stored(reply: object) -> ReadOutcome:
@@ -461,13 +505,11 @@ def _stored(reply: object) -> ReadOutcome:
 
 
 def _drop_stubs(entries: Sequence[_Pending]) -> Procedure[None]:
-    """A winner that was refused makes room for the next reader. Best effort: the stub expires by itself."""
+    """Delete this reader's own stubs, so that the next reader need not wait. A stub that stays expires by itself."""
     flows = []
     for node, of_node in _by_node(entries).items():
         deletes = tuple(
-            Delete(entry.lookup.item, entry.version)
-            for entry in of_node
-            if entry.is_winner and entry.version is not None and entry.refusal is not ReadOutcome.NODE_DOWN
+            Delete(entry.lookup.item, stub) for entry in of_node if (stub := entry.own_stub) is not None
         )
         if deletes:
             flows.append(Flow(node, deletes))

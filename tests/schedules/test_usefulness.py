@@ -267,7 +267,8 @@ def test_nobody_depends_on_the_holder_of_a_lease(monkeypatch: pytest.MonkeyPatch
         ) -> Procedure[None]:
             yield from wait(context, waiting, bound)
             for entry in waiting:
-                entry.refusal = ReadOutcome.LOST_RACE
+                if not isinstance(entry.state, read.Read):
+                    entry.state = read._Refused(ReadOutcome.LOST_RACE)
 
         patch.setattr(read, "_wait_for_winners", leave_it_to_the_winner)
 
