@@ -80,47 +80,86 @@ class HeartbeatSeen:
 
 @dataclass(slots=True)
 class Membership:
-    """``record`` is None while not joined.
+    """One invalidator's knowledge of one node, from a join to the first failure.
 
-    ``clock`` is in seconds and runs during suspend. ``streamed``: everything that this process has streamed, in the
-    history of ``streamed_epoch``. ``applied``: what this membership answers for, acknowledged
-    in this life. ``old``: the part of it whose tombstones may have expired, so that the floor must hold it.
-    ``recent``: (sent at, streamed) of the batches of the last W seconds. ``known``: the part of ``applied`` whose age
-    is known, since this membership has sent it, or holds it in ``old``. ``foreign``: what another invalidator has
-    acknowledged and this one has not sent yet; the next write takes it for old (ADR 0016). ``target``: what must be
-    applied before a closed node opens. ``lease_until``: how long the record as it stands surely lives, by ``clock``.
-    ``open_until``: how long it may stay open without a young heartbeat; a write of that time gives it whole seconds.
-    ``opens_after``: heartbeats begun before that moment do not open it. ``expects_tombstones``: whether most keys
-    of the last batch had one; how the next is sent, never what happens to a key. ``witness`` is told what was
-    acknowledged.
+    Theory of operation. The node record holds three promises: *progress*, the events that the node has acknowledged;
+    *floor*, the position that every fill must contain; and the *lease*, its own TTL, during which hits are allowed.
+    One CAS, `try_store`, decides floor and lease for every write and stores all three.
+
+    * **Floor.** A tombstone protects an event for W seconds after it was sent, and the floor protects it from then on
+      (I2). So this membership must know the age of each event that it answers for. ``recent`` has what it has sent in
+      the last W seconds. ``old`` has all other events, and every write adds ``old`` to the floor.
+    * **Progress.** ``applied`` grows only by events that the node has acknowledged in this life (I4). Another
+      invalidator may be ahead: ``foreign`` is its progress, whose age is unknown here. This membership waits until it
+      has sent the same events, or else the next write counts them as ``old`` (ADR 0016).
+    * **Lease.** A record is open only while this invalidator's own heartbeat is young (F71). A node that was joined
+      closed opens when ``target`` is applied and a heartbeat from after ``opens_after`` has come back.
+    * **Resume.** A copy of the record without TTL lets a later join revive the life after a lapse. It is written
+      after the record, so it never claims more (ADR 0008).
+
+    After any failure `leave` forgets the record with its version, and the next use must be a join (ADR 0005).
     """
 
     node: str
     policy: NodePolicy
     clock: Callable[[], float]
+    """In seconds; it goes on while the machine is suspended."""
     nonce: Callable[[], bytes]
+    """A new random life or tenure."""
+
+    # -- position: what was streamed, sent and acknowledged -----------------------------------------------
+
     streamed: Position
+    """Everything that this process has streamed, in the history of ``streamed_epoch``."""
     streamed_epoch: int = 0
-    record: NodeRecord | None = None
-    version: Version = 0
-    lease_until: float = 0.0
-    open_until: float = 0.0
     applied: Position = field(init=False)
+    """The events that this membership answers for: acknowledged by the node in this life."""
     old: Position = field(init=False)
+    """The part of ``applied`` whose tombstones may have expired, which the floor must hold."""
     known: Position = field(init=False)
+    """The part of ``applied`` whose age is known: sent by this membership, or in ``old``."""
     foreign: Position | None = None
+    """The progress of another invalidator that this one has not sent yet."""
     recent: deque[tuple[float, Position]] = field(default_factory=deque)
-    target: Position | None = None
+    """(sent at, everything streamed by then) of the batches of the last W seconds."""
     is_trailing: bool = False
+    """Whether the floor trails by W. False is head mode: the floor is everything streamed."""
     why_not_trailing: str = ""
-    opens_after: float = float("-inf")
-    heartbeat: HeartbeatSeen | None = None
-    published_at: float = float("-inf")
-    inspected_at: float = float("-inf")
-    resume_version: Version | None = None
-    resume_written_at: float = float("-inf")
+    """The node's reason for head mode, for people."""
     expects_tombstones: bool = False
+    """Whether most keys of the last batch had a tombstone: decides how the next batch is sent, never its effect."""
+
+    # -- record and version: the CAS chain ----------------------------------------------------------------
+
+    record: NodeRecord | None = None
+    """The record as last read or stored; None while not joined."""
+    version: Version = 0
+    """The CAS unique of ``record`` on this connection; 0 where the node has none."""
+    inspected_at: float = float("-inf")
+    """When the node last reported its losses."""
     witness: Witness | None = None
+    """The recorder of what was acknowledged, if there is one."""
+
+    # -- lease: until when, and whether the record is open ------------------------------------------------
+
+    lease_until: float = 0.0
+    """Until then the record surely lives, by ``clock``."""
+    open_until: float = 0.0
+    """Until then it may stay open without a young heartbeat. A write rounds the rest down to whole seconds."""
+    published_at: float = float("-inf")
+    """When progress was last published."""
+    heartbeat: HeartbeatSeen | None = None
+    """The latest of this invalidator's own heartbeats that has come back through the stream."""
+    opens_after: float = float("-inf")
+    """A heartbeat that was begun before that moment does not open the record."""
+    target: Position | None = None
+    """A closed node opens when this position is applied; None where nothing is outstanding."""
+
+    # -- resume: the copy without TTL ---------------------------------------------------------------------
+
+    resume_version: Version | None = None
+    """The CAS unique of the resume copy; None where the node has none."""
+    resume_written_at: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.applied = self.old = self.known = empty_position(self.streamed.flavor)
