@@ -454,7 +454,7 @@ def _only_winners_fill() -> Planted:
         yield from original(context, waiting, max_staleness_seconds)
         for entry in waiting:
             if entry.is_waiting:
-                entry.refusal = ReadOutcome.LOST_RACE
+                entry.state = freshness.algorithm.read._Refused(ReadOutcome.LOST_RACE)
 
     def keep(_: Any) -> Procedure[None]:
         return
