@@ -23,14 +23,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keycolumn import INTEGER_MAX, INTEGER_MIN, ColumnKind, KeyColumn
-
-__all__ = ["CacheKey", "ColumnKind", "KeyBuilder", "KeyColumn", "canonical_key", "tombstone_key"]
 
 ITEM_BYTES_MAX: Final = 240
 """memcached takes 250; the rest is for suffixes."""
@@ -102,21 +99,9 @@ class KeyBuilder:
         return CacheKey(shorten_item(item), identity, self.is_exact)
 
 
-def canonical_key(
-    namespace: str, object_name: str, columns: Sequence[KeyColumn], values: Sequence[object]
-) -> CacheKey:
-    """One key. Where many keys of one object are built, keep a `KeyBuilder`. Errors: as there."""
-    return _find_builder(namespace, object_name, tuple(columns)).build(values)
-
-
 def tombstone_key(item: bytes) -> bytes:
     """The memcached key of the tombstone that belongs to ``item``. No item ends with the suffix."""
     return item + TOMBSTONE_SUFFIX
-
-
-@lru_cache(maxsize=1024)
-def _find_builder(namespace: str, object_name: str, columns: tuple[KeyColumn, ...]) -> KeyBuilder:
-    return KeyBuilder(namespace, object_name, columns)
 
 
 def shorten_item(item: bytes) -> bytes:

@@ -138,17 +138,6 @@ def covers(one: EventToken, two: EventToken) -> bool:
     return one.lineage == two.lineage and one.epoch == two.epoch and one.position.contains(two.position)
 
 
-def compare_by_timestamp(one: EventToken, two: EventToken) -> Order:
-    """The seed's comparison: timestamps first, then, in one shard, positions. For tests and documentation ONLY.
-
-    It poisons (F3, F4): a statement's timestamp is its start, so a later commit can carry an earlier time and its
-    invalidation is then discarded. ``tests/unit/freshness/position/test_token.py`` has the schedule. Use `compare`.
-    """
-    if one.timestamp_us != two.timestamp_us:
-        return Order.NEWER if one.timestamp_us > two.timestamp_us else Order.OLDER
-    return one.position.compare(two.position) if one.shard == two.shard else Order.UNKNOWN
-
-
 def _require_size(size: int) -> None:
     if size > ENCODED_BYTES_MAX:
         raise FormatError(

@@ -13,7 +13,7 @@ from freshness.config.settings import ServerAddress
 from freshness.database.connection import connect
 from freshness.database.schema import find_cascades, key_columns
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
-from freshness.keys.cachekey import ColumnKind, KeyColumn
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.process.preflight import Finding, check_database, require

@@ -14,19 +14,17 @@ from freshness.errors import ConfigError, FormatError
 from freshness.keys.cachekey import (
     ITEM_BYTES_MAX,
     CacheKey,
-    ColumnKind,
     KeyBuilder,
-    KeyColumn,
-    canonical_key,
     tombstone_key,
 )
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
 
 GENERAL = "utf8mb4_general_ci"
 MODERN = "utf8mb4_0900_ai_ci"
 
 
 def key(kind: ColumnKind, value: object, collation: str = "") -> CacheKey:
-    return canonical_key("shop", "thing", [KeyColumn("id", kind, collation)], [value])
+    return KeyBuilder("shop", "thing", [KeyColumn("id", kind, collation)]).build([value])
 
 
 def text(value: str, collation: str = GENERAL) -> CacheKey:
@@ -106,7 +104,7 @@ def test_values_that_do_not_fit_are_refused(kind: ColumnKind, value: object) -> 
 @pytest.mark.parametrize("values", [[], [1, 2], "1", b"1"])
 def test_a_wrong_number_of_values_is_refused(values: list[object]) -> None:
     with pytest.raises(FormatError, match="thing") as caught:
-        canonical_key("shop", "thing", [KeyColumn("id", ColumnKind.INTEGER)], values)
+        KeyBuilder("shop", "thing", [KeyColumn("id", ColumnKind.INTEGER)]).build(values)
     assert "id" in caught.value.hint
 
 
@@ -174,7 +172,7 @@ def test_the_identity_merges_only_what_the_collation_certainly_merges(
 def test_only_binary_collations_are_exact(collation: str, is_exact: bool) -> None:
     assert text("abc", collation).is_exact is is_exact
     columns = [KeyColumn("n", ColumnKind.INTEGER), KeyColumn("s", ColumnKind.STRING, collation)]
-    assert canonical_key("shop", "thing", columns, [1, "abc"]).is_exact is is_exact
+    assert KeyBuilder("shop", "thing", columns).build([1, "abc"]).is_exact is is_exact
 
 
 def test_binary_values_from_the_binlog_are_padded() -> None:
@@ -245,8 +243,8 @@ def test_two_tuples_have_one_identity_only_if_they_are_equal(
     case: tuple[list[KeyColumn], tuple[object, ...], tuple[object, ...]],
 ) -> None:
     columns, one, two = case
-    first = canonical_key("shop", "thing", columns, one)
-    second = canonical_key("shop", "thing", columns, two)
+    first = KeyBuilder("shop", "thing", columns).build(one)
+    second = KeyBuilder("shop", "thing", columns).build(two)
     assert first.is_exact
     assert (first.identity == second.identity) == (one == two)
     if one == two:
@@ -258,7 +256,7 @@ def test_items_are_what_memcached_accepts(
     case: tuple[list[KeyColumn], tuple[object, ...], tuple[object, ...]],
 ) -> None:
     columns, values, _ = case
-    built = canonical_key("n" * 60, "o" * 60, columns, values)
+    built = KeyBuilder("n" * 60, "o" * 60, columns).build(values)
     assert len(built.item) <= ITEM_BYTES_MAX
     assert re.fullmatch(rb"[!-~]+", tombstone_key(built.item))
     assert b"!" not in built.item
@@ -278,5 +276,7 @@ def test_boundaries_between_columns_do_not_move(values: list[str], data: st.Data
     joined = "".join(values)
     cut = data.draw(st.integers(0, len(joined)))
     other = [joined[:cut], joined[cut:]]
-    same_item = canonical_key("s", "o", columns, values).item == canonical_key("s", "o", columns, other).item
+    same_item = (
+        KeyBuilder("s", "o", columns).build(values).item == KeyBuilder("s", "o", columns).build(other).item
+    )
     assert same_item == (values == other)
