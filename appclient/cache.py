@@ -40,15 +40,15 @@ from freshness.values.codec import decode_value, encode_value
 Function = TypeVar("Function", bound=LoaderFunction)
 
 LOOKUPS_KEPT_MAX: Final = 8192
-"""Keys whose place and spelling are kept: to work them out is a tenth of a hit, and more of `Cache.get_many`."""
+"""Keys whose node and spelling are cached: computing them is a tenth of a hit, and more of `Cache.get_many`."""
 
 KEPT_TEXT_MAX: Final = 64
-"""Characters of a key that is kept."""
+"""Longer keys are not cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What happened to one read. ``event_tokens``: by lineage, of a read from the database."""
+    """The value and the outcome of one read. ``event_tokens``: by lineage, of a read from the database."""
 
     value: Any
     outcome: ReadOutcome
@@ -65,7 +65,8 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """What one thread of one process reads with: connections to the nodes, and copies of the nodes' records."""
+    """One thread's connections to the nodes, and its copies of their records. ``process``: the one that opened
+    them."""
 
     process: int
     nodes: Mapping[str, CacheNode]
@@ -99,7 +100,7 @@ class Cache:
             name: ObjectLoader(definition, self._databases[definition.config.keyspace], None)
             for name, definition in self._definitions.items()
         }
-        # Those that objects live in: shards that do not serve have no say in what is read
+        # The lineages that objects live in. Shards that do not serve decide over no read.
         self._lineages = tuple(
             dict.fromkeys(
                 lineage for definition in self._definitions.values() for lineage in definition.policy.lineages
@@ -136,9 +137,9 @@ class Cache:
     ) -> Any:
         """The object, or None if it does not exist. A key of several columns is a tuple, in key order.
 
-        ``max_staleness_seconds``: a hit that may be older is read from the database instead. With ``explain`` an
-        `Explanation` with the value. Trouble with the cache never raises; trouble with the database, and what a
-        loader raises, does.
+        ``max_staleness_seconds``: a hit that may be older is read from the database instead. ``explain``: return an
+        `Explanation` with the value. A failure of the cache never raises. A failure of the database raises
+        `SourceUnavailable` or `SourceUnsuitable`, and an error of a loader is passed on.
         """
         lookup = self._lookup(object_name, key)
         (read,) = self._read((lookup,), max_staleness_seconds)
@@ -155,7 +156,7 @@ class Cache:
         explain: bool = False,
     ) -> dict[Any, Any]:
         """``{key: object or None}`` for all keys, with one request per node for the hits."""
-        self._definition(object_name)  # a wrong name is told even where there are no keys
+        self._definition(object_name)  # raises for a wrong name even where there are no keys
         wanted = list(dict.fromkeys(keys))
         lookups = [self._lookup(object_name, key) for key in wanted]
         if not lookups:
@@ -169,8 +170,8 @@ class Cache:
     def loader(self, object_name: str) -> Callable[[Function], Function]:
         """Decorator: this function builds the composite object from its key.
 
-        It is called as ``function(db, key)`` with a `LoaderConnection` and must read only through it, and only
-        the member tables of the configuration: a change elsewhere invalidates nothing.
+        It is called as ``function(db, key)`` with a `LoaderConnection`. It must read only through that connection,
+        and only the member tables of the configuration: a change of another table invalidates nothing.
         """
         definition = self._definition(object_name)
         if not definition.config.is_composite:
@@ -187,7 +188,7 @@ class Cache:
         return register
 
     def database(self, keyspace: str | None = None) -> Database:
-        """Uncached reads of a keyspace, with event tokens. The only keyspace where none is named."""
+        """Uncached reads of a keyspace, with event tokens. The name may be left out where there is one keyspace."""
         if keyspace is None and len(self._databases) == 1:
             return next(iter(self._databases.values()))
         if keyspace not in self._databases:
@@ -228,7 +229,7 @@ class Cache:
             ) from None
 
     def _lookup(self, object_name: str, key: Any) -> Lookup:
-        # Not for True and 1.0, which equal 1, nor for texts of any length.
+        # Neither True and 1.0, which equal 1, nor long texts are cached.
         if type(key) is int or (type(key) is str and len(key) <= KEPT_TEXT_MAX):
             return self._kept_lookup(object_name, key)
         return self._make_lookup(object_name, key)
@@ -247,7 +248,7 @@ class Cache:
         return reader.driver.run(read_through(reader.context, lookups, max_staleness_seconds))
 
     def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool) -> Any:
-        """The value, or with ``explain`` the `Explanation`. Tells the hook."""
+        """Call ``on_read``. Returns the value, or with ``explain`` the `Explanation`."""
         value, outcome, tokens = self._decode(lookup, read)
         explanation = Explanation(
             value, outcome, lookup.policy.name, key, lookup.node, lookup.item, dict(tokens) if tokens else {}
@@ -278,7 +279,7 @@ class Cache:
         return [loaded[place] for place in range(len(lookups))]
 
     def _reader(self) -> _Reader:
-        """This thread's; a forked worker gets its own, since it must not speak on its parent's connections."""
+        """This thread's reader. A forked worker opens its own, since it must not use its parent's connections."""
         reader: _Reader | None = getattr(self._local, "reader", None)
         if reader is None or reader.process != os.getpid():
             reader = self._local.reader = self._open_reader()

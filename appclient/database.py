@@ -1,9 +1,9 @@
 """Reads from the database that know how fresh they are.
 
 Every read takes its token first and its rows afterwards, on one connection to one server, outside any older
-snapshot (F2, F17, F18). The connections are this library's own, so none is ever dirty with uncommitted writes of
-the application (F19). A server that fails is left for the next one, in the end for the primary; when all fail, the
-caller is told.
+snapshot (F2, F17, F18). The connections are this library's own, so none ever holds uncommitted writes of the
+application (F19). A read goes to the next server when one fails, and to the primary last; when all fail, it raises
+`SourceUnavailable`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Result = TypeVar("Result")
 Row = dict[str, Any]
 
 _DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)
-"""After any of these it is unknown what state the connection is in: it is not used again (F46)."""
+"""After any of these the state of the connection is unknown, and it is not used again (F46)."""
 
 RETRY_SECONDS: Final = 30.0
-"""How long a thread leaves a server alone that failed, while another one answers."""
+"""How long a thread avoids a server that failed, while another one answers."""
 
 _NO_SUCH_TABLE: Final = 1146
 _SESSION: Final = "SET SESSION transaction_isolation = 'REPEATABLE-READ'"
@@ -42,9 +42,11 @@ _SESSION_MARIADB: Final = "SET SESSION tx_isolation = 'REPEATABLE-READ'"
 
 @dataclass(frozen=True, slots=True)
 class QueryExtras:
-    """``event_token``: read before the rows; None where the server gives no engine-visible position, or where it
-    was not asked for. ``fresher``: True where the rows contain all of the token sent; None where that is not
-    known. ``server``: who answered."""
+    """``event_token``: read before the rows; None where it was not asked for, or where the server has none.
+
+    ``fresher``: True where the rows contain all of the token that was sent; None where that is unknown. ``server``:
+    the server that answered.
+    """
 
     event_token: EventToken | None
     fresher: bool | None
@@ -53,15 +55,17 @@ class QueryExtras:
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Rows as dictionaries, and what is known of their freshness."""
+    """Rows as dictionaries, and the evidence of their freshness."""
 
     rows: list[Row]
     extras: QueryExtras
 
 
 class LoaderConnection:
-    """What a composite's loader reads with: one snapshot, read-only, on one connection to each shard that may hold
-    the object's rows: one shard, as a rule."""
+    """A loader's read-only view of one snapshot, on one connection to each shard that may hold the object's rows.
+
+    As a rule that is one shard.
+    """
 
     __slots__ = ("_connections",)
 
@@ -91,8 +95,10 @@ class LoaderConnection:
 
 
 class _ThreadState(threading.local):
-    """What each thread has of its own: its connections, and until when it leaves alone servers that failed: one slow
-    statement should not send the other threads elsewhere."""
+    """One thread's connections, and until when it avoids each server that failed.
+
+    Threads do not share the latter: one slow statement should not send the other threads to another server.
+    """
 
     def __init__(self) -> None:
         self.left_until: dict[ServerAddress, float] = {}
@@ -100,7 +106,8 @@ class _ThreadState(threading.local):
         self._connections: dict[ServerAddress, Connection] = {}
 
     def connections(self) -> dict[ServerAddress, Connection]:
-        """Those of this process: a forked one must neither speak on its parent's nor close them."""
+        """The connections of this process. A forked process must neither use its parent's connections nor close
+        them."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._connections = {}
@@ -113,8 +120,8 @@ class _ThreadState(threading.local):
 
 
 class Database:
-    """One keyspace: uncached reads that say how fresh they are. Safe for several threads: each has connections of
-    its own."""
+    """Uncached reads of one keyspace that say how fresh they are. Safe for threads: each opens its own
+    connections."""
 
     def __init__(self, keyspace: Keyspace, *, timeout_seconds: float = 5.0) -> None:
         self.keyspace = keyspace
@@ -123,7 +130,7 @@ class Database:
             shard.lineage: kind(keyspace.gtid_flavor, shard, timeout_seconds=timeout_seconds)
             for shard in keyspace.shards
         }
-        """By lineage, those that do not serve included."""
+        """All shards by lineage, the shards that do not serve among them."""
 
     def query(
         self,
@@ -170,7 +177,7 @@ class Database:
             try:
                 result = load(LoaderConnection(*(connection for _, connection, _, _ in begun)))
             except _DATABASE_ERRORS as error:
-                for shard, _, address, _ in begun:  # which of them failed is not known
+                for shard, _, address, _ in begun:  # it is unknown which of them failed
                     shard.disconnect(address)
                 raise translated(error, begun[0][2], "reading several shards") from error
         finally:
@@ -283,9 +290,7 @@ class ShardDatabase:
         try:
             with connection.cursor() as cursor:
                 cursor.execute("ROLLBACK")
-        except (
-            _DATABASE_ERRORS
-        ):  # whatever state it is in: it is not used again, and the value was read before
+        except _DATABASE_ERRORS:  # the connection is not used again, and the value was read before
             self.disconnect(address)
 
     def disconnect(self, address: ServerAddress) -> None:
@@ -302,7 +307,8 @@ class ShardDatabase:
         return self.run(read)
 
     def read_token(self, connection: Connection) -> EventToken | None:
-        """What this server shows for sure from now on. None where no invalidator has prepared it yet."""
+        """A token whose position this server shows from now on. None where no invalidator has prepared the server
+        yet."""
         try:
             with connection.cursor() as cursor:
                 cursor.execute(token_sql(self._flavor))
@@ -316,7 +322,7 @@ class ShardDatabase:
     def run(self, read: Callable[[Connection, ServerAddress], Result]) -> Result:
         """Run ``read`` on the first server that answers: the replicas in their order, then the primary.
 
-        One that failed is left alone for `RETRY_SECONDS`, unless all others fail too. ``read`` may be called again.
+        A server that failed is avoided for `RETRY_SECONDS`, unless all others fail too. ``read`` may be called again.
         Raises `SourceUnavailable` when none answers.
         """
         left_until = self._thread.left_until
@@ -330,7 +336,7 @@ class ShardDatabase:
             except SourceUnsuitable as error:
                 if address == self._servers[0] or address != self._shard.primary:
                     raise
-                failures.append(error)  # of a stand-in: that the replicas are down comes first
+                failures.append(error)  # the primary as a stand-in: the error of the replicas is shown first
             else:
                 left_until.pop(address, None)
                 return result
@@ -341,7 +347,7 @@ class ShardDatabase:
         ) from failures[0]
 
     def _find_order(self, left_until: Mapping[ServerAddress, float]) -> Sequence[ServerAddress]:
-        """All servers, those last that failed a moment ago."""
+        """All servers. Servers that failed a moment ago come last."""
         if not left_until:
             return self._servers
         now = self._clock()
@@ -357,7 +363,7 @@ class ShardDatabase:
             problem = translated(error, address, "reading")
             if not is_reused or not isinstance(problem, SourceUnavailable):
                 raise problem from error
-        return self._run_on(address, read)  # it was closed while idle: once more, connected anew
+        return self._run_on(address, read)  # closed while idle: once more, on a new connection
 
     def _connect(self, address: ServerAddress) -> Connection:
         connection = connect(address, timeout_seconds=self._timeout_seconds)
@@ -375,7 +381,7 @@ class ShardDatabase:
 class VitessShardDatabase(ShardDatabase):
     """One shard behind a vtgate, read from the tablets of the type that its stream comes from.
 
-    vtgate chooses the tablet anew for each transaction: see ``freshness.database.vitess``.
+    vtgate chooses a tablet for each transaction: see ``freshness.database.vitess``.
     """
 
     def __init__(self, flavor: str, shard: Shard, *, timeout_seconds: float = 5.0) -> None:
@@ -391,7 +397,7 @@ class VitessShardDatabase(ShardDatabase):
         include_event_token: bool = False,
         sent: EventToken | None = None,
     ) -> QueryResult:
-        """See `Database.query`. The server is vtgate: which tablet answered is not told."""
+        """See `Database.query`. The server is vtgate, which does not say which tablet answered."""
         rows, token = self.snapshot(lambda connection: connection.query(sql, params))
         fresher = True if sent is not None and token is not None and covers(token, sent) else None
         shown = token if include_event_token else None
@@ -399,8 +405,10 @@ class VitessShardDatabase(ShardDatabase):
         return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
 
     def snapshot(self, load: Callable[[LoaderConnection], Result]) -> tuple[Result, EventToken | None]:
-        """Run ``load`` in one transaction on one tablet, with the token that was read before it; without one where
-        vtgate changed the tablet."""
+        """Run ``load`` in one transaction on one tablet, with the token that was read before it.
+
+        The token is None where vtgate changed the tablet.
+        """
         return self.run(
             lambda connection, _: read_with_token(
                 connection, self._target, lambda opened: load(LoaderConnection(opened))

@@ -38,7 +38,7 @@ class ObjectLoader:
         if self._definition.config.is_composite:
             return [self._load_composite(lookup) for lookup in lookups]
         if not self._definition.builder.is_exact:
-            # Only the database knows which row answers to which spelling: one statement a key.
+            # Only the database knows which row equals which spelling: one statement for each key.
             return [self._load_rows([lookup])[0] for lookup in lookups]
         places_by_shards: dict[tuple[str, ...], list[int]] = {}
         for place, lookup in enumerate(lookups):
@@ -53,7 +53,7 @@ class ObjectLoader:
     # -- single rows ---------------------------------------------------------------------------------------
 
     def _load_rows(self, lookups: Sequence[Lookup]) -> list[Loaded]:
-        """Rows of lookups that all ask the same shards."""
+        """The rows of lookups that all read the same shards."""
         statement = self._statement(lookups)
         rows: list[Row] = []
         tokens: dict[str, EventToken] = {}
@@ -71,7 +71,7 @@ class ObjectLoader:
         for row in rows:
             identity = self._identity(row)
             if by_identity.setdefault(identity, row) is not row:
-                doubled.add(identity)  # in two shards: it moves between them just now
+                doubled.add(identity)  # in two shards: the row is moving between them
         return [
             Loaded(by_identity[lookup.identity], tokens, ReadOutcome.KEY)
             if lookup.identity in doubled
@@ -119,6 +119,6 @@ class ObjectLoader:
         lineages = lookup.policy.lineages
         value, found = self._database.snapshot(lineages, build)
         tokens = {token.lineage: token for token in found if token is not None}
-        # As it would come out of the cache (a tuple becomes a list), so that a hit and a miss look alike.
+        # As a hit would return it (a tuple becomes a list), so that a hit and a miss look alike.
         plain = None if value is None else decode_value(encode_value(value))
         return Loaded(plain, tokens, None if len(tokens) == len(lineages) else ReadOutcome.NO_TOKEN)

@@ -4,7 +4,7 @@
     ├── ConfigError           the configuration file or an argument is wrong (exit code 2)
     ├── FormatError           bytes or text that do not parse (a token, a position, an envelope)
     │   └── FlavorMismatch    a MySQL position where a MariaDB one was expected, or the reverse
-    ├── NodeUnavailable       a cache node did not answer, or not what was asked (retryable)
+    ├── NodeUnavailable       a cache node did not answer, or not to the request (retryable)
     ├── NodeUnsuitable        a cache node can never serve: no CAS, too old, persistent (exit code 4)
     ├── SourceUnavailable     a database did not answer or closed the stream (retryable, exit code 3)
     ├── SourceUnsuitable      a database is set up so that invalidations would be lost (exit code 4)
@@ -12,7 +12,7 @@
     ├── HistoryLost           the position is from another history than the server's (exit code 4)
     │   └── HistoryPurged     the server no longer has the log from the position on
     └── InvalidationFailed    an invalidation was not acknowledged within its bounds (retryable)
-        └── MembershipLost    the node's record lapsed or is another's: join it anew (retryable)
+        └── MembershipLost    the node's record lapsed or is another's: join it again (retryable)
 
 Third-party exceptions are translated once, at the adapter, with ``from``. Every error says what happened and
 where, and carries a ``hint`` on what to do. All survive pickling, since Spark executors send them home.

@@ -1,10 +1,10 @@
-"""Join a cache node: go on with its life, revive it, or begin a new one (docs/algorithm.md#joining-a-node).
+"""Join a cache node: continue its life, revive it, or begin a new life (docs/algorithm.md#joining-a-node).
 
-* Its record is there: somebody vouches for the node (this process before a restart, or another invalidator).
-  Join that life and go on from its progress.
-* The record has lapsed but its resume copy is there: the node kept its memory. **Revive** it: same life, closed,
-  everything since the copy's progress is sent again, and it opens with the primary's head as its floor.
-* Neither, or the life cannot be gone on with: **admit** it under a new life, whose floor is the primary's head.
+* Its record is there: an invalidator vouches for the node (this process before a restart, or another one).
+  Join that life and continue from its progress.
+* The record has lapsed but its resume copy is there: the node kept its memory. **Revive** it: same life, closed. All
+  events since the copy's progress are sent again, and it opens with the primary's head as its floor.
+* Neither is there, or the life cannot be continued: **admit** it under a new life, whose floor is the primary's head.
 
 A record is only ever added closed, and its floor computed after it was added (F64).
 """
@@ -37,11 +37,11 @@ def join(
 ) -> Procedure[None]:
     """Make ``member`` joined.
 
-    ``streamed``: everything this process has streamed so far, in the history of ``epoch``. ``is_fresh``: under a
-    new life in any case, for when history is lost. Afterwards the owner must stream from a position that is
-    contained in ``member.applied``. Raises `MembershipLost` where another invalidator stands in the way for now,
-    `NodeUnavailable`, `NodeUnsuitable`, or `SourceUnavailable` when the primary's head cannot be read; then the
-    node is not joined and nobody vouches for it.
+    ``streamed``: everything this process has streamed so far, in the history of ``epoch``. ``is_fresh``: begin a new
+    life in any case, since history is lost. Afterwards the owner must stream from a position that is contained in
+    ``member.applied``. Raises `MembershipLost` where another invalidator stands in the way for now,
+    `NodeUnavailable`, `NodeUnsuitable`, or `SourceUnavailable` when the primary's head cannot be read; then the node
+    is not joined.
     """
     member.leave()
     member.streamed, member.streamed_epoch = streamed, epoch
@@ -105,8 +105,10 @@ def _join_alive(
 
 
 def _may_have_lost_tombstones(record: NodeRecord, report: StorageReport) -> bool:
-    """Whether some acknowledged event was perhaps protected neither by a tombstone nor by the floor: then there
-    may be poison, and only a new life makes it harmless."""
+    """Whether an acknowledged event may have lost its tombstone without being in the floor.
+
+    Then an entry may be poisoned, and only a new life makes it harmless.
+    """
     if record.floor.contains(record.progress):
         return False
     return not report.keeps_tombstones or report.losses != record.losses
@@ -124,8 +126,8 @@ def _is_revivable(member: Membership, resume: NodeRecord, head: Head, report: St
 
 
 def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
-    # The copy may lack the last that was acknowledged, and the primary may not show it yet (F57). It is in the log
-    # all the same: a heartbeat that is begun from now on comes through the stream after it.
+    # The copy may lack the last acknowledged events, and the primary may not show them yet (F57). They are in the
+    # log: a heartbeat that is begun from now on comes through the stream after them.
     opens_after = member.clock()
     closed = replace(resume, is_open=False, tenure=member.nonce())
     request = Add(member.record_key, closed.encode(), member.policy.lease_seconds - 1)
@@ -134,10 +136,10 @@ def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
     (item,) = yield Flow(member.node, (Get(member.record_key),))
     record = find_record(item)
     if record is None or record.tenure != closed.tenure:
-        raise MembershipLost(f"{member.node}: another invalidator is joining it", hint="it is joined anew")
+        raise MembershipLost(f"{member.node}: another invalidator is joining it", hint="it is joined again")
     head = yield ReadHead()  # after the record was added: a head read before may miss what happened in between
     if head.epoch != record.epoch:
-        raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined anew")
+        raise MembershipLost(f"{member.node}: the epoch was raised meanwhile", hint="it is joined again")
     _start_from(member, record, item, read_at)
     member.target, member.opens_after = member.everything(head), opens_after
     yield from _cover_objects(member, head)
@@ -149,10 +151,10 @@ def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: flo
 
 
 def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
-    """Say from where on each object of the configuration is covered (F70).
+    """Write the start of coverage of each object that the record does not name yet (F70).
 
-    In the resume copy first: else an invalidator that does not know the object could revive this life, leave the
-    object's rows alone, and a third one could find its entries alive.
+    The resume copy is written first. Otherwise an invalidator without the object could revive this life and ignore
+    the object's rows, and a third invalidator would find its entries alive.
     """
 
     def change(record: NodeRecord) -> NodeRecord:

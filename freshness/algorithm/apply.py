@@ -25,19 +25,19 @@ RESENDS_MAX: Final = 3
 """How often one batch is sent again because its tombstones grew too old before its progress was stored (F65)."""
 
 RECENT_STEP_SECONDS: Final = 0.1
-"""Batches closer together than this share an age, the older one: bounds what is remembered per node (I6)."""
+"""Batches closer together than this share the older one's age, which bounds the memory per node (I6)."""
 
 KEYS_AT_ONCE_MAX: Final = 8000
-"""Keys of a batch that are sent before the lease is looked after again: a batch of any size must not let it lapse."""
+"""Keys of a batch between two looks at the lease, which must not lapse under a batch of any size."""
 
 INSPECT_SECONDS: Final = 1.0
 """How often a node is asked whether it lost tombstones (F67); a longer pause inspects before it publishes."""
 
 LEFT_SHARE: Final = 1 / 4
-"""What is left of the lease when a record is written that another invalidator has kept so far."""
+"""A record that another invalidator keeps is written by this one when so much of the lease is left."""
 
 RESUME_SECONDS: Final = 1.0
-"""How often the resume copy is written. It may be old: what it lacks is sent again."""
+"""How often the resume copy is written. It may be old: the events that it lacks are sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
 
 
 def acknowledge(member: Membership, batch: Batch, sent_at: float) -> Procedure[bool]:
-    """The other half of `apply_batch`, for a batch whose tombstones and deletes others have sent to this node, all of
-    them after ``sent_at`` by the member's clock, and all acknowledged. Its ``keys`` do not matter.
+    """Publish a batch whose tombstones and deletes another process has sent to this node.
 
-    Only for a node whose floor trails: elsewhere it must stand before the tombstones. False: the batch has grown too
-    old, and is not acknowledged. Any error ends the membership.
+    The node has acknowledged them all, and all were sent after ``sent_at`` by the member's clock. ``keys`` of the
+    batch is ignored. Only for a node whose floor trails: in head mode the floor must stand before the tombstones.
+    Returns False where the batch has grown too old; then it is not acknowledged. Any error ends the membership.
     """
     assert member.applied.contains(batch.before), "a batch that leaves a gap"
     assert member.is_trailing, "in head mode the floor comes first"
@@ -119,15 +119,18 @@ def renew(member: Membership) -> Procedure[None]:
 
 
 def _renew_if_due(member: Membership) -> Procedure[None]:
-    """After a third of the lease, or when less is left: without a young heartbeat it was not extended (ADR 0007)."""
+    """Write the record after a third of the lease, or before it ends, since it may not have been extended (ADR
+    0007)."""
     now = member.clock()
     if now - member.published_at >= member.policy.lease_seconds / 3 or now >= member.lease_until - 1:
         yield from publish(member, None)
 
 
 def _without_known(member: Membership, batch: Batch) -> Batch:
-    """What this membership has not sent yet. What only another invalidator has sent is sent again: then its age is
-    known (ADR 0016)."""
+    """The batch without the events that this membership has sent already.
+
+    Events that only another invalidator has sent are sent again: then their age is known (ADR 0016).
+    """
     if not member.known.contains(batch.before):
         member.take_foreign_for_old()  # this stream does not bring what the other one has acknowledged
     if batch.before.contains(member.known):
@@ -139,7 +142,7 @@ def _without_known(member: Membership, batch: Batch) -> Batch:
 
 
 def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
-    """Floors, tombstones, deletes. Returns when the node has acknowledged them all."""
+    """Send floors, tombstones and deletes. Returns when the node has acknowledged them all."""
     keys, raised = batch.keys, batch.raised
     member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
     if raised or not member.is_trailing:
@@ -158,7 +161,7 @@ def _send(member: Membership, batch: Batch) -> Procedure[_Sent]:
 
 
 def _wait_for_readers(member: Membership) -> Procedure[None]:
-    """Hits trust a copy of the record for ``node_refresh_seconds``. The lease is kept meanwhile."""
+    """Wait until no reader trusts an older copy of the record (``node_refresh_seconds``), and keep the lease."""
     until = member.clock() + member.policy.node_refresh_seconds
     while (left := until - member.clock()) > 0.001:
         yield Wait(min(left, member.policy.lease_seconds / 3))
@@ -166,7 +169,7 @@ def _wait_for_readers(member: Membership) -> Procedure[None]:
 
 
 def _raise_floors(member: Membership, raised: Mapping[str, Position], batch: Batch) -> Procedure[None]:
-    """Before the tombstones: table floors, to the event's own position (F68), and in head mode the floor."""
+    """Raise the table floors to the events' own positions (F68), and in head mode the floor."""
 
     def change(record: NodeRecord) -> NodeRecord:
         floors = dict(record.table_floors)
@@ -248,8 +251,8 @@ def publish(member: Membership, sent: _Sent | None) -> Procedure[bool]:
 def _is_other_ahead(member: Membership, sent: _Sent | None) -> bool:
     """Whether another invalidator has acknowledged all that is to be published, and more (ADR 0016).
 
-    A write would take what the other one has sent for old and put the floor at the head. So this one goes on sending,
-    and writes again when it has caught up, or when the lease runs out.
+    A write would count the other one's events as old and put the floor at the head. So this invalidator goes on
+    sending, and writes again when it has caught up, or when the lease runs out.
     """
     record = member.joined_record()
     return (
@@ -263,7 +266,7 @@ def _is_other_ahead(member: Membership, sent: _Sent | None) -> bool:
 
 
 def _next_record(member: Membership, sent: _Sent | None) -> tuple[NodeRecord, Position, bool]:
-    """The record to publish, what is applied then, and whether the node may open: it has caught up."""
+    """(record to publish, ``applied`` after it, whether the node has caught up and may open)."""
     record = member.joined_record()
     applied = member.applied if sent is None else member.applied.union(sent.batch.streamed)
     is_caught_up = member.target is None or applied.contains(member.target)

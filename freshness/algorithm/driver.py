@@ -1,10 +1,9 @@
 """Drivers: they answer the steps of a procedure with real nodes, a real database and real time.
 
 `drive` runs any procedure with a function that answers steps; `BlockingDriver` is that function for one thread.
-A flow to several nodes is first sent to all and then received from all, so nodes work in parallel. The batch
-driver is no other driver: it is `freshness.algorithm.gather.gather`, which merges the steps of many procedures into
-flows with one write and one read per node and round, answered here. The simulator has an answering function of its
-own.
+A flow to several nodes is first sent to all and then received from all, so nodes work in parallel. For a batch,
+`freshness.algorithm.gather.gather` merges the steps of many procedures into flows with one write and one read per
+node and round, which are answered here. The simulator has an answering function of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ AnyStep = TypeVar("AnyStep")
 
 
 def drive(procedure: Generator[AnyStep, Any, Result], answer: Callable[[AnyStep], Any]) -> Result:
-    """Run ``procedure`` to its end. What ``answer`` raises is raised inside the procedure, at its ``yield``."""
+    """Run ``procedure`` to its end. An error of ``answer`` is raised inside the procedure, at its ``yield``."""
     try:
         step = next(procedure)
         while True:

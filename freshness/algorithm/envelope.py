@@ -1,13 +1,13 @@
-"""What the items in the cache look like, byte by byte (docs/wire-format.md, golden bytes under test).
+"""The bytes of the items in the cache (docs/wire-format.md; golden bytes are under test).
 
 Four kinds of item exist, each beginning with the same three bytes, magic, version and kind:
 
-* a **filled** entry, under the object's key: whose value, from which position, in which life of the node;
+* a **filled** entry, under the object's key: the value, its position, and the life of the node;
 * a **tombstone**, under the object's key with ``!`` appended: the positions of recent invalidations;
 * a **node record** and its **resume copy**, one of each per lineage, in the node they speak of.
 
 A **stub** (the advisory lease on a miss) is the empty item that memcached itself makes, so it has no envelope.
-Bytes that do not parse are a `FormatError` here and never a hit anywhere. No pickle: a shared cache must not be
+Bytes that do not parse raise `FormatError` here and are never a hit. No pickle: a shared cache must not be
 able to run code in the application.
 """
 
@@ -110,7 +110,7 @@ class Filled:
 
 
 def live_prefix(kind: Kind, lineage: str, life: bytes) -> bytes:
-    """How every entry begins that depends on one lineage alone and was stored in ``life``.
+    """The first bytes of every entry that depends on one lineage alone and was stored in ``life``.
 
     The hit path compares this prefix instead of decoding the stamps (see `find_live_value`).
     """
@@ -124,7 +124,7 @@ def live_prefix(kind: Kind, lineage: str, life: bytes) -> bytes:
 def split_live(data: bytes, prefix_size: int) -> tuple[bytes, bytes, int] | None:
     """(encoded position, identity, offset of the value) of an entry that begins with a `live_prefix`.
 
-    None where the rest does not fit: the caller then takes the slow path, which says what is wrong.
+    None where the rest does not fit: the caller then takes the slow path, whose error says why.
     """
     at = prefix_size + 8
     position_end = at + 4 + int.from_bytes(data[at : at + 4], "big")
@@ -136,7 +136,7 @@ def split_live(data: bytes, prefix_size: int) -> tuple[bytes, bytes, int] | None
 
 
 def find_live_value(data: bytes, prefix_size: int, identity: bytes) -> int:
-    """Where the value of such an entry begins, 0 if it is not of ``identity`` or does not fit (as `split_live`)."""
+    """The offset of the value in such an entry; 0 for another identity, or where the rest does not fit."""
     at = prefix_size + 8
     identity_at = at + 4 + int.from_bytes(data[at : at + 4], "big")
     wanted = len(identity).to_bytes(4, "big") + identity
@@ -148,7 +148,7 @@ def find_live_value(data: bytes, prefix_size: int, identity: bytes) -> int:
 
 @lru_cache(maxsize=256)
 def _tombstone_start(count: int, lineage: str, epoch: int) -> bytes:
-    """How a tombstone of this many positions begins, up to its first position."""
+    """The first bytes of a tombstone of this many positions, up to its first position."""
     writer = Writer(_HEAD[Kind.TOMBSTONE])
     writer.u8(count)
     writer.short(lineage.encode())
@@ -157,14 +157,14 @@ def _tombstone_start(count: int, lineage: str, epoch: int) -> bytes:
 
 
 def encode_single_tombstone(lineage: str, epoch: int, position: Position) -> bytes:
-    """What ``Tombstone.of(lineage, epoch, position).encode()`` gives, for the thousands of a batch."""
+    """``Tombstone.of(lineage, epoch, position).encode()``, faster, for the thousands of a batch."""
     encoded = position.encode()
     return b"%b%b%b" % (_tombstone_start(1, lineage, epoch), len(encoded).to_bytes(4, "big"), encoded)
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Which events invalidated a key lately: a position for each lineage and epoch.
+    """The events that invalidated a key lately: a position for each lineage and epoch.
 
     It only ever grows (F56): see ``union``.
     """
@@ -180,8 +180,11 @@ class Tombstone:
         return held is not None and held.contains(position)
 
     def union(self, lineage: str, epoch: int, position: Position) -> Tombstone:
-        """With ``position`` added. What a former epoch of the lineage left is dropped: reads of that epoch never
-        fill, and no read of this one could ever contain it."""
+        """This tombstone with ``position`` added.
+
+        Positions of a former epoch of the lineage are dropped: reads of that epoch never fill, and no read of this
+        epoch could contain them.
+        """
         kept = {key: at for key, at in self.positions.items() if key[0] != lineage or key[1] >= epoch}
         held = kept.get((lineage, epoch))
         return Tombstone({**kept, (lineage, epoch): position if held is None else held.union(position)})
@@ -213,7 +216,7 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """That the invalidator covers an object, defined as ``fingerprint`` says, from ``start`` on (F70)."""
+    """An object that the invalidator covers from ``start`` on. ``fingerprint``: of its definition (F70)."""
 
     fingerprint: int
     start: Position
@@ -221,15 +224,13 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What a node may be trusted with, for one lineage. Kept in the node it describes.
+    """The trust in one node for one lineage, kept in that node (docs/concepts.md#one-record-for-a-node).
 
-    See docs/concepts.md#one-record-for-a-node.
-
-    ``tenure``: a nonce of this unbroken keeping of the record; whoever finds another one knows that it lapsed in
-    between. ``is_open``: fills and hits are allowed. ``as_of_us``: wall clock of the primary's heartbeat that this
-    state has applied, for display. ``heartbeat_age_ms``: how old that heartbeat was when the record was written, by
-    the invalidator's own clock; with the record's remaining TTL it bounds the staleness of hits. ``losses``: the
-    node's counters of lost unevictable items at that time (F67).
+    ``tenure``: a nonce of one unbroken keeping of the record; another one says that the record lapsed in between.
+    ``is_open``: fills and hits are allowed. ``as_of_us``: wall clock of the primary's heartbeat that this state has
+    applied, for display. ``heartbeat_age_ms``: the age of that heartbeat when the record was written, by the
+    invalidator's own clock; with the record's remaining TTL it bounds the staleness of hits. ``losses``: the node's
+    counters of lost unevictable items at that time (F67).
     """
 
     lineage: str

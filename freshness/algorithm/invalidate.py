@@ -1,11 +1,11 @@
 """Invalidate keys of one node, each by its event: the write half (docs/algorithm.md#invalidating).
 
-First the tombstone, which keeps every reader that lacks the event from filling; then the entry is removed. The
-order is the whole point: removed first, a lagging reader could put the old value back before the tombstone is
-there. The tombstone is only ever added to, by CAS, since another invalidator may know newer events (F48, F56).
+First the tombstone is stored, which keeps every reader that lacks the event from filling; then the entry is deleted.
+In the other order a lagging reader could put the old value back before the tombstone is there. A tombstone only
+grows, by CAS, since another invalidator may know newer events (F48, F56).
 
-Many keys go together, one write and one read in each round; to each key happens what would happen to it alone. Run
-by the invalidator, by write-path invalidation and by the simulator.
+Many keys share one write and one read in each round, and each key is treated as if it were alone. Run by the
+invalidator, by invalidation by hand and by the simulator.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ TOMBSTONE_INTERVALS_MAX: Final = 8
 
 @value
 class Event:
-    """What invalidates: the GTIDs of the change, and everything streamed so far (for `compact`).
+    """One committed transaction, as it concerns a key. ``streamed``: everything streamed so far, for `compact`.
 
-    ``tombstone``: what is written where there is none yet, encoded once for all keys of the event.
+    ``tombstone``: the tombstone of this event alone, encoded once for all its keys.
     """
 
     lineage: str
@@ -60,12 +60,12 @@ class Event:
 def invalidate(
     node: str, events: Mapping[bytes, Event], tombstone_ttl_seconds: int, *, expects_tombstones: bool = False
 ) -> Procedure[int]:
-    """Make sure that no reader without its event fills any of these keys of one node, then remove what is there.
+    """Store the tombstones of these keys of one node, then delete the entries.
 
-    Returns when the node has acknowledged it all: how many had a tombstone already. ``expects_tombstones``: that
-    most will have one; it saves a round trip where that is true, and costs one where it is not. Raises
-    `NodeUnavailable` when the node did not answer and `InvalidationFailed` when the race for a tombstone was lost
-    `CAS_ATTEMPTS_MAX` times; then nothing may be counted as acknowledged and the caller sends the events again.
+    Returns how many had a tombstone already, when the node has acknowledged all. ``expects_tombstones``: most keys
+    have one; that saves a round trip where it is true, and costs one where it is not. Raises `NodeUnavailable` when
+    the node did not answer, and `InvalidationFailed` when the race for a tombstone was lost `CAS_ATTEMPTS_MAX` times;
+    then nothing counts as acknowledged, and the caller sends the events again.
     """
     left: Mapping[bytes, Event] = events
     found = 0
@@ -97,7 +97,8 @@ def invalidate(
 
 
 def _accumulate(node: str, events: Mapping[bytes, Event], ttl_seconds: int) -> Procedure[dict[bytes, Event]]:
-    """Bring each event into the tombstone that is there. Those whose tombstone changed or vanished meanwhile."""
+    """Add each event to the tombstone that is there. Returns the events whose tombstone changed or vanished
+    meanwhile."""
     held = yield Flow(node, tuple([Get(key + TOMBSTONE_SUFFIX) for key in events]))
     again: dict[bytes, Event] = {}
     keys: list[bytes] = []
@@ -138,15 +139,15 @@ def _merge(held: bytes, event: Event) -> bytes:
         # TTL protects at least as well as a tombstone with the event in it.
         return held
     # A duplicate is stored again as it is: it must not inherit the age of the first (F64). And the entry is
-    # removed again: whoever stored the tombstone may have died before removing it.
+    # removed again: the invalidator that stored the tombstone may have died before it removed the entry.
     return compact(tombstone.union(event.lineage, event.epoch, event.position), event).encode()
 
 
 def compact(tombstone: Tombstone, event: Event) -> Tombstone:
-    """Keep a tombstone short: gaps between its GTIDs are filled with what the stream has delivered.
+    """Keep a tombstone short: fill the gaps between its GTIDs with numbers that the stream has delivered.
 
-    Only with that: a number that was never streamed may never be executed anywhere, and no replica would contain
-    the tombstone again (Group Replication hands out blocks of numbers).
+    Other numbers may never be executed anywhere (Group Replication hands out blocks of numbers), and then no replica
+    could contain the tombstone.
     """
     held = tombstone.positions[event.lineage, event.epoch]
     if held.interval_count <= TOMBSTONE_INTERVALS_MAX:

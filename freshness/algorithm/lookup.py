@@ -27,8 +27,11 @@ class Lookup:
 
 @value
 class Loaded:
-    """What the database said of one lookup: the value (None: no such row) and, per lineage, the token that was
-    read before it. ``refusal``: the loader's own reason not to store it."""
+    """The database's answer to one lookup: the value, None for "no such row".
+
+    ``tokens``: for each lineage, the token that was read before the value. ``refusal``: the loader's own reason not
+    to store it.
+    """
 
     value: Any
     tokens: Mapping[str, EventToken]

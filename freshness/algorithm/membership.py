@@ -1,4 +1,4 @@
-"""An invalidator's membership in one cache node: what it knows, and its CAS chain on the node's record.
+"""An invalidator's membership in one cache node: its knowledge of the node, and its CAS chain on the node's record.
 
 The record is the only shared truth about a node (docs/concepts.md#one-record-for-a-node). Every write of it is a
 CAS on a version that this membership has read on the same connection, so that a paused or second invalidator can
@@ -44,7 +44,7 @@ CAS_ATTEMPTS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class NodePolicy:
-    """What all nodes of a lineage have in common. D, L and W are in seconds.
+    """The settings that all nodes of a lineage share. D, L and W are in seconds.
 
     ``objects``: name → fingerprint of its definition. ``trail_seconds`` is W, and W + 2L + 2 ≤ D. ``is_serving``:
     False for a shard that is followed and not read: its records are kept, and never open.
@@ -71,7 +71,7 @@ class NodePolicy:
 class HeartbeatSeen:
     """This invalidator's own heartbeat as it came back through the stream (F71).
 
-    ``written_at``: its own clock when it began to write it; ``wall_us``: the time in the row, for display.
+    ``written_at``: this process's clock when it began to write; ``wall_us``: the time in the row, for display.
     """
 
     written_at: float
@@ -188,7 +188,8 @@ class Membership:
         self.recent.clear()
 
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
-        """Take a record as read from the node. When another one sent what this one has not, nobody here knows."""
+        """Take a record as read from the node. The age of events that only another invalidator has sent is
+        unknown."""
         self.record, self.version = record, item.version
         self.lease_until = self.open_until = read_at + max(0, item.ttl_seconds) - 1
         self.applied = self.applied.union(record.progress)
@@ -201,7 +202,7 @@ class Membership:
         self.recent.clear()
 
     def note_sent(self, streamed: Position) -> None:
-        """All of a batch is on the node, sent by this membership; before it there was nothing unknown."""
+        """This membership has sent all events up to ``streamed`` to the node."""
         self.known = self.known.union(streamed)
         if self.foreign is not None and self.known.contains(self.foreign):
             self.foreign = None
@@ -212,8 +213,10 @@ class Membership:
             self.foreign = None
 
     def everything(self, head: Head) -> Position:
-        """All that may have happened before now: the primary's head, and what was streamed from the same history,
-        which can be ahead of what the primary shows (F2). Of another history nothing will ever come again."""
+        """All events that may have happened before now: the primary's head, and everything streamed from its history.
+
+        A stream can be ahead of what the primary shows (F2). Events of another history never come again.
+        """
         return head.position.union(self.streamed) if head.epoch == self.streamed_epoch else head.position
 
     # -- the CAS chain ------------------------------------------------------------------------------------
@@ -236,14 +239,14 @@ class Membership:
         if reply is MISSING:
             raise MembershipLost(
                 f"{self.node}: the node record has lapsed or the node lost its memory",
-                hint="it is joined anew; this happens after pauses longer than lease_seconds",
+                hint="it is joined again; this happens after pauses longer than lease_seconds",
             )
         raise NodeUnavailable(
             f"{self.node} refused the node record: {reply}", hint="the node has no memory left"
         )
 
     def _with_floor(self, record: NodeRecord, now: float) -> NodeRecord:
-        """The record with the floor of this moment: all that may be protected by its tombstone no longer."""
+        """The record with the floor of this moment: all events whose tombstones may have expired."""
         while self.recent and now - self.recent[0][0] >= self.policy.trail_seconds:
             self.old = self.old.union(self.recent.popleft()[1])
         self.take_foreign_for_old()
@@ -276,7 +279,7 @@ class Membership:
         return replace(record, is_open=False), lease
 
     def reread(self) -> Procedure[None]:
-        """After a lost race: go on only in the same tenure, and only if the other one covers what we cover.
+        """After a lost race: continue only in the same tenure, and only under the same configuration.
 
         A record that has lapsed and was added again, even in the same life, may lack what this one has published.
         """
@@ -285,7 +288,7 @@ class Membership:
         mine, current = self.joined_record(), find_record(reply)
         if current is None or current.tenure != mine.tenure:
             raise MembershipLost(
-                f"{self.node}: the node record lapsed or its life has ended", hint="it is joined anew"
+                f"{self.node}: the node record lapsed or its life has ended", hint="it is joined again"
             )
         if is_of_another_configuration(current, self.policy):
             raise MembershipLost(
@@ -295,7 +298,7 @@ class Membership:
         self.adopt(current, reply, read_at)
 
     def store(self, change: Callable[[NodeRecord], NodeRecord]) -> Procedure[None]:
-        """Store a change of the record as it is now, whoever else writes it."""
+        """Store a change of the record as it is now. Other invalidators may write it at the same time."""
         for _ in range(CAS_ATTEMPTS_MAX):
             if (yield from self.try_store(change(self.joined_record()))):
                 return
@@ -305,8 +308,8 @@ class Membership:
     def write_resume(self, record: NodeRecord | None = None, *, is_birth: bool = False) -> Procedure[None]:
         """Copy the record to where it does not expire. Written after the record, so it never claims more.
 
-        Only the birth of a life and new objects (``record``) are written before: then the copy makes a revival
-        under what was there before impossible.
+        The birth of a life and new objects (``record``) are written before the record, so that the former life, or
+        the former set of objects, can no longer be revived.
         """
         wanted = record or self.joined_record()
         for _ in range(CAS_ATTEMPTS_MAX):
@@ -324,7 +327,7 @@ class Membership:
         raise MembershipLost(f"{self.node}: lost the race for the resume copy {CAS_ATTEMPTS_MAX} times")
 
     def _reread_resume(self, wanted: NodeRecord, *, is_birth: bool) -> Procedure[bool]:
-        """See what is in the way. True: what is there serves as well."""
+        """Read the copy that is in the way. Returns True where it serves as well."""
         (held,) = yield Flow(self.node, (Get(self.resume_key),))
         self.resume_version = held.version if isinstance(held, Item) else None
         other = find_record(held)
@@ -349,11 +352,11 @@ class Membership:
     # -- lives ---------------------------------------------------------------------------------------------
 
     def begin_life(self, losses: int) -> Procedure[None]:
-        """Start a new life: whatever the node holds becomes garbage, and its floor is the primary's head.
+        """Start a new life: all entries of the node become garbage, and its floor is the primary's head.
 
-        The resume copy first: if this process died in between, the former life must not be revived. Then the
-        record, closed; only after it is in place the head, so that it covers all that was streamed before the
-        node got its invalidations (a stream can be ahead of what the primary shows).
+        The resume copy is written first: if this process died in between, the former life must not be revived. Then
+        the record is added, closed. The head is read after that, so that it covers all events that were streamed
+        before the node got its invalidations (a stream can be ahead of what the primary shows).
         """
         nothing = empty_position(self.streamed.flavor)
         life, ring = self.nonce(), self.policy.ring
@@ -370,7 +373,7 @@ class Membership:
             (reply,) = yield Flow(self.node, (Cas(self.record_key, newborn.encode(), version, ttl_seconds),))
         if not isinstance(reply, Stored):
             raise MembershipLost(
-                f"{self.node}: another invalidator is admitting it", hint="it is joined anew"
+                f"{self.node}: another invalidator is admitting it", hint="it is joined again"
             )
         read_at = self.clock()
         (item,) = yield Flow(self.node, (Get(self.record_key),))
@@ -386,7 +389,7 @@ class Membership:
         born = replace(current, epoch=head.epoch, progress=start, floor=start, objects=objects)
         if not (yield from self.try_store(born)):
             raise MembershipLost(
-                f"{self.node}: another invalidator is admitting it", hint="it is joined anew"
+                f"{self.node}: another invalidator is admitting it", hint="it is joined again"
             )
         yield from self.write_resume()
 

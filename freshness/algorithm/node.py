@@ -2,7 +2,7 @@
 
 Implemented by ``freshness.nodes.open`` (memory, memcached, redis); used by the drivers, which send a flow to
 every node first and receive from all of them afterwards. An implementation must never answer with a default:
-what it did not hear from the node is `NodeUnavailable`, never `MISSING` (F11).
+a missing answer raises `NodeUnavailable` and is never `MISSING` (F11).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CacheNode(Protocol):
     request) raises `NodeUnavailable` with the node's name, `NodeUnsuitable` where the node can never serve,
     and closes the connection, so that a late reply is never taken for the answer to a later request (F46).
     After a failure the caller does not know which requests of the flow were carried out. The next `send`
-    connects anew. A request that no node could take (see `check_key`, `lifetime_seconds`) raises
+    opens a new connection. A request that no node could take (see `check_key`, `lifetime_seconds`) raises
     `FormatError` before anything is sent.
     """
 
@@ -43,7 +43,7 @@ class CacheNode(Protocol):
     def send(self, requests: Sequence[Request]) -> None:
         """Write the whole flow without waiting for its answers.
 
-        Answers of an earlier flow that were not received are given up: the connection is closed first.
+        Where answers of an earlier flow were not received, the connection is closed first.
         """
 
     def receive(self) -> list[Reply]:

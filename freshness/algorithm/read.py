@@ -5,9 +5,9 @@
 3. Then the rows, with the token that was read from the same server before them.
 4. Store by CAS on the item observed in 1, and only if the rule of ``freshness.algorithm.rule`` allows it.
 
-Nothing is ever added or set: if the item is gone or another, somebody invalidated, and the value is returned
-without being stored. A node that does not answer is no miss: its keys are read from the database and not stored.
-Run by appclient's drivers and by the simulator.
+A value is never stored by add or set: if the item is gone or another, an event invalidated it, and the value is
+returned without being stored. A node that does not answer is no miss: its keys are read from the database, not
+stored. Run by appclient's drivers and by the simulator.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Read:
 
 @dataclass(slots=True)
 class ReadContext:
-    """What a client's reads share: settings, clock, and its copies of the node records.
+    """The settings and the clock that a client's reads share, and its copies of the node records.
 
-    ``lineages``: of all shards that objects may name, those that serve; hits trust one copy of all their records.
+    ``lineages``: of all serving shards that objects may name; hits trust one copy of all their records.
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
     into bytes. Not shared between threads.
     """
@@ -257,7 +257,7 @@ def _look_up(
 
 
 def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_Pending]) -> list[Request]:
-    """Each leaves a stub where there is nothing, but not where it is known that nothing will be stored."""
+    """Requests for the entries. Each leaves a stub at an absent key, unless the node is known to be closed."""
     ttl_seconds = context.fill_lease_ttl_seconds
     if view is None:
         return [Get(entry.lookup.item, ttl_seconds) for entry in entries]
@@ -274,7 +274,8 @@ def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_
 
 
 def _fetch_view(context: ReadContext, node: str, old: NodeView) -> Procedure[NodeView]:
-    """The records as they are now. The lives stay those of ``old``, which were read before the entries."""
+    """The records as they are now; none of them where a life differs from ``old``, which was read before the
+    entries."""
     sent_at = context.clock()
     (replies,) = yield Flows((Flow(node, tuple(_record_gets(context.namespace, context.lineages))),))
     if isinstance(replies, FreshnessError):
@@ -292,7 +293,7 @@ def _record_gets(namespace: str, lineages: Sequence[str]) -> list[Request]:
 
 
 def _lineages_of(entries: Sequence[_Pending]) -> tuple[str, ...]:
-    """Those that the objects of these entries live in: the only ones that have a say in them."""
+    """The lineages that the objects of these entries live in. No other lineage decides over them."""
     return tuple(dict.fromkeys(chain.from_iterable(entry.lookup.policy.lineages for entry in entries)))
 
 
@@ -417,7 +418,7 @@ def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedu
 
 
 def _fetch_guards(context: ReadContext, stubs: Sequence[_Pending]) -> Procedure[None]:
-    """Step 2: all tombstones of a node, then the records that have a say in these entries, in one flow.
+    """Step 2: all tombstones of a node, then the records of these entries' lineages, in one flow.
 
     Each stub becomes `_Guarded`, or `_Refused`: no answer, another life, or foreign bytes in place of the tombstone.
     """

@@ -1,4 +1,4 @@
-"""What a procedure asks of the world, and what the world answers.
+"""The steps and requests of a procedure, and the replies to them.
 
 A procedure (see ``freshness.algorithm.read``, ``freshness.algorithm.invalidate``, ``freshness.algorithm.apply``) is a
 generator: it yields a step (`Flow`, `Flows`, `Load`, `ReadHead`, `Wait`) and is sent the answer. Drivers answer
@@ -82,8 +82,8 @@ Request: TypeAlias = Get | Add | Cas | Delete | InspectStorage
 class _Pairs(Sequence["Add | Cas | Delete"]):
     """Requests in pairs, one pair for a key, made where they are looked at.
 
-    The requests of a batch of invalidations, which has thousands. A backend may send them as they stand here,
-    without an object for each; for everyone else they are a sequence like any other.
+    A batch of invalidations has thousands of them. A backend may send them without making an object for each; any
+    other user sees an ordinary sequence.
     """
 
     __slots__ = ()
@@ -195,7 +195,7 @@ STORED: Final = Stored()
 
 @value
 class StorageReport:
-    """What a node says about its own memory (F5, F51, F67).
+    """A node's own account of its memory (F5, F51, F67).
 
     ``keeps_tombstones``: an item with the given TTL is not evicted before it expires. ``reason`` says what is
     missing where it is False, with the remedy. ``losses`` is the sum of the counters that show that something

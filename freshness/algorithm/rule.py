@@ -1,7 +1,7 @@
 """The one rule: may this value be stored, and may this entry be served (docs/algorithm.md#reading).
 
-Pure functions of what was read; the procedures in ``freshness.algorithm.read`` see to the order in which it is read.
-Doubt never fills: whatever is missing, unknown or incomparable is a refusal, with its cause.
+Pure functions of records, tombstones and tokens; ``freshness.algorithm.read`` reads them in the order that the rule
+needs. Doubt never fills: a missing, unknown or incomparable part is a refusal, with its cause.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from freshness.position.token import EventToken
 
 
 class ReadOutcome(Enum):
-    """What became of a read: served from the cache, or from the database and stored, or not stored and why."""
+    """The end of a read: served from the cache; from the database and stored; or from there and not stored, and
+    why."""
 
     HIT = "hit"
     STALE_SERVED = "stale_served"
@@ -42,7 +43,7 @@ class ReadOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectPolicy:
-    """What the rule needs to know of an object. ``fingerprint`` identifies its definition (F70)."""
+    """The properties of an object that the rule needs. ``fingerprint`` identifies its definition (F70)."""
 
     name: str
     fingerprint: int
@@ -58,7 +59,7 @@ def find_fill_refusal(
     tombstone: Tombstone | None,
     tokens: Mapping[str, EventToken],
 ) -> ReadOutcome | None:
-    """Why a value read at ``tokens`` must not be stored; None where it may be.
+    """The cause why a value read at ``tokens`` must not be stored; None where it may be.
 
     It may iff, for each lineage of the object, the node is open in this ring and epoch, covers the object, and
     floor ∪ tombstone ∪ table floors ∪ object start ⊆ position of the token.
@@ -100,7 +101,7 @@ def _find_lineage_refusal(
 
 
 def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | None:
-    """Why nothing of this node may be trusted at all; None where it may."""
+    """The cause why no item of this node may be trusted; None where they may be."""
     if record is None:
         return ReadOutcome.NO_RECORD
     if record.ring != ring:
@@ -113,7 +114,7 @@ def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | N
 def find_hit_refusal(
     policy: ObjectPolicy, identity: bytes, entry: Filled, records: Mapping[str, NodeRecord | None]
 ) -> ReadOutcome | None:
-    """Why an entry is no hit although its node is trusted: another key, a former life, a table floor."""
+    """The cause why an entry of a trusted node is no hit: another key, a former life, a table floor; else None."""
     if entry.identity != identity:
         return ReadOutcome.IDENTITY
     stamps = {stamp.lineage: stamp for stamp in entry.stamps}

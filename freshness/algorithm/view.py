@@ -1,7 +1,7 @@
 """A reader's copy of the node records, which hits trust for ``node_refresh_seconds`` (docs/algorithm.md#reading).
 
-A view is what one flow of requests showed of one node; it never outlives its bound, never serves for a fill,
-and is only as young as the moment before that flow was sent. Held by the reads' `ReadContext`.
+A view is the answer of one node to one flow of requests. It never outlives its bound, never serves for a fill, and
+its age counts from the moment before that flow was sent. Held by the reads' `ReadContext`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from freshness.errors import FormatError
 from freshness.position import decode_position
 
 COVERED_MAX: Final = 1024
-"""Entry positions whose standing to the table floors a view remembers (I6)."""
+"""How many (entry, table floor) verdicts a view caches (I6)."""
 
 RECORD_TTL_SLACK_SECONDS: Final = 1
 """Backends keep items up to a second longer than asked (F50)."""
@@ -39,7 +39,7 @@ class NodeView:
             lineage: reply.ttl_seconds if isinstance(reply, Item) else 0
             for lineage, reply in zip(lineages, replies, strict=True)
         }
-        # How a live entry begins, and whether its position matters
+        # The first bytes of a live entry, and whether its position must be compared with table floors
         self._beginnings = {
             lineage: (live_prefix(Kind.FILLED, lineage, record.life), bool(record.table_floors))
             for lineage, record in self.records.items()
@@ -70,7 +70,7 @@ class NodeView:
         return True
 
     def staleness_seconds(self, policy: ObjectPolicy, lease_seconds: int, now: float) -> float:
-        """The most that a hit of this node can be out of date, or infinity where nobody vouches for it.
+        """The largest age that a hit of this node can have, or infinity where no open record vouches for it.
 
         The age of the primary's heartbeat when the record was written, the record's age by the node's own clock
         (its lease less the TTL that was left), and this copy's age by the reader's. No two clocks are compared.
@@ -129,7 +129,7 @@ class NodeView:
 
 
 def _decode(lineage: str, reply: Reply) -> NodeRecord | None:
-    """A record that does not parse, or is of another lineage, vouches for nothing: like none."""
+    """The record in a reply; None where there is none, where it does not parse, or where it is of another lineage."""
     if not isinstance(reply, Item):
         return None
     try:

@@ -1,7 +1,7 @@
-"""Telling what was done to the cache, while it is done: the role of a recorder, and what it is told.
+"""The role of a witness, which records each action on the cache while it is done, and the actions.
 
-Off as a rule: without a witness the procedures do nothing for it. A witness never fails, never blocks and never
-changes what happens; what it cannot take it counts. Told by ``freshness.algorithm.read`` and
+Off by default: without a witness the procedures do no work for it. A witness never fails, never blocks and never
+changes a procedure; it counts the actions that it cannot take. Called by ``freshness.algorithm.read`` and
 ``freshness.algorithm.apply``; implemented by ``freshness.history.recorder``, which writes the columns of
 `freshness.history.columns.ACTIONS`.
 """
@@ -23,7 +23,7 @@ ActionKind: TypeAlias = Literal["fill", "hit", "refusal", "invalidation", "publi
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """How an action stands to one lineage. ``life``: of the node, empty where unknown; ``floor``: at a fill."""
+    """The state of one lineage at an action. ``life``: of the node, empty where unknown; ``floor``: at a fill."""
 
     epoch: int
     life: bytes = b""
@@ -33,9 +33,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that was done. ``payload``: the encoded value that was filled or served, None for "no such row" or
-    none at all (``is_absent`` tells). ``version``, ``observed``: see `freshness.history.columns.ACTIONS`; 0 where not
-    known.
+    """One action on the cache. ``payload``: the encoded value that was filled or served.
+
+    It is None for "no such row", where ``is_absent``, and for actions without a value. ``version``, ``observed``: see
+    `freshness.history.columns.ACTIONS`; 0 where not known.
     """
 
     kind: ActionKind
@@ -54,16 +55,16 @@ class Action:
 
 
 class Witness(Protocol):
-    """Used by one thread or several, as the procedures that tell it are."""
+    """Used by one thread or several, as the procedures that call it are."""
 
     def wants(self, item: bytes) -> bool:
-        """Whether this item is in the sample. All actions on one item are, or none."""
+        """Whether this item is in the sample. Either all actions on an item are, or none."""
 
     def now_us(self) -> int:
         """The wall clock, in microseconds."""
 
     def tell(self, action: Action) -> None:
-        """Take note. Returns at once and never raises."""
+        """Record an action. Returns at once and never raises."""
 
 
 def tell_hit(witness: Witness, lookup: Lookup, outcome: ReadOutcome, item: Item, sent_us: int) -> None:

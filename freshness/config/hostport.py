@@ -1,6 +1,6 @@
-"""What addresses of every kind are made of: a host with its port, and a password that is in a file.
+"""The parts of every address: a host with its port, and a password from a file.
 
-Used where configuration is read; never repeats a text that may hold a password.
+Used where configuration is read. Its messages never repeat a text that may hold a password.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What ``freshness.toml`` says, as values: cache nodes, keyspaces, objects, and the bounds of the algorithm.
+"""The settings of ``freshness.toml`` as values: cache nodes, keyspaces, objects, and the bounds of the algorithm.
 
-One file serves the invalidator and the application, so that both agree on D, L and the placement. Frozen
-dataclasses with the defaults and, in each field's metadata, what the setting means (`describe_settings`: the
-documentation is tested against it). Reading and validating is in ``freshness.config.reader``; `load_config`
-is the way in for the composition roots of both sides.
+One file serves the invalidator and the application, so that both agree on D, L and the placement. Each field of the
+frozen dataclasses has its default, and its meaning in its metadata (`describe_settings`; docs/config.md is generated
+from it). ``freshness.config.reader`` reads and checks the file; `load_config` is its entry for both sides.
 
 A password never appears in a message, a repr or a log line.
 """
@@ -50,7 +49,7 @@ def setting(
     default_factory: Callable[[], Any] | None = None,
     later: str = "",
 ) -> Any:
-    """A field that is a key of the file. ``later``: what is asked for and not supported by this version."""
+    """A field that is a key of the file. ``later``: a value that users expect and this version does not support."""
     metadata = {
         "doc": doc,
         "minimum": minimum,
@@ -154,22 +153,22 @@ class CacheConfig:
         'Where entries are kept; "memory" is embedded in one process, for tests.', "memcached"
     )
     nodes: tuple[str, ...] = setting(
-        'The cache nodes, each "host:port"; the same list, in the same order, on both sides. '
+        'The cache nodes, each "host:port", written alike on both sides; their order does not matter. '
         'With backend "memory" any distinct names.'
     )
-    namespace: str = setting("Prefix of every key. Two namespaces on the same nodes never meet.")
+    namespace: str = setting("Prefix of every key. Two namespaces on the same nodes share no key.")
     value_ttl_seconds: int = setting(
         "TTL of a filled entry. Freshness does not depend on it.", 86_400, minimum=1, maximum=TTL_SECONDS_MAX
     )
     tombstone_ttl_seconds: int = setting(
-        "D: how long an invalidation is remembered per key. "
-        "A replica that lags by more than D - 2L - 2 is never filled from.",
+        "D: TTL of a tombstone, which remembers the invalidations of one key. "
+        "A value from a replica that lags by more than D - 2L - 2 seconds is not stored.",
         120,
         minimum=5,
         maximum=TTL_SECONDS_MAX,
     )
     lease_seconds: int = setting(
-        "L: TTL of the node record, which the invalidator renews; without it nobody fills.",
+        "L: TTL of the node record, which the invalidator renews. Without a record nothing is stored.",
         5,
         minimum=2,
         maximum=3600,
@@ -178,23 +177,24 @@ class CacheConfig:
         "A hit is served only while it is known to be no older than this.", 10.0, minimum=1, maximum=86_400
     )
     on_stale: Literal["bypass", "serve"] = setting(
-        'What happens to hits beyond max_staleness_seconds: "bypass" reads the database, "serve" serves.',
+        'A hit that may be older than max_staleness_seconds: "bypass" reads the database, "serve" returns the hit.',
         "bypass",
     )
     node_refresh_seconds: float = setting(
-        "How old a copy of the node record hits may trust; table-wide invalidations take as long to be seen.",
+        "The largest age of the copy of the node record that hits trust. A change of a whole table takes as long "
+        "to reach the readers.",
         1.0,
         minimum=0,
         maximum=3600,
     )
     fill_lease_ttl_seconds: int = setting(
-        "TTL of the stub by which the first reader of a missing key makes the others wait.",
+        "TTL of the stub that the first reader of a missing key leaves, so that the others wait for its fill.",
         10,
         minimum=1,
         maximum=3600,
     )
     fill_wait_ms: int = setting(
-        "How long such another reader waits for the fill before it reads the database itself.",
+        "How long another reader waits for that fill before it reads the database itself.",
         50,
         minimum=0,
         maximum=60_000,
@@ -216,8 +216,10 @@ class CacheConfig:
 class Sharding:
     """``[keyspaces.NAME.sharding]``: which shard a row lives in. Names and meaning are Vitess's."""
 
-    column: str = setting("The column whose value decides; every cached table of the keyspace has it.")
-    function: ShardingFunction = setting("What makes a keyspace id of the value.")
+    column: str = setting(
+        "The column whose value decides over the shard. Every cached table of the keyspace needs it."
+    )
+    function: ShardingFunction = setting("The function from the value to a keyspace id.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,32 +228,32 @@ class Shard:
 
     name: str = setting('The key range of the shard, such as "-80"; "-" is all keys.', "-")
     serving: bool = setting(
-        "Whether applications read it. A shard that is not serving is followed all the same, so that it can take "
-        "over, and nothing read from it is ever cached.",
+        "Whether applications read the shard. A shard that does not serve is followed too, so that it can take over; "
+        "no value from it is stored.",
         True,
     )
     continues: tuple[str, ...] = setting(
-        "Lineages whose GTIDs are in this shard's log too, since it was made from them by replication: consumers of "
-        "the update stream go on here from their positions there.",
+        "Lineages whose GTIDs are in this shard's log too, since it was made from them by replication. Consumers of "
+        "the update stream continue in this shard from their positions in those.",
         (),
     )
     primary: ServerAddress = setting(
-        'The server that is written to: "mysql://USER:PASSWORD@HOST:PORT/DATABASE". ${VARIABLE} is replaced '
+        'The server that takes writes: "mysql://USER:PASSWORD@HOST:PORT/DATABASE". ${VARIABLE} is replaced '
         "from the environment; other special characters are percent-encoded; ?password_file=PATH is allowed. "
         "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
     )
     vtgate: VtgateAddress | None = setting(
-        "With flavor vitess, and needed then: the gRPC port of vtgate, whose VStream is followed, "
+        "Required with flavor vitess: the gRPC port of vtgate, whose VStream is followed, "
         '"vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?tablet_type=replica", with the options of docs/vitess.md.',
         None,
     )
-    replicas: tuple[ServerAddress, ...] = setting("Servers that readers may read, written like primary.", ())
+    replicas: tuple[ServerAddress, ...] = setting("Servers that applications read, written like primary.", ())
     lineage: str = setting(
-        "Name of the replication topology in positions and tokens. Never reuse it for another one.",
+        "Name of the replication topology in tokens and node records. Never reuse it for another topology.",
         default_text="KEYSPACE/SHARD",
     )
     password_file: str | None = setting(
-        "File with the password of those servers of the shard whose URL has none; relative to this file.",
+        "File with the password of the shard's servers whose URL has none. Relative to this file.",
         None,
     )
 
@@ -268,31 +270,31 @@ class Keyspace:
     """``[keyspaces.NAME]``: a database, possibly spread over shards."""
 
     name: str
-    flavor: Flavor = setting('Whose binlog and GTIDs; "vitess": vtgate\'s VStream.')
+    flavor: Flavor = setting('The kind of binlog and GTIDs; "vitess": vtgate\'s VStream.')
     shards: tuple[Shard, ...]
     sharding: Sharding | None = None
 
     @property
     def gtid_flavor(self) -> GtidFlavor:
-        """Whose positions: behind Vitess there is MySQL."""
+        """The flavor of the positions: behind Vitess there is MySQL."""
         return "mysql" if self.flavor == "vitess" else self.flavor
 
     @property
     def serving_shards(self) -> tuple[Shard, ...]:
-        """Those that applications read; together they hold every key once."""
+        """The shards that applications read. Together they hold every key once."""
         return tuple(shard for shard in self.shards if shard.serving)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectConfig:
-    """``[objects.NAME]``: what is cached under one key: a row, or a value built from several tables."""
+    """``[objects.NAME]``: one kind of cached object, a row or a value built from several tables."""
 
     name: str
-    keyspace: str = setting("The keyspace it lives in.", default_text="the only keyspace")
-    table: str | None = setting("For an object that is one row: its table; keyed by the primary key.", None)
+    keyspace: str = setting("The keyspace that the object lives in.", default_text="the only keyspace")
+    table: str | None = setting("For an object that is one row: its table. The key is the primary key.", None)
     key: str | None = setting("For a composite object: the name of its key.", None)
     members: Mapping[str, str] = setting(
-        "For a composite object: each table it is built from = the column there that holds the key.",
+        "For a composite object: each table that it is built from = the column of that table with the key.",
         default_text="{}",
         default_factory=dict,
     )
@@ -312,37 +314,37 @@ class StreamConfig:
     """``[stream]``: how the invalidator follows the binlog."""
 
     start: Literal["progress", "now"] = setting(
-        'Where the invalidator starts: "progress" resumes from what the cache nodes have acknowledged, '
-        '"now" gives up what they hold and starts at the primary\'s head.',
+        'Where the invalidator starts: "progress" resumes from the position that the cache nodes have acknowledged, '
+        '"now" drops their entries and starts at the primary\'s head.',
         "progress",
-        later="a token or a time would change nothing here: what a node has acknowledged stays acknowledged. "
+        later="a token or a time would change nothing here: acknowledged events stay acknowledged. "
         "Consumers of the update stream start where they like",
     )
     replica_choice: Literal["primary", "freshest", "slowest"] = setting(
-        "Which server's binlog is read. With replicas, one that is stuck or far behind is left for another; "
-        '"slowest" refuses the fewest fills.',
+        "The server whose binlog is read. With replicas, the invalidator leaves one that is stuck or far behind for "
+        'another; "slowest" refuses the fewest fills.',
         "primary",
     )
     rewind_seconds: float = setting(
-        "How much earlier a consumer of the update stream starts where only a time is known: clocks differ, and the "
-        "log's times do not rise evenly.",
+        "How much earlier a consumer of the update stream starts where only a time is given: clocks differ, and the "
+        "times in a log do not rise evenly.",
         30.0,
         minimum=0,
         maximum=86_400,
     )
     minimize_skew: bool = setting(
-        "Whether consumers of the update stream get the shards aligned in time unless they say otherwise. "
-        "Invalidation never waits.",
+        "Whether the update stream aligns the shards in time, unless a consumer says otherwise. "
+        "Invalidation never waits for it.",
         False,
     )
     heartbeat_seconds: float = setting(
-        "How often the invalidator writes its heartbeat to the primary; bounds what is known of staleness.",
+        "How often the invalidator writes its heartbeat to the primary. Staleness is known no more exactly.",
         1.0,
         minimum=0.05,
         maximum=3600,
     )
     clock_error_seconds: float = setting(
-        "By how much clocks are taken to be wrong where ages are computed.", 0.005, minimum=0, maximum=60
+        "The assumed error of clocks where ages are computed.", 0.005, minimum=0, maximum=60
     )
     batch_transactions_max: int = setting(
         "The most transactions that are invalidated in one batch.", 2000, minimum=1, maximum=100_000
@@ -354,11 +356,11 @@ class HttpConfig:
     """``[http]``: the invalidator's HTTP service."""
 
     listen: str | None = setting(
-        '"host:port" of the HTTP service; left out: no service. Other than a loopback address demands token_file.',
+        '"host:port" of the HTTP service; left out: no service. Any other than a loopback address needs token_file.',
         None,
     )
     token_file: str | None = setting(
-        "File whose first line every request must bring as its bearer token; relative to this file.", None
+        "File whose first line is the bearer token that every request needs. Relative to this file.", None
     )
     consumers_max: int = setting(
         "The most clients that may read the update stream at once.", 16, minimum=1, maximum=1000
@@ -370,24 +372,26 @@ class ArchiveConfig:
     """``[archive]``: the update stream as Parquet files, for the Spark jobs and for replay."""
 
     path: str | None = setting(
-        "Folder of the archive, relative to this file; left out: no archive is written.", None
+        "Folder of the archive, relative to this file. Left out: no archive is written.", None
     )
-    rotate_seconds: int = setting("A file is closed after so long.", 300, minimum=1, maximum=3600)
+    rotate_seconds: int = setting("A file is closed when it is so old.", 300, minimum=1, maximum=3600)
     rotate_mb: int = setting("A file is closed at about this size.", 64, minimum=1, maximum=4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryConfig:
-    """``[history]``: what is done to the cache, recorded as Parquet files by applications and invalidators, for the
-    audit."""
+    """``[history]``: the actions of applications and invalidators on the cache, as Parquet files for the audit."""
 
     path: str | None = setting(
-        "Folder of the history, relative to this file; left out: nothing is recorded.", None
+        "Folder of the history, relative to this file. Left out: nothing is recorded.", None
     )
     sample: float = setting(
-        "The share of items that is recorded, each of them completely.", 1.0, minimum=0, maximum=1
+        "The share of items whose actions are recorded. Each sampled item is recorded completely.",
+        1.0,
+        minimum=0,
+        maximum=1,
     )
-    rotate_seconds: int = setting("A file is closed after so long.", 60, minimum=1, maximum=3600)
+    rotate_seconds: int = setting("A file is closed when it is so old.", 60, minimum=1, maximum=3600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +409,7 @@ class Config:
 
     @property
     def lineages(self) -> tuple[str, ...]:
-        """Those of all shards of all keyspaces, in the order of the file."""
+        """The lineages of all shards of all keyspaces, in the order of the file."""
         return tuple(shard.lineage for keyspace in self.keyspaces.values() for shard in keyspace.shards)
 
 
