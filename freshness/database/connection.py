@@ -1,7 +1,7 @@
-"""Connections to a database server, and its errors in our words.
+"""Connections to a database server, and the translation of its errors.
 
-The one place where errors of pymysql are translated; shared by the invalidator and the application library.
-Never logs or repeats a password.
+Errors of pymysql are translated here and nowhere else, for the invalidator and the application library. Never logs or
+repeats a password.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 _UTC: Final = "SET time_zone = '+00:00'"
-"""A TIMESTAMP is shown in the session's time zone. One value is cached for all, so all sessions have the same one,
-that of the binary log."""
+"""A server shows a TIMESTAMP in the session's time zone. One value is cached for all sessions, so all use the time
+zone of the binary log."""
 
 _LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 _FATAL_DUMP_ERROR: Final = 1236
@@ -94,7 +94,8 @@ def connect(
 
 
 def translated(error: Exception, address: ServerAddress, doing: str) -> FreshnessError:
-    """The project's error for one of pymysql's. Raise it ``from`` the original. Our own come back unchanged."""
+    """The project's error for an error of pymysql. Raise it ``from`` the original. Other `FreshnessError` are
+    unchanged."""
     if isinstance(error, FreshnessError):
         return error
     where = f"{address.host}:{address.port}"
@@ -152,7 +153,7 @@ def read_rows(connection: Connection, sql: str, parameters: Any = None) -> list[
 
 
 def executed_position(connection: Connection, flavor: str) -> Position:
-    """All that this server has executed: the head, for floors and for "start now". Asked on the primary.
+    """Everything that this server has executed: the head, for floors and for "start now". Read on the primary.
 
     On MariaDB it runs ahead of what a SELECT sees and is only an upper bound: right for a floor, never for a
     fill (F2). Private GTIDs of a replica would make a floor that nothing can contain (F53).

@@ -43,10 +43,10 @@ def _now_us() -> int:
 
 
 class HeartbeatWriter:
-    """Writes one invalidator's row to the primary. Not for use by several threads at once.
+    """Writes one invalidator's row to the primary. Not thread-safe.
 
-    ``instance`` must be unique among the invalidators of this database: two with one name would take each
-    other's row for their own round trip (F71).
+    ``instance`` must be unique among the invalidators of this database: two of one name would count each other's
+    row as their own round trip (F71).
     """
 
     def __init__(
@@ -78,8 +78,10 @@ class HeartbeatWriter:
         self._sequence: int | None = None
 
     def prepare(self) -> None:
-        """Create the table and the epoch row where they are missing; delete the rows of instances that are gone
-        for a day. Raises `SourceUnavailable`, or `SourceUnsuitable` where the account may not."""
+        """Create the table and the epoch row where they are missing; delete rows that are a day old.
+
+        Raises `SourceUnavailable`, or `SourceUnsuitable` where the account lacks a privilege.
+        """
         self._execute(_CREATE)
         self._execute(_CREATE_EPOCH)
         self._execute(
@@ -148,7 +150,7 @@ class HeartbeatWriter:
         return str(rows[0][0] or "")
 
     def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
-        """The rows and the number of changed rows. After an error the next call connects anew."""
+        """The rows and the number of changed rows. After an error the next call opens a new connection."""
         if self._connection is None:
             self._connection = connect(self._address, timeout_seconds=self._timeout_seconds)
         try:

@@ -1,4 +1,4 @@
-"""The server that a shard is written to: how far it is, and its rows."""
+"""The server that takes a shard's writes: its head and its rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 class Primary:
     """One connection, opened when it is needed and again after an error.
 
-    ``flavor``: whose positions; ``read_epoch``: the epoch of the heartbeat table, for `read_head`. All methods raise
-    `SourceUnavailable` or `SourceUnsuitable`.
+    ``flavor``: of its positions; ``read_epoch``: returns the epoch of the heartbeat table, for `read_head`. All
+    methods raise `SourceUnavailable` or `SourceUnsuitable`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Primary:
         self._connection: Connection | None = None
 
     def read_head(self) -> Head:
-        """Epoch and position. The epoch first: labelled with an older one, the position is doubted."""
+        """Epoch and position. The epoch is read first: a position with an older epoch is UNKNOWN, which is safe."""
         epoch = self._read_epoch()
         return Head(self.read_position(), epoch)
 

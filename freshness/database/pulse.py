@@ -1,7 +1,7 @@
-"""The heartbeat in its rhythm: a thread that writes it, and when each one was begun.
+"""A thread that writes heartbeats in their rhythm, and the time at which each was begun.
 
-A lease is renewed only on the strength of an own heartbeat that has come back through the stream (F71), so the
-time that counts is the one before it was written. Used by the invalidator and by the Spark sink's driver.
+A lease is renewed only for an own heartbeat that has come back through the stream (F71), and its age counts from the
+moment before it was written. Used by the invalidator and by the Spark sink's driver.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from freshness.errors import FreshnessError
 log = logging.getLogger(__name__)
 
 REMEMBERED_MAX: Final = 10_000
-"""Heartbeats on their way through the stream. Older ones are worth nothing when they arrive (I6)."""
+"""Heartbeats on their way through the stream. Older ones would renew nothing (I6)."""
 
 
 class Pulse:

@@ -1,7 +1,7 @@
-"""What the schema says of keys and foreign keys, read from information_schema of the primary.
+"""Keys and foreign keys of the schema, read from information_schema of the primary.
 
-Refuses what cannot become a cache key that is the same everywhere, with a `ConfigError` that names table, column
-and reason. Never looks at rows. Called by both sides when they start, and by the preflight.
+Refuses a column whose values have no cache key that is the same in every process, with a `ConfigError` that names
+table, column and reason. Never reads rows. Called by both sides when they start, and by the preflight.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CASCADES = """SELECT constraint_schema, table_name, unique_constraint_schema, r
 def key_columns(
     connection: Connection, database: str, table: str, column: str | None = None
 ) -> tuple[KeyColumn, ...]:
-    """The columns of the primary key, in the key's order; or ``column`` alone, where the key of an object is that.
+    """The columns of the primary key, in the key's order; or ``column`` alone, where that is the key of an object.
 
     Raises `ConfigError`: no such table or column, a view, no primary key, a key over part of a column, a column
     type that cannot be a key.
@@ -80,8 +80,10 @@ def key_columns(
 
 
 def find_cascades(connection: Connection, database: str, tables: Iterable[str]) -> dict[str, frozenset[str]]:
-    """For each of the tables that foreign keys with CASCADE or SET NULL reach: the tables whose deletes and updates
-    reach it, over any number of steps. Tables of other databases are named ``database.table`` (F23)."""
+    """By child table, the tables whose deletes and updates reach it through foreign keys with CASCADE or SET NULL.
+
+    Any number of foreign keys can lie between. Tables of other databases are named ``database.table`` (F23).
+    """
     parents: dict[str, set[str]] = {}
     for schema, child, parent_schema, parent in read_rows(connection, _CASCADES):
         name = _qualified(str(schema), str(child), database)
@@ -144,15 +146,17 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
 
 
 def keyspace_id(function: str, value: object) -> bytes:
-    """`freshness.database.sharding.keyspace_id`, whose packages only a sharded keyspace needs."""
+    """`freshness.database.sharding.keyspace_id`, imported late: only a sharded keyspace needs its packages."""
     from freshness.database.sharding import keyspace_id as compute
 
     return compute(function, value)
 
 
 def load_registry(config: Config) -> dict[str, ObjectDefinition]:
-    """The objects of the configuration with the key columns of the primaries' schema. Raises `ConfigError`, and what
-    `connect` raises."""
+    """The objects of the configuration with the key columns of the primaries' schema.
+
+    Raises `ConfigError`, `SourceUnavailable` or `SourceUnsuitable`.
+    """
     connections: dict[str, Connection] = {}
 
     def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:

@@ -1,13 +1,13 @@
-"""Which keyspace id a column's value has: Vitess's sharding functions, by name and byte for byte.
+"""Vitess's sharding functions, by name and byte for byte: from a column's value to a keyspace id.
 
 A row lives on the shard whose key range (`freshness.keys.keyrange`) contains its keyspace id. The application library
 asks with the values of a key, the readers of the log with those of a row image; one row must give one id on both
 sides, so a value has one form: an int (of any integer column), text, bytes, or a Decimal without fraction, which is
-its int. Whoever has an integer column's value as text makes it an int first; whoever has a BINARY(n) from a log
-pads it first (`KeyColumn.pad`).
+its int. A caller converts the text of an integer column to an int first, and pads a BINARY(n) from a log first
+(`KeyColumn.pad`).
 
-Never guesses: a value whose id is not certain to be Vitess's raises `FormatError`, since a wrong id is a wrong
-shard. Needs the extra ``sharding``.
+Never guesses: a value whose id may differ from Vitess's raises `FormatError`, since a wrong id is a wrong shard.
+Needs the extra ``sharding``.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def _to_text(value: object, function: str) -> str:
 
 
 def _without_decimal(value: object, function: str) -> object:
-    """A Decimal of scale 0 as its int. One with a scale is not certain to come with the column's from everyone."""
+    """A Decimal of scale 0 as its int. Not every caller gives a Decimal the scale of its column, so others are
+    refused."""
     if not isinstance(value, Decimal):
         return value
     if not value.is_finite() or value.as_tuple().exponent != 0:
@@ -163,6 +164,6 @@ def _without_decimal(value: object, function: str) -> object:
 
 
 def _refusal(value: object, function: str, expected: str) -> FormatError:
-    """Names the type and not the value, which may be private."""
+    """The error names the type and not the value, which may be private."""
     got = "NULL" if value is None else type(value).__name__
     return FormatError(f"sharding function {function} got {got}", hint=f"expected {expected}")

@@ -62,7 +62,7 @@ class VitessShard:
 def read_with_token(
     connection: Connection, shard: VitessShard, read: Callable[[Connection], Result]
 ) -> tuple[Result, EventToken | None]:
-    """What ``read`` returns, and a token whose position all of it reflects.
+    """The result of ``read``, and a token whose position all of the result reflects.
 
     The token is None, and such a value must not be cached, where no invalidator has prepared the shard yet, or where
     vtgate changed the tablet on the way. ``read`` uses the connection and neither commits nor chooses another

@@ -1,4 +1,4 @@
-"""Files of the archive by their names: which transactions each holds, and which of them count (docs/archive.md).
+"""Files of the archive by their names: the transactions of each, and the files that count (docs/archive.md).
 
 Written by ``invalidator.archive.writer``, merged by ``spark.archive``, read by both sides. No I/O but for
 `find_files`.
@@ -31,8 +31,10 @@ _KEYSPACE: Final = re.compile(r"keyspace=(.*)")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A complete file, as its name says: ordinals of its first and last transaction. ``last`` < ``first``: it holds
-    none, and marks where the archive of a lineage begins."""
+    """A complete file, by its name: the ordinals of its first and last transaction.
+
+    A file with ``last`` < ``first`` has no transaction. It marks the begin of a lineage's archive.
+    """
 
     path: Path
     lineage_hash: str
@@ -66,14 +68,15 @@ def format_name(lineage_hash: str, first: int, last: int) -> str:
 
 
 def find_files(folder: Path) -> list[ArchiveFile]:
-    """All files below that count, of each lineage in the order of the ordinals."""
+    """All files below the folder that count, of each lineage in the order of the ordinals."""
     return choose_files(folder.rglob("changes-*.parquet"))
 
 
 def choose_files(paths: Iterable[Path]) -> list[ArchiveFile]:
-    """Of these, the files of an archive that count, of each lineage in the order of the ordinals.
+    """The files of ``paths`` that count, of each lineage in the order of the ordinals.
 
-    A file whose transactions all lie within a larger one was merged into that, and waits to be deleted: it does not.
+    A file whose transactions all lie within a larger one was merged into that and waits to be deleted: it does not
+    count.
     """
     found = [file for file in map(parse_name, paths) if file is not None]
     found.sort(key=lambda file: (file.keyspace, file.lineage_hash, file.first, -file.last))
@@ -93,5 +96,5 @@ def choose_files(paths: Iterable[Path]) -> list[ArchiveFile]:
 
 
 def hash_lineage(lineage: str) -> str:
-    """What stands for a lineage in names of files, which cannot hold all of its characters."""
+    """A digest of a lineage for file names, which cannot hold all characters of a lineage."""
     return f"{zlib.crc32(lineage.encode()):08x}"

@@ -1,4 +1,4 @@
-"""Arrow's form of the columns of recorded history, the same for whoever writes them.
+"""Arrow's form of the columns of recorded history, for all writers.
 
 Used by ``freshness.history.recorder`` and ``invalidator.archive.writer``.
 """

@@ -1,11 +1,11 @@
-"""The columns of recorded history: what the databases changed, and what the cache did (docs/spark.md).
+"""The columns of recorded history: row changes of the databases, and actions on the cache (docs/spark.md).
 
-Two kinds of Parquet file are written while the system runs and read by the Spark jobs. This module is the one place
-where their columns stand; ``invalidator.archive.writer`` and the recorders make Arrow schemas of it, ``spark.schema``
-makes Spark's. No I/O and no third-party types here.
+Two kinds of Parquet file are written while the system runs and read by the Spark jobs. Their columns are defined here
+and nowhere else; ``invalidator.archive.writer`` and the recorders make Arrow schemas of them, ``spark.schema`` makes
+Spark's. No I/O and no third-party types here.
 
 Times are microseconds since 1970 in UTC. Positions are texts as `freshness.position` prints them. Times are for
-display and for telling lag; order comes from ``ordinal`` and positions (F3, F4).
+display and lag; order comes from ``ordinal`` and positions (F3, F4).
 """
 
 from __future__ import annotations
@@ -114,4 +114,4 @@ ACTIONS: Final = (
     Column("end_us", "int64", False, "Wall clock after it was acknowledged."),
     Column("count", "int64", False, "Actions that this row stands for; above 1 only for dropped."),
 )
-"""What clients and invalidators did to the cache. Sampled by ``item_hash``, so that a sampled item is complete."""
+"""Actions of clients and invalidators on the cache. Sampled by ``item_hash``, so that a sampled item is complete."""

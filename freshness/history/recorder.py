@@ -1,7 +1,7 @@
 """The recorder of cache history: a witness that writes Parquet files beside the work, for the audit.
 
-Actions go into a bounded buffer; a thread turns them into rows and files. What does not fit is counted and told in
-the files as ``dropped``, so that an audit knows what it does not know. A file appears complete or not at all. After a
+Actions go into a bounded buffer; a thread turns them into rows and files. Actions that do not fit are counted in the
+files as ``dropped``, so that an audit knows that they are missing. A file appears complete or not at all. After a
 fork each process records under a name of its own. Opened by the composition roots of ``appclient`` and
 ``invalidator`` where ``history.path`` is set; needs the extra ``history``.
 """
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 KIND: Final = "actions"
 BUFFERED_MAX: Final = 100_000
-"""Actions that wait to be written. What comes beyond is dropped and counted (I6)."""
+"""Actions that wait to be written. Further actions are dropped and counted (I6)."""
 
 FILE_ROWS_MAX: Final = 500_000
 WRITE_SECONDS: Final = 0.5
@@ -55,8 +55,7 @@ class Recorder:
     """``sample``: the share of items recorded, from 0 to 1. Safe for several threads. See
     `freshness.algorithm.witness`.
 
-    It begins with the first action that it is told, and again after `close` and in a forked process, each time as
-    a client of its own.
+    It begins with its first action, and again after `close` and in a forked process, each time as a new client.
     """
 
     def __init__(self, folder: Path, *, sample: float = 1.0, rotate_seconds: float = 60.0) -> None:
@@ -132,7 +131,7 @@ class _Session:
             self._write()
             self._close_file()
         except (OSError, pa.ArrowException):
-            # The work goes on. The history ends here, without what waited: an audit sees a client that is cut off
+            # The work goes on. The history ends here, without the actions that waited: an audit sees it cut off
             log.exception("history is not recorded any more in %s", self._folder)
             with self._lock:
                 self._has_failed = True
@@ -197,7 +196,7 @@ class _Session:
 
 
 def _digest(payload: bytes | None) -> bytes | None:
-    """Of a row, what the archive says of the same row; of any other value, its encoding's."""
+    """The digest of a row, which equals the archive's digest of the same row; of any other value, of its encoding."""
     if payload is None:
         return None
     alone = hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()

@@ -67,7 +67,7 @@ class KeyBuilder:
 
     @property
     def prefix(self) -> bytes:
-        """What every item of this object starts with; behind it stand the coarse spellings, joined by ":"."""
+        """The first bytes of every item of this object; the coarse spellings follow, joined by ":"."""
         return self._prefix
 
     def build(self, values: Sequence[object]) -> CacheKey:

@@ -45,7 +45,8 @@ _PLAIN_CASELESS = re.compile(
 
 
 class ColumnKind(Enum):
-    """What the database compares. CHAR, VARCHAR, TEXT, ENUM are STRING; BINARY, VARBINARY, BLOB are BINARY."""
+    """How the database compares a column. CHAR, VARCHAR, TEXT, ENUM are STRING; BINARY, VARBINARY, BLOB are
+    BINARY."""
 
     INTEGER = "integer"
     STRING = "string"

@@ -1,8 +1,8 @@
 """Text to the weights that Vitess's ``unicode_loose_*`` functions hash: neither case nor accents count.
 
-Vitess takes the sort key of Go's x/text for English at its loosest strength. Those tables are the root collation of
-CLDR 23, kept for ever: two bytes for each primary weight, nothing for a mark. Known here are the Latin letters with
-all their accents, digits, and the usual signs and blanks. Other text is refused: it would need all of the tables.
+Vitess takes the sort key of Go's x/text for English at its loosest strength. Go keeps the tables of the root
+collation of CLDR 23: two bytes for each primary weight, none for a mark. This module has the Latin letters with all
+their accents, digits, and the usual signs and blanks. Other text is refused: it would need all of the tables.
 
 Called by ``freshness.database.sharding``. Depends on no table of the running Python that changes with its version.
 """

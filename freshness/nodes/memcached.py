@@ -316,7 +316,7 @@ class MemcachedNode:
     def _report(
         self, stats: Stats, settings: Stats, items: Stats, tombstone_ttl_seconds: int
     ) -> StorageReport:
-        """What the node's own settings and counters say about keeping tombstones (F5, F51, F67)."""
+        """Whether the node keeps tombstones, by its own settings and counters (F5, F51, F67)."""
         try:
             losses = sum(int(stats[name]) for name in LOSS_COUNTERS)
             # Kept per slab class also where a store goes on with another attempt
@@ -353,7 +353,7 @@ def _wait_in_kernel(connected: socket.socket, timeout_seconds: float) -> bool:
     """Let the kernel bound each wait, where it can: Python's own timeouts cost a ``poll`` before every call.
 
     Not for TLS, nor for sockets that another library has put in the place of Python's (gevent), which would
-    wait for ever.
+    wait without end.
     """
     if sys.platform != "linux" or type(connected).recv is not _socket.socket.recv:
         return False

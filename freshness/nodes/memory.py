@@ -33,7 +33,7 @@ from freshness.algorithm.request import (
 from freshness.errors import NodeUnavailable
 
 ITEM_OVERHEAD_BYTES: Final = 60
-"""What memcached counts of an item besides key and value, about; only the size limit depends on it."""
+"""About memcached's own bytes for an item besides key and value; only the size limit depends on it."""
 
 NO_MEMORY: Final = "out of memory storing object"
 TOO_LARGE: Final = "object too large for cache"

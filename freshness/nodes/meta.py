@@ -70,7 +70,7 @@ class ProtocolError(Exception):
 
 
 class ReplyKind(IntEnum):
-    """What is awaited from the node, in order."""
+    """The replies that are awaited from the node, in order."""
 
     ITEM = 0
     FENCE = 1
@@ -452,7 +452,7 @@ def _read_cas(reader: ReplyReader, versions_from: int) -> Reply:
 def _read_run(
     reader: ReplyReader, replies: list[Reply], start: int, end: int, outcomes: Mapping[bytes, Reply]
 ) -> None:
-    """What the quiet requests from ``start`` to ``end`` had to say, up to their fence."""
+    """Read the replies of the quiet requests from ``start`` to ``end``, up to their fence."""
 
     def note(word: bytes, digits: bytes) -> None:
         index = int(digits)

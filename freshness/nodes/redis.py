@@ -1,11 +1,11 @@
 """A Redis server as a cache node, for those who run Redis and not memcached.
 
-What memcached has and Redis lacks is kept in the item itself: 8 bytes of version, drawn at random by whoever
-stores (so that it never repeats, not even after a restart: no F8 here), one byte that says whether the item
-is a stub whose win was given, then the value. Comparing and storing is one step inside the server, by
-scripts. A node must have no persistence and no replicas: what they bring back after a restart or a failover
-is the old data under the old life, without the last invalidations. Must never turn a failure into a reply
-(F11); redis-py's own retries are off. Called by the drivers, one `RedisNode` per thread and server.
+The item itself holds the parts that memcached has and Redis lacks: 8 bytes of version, drawn at random by the
+client that stores (so that it never repeats, not even after a restart: no F8 here), one byte that says whether the
+item is a stub whose win was given, then the value. Comparing and storing is one step inside the server, by scripts. A
+node must have no persistence and no replicas: what they bring back after a restart or a failover is the old data
+under the old life, without the last invalidations. Must never turn a failure into a reply (F11); redis-py's own
+retries are off. Called by the drivers, one `RedisNode` per thread and server.
 """
 
 from __future__ import annotations
@@ -418,7 +418,7 @@ def _draw_version() -> bytes:
 
 
 def _encode_version(version: int) -> bytes:
-    """What to compare with the first bytes of an item; nothing that any item begins with, if there is no such
+    """The bytes to compare with the first bytes of an item; bytes that begin no item, if there is no such
     version."""
     if 0 < version < 1 << 8 * VERSION_BYTES:
         return version.to_bytes(VERSION_BYTES)
@@ -428,7 +428,7 @@ def _encode_version(version: int) -> bytes:
 def _sum_losses(
     stats: Mapping[str, str], error_stats: Mapping[str, str], command_stats: Mapping[str, str]
 ) -> int | None:
-    """What was evicted, refused for memory, or flushed; None where the server does not say.
+    """The count of items evicted, refused for memory, or flushed; None where the server does not say.
 
     Refusals are counted since Redis 6.2; on older servers only those who were refused know.
     """

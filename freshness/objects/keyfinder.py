@@ -1,6 +1,6 @@
-"""Which cache items a change of the stream concerns. For the invalidator, the archive and the Spark jobs.
+"""The cache items that a change of the stream concerns. For the invalidator, the archive and the Spark jobs.
 
-Both images of every change count (F35). What cannot be mapped to keys raises its table; nothing is left out. No I/O.
+Both images of every change count (F35). A change that gives no key raises its table, so none is left out. No I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from freshness.stream.source import UNREADABLE, Transaction
 
 @dataclass(slots=True)
 class KeyFinder:
-    """Which cache items a row change concerns. ``definitions``: the objects of this keyspace."""
+    """Finds the cache items that a row change concerns. ``definitions``: the objects of this keyspace."""
 
     definitions: Mapping[str, ObjectDefinition]
     _by_table: dict[str, list[ObjectDefinition]] = field(default_factory=dict)
@@ -30,9 +30,9 @@ class KeyFinder:
         return frozenset(self._by_table)
 
     def find(self, transaction: Transaction) -> tuple[dict[bytes, None], dict[str, str]]:
-        """(items, tables whose floor must be raised with the reason): both images of every change (F35).
+        """(items of both images of every change, tables whose floor must be raised with the reason).
 
-        In the order of the changes, so that a run can be repeated exactly.
+        Items are in the order of the changes, so that a run can be repeated exactly.
         """
         # A source that was asked for keys has found them already.
         items: dict[bytes, None] = dict.fromkeys(transaction.items)

@@ -1,8 +1,8 @@
 """The objects that are cached, as both sides understand them: table columns, keys, rule.
 
-Built once at the start by the invalidator and by the application, from the same ``freshness.toml`` and the
-database's own schema, so that what the one reads and the other invalidates cannot drift apart. The fingerprint of
-a definition is in every entry and in the node record: two definitions of one name never share entries (F70).
+Built once at the start by the invalidator and by the application, from the same ``freshness.toml`` and the database's
+own schema, so that the keys that are read and the keys that are invalidated are the same. The fingerprint of a
+definition is in every entry and in the node record: two definitions of one name never share entries (F70).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ KeyspaceId = Callable[[str, object], bytes]
 
 @dataclass(frozen=True, slots=True)
 class ShardFinder:
-    """Tells the shard of a key. ``place``: of the sharding column among the key's columns. ``policies``: the object
-    as it is in each serving shard, by key range."""
+    """Finds the shard of a key. ``place``: of the sharding column among the key's columns.
+
+    ``policies``: the object's policy in each serving shard, by key range.
+    """
 
     place: int
     column: KeyColumn
@@ -46,8 +48,8 @@ class ShardFinder:
 class ObjectDefinition:
     """One object. ``columns_by_table``: in each table, the columns that hold its key, in key order.
 
-    ``policy`` is of the object in all serving shards. ``shards`` is None where the key does not tell the shard, or
-    where there is one: then every serving shard has a say in each entry.
+    ``policy`` is of the object in all serving shards. ``shards`` is None where the key does not name the shard, or
+    where there is one shard: then each entry depends on every serving shard.
     """
 
     config: ObjectConfig
@@ -57,11 +59,11 @@ class ObjectDefinition:
     shards: ShardFinder | None = None
 
     def policy_for(self, values: Sequence[object]) -> ObjectPolicy:
-        """The object as it is in the shard that holds this key."""
+        """The policy of the object in the shard that holds this key."""
         return self.policy if self.shards is None else self.shards.find(values)
 
     def identity(self, key: CacheKey) -> bytes:
-        """What an entry says it is: the definition and the key as spelled."""
+        """The identity of an entry: the definition and the key as spelled."""
         return self.policy.fingerprint.to_bytes(4, "big") + key.identity
 
 

@@ -1,4 +1,4 @@
-"""Positions: what a server has executed. The one place from which everyone imports them.
+"""Positions: sets of executed transactions. All other folders import them from here.
 
 `Position` is the role (containment, union, intersection, text, bytes); `MysqlGtidSet` and `MariadbPosition`
 implement it. Never mixes flavors and never consults a clock: containment decides (ADR 0001).

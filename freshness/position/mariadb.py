@@ -157,8 +157,8 @@ class MariadbPosition(Position):
         """See `Position.intersection`: the lower sequence wins in each domain that both have.
 
         Where both stand at one sequence with no server in common, the domain is left out: what they share
-        ends somewhere below that number, and with which server is not known. The result serves to resume a
-        stream: a position that is too small only sends events again, one that is too large skips for ever.
+        ends somewhere below that number, at an unknown server. The result serves to resume a stream: a position
+        that is too small only sends events again, and one that is too large would skip events.
         """
         theirs = _same_flavor(other)._heads
         common: dict[int, _Head] = {}
@@ -267,7 +267,7 @@ def _out_of_range(domain: int, server: int, sequence: int) -> FormatError:
 
 @lru_cache(maxsize=1024)
 def _lone_ends(domain: int, servers: frozenset[int]) -> tuple[bytes, bytes]:
-    """What stands before and behind the sequence of a position of one domain: a transaction's own has no more."""
+    """The bytes before and behind the sequence of a position of one domain, as each transaction's own position is."""
     start, end = bytearray((ENCODED_MARIADB,)), bytearray()
     append_varint(start, 1)
     append_varint(start, domain)

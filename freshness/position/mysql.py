@@ -380,7 +380,7 @@ def _source_head(source: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _lone_start(source: str) -> bytes:
-    """What stands before the interval of a set of one interval: a transaction's own has no more."""
+    """The bytes before the interval of a set of one interval, as each transaction's own position is."""
     return bytes((ENCODED_MYSQL, 1)) + _source_head(source) + bytes((1,))
 
 

@@ -4,7 +4,7 @@ Containment is the only order (ADR 0001): a read at position T reflects event e 
 Two positions of which neither contains the other are UNKNOWN to one another, and UNKNOWN is doubt: it never fills and
 always invalidates. Positions never look at clocks.
 
-Implemented by ``freshness.position.mysql`` and ``freshness.position.mariadb``; everyone else imports
+Implemented by ``freshness.position.mysql`` and ``freshness.position.mariadb``; all other modules import
 ``freshness.position``.
 """
 
@@ -46,7 +46,7 @@ class Position(ABC):
 
     @abstractmethod
     def union_all(self, others: Iterable[Position]) -> Position:
-        """What `union` with one after the other gives, at once: for the transactions of a batch."""
+        """The union with all of them in one step, for the transactions of a batch."""
 
     @abstractmethod
     def intersection(self, other: Position) -> Position:
@@ -56,9 +56,9 @@ class Position(ABC):
     def fill_gaps(self, streamed: Position) -> Position:
         """This position, with the gaps inside it filled where ``streamed`` has the numbers.
 
-        Keeps tombstones short (docs/algorithm.md#invalidating): the result is between this position and its union
-        with ``streamed``, and never asks for a number that was not streamed, which no replica could ever satisfy
-        (Group Replication hands out GTID blocks). Raises `FlavorMismatch` for another flavor.
+        Keeps tombstones short (docs/algorithm.md#invalidating). The result lies between this position and its union
+        with ``streamed``: a number that was not streamed may never be executed, and then no replica could contain the
+        tombstone (Group Replication hands out blocks of numbers). Raises `FlavorMismatch` for another flavor.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Event tokens: where in which history something happened. Opaque to applications, comparable by us.
+"""Event tokens: a place in the history of one lineage. Opaque to applications; this package compares them.
 
 A token names the lineage (replication topology), shard, epoch, a timestamp, and the position. Containment of the
 position decides; the timestamp is for seeking and for showing lag, never proof of freshness (F3, F4). Tokens of
@@ -23,7 +23,7 @@ from freshness.position.varint import NUMBER_MAX, ByteReader, append_varint
 TEXT_PREFIX: Final = "ft1."
 NAME_BYTES_MAX: Final = 128
 ENCODED_BYTES_MAX: Final = 256 * 1024
-"""A GTID set of 2000 intervals takes about 6 kB. What is larger is a broken set, or somebody's attack."""
+"""A GTID set of 2000 intervals takes about 6 kB. A larger token has a broken set, or is an attack."""
 
 _VERSION: Final = 1
 _BASE64_TEXT = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)

@@ -38,7 +38,7 @@ def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[A
     """The token in the answer to `token_sql`; None where the table has no epoch yet: such a read never fills.
 
     The position is a lower bound of what the server shows: on MariaDB the replica's own position united with the
-    watermarks, each of which was visible before its row was. ``timestamp_us`` is the newest heartbeat's, 0 without.
+    watermarks, each of which was visible before its row. ``timestamp_us`` is the newest heartbeat's, 0 without.
     """
     epochs = [int(row[2]) for row in rows if row[1] == EPOCH_ROW]
     if len(epochs) != 1:

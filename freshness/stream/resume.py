@@ -1,7 +1,7 @@
-"""Where a merged stream goes on, as one opaque text that its consumers keep beside their data and send back.
+"""The place where a merged stream resumes, as one opaque text that consumers keep beside their data and send back.
 
-A vector names, for every lineage of a stream, what has been delivered. Made by the update stream, read by it and by
-the Spark jobs. No I/O; what a vector means for each shard is ``invalidator.stream.start``.
+A vector has, for each lineage of a stream, the position up to which it was delivered. The update stream makes and
+reads it, and so do the Spark jobs. No I/O; ``invalidator.stream.start`` finds each shard's start in it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The role of an update stream's source: committed transactions in the order of one server's log.
 
-A source must never skip silently (I8): what cannot be mapped to rows is named in ``raised_tables``, what cannot
-be handled at all raises `StreamStopped`. A source's position says "invalidate up to" and never "data is at
-least" (F2). Implemented by ``invalidator.binlog.source``; called by the applying loop and the merged stream. The
-Spark jobs make the same transactions of recorded rows.
+A source must never skip an event silently (I8): the tables of changes without readable rows are in ``raised_tables``,
+and an event that cannot be handled at all raises `StreamStopped`. A source's position says "invalidate up to" and
+never "data is at least" (F2). Implemented by ``invalidator.binlog.source`` and ``invalidator.vstream.source``; called
+by the applying loop and the merged stream. The Spark jobs make the same transactions of recorded rows.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ class Unreadable(Enum):
 
 
 UNREADABLE: Final = Unreadable.UNREADABLE
-"""Stands in a row for a value that is in the log and that cannot be told (a zero date, a partial JSON update, an
-ENUM label in an unknown character set). It is not NULL. A key must never be built from it: raise the table."""
+"""A value of a row that the log has and that cannot be decoded exactly (a zero date, a partial JSON update, an ENUM
+label in an unknown character set). It is not NULL. A key is never built from it: the table is raised instead."""
 
 
 class Shape(NamedTuple):
-    """What the log says of a column's type, so far as its value differs from what a client reads
-    (``invalidator.binlog.rows.image``). ``labels``: of a SET, in their order; ``length``: of a BINARY, else 0."""
+    """The difference between a column's value in the log and the value that a client reads.
+
+    ``rule``: the conversion in ``invalidator.binlog.rows.image``. ``labels``: of a SET, in their order. ``length``:
+    of a BINARY, else 0.
+    """
 
     rule: Literal[
         "same", "text", "ascii", "binary", "float", "bit", "set", "time", "timestamp", "year", "untold"
@@ -71,20 +74,22 @@ class Heartbeat:
 
 
 class Transaction(NamedTuple):
-    """What one transaction did to the tables asked for; also one that did nothing to them, for its position.
+    """One transaction's changes of the tables asked for. A transaction without any is delivered for its position.
+
+    It has one of two bodies: ``changes`` from a source that was asked for rows, ``items`` from a source that was
+    asked for keys. Items are the cache items that the changed rows concern: a row may concern several, and an item
+    may be named twice. Both bodies are one type: they share the nine other fields, and few users read the body.
 
     ``position`` is the transaction's own GTID alone. ``timestamp_us`` is for display and lag, never for order
     (F3, F4). ``raised_tables``: their rows may have changed in a way that cannot be mapped to keys, so the
     table floor moves; ``reasons`` says why, for the log.
 
     A source that was asked for pieces delivers a large transaction in several, one after the other, all with its
-    position: ``first_row`` is the place of ``changes[0]`` in the whole, and only the piece with ``is_last`` says
-    that it was committed and may enter a position. Pieces without a last one are void: the transaction comes again
-    from its first row, or never was. ``is_prepared``: an XA PREPARE (told by the last piece), whose rows are not
-    visible and come again with the GTID of the commit, if there is one. ``size_bytes``: of its row events.
-
-    A source that was asked for keys delivers ``items``, the cache items that the changed rows concern (a row may
-    concern several, and an item may be named twice), and no ``changes``; ``first_row`` then counts items.
+    position. ``first_row`` is the place of the piece's first change (or item) in the whole. Only the piece with
+    ``is_last`` says that the transaction was committed and may enter a position. Pieces without a last one are void:
+    the transaction comes again from its first row, or was never committed. ``is_prepared``: an XA PREPARE, in the
+    last piece; its rows are not visible and come again with the GTID of the commit, if there is one. ``size_bytes``:
+    of its row events.
     """
 
     position: Position
@@ -103,7 +108,7 @@ class Transaction(NamedTuple):
 def keyed_transaction(
     position: Position, timestamp_us: int, items: tuple[bytes, ...], size_bytes: int
 ) -> Transaction:
-    """A whole transaction of which only keys are told; the same as the constructor makes, in a third of its time."""
+    """A whole transaction with items; equal to the constructor's, in a third of its time."""
     return _make(Transaction, (position, timestamp_us, (), _NONE, (), (), 0, True, False, size_bytes, items))
 
 

@@ -87,7 +87,7 @@ def decode_value(data: bytes) -> Any:
 
 
 def row_digest(row: Mapping[str, object]) -> bytes | None:
-    """16 bytes that are equal for equal rows, as PyMySQL reads a row; None where a value is not to be told.
+    """16 bytes that are equal for equal rows, as PyMySQL reads a row; None where a value has no canonical form.
 
     The order of the columns does not matter, nor the scale of a number: a row that is read and the same row in the
     archive of the log (``invalidator.binlog.rows.image``) have one digest. None says nothing: it equals no digest and

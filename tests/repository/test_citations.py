@@ -1,4 +1,4 @@
-"""Docstrings and comments cite pages, sections, decision records and invariants that are in the repository.
+"""Docstrings and comments: each citation leads somewhere, and each sentence of the library has a subject.
 
 F-numbers are checked by ``tests/repository/test_failure_modes.py``.
 """
@@ -96,3 +96,39 @@ def test_a_citation_that_leads_nowhere_is_found() -> None:
         "docs/algorithm.md#the-rent",
         "algorithm.md",
     ]
+
+
+# -- plain English -----------------------------------------------------------------------------------------
+
+PLAIN = ("freshness/", "appclient/")
+"""Where a sentence has a noun of the glossary for its subject."""
+
+NOUNLESS = re.compile(r"(?:\A|(?<=[.:!?] )|(?<=\* ))(?:What|Whoever|Of|Those)\b")
+UNUSUAL = re.compile(r"\b(?:for ever|anew|whoever)\b", re.IGNORECASE)
+
+
+def find_obscure(text: str) -> list[str]:
+    """The places of a docstring or comment that begin a sentence without a noun, or use a word that we avoid."""
+    flat = " ".join(text.removeprefix("#").split())
+    found = (*NOUNLESS.finditer(flat), *UNUSUAL.finditer(flat))
+    return [flat[place.start() : place.start() + 60] for place in found]
+
+
+def test_sentences_begin_with_a_noun() -> None:
+    assert [
+        f"{path}:{line}: {place}"
+        for path, source in _sources()
+        if str(path).startswith(PLAIN)
+        for line, text in find_prose(source)
+        for place in find_obscure(text)
+    ] == []
+
+
+def test_an_obscure_sentence_is_found() -> None:
+    assert find_obscure("Read once. What cannot be told\nis kept for ever.") == [
+        "What cannot be told is kept for ever.",
+        "for ever.",
+    ]
+    assert find_obscure("# Of these: Those that serve") == ["Of these: Those that serve", "Those that serve"]
+    assert find_obscure("A list:\n\n* Whoever sees it") == ["Whoever sees it", "Whoever sees it"]
+    assert find_obscure("One of those says what is offset, wherever") == []
