@@ -65,6 +65,7 @@ class LineageKeeper:
     instance: str
     streamed: Position
     epoch: int = 0
+    streamed_epoch: int = 0
     clock: Callable[[], float] = running_clock
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: set[str] = field(default_factory=set)
@@ -100,7 +101,8 @@ class LineageKeeper:
         raised = _join_raised(parts)
         beats = [beat for part in parts for beat in part.heartbeats.values()]
         with self._lock:
-            self.streamed = self.streamed.union(streamed)
+            # Of this batch's history alone: what was streamed before an epoch was raised is in no floor of today.
+            self.streamed, self.streamed_epoch = streamed, self.epoch
             batch = Batch({}, raised, before, streamed, self._own_heartbeat(beats))
             ready = []
             for member in self.joined:
@@ -147,7 +149,7 @@ class LineageKeeper:
         if not missing:
             return
         procedures = [
-            join(member, self.streamed, epoch=self.epoch, is_fresh=member.node in self._ended)
+            join(member, self.streamed, epoch=self.streamed_epoch, is_fresh=member.node in self._ended)
             for member in missing
         ]
         results = self.driver.run(gather(procedures))
@@ -173,7 +175,7 @@ class LineageKeeper:
         while behind := self._find_ahead():
             if self.clock() > deadline:
                 raise HistoryLost(
-                    f"{self.lineage}: the primary has never executed all that node {behind} has acknowledged",
+                    f"{self.lineage}: the primary has never executed all that node {behind} acknowledged or demands",
                     hint="a failover lost transactions: let `invalidator run` raise the epoch, then start again",
                 )
             self.driver.sleep(RENEW_SECONDS)
@@ -181,10 +183,14 @@ class LineageKeeper:
             self._note(members, self.driver.run(gather([renew(member) for member in members])))
 
     def _find_ahead(self) -> str:
-        """A node that has acknowledged more than the primary shows; "" for none."""
+        """A node that has acknowledged, or demands of a read, more than the primary shows; "" for none (ADR 0018)."""
         head = self.read_head() if self.joined else None
         for member in self.joined:
-            wanted = member.applied if member.target is None else member.applied.union(member.target)
+            record = member.joined_record()
+            demanded = [record.floor, *record.table_floors.values()]
+            demanded += (coverage.start for coverage in record.objects.values())
+            wanted = member.applied.union_all(demanded)
+            wanted = wanted if member.target is None else wanted.union(member.target)
             if head is not None and not head.position.contains(wanted):
                 return member.node
         return ""
@@ -274,7 +280,7 @@ class Keeper:
             cache.nodes,
             cache.tombstone_ttl_seconds,
             {
-                shard.lineage: keyspace.flavor
+                shard.lineage: keyspace.gtid_flavor
                 for keyspace in config.keyspaces.values()
                 for shard in keyspace.serving_shards
             },
@@ -307,10 +313,10 @@ class Keeper:
             node_refresh_seconds=cache.node_refresh_seconds,
         )
         instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
-        writer = HeartbeatWriter(shard.primary, flavor, instance, config.stream.clock_error_seconds)
+        writer = HeartbeatWriter(shard.writable, flavor, instance, config.stream.clock_error_seconds)
         writer.prepare()
-        epochs = HeartbeatWriter(shard.primary, flavor, f"{instance}.e", 0)
-        primary = Primary(shard.primary, flavor, epochs.epoch)
+        epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)
+        primary = Primary(shard.writable, flavor, epochs.epoch)
         pulse = Pulse(writer, config.stream.heartbeat_seconds, running_clock, lambda: None)
         nodes: dict[str, CacheNode] = {name: open_node(cache.backend, name) for name in cache.nodes}
         self._closers += [pulse.stop, epochs.close, primary.close, *(node.close for node in nodes.values())]

@@ -1,0 +1,328 @@
+"""Directed schedules of the Spark sink: executors send, the driver acknowledges. The procedures are the production
+ones; Spark, the nodes and the primary are made here.
+
+A job is started again by `Job.start`, as after a crash of its driver. The stream begins where all joined nodes have
+acknowledged, as without a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import pytest
+
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.membership import Membership, NodePolicy
+from freshness.algorithm.request import Head, Marks, Merges, Reply, Request
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.config.settings import ObjectConfig
+from freshness.errors import HistoryLost
+from freshness.keys.cachekey import KeyBuilder
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.objects.registry import ObjectDefinition
+from freshness.position import MysqlGtidSet, Position
+from spark.sink.keeper import LineageKeeper
+from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
+from tests.schedules.world import (
+    CUSTOMER,
+    D_SECONDS,
+    HEARTBEAT_AGE_MAX_SECONDS,
+    L_SECONDS,
+    LINEAGE,
+    NAMESPACE,
+    NODE,
+    NODE_REFRESH_SECONDS,
+    ORDER,
+    RING,
+    W_SECONDS,
+    Client,
+    Invalidator,
+    Reader,
+    Transaction,
+    World,
+    lookup,
+)
+
+LOST: Final = 60
+"""How many transactions a failover loses: more than there are later ones, which are given the same numbers."""
+
+
+class DriverDied(Exception):
+    """The driver's process ends where it stands."""
+
+
+class Node:
+    """A node of the world, on the connections of one process."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self.name = client, name
+        self._requests: Sequence[Request] = ()
+
+    def perform(self, requests: Sequence[Request] | Marks | Merges) -> list[Reply]:
+        return [self._client.perform(self.name, request) for request in requests]
+
+    def send(self, requests: Sequence[Request] | Marks | Merges) -> None:
+        self._requests = requests
+
+    def receive(self) -> list[Reply]:
+        return self.perform(self._requests)
+
+    def close(self) -> None: ...
+
+
+def define(policy: ObjectPolicy) -> ObjectDefinition:
+    column = KeyColumn("id", ColumnKind.INTEGER)
+    config = ObjectConfig(name=policy.name, keyspace="shop", table=policy.tables[0])
+    return ObjectDefinition(
+        config, policy, KeyBuilder(NAMESPACE, policy.name, (column,)), {policy.tables[0]: (column,)}
+    )
+
+
+class Job:
+    """One job on a cluster, and the primary that it follows.
+
+    ``sent_twice``: each task runs a second time, as where the answer of the first attempt was lost. ``dies_in_wait``:
+    the driver's process ends in its next pause.
+    """
+
+    def __init__(self, world: World, objects: Sequence[ObjectPolicy] = (CUSTOMER,)) -> None:
+        self.world = world
+        self.objects = objects
+        self.begun: dict[int, float] = {}
+        self.beats: dict[int, int] = {}
+        self.sent_twice = False
+        self.dies_in_wait = False
+        self.start()
+
+    def start(self) -> None:
+        """A new driver: it knows nothing but what the nodes hold."""
+        self.dies_in_wait = False
+        names = tuple(self.world.stores)
+        self.plan = SinkPlan(
+            NAMESPACE,
+            "memory",
+            names,
+            D_SECONDS,
+            {LINEAGE: "mysql"},
+            {"shop": {each.name: define(each) for each in self.objects}},
+        )
+        policy = NodePolicy(
+            NAMESPACE,
+            LINEAGE,
+            RING,
+            {each.name: each.fingerprint for each in self.objects},
+            D_SECONDS,
+            L_SECONDS,
+            W_SECONDS,
+            HEARTBEAT_AGE_MAX_SECONDS,
+            NODE_REFRESH_SECONDS,
+        )
+        members = {
+            name: Membership(name, policy, self.world.clock, self.world.nonce, MysqlGtidSet())
+            for name in names
+        }
+        self.driver = BlockingDriver(self.open_nodes(), self.wait, read_head=self.read_head)
+        self.keeper = LineageKeeper(
+            LINEAGE,
+            "-",
+            members,
+            self.driver,
+            self.read_head,
+            self.begun.get,
+            "me",
+            MysqlGtidSet(),
+            clock=self.world.clock,
+        )
+        self.streamed: Position | None = None
+
+    def open_nodes(self) -> dict[str, Node]:
+        client = Client(self.world)
+        return {name: Node(client, name) for name in self.world.stores}
+
+    def wait(self, seconds: float) -> None:
+        if self.dies_in_wait:
+            raise DriverDied
+        self.world.sleep(seconds)
+
+    # -- the primary -----------------------------------------------------------------------------------
+
+    def read_head(self) -> Head:
+        return self.world.read_head(LINEAGE)
+
+    def beat(self, *, epoch: int = 0) -> None:
+        number = len(self.begun) + 1
+        self.begun[number] = self.world.now
+        made = self.world.commit()
+        self.beats[made.number] = number
+
+    def fail_over(self, lost: int) -> None:
+        del self.world.database.transactions[-lost:]
+
+    def raise_epoch(self) -> None:
+        """As the operator does after a lost history, with `invalidator run`."""
+        self.world.database.epoch += 1
+
+    # -- micro-batches ---------------------------------------------------------------------------------
+
+    def begin(self) -> Ticket:
+        epochs, tenures, at = self.keeper.begin()
+        if self.streamed is None:
+            token = self.keeper.find_start()
+            self.streamed = self.read_head().position if token is None else token.position
+        return Ticket(1, {LINEAGE: epochs}, {LINEAGE: tenures}, {LINEAGE: at})
+
+    def send(self, ticket: Ticket, rows: Sequence[Mapping[str, Any]]) -> list[Part]:
+        """One task."""
+        sender = Sender(self.plan, ticket, self.open_nodes(), self.world.sleep)
+        sender.take(rows)
+        sender.flush()
+        return list(sender.parts.values())
+
+    def commit(self, ticket: Ticket, parts: Sequence[Part]) -> None:
+        self.keeper.commit(parts, ticket.tenures[LINEAGE], ticket.at[LINEAGE])
+
+    def run_batch(self) -> None:
+        """All that was committed since the last micro-batch, in one task for each transaction."""
+        ticket = self.begin()
+        tasks = self.plan_tasks()
+        parts = [part for rows in tasks for part in self.send(ticket, rows)]
+        if self.sent_twice:
+            for rows in tasks:
+                self.send(ticket, rows)
+        self.commit(ticket, parts)
+
+    def live(self, seconds: float) -> None:
+        """A heartbeat and a micro-batch every second."""
+        for _ in range(round(seconds)):
+            self.beat()
+            self.run_batch()
+            self.world.sleep(1.0)
+
+    def plan_tasks(self) -> list[list[dict[str, Any]]]:
+        """The rows of the update stream, as the partitions deliver them."""
+        streamed = self.streamed
+        assert streamed is not None, "begin comes first"
+        new = [each for each in self.world.database.transactions if not streamed.contains(each.position)]
+        tasks = []
+        for ordinal, made in enumerate(new or [None], 1):
+            before = streamed
+            streamed = streamed if made is None else streamed.union(made.position)
+            tasks.append(list(self._rows(ordinal, before, made, streamed)))
+        self.streamed = streamed
+        return tasks
+
+    def _rows(
+        self, ordinal: int, before: Position, made: Transaction | None, streamed: Position
+    ) -> Iterable[dict[str, Any]]:
+        bare: dict[str, Any] = {
+            "keyspace": "shop", "lineage": LINEAGE, "epoch": 1, "row": -1, "timestamp_us": 0,
+            "table": None, "before": None, "after": None, "detail": None,
+        }  # fmt: skip
+        yield {**bare, "ordinal": ordinal - 1, "op": "begin", "gtid": str(before)}
+        if made is None:
+            return
+        row = {**bare, "ordinal": ordinal, "gtid": str(made.position)}
+        for item in sorted(made.keys):
+            _, name, key = item.decode().split(":")
+            (table,) = [each.tables[0] for each in (CUSTOMER, ORDER) if each.name == name]
+            image = json.dumps({"id": int(key)})
+            yield {**row, "op": "update", "table": table, "before": image, "after": image}
+        for table in sorted(made.raised):
+            yield {**row, "op": "raise", "table": table, "detail": "TRUNCATE"}
+        if made.number in self.beats:
+            beat = {
+                "instance": "me", "sequence": self.beats[made.number], "min_us": 0, "max_us": 0,
+                "epoch": self.world.database.epoch,
+            }  # fmt: skip
+            yield {**row, "op": "heartbeat", "detail": json.dumps(beat)}
+        yield {**bare, "ordinal": ordinal, "op": "empty", "gtid": str(streamed)}
+
+
+def read_fresh(
+    world: World, number: int = 1, policy: ObjectPolicy = CUSTOMER, node: str = NODE
+) -> ReadOutcome:
+    """By a replica that has everything."""
+    return Reader(world, world.replica().catch_up()).read(lookup(number, policy, node))
+
+
+# -- lost history ----------------------------------------------------------------------------------------
+
+
+def demand_by_table_floor(world: World) -> Job:
+    """The driver dies between the floor of a truncated table and the progress."""
+    job = Job(world)
+    job.live(3)
+    for _ in range(LOST - 1):
+        world.commit()
+    world.commit(raised=("customers",))
+    job.dies_in_wait = True
+    with pytest.raises(DriverDied):
+        job.run_batch()
+    assert "customers" in world.record().table_floors
+    return job
+
+
+def demand_by_object_start(world: World) -> Job:
+    """A new object is covered from the primary's head on; nothing up to there is acknowledged yet."""
+    job = Job(world)
+    job.live(3)
+    for _ in range(LOST):
+        world.commit()
+    job = Job(world, (CUSTOMER, ORDER))
+    job.begin()
+    assert not world.record().progress.contains(world.record().objects[ORDER.name].start)
+    return job
+
+
+def demand_by_floor(world: World) -> Job:
+    """An invalidator raised the floor in head mode and died before its tombstones; since then the node keeps them."""
+    store = world.stores[NODE]
+    store.temp_lru_ttl_seconds, kept = None, store.temp_lru_ttl_seconds
+    invalidator = Invalidator(world).join()
+    for _ in range(LOST):
+        world.commit(lookup(1).item)
+    invalidator.applying().until(lambda action: getattr(action, "key", None) == b"shop:customer:1!")
+    assert not world.record().progress.contains(world.record().floor)
+    store.temp_lru_ttl_seconds = kept
+    return Job(world)
+
+
+@pytest.mark.parametrize("demand", [demand_by_table_floor, demand_by_object_start, demand_by_floor])
+def test_a_demand_that_names_a_lost_event_ends_the_history_of_the_sink(demand: Any) -> None:
+    """A failover loses what a node's record demands of a read and its progress does not hold. A sink that goes on
+    with such a node keeps one on which no server of this history can ever let a fill through."""
+    world = World()
+    job = demand(world)
+    policy = job.objects[-1]
+    job.fail_over(LOST)
+    job.start()
+    with pytest.raises(HistoryLost, match="demands"):
+        job.live(3)
+    job.raise_epoch()
+    job.start()
+    job.live(5)
+    assert read_fresh(world, policy=policy) is ReadOutcome.FILLED
+    assert world.broken == []
+
+
+def test_a_node_that_joins_after_its_epoch_was_raised_demands_nothing_of_the_former_history() -> None:
+    """A node is away while the others begin new lives. Events that the job streamed before were lost, and no server
+    of the present history can show them: they must not be in the floor of the node that comes back."""
+    world = World(nodes=(NODE, "n2"))
+    job = Job(world)
+    job.live(3)
+    for _ in range(LOST):
+        world.commit()
+    job.run_batch()
+    job.fail_over(LOST)
+    world.stores["n2"].down = True
+    job.raise_epoch()
+    job.streamed = job.read_head().position
+    job.live(3)
+    world.stores["n2"].down = False
+    world.sleep(5)
+    job.live(3)
+    for node in world.stores:
+        assert job.read_head().position.contains(world.record(node).floor), f"{node} demands what was lost"
