@@ -8,6 +8,9 @@ invalidator's application calls `HeartbeatWriter.beat` in its rhythm; the stream
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -40,6 +43,11 @@ ON DUPLICATE KEY UPDATE sequence = %(sequence)s, min_us = %(min_us)s, max_us = %
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+def new_instance() -> str:
+    """A name for the heartbeats of this process: host, process id and a random part, so that no two are equal."""
+    return f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 class HeartbeatWriter:

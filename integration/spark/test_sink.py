@@ -181,7 +181,9 @@ def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
         query = invalidate.start_query(session, config, keeper, source, checkpoint, trigger_seconds=None)
         query.awaitTermination()
         wait_acknowledged(
-            system, CLUSTER, head_of(system).intersection(keeper.lineages[config.lineages[0]].streamed)
+            system,
+            CLUSTER,
+            head_of(system).intersection(keeper.lineages[config.lineages[0]].acknowledger.streamed),
         )
     ours, theirs = find_tombstones(system, "shop"), find_tombstones(system, CLUSTER)
     assert theirs["customer:1"] == ours["customer:1"]

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE, record_key, resume_key
-from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import MISSING, Get, Head
 from freshness.config.settings import Config
@@ -25,6 +24,7 @@ from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUn
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from freshness.stream.source import RowChange, Transaction
@@ -335,18 +335,7 @@ class Replay:
     ) -> ShardInvalidator:
         cache = self.config.cache
         placement = Placement(cache.nodes, cache.namespace)
-        policy = NodePolicy(
-            namespace=cache.namespace,
-            lineage=recording.lineage,
-            ring=placement.ring_version,
-            objects={name: each.policy.fingerprint for name, each in objects.items()},
-            tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
-            lease_seconds=cache.lease_seconds,
-            trail_seconds=cache.trail_seconds,
-            heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
-            node_refresh_seconds=cache.node_refresh_seconds,
-            is_serving=False,
-        )
+        policy = node_policy(cache, recording.lineage, objects, is_serving=False)
         return ShardInvalidator.create(
             cache.nodes,
             policy,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from freshness.algorithm.request import ReadHead, Step, Wait
+from freshness.algorithm.applier import RETRY_SECONDS
+from freshness.algorithm.request import Step, Wait
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import Position
 from freshness.stream.source import Transaction
@@ -22,16 +23,6 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.25
 """How long one look into an idle stream waits; also how fast a stop is seen."""
-
-RETRY_SECONDS: Final = 1.0
-"""Pause before the stream is opened again after a failure."""
-
-RETRY_STEPS: Final = 4
-
-HISTORY_CONFIRM_SECONDS: Final = 15.0
-"""How long a primary may lack what was streamed from it before its history counts as lost. A transaction is
-streamed before the primary shows it, with semi-synchronous replication by up to its time-out (F57). Counted in looks,
-`RETRY_SECONDS` apart: a process that was suspended has not looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +70,7 @@ def run_loop(
     is_stopping: Callable[[], bool],
     observer: LoopObserver,
 ) -> LoopProcedure:
-    """Invalidate until told to stop; then leave the resume copies up to date."""
-    lost_looks = 0
+    """Invalidate until ``is_stopping``; then leave the resume copies up to date."""
     while not is_stopping():
         try:
             yield from shard.join_missing()
@@ -89,18 +79,17 @@ def run_loop(
                 yield Wait(POLL_SECONDS)
                 continue
             yield OpenStream(start)
-            # Not before: a failover in between would be seen by nobody. A later one ends the stream.
-            yield from _check_history(shard)
+            # Only after the stream is open: an earlier look would miss a failover in between. A later failover ends
+            # the stream.
+            yield from shard.check_history()
             shard.opened(start)
             observer.stream_opened(start)
-            lost_looks = 0
             yield from _follow(shard, transactions_max, is_stopping, observer)
         except HistoryPurged as error:
             log.error("%s", error)
             shard.end_lives_behind()
         except HistoryLost as error:
-            lost_looks += 1
-            if (lost_looks - 1) * RETRY_SECONDS < HISTORY_CONFIRM_SECONDS:
+            if not shard.confirm_loss():
                 yield from _pause(shard, observer, error)
                 continue
             try:
@@ -110,29 +99,11 @@ def run_loop(
                 continue
             log.error("%s: the epoch is now %d, all nodes begin new lives", error, epoch)
             shard.end_lives()
-            lost_looks = 0
         except SourceUnavailable as error:
             yield from _pause(shard, observer, error)
         finally:
             observer.stream_closed()
     yield from shard.finish()
-
-
-def _check_history(shard: ShardInvalidator) -> LoopProcedure:
-    """The primary must have all that any node has acknowledged, not only what the stream starts from: a node may hold
-    values from a future that a failover took back (F28). And all that any node demands of a read: a floor that was
-    raised before such an event was acknowledged would never let a fill through again."""
-    head = yield ReadHead()
-    for member in shard.joined:
-        record = member.joined_record()
-        demanded = [record.floor, *record.table_floors.values()]
-        demanded += (coverage.start for coverage in record.objects.values())
-        wanted = member.applied.union_all(demanded)
-        if not head.position.contains(wanted if member.target is None else wanted.union(member.target)):
-            raise HistoryLost(
-                f"the primary has never executed all that node {member.node} has acknowledged, demands or waits for",
-                hint="a failover lost transactions (F28, F29): if that stays so, the epoch is raised",
-            )
 
 
 def _follow(
@@ -160,7 +131,4 @@ def _pause(shard: ShardInvalidator, observer: LoopObserver, error: FreshnessErro
     """Wait before the next try. Leases are kept, or closed, as the age of the own heartbeat demands."""
     observer.failed(error)
     log.warning("%s; next try in %.0f s", error, RETRY_SECONDS)
-    for _ in range(RETRY_STEPS):
-        # The shortest lease lasts hardly longer than the whole pause.
-        yield Wait(RETRY_SECONDS / RETRY_STEPS)
-        yield from shard.renew()
+    yield from shard.pause()

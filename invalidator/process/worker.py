@@ -8,9 +8,7 @@ of other shards: containment needs no order between them, so none ever waits for
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +16,12 @@ from typing import Any, Final
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
-from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.witness import Witness
 from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import connect
-from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
 from freshness.database.schema import find_cascades
@@ -32,6 +29,7 @@ from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from freshness.stream.source import Source, Transaction
@@ -103,7 +101,7 @@ class ShardWorker:
         task = self.assignment
         shard, flavor = task.shard, task.flavor
         cascades = self._check()
-        instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
+        instance = new_instance()
         heartbeats = HeartbeatWriter(shard.writable, flavor, instance, task.stream.clock_error_seconds)
         has_heartbeats = self._prepare(heartbeats)
         # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
@@ -190,18 +188,7 @@ class ShardWorker:
     def _create_invalidator(self, instance: str, pulse: Pulse) -> ShardInvalidator:
         task, cache = self.assignment, self.assignment.cache
         placement = Placement(cache.nodes, cache.namespace)
-        policy = NodePolicy(
-            namespace=cache.namespace,
-            lineage=task.shard.lineage,
-            ring=placement.ring_version,
-            objects=task.objects,
-            tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
-            lease_seconds=cache.lease_seconds,
-            trail_seconds=cache.trail_seconds,
-            heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
-            node_refresh_seconds=cache.node_refresh_seconds,
-            is_serving=task.shard.serving,
-        )
+        policy = node_policy(cache, task.shard.lineage, task.registry, is_serving=task.shard.serving)
         return ShardInvalidator.create(
             task.nodes,
             policy,

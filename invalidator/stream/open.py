@@ -6,9 +6,6 @@ slows another one, or the invalidator.
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from typing import Any, Final
 from freshness.algorithm.request import Head
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, translated
-from freshness.database.heartbeat import HeartbeatWriter
+from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.schema import key_columns, keyspace_id, load_registry
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
@@ -268,8 +265,7 @@ def _read_columns(address: ServerAddress, tables: frozenset[str], name: str) -> 
 
 
 def _find_head(flavor: str, shard: Shard) -> Head:
-    instance = f"{socket.gethostname()[:40]}.{os.getpid()}.{secrets.token_hex(4)}"
-    epochs = HeartbeatWriter(shard.writable, flavor, instance, 0)
+    epochs = HeartbeatWriter(shard.writable, flavor, new_instance(), 0)
     primary = Primary(shard.writable, flavor, epochs.epoch)
     try:
         return primary.read_head()

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from freshness.algorithm.driver import BlockingDriver
 from freshness.config.settings import Config
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError
@@ -78,11 +79,12 @@ class FreshnessWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Sent:
         assert self._ticket is not None, "given on the way"
         nodes = {name: open_node(self._plan.backend, name) for name in self._plan.nodes}
-        sender = Sender(self._plan, self._ticket, nodes, time.sleep)
+        driver = BlockingDriver(nodes, time.sleep)
+        sender = Sender(self._plan, self._ticket)
         try:
             for batch in iterator:
-                sender.take(batch.select(list(COLUMNS)).to_pylist())
-            sender.flush()
+                driver.run(sender.take(batch.select(list(COLUMNS)).to_pylist()))
+            driver.run(sender.flush())
         finally:
             for node in nodes.values():
                 node.close()

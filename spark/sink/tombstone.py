@@ -2,20 +2,21 @@
 
 Nothing here is acknowledged: what was sent, and which nodes took it, is told to the driver, whose
 ``spark.sink.keeper`` alone writes records. Sent twice, by a second attempt or a second task, it does no harm. A node
-that fails is left alone for the rest of the part and named; the others go on. Called by ``spark.sink.sink``.
+that fails is left alone for the rest of the part and named; the others go on. `Sender` is procedures, which
+``spark.sink.sink`` runs with real nodes and the simulator with its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.applier import Permit
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Event, invalidate
-from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import Procedure
 from freshness.errors import FormatError, FreshnessError
 from freshness.keys.placement import Placement
 from freshness.objects.keyfinder import KeyFinder
@@ -50,13 +51,10 @@ class SinkPlan:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The driver's leave to send one micro-batch. ``epochs``: by lineage and node, of those that are joined. ``at``:
-    by lineage, the driver's clock before anything was sent; ``tenures``: of the records then."""
+    """The driver's permission to send one micro-batch. ``permits``: by lineage."""
 
     number: int
-    epochs: Mapping[str, Mapping[str, int]]
-    tenures: Mapping[str, Mapping[str, bytes]]
-    at: Mapping[str, float]
+    permits: Mapping[str, Permit]
 
 
 @dataclass(slots=True)
@@ -82,8 +80,6 @@ class Sender:
 
     plan: SinkPlan
     ticket: Ticket
-    nodes: Mapping[str, CacheNode]
-    sleep: Callable[[float], None]
     parts: dict[str, Part] = field(default_factory=dict)
     _held: dict[tuple[str, str], dict[bytes, Position]] = field(default_factory=dict)
     _count: int = 0
@@ -94,9 +90,9 @@ class Sender:
     def __post_init__(self) -> None:
         self._placement = Placement(self.plan.nodes, self.plan.namespace)
 
-    def take(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Send what the rows change, a bounded number of items at a time. Raises `FormatError` for a row that is none
-        of the update stream's."""
+    def take(self, rows: Iterable[Mapping[str, Any]]) -> Procedure[None]:
+        """Send what the rows change, a bounded number of items at a time; the last of them with `flush`. Raises
+        `FormatError` for a row that is none of the update stream's."""
         for row in rows:
             lineage = row["lineage"]
             if lineage not in self.plan.flavors:
@@ -109,7 +105,7 @@ class Sender:
                 part = self.parts[lineage] = Part(lineage)
             self._take(part, row)
             if self._count >= ITEMS_HELD_MAX:
-                self.flush()
+                yield from self.flush()
 
     def _take(self, part: Part, row: Mapping[str, Any]) -> None:
         position, op = self._parse(part.lineage, row["gtid"]), row["op"]
@@ -158,11 +154,12 @@ class Sender:
             part.raised[name] = position if at is None else at.union(position)
             part.reasons[name] = reason
 
-    def flush(self) -> None:
+    def flush(self) -> Procedure[None]:
         """Send what waits, to all nodes side by side."""
         procedures, places = [], []
         for (lineage, node), items in self._held.items():
-            part, epoch = self.parts[lineage], self.ticket.epochs.get(lineage, {}).get(node)
+            part, permit = self.parts[lineage], self.ticket.permits.get(lineage)
+            epoch = None if permit is None else permit.epochs.get(node)
             if epoch is None or node in part.failed:
                 continue  # not joined: it begins a new life before it counts again
             assert part.streamed is not None, "rows were taken"
@@ -175,7 +172,7 @@ class Sender:
             procedures.append(invalidate(node, events, self.plan.tombstone_ttl_seconds))
             places.append((part, node))
         self._held, self._count = {}, 0
-        results = BlockingDriver(self.nodes, self.sleep).run(gather(procedures))
+        results = yield from gather(procedures)
         for (part, node), result in zip(places, results, strict=True):
             if isinstance(result, FreshnessError):
                 part.failed[node] = str(result)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from freshness.algorithm.driver import BlockingDriver
-from freshness.algorithm.membership import Membership, NodePolicy
+from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Head, Marks, Merges, Reply, Request
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.settings import ObjectConfig
@@ -23,7 +23,7 @@ from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet, Position
-from spark.sink.keeper import LineageKeeper
+from spark.sink.acknowledger import Acknowledger
 from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
 from tests.schedules.world import (
     CUSTOMER,
@@ -119,21 +119,15 @@ class Job:
             HEARTBEAT_AGE_MAX_SECONDS,
             NODE_REFRESH_SECONDS,
         )
-        members = {
-            name: Membership(name, policy, self.world.clock, self.world.nonce, MysqlGtidSet())
-            for name in names
-        }
         self.driver = BlockingDriver(self.open_nodes(), self.wait, read_head=self.read_head)
-        self.keeper = LineageKeeper(
-            LINEAGE,
-            "-",
-            members,
-            self.driver,
-            self.read_head,
-            self.begun.get,
-            "me",
-            MysqlGtidSet(),
+        self.acknowledger = Acknowledger.create(
+            names,
+            policy,
+            instance="me",
             clock=self.world.clock,
+            nonce=self.world.nonce,
+            find_heartbeat=self.begun.get,
+            nothing=MysqlGtidSet(),
         )
         self.streamed: Position | None = None
 
@@ -167,21 +161,21 @@ class Job:
     # -- micro-batches ---------------------------------------------------------------------------------
 
     def begin(self) -> Ticket:
-        epochs, tenures, at = self.keeper.begin()
+        permit = self.driver.run(self.acknowledger.begin())
         if self.streamed is None:
-            token = self.keeper.find_start()
-            self.streamed = self.read_head().position if token is None else token.position
-        return Ticket(1, {LINEAGE: epochs}, {LINEAGE: tenures}, {LINEAGE: at})
+            start = self.acknowledger.start_position()
+            self.streamed = self.read_head().position if start is None else start
+        return Ticket(1, {LINEAGE: permit})
 
     def send(self, ticket: Ticket, rows: Sequence[Mapping[str, Any]]) -> list[Part]:
         """One task."""
-        sender = Sender(self.plan, ticket, self.open_nodes(), self.world.sleep)
-        sender.take(rows)
-        sender.flush()
+        sender, driver = Sender(self.plan, ticket), BlockingDriver(self.open_nodes(), self.world.sleep)
+        driver.run(sender.take(rows))
+        driver.run(sender.flush())
         return list(sender.parts.values())
 
     def commit(self, ticket: Ticket, parts: Sequence[Part]) -> None:
-        self.keeper.commit(parts, ticket.tenures[LINEAGE], ticket.at[LINEAGE])
+        self.driver.run(self.acknowledger.commit(parts, ticket.permits[LINEAGE]))
 
     def run_batch(self) -> None:
         """All that was committed since the last micro-batch, in one task for each transaction."""

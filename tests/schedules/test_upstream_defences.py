@@ -16,7 +16,9 @@ import pytest
 from appclient import database as application
 from appclient.database import Database, LoaderConnection, ShardDatabase
 from appclient.loader import ObjectLoader
+from freshness.algorithm import applier
 from freshness.algorithm.admission import join
+from freshness.algorithm.applier import Applier
 from freshness.algorithm.apply import renew
 from freshness.algorithm.envelope import Filled
 from freshness.algorithm.lookup import Loaded, Lookup
@@ -35,7 +37,6 @@ from freshness.position import MysqlGtidSet, Position, empty_position, parse_pos
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import EPOCH_ROW, parse_token
 from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
-from invalidator.loop import loop
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator
 from tests.schedules.world import (
@@ -294,12 +295,12 @@ def test_a_purged_log_ends_the_lives_that_need_it(monkeypatch: pytest.MonkeyPatc
         return world.record().life == life, read_key(world)
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        def begin_where_the_log_begins(self: ShardInvalidator) -> None:
+        def begin_where_the_log_begins(self: Applier) -> None:
             for member in self.joined:
                 assert member.target is not None
                 member.start_from(member.applied.union(member.target))
 
-        patch.setattr(ShardInvalidator, "end_lives_behind", begin_where_the_log_begins)
+        patch.setattr(Applier, "end_lives_behind", begin_where_the_log_begins)
 
     prove(schedule, (False, ReadOutcome.FLOOR), plant, monkeypatch)
 
@@ -324,10 +325,10 @@ def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.Monk
         return world.database.epoch, world.record().life == life
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", float("inf"))
+        patch.setattr(applier, "HISTORY_CONFIRM_SECONDS", float("inf"))
 
     monkeypatch.setattr(
-        loop, "HISTORY_CONFIRM_SECONDS", 1.0
+        applier, "HISTORY_CONFIRM_SECONDS", 1.0
     )  # before the lease is over, which ends much, too
     prove(schedule, (2, False), plant, monkeypatch)
 
@@ -346,14 +347,14 @@ def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.Monkey
         assert not world.record().progress.contains(world.record().floor), "the floor alone names it"
         scene.fail_over(60)  # more than there are heartbeats below, which are given the same numbers
         scene.takes_tombstones = True
-        scene.run(loop.HISTORY_CONFIRM_SECONDS + 20)
+        scene.run(applier.HISTORY_CONFIRM_SECONDS + 20)
         return world.database.epoch, read_key(world, fresh=True)
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        def look_at_progress_alone(_: ShardInvalidator) -> Any:
+        def look_at_progress_alone(_: Applier) -> Any:
             yield ReadHead()
 
-        patch.setattr(loop, "_check_history", look_at_progress_alone)
+        patch.setattr(Applier, "check_history", look_at_progress_alone)
 
     sound = World(is_head_mode=True)
     assert schedule(sound) == (2, ReadOutcome.FILLED)
@@ -374,14 +375,14 @@ def test_a_failover_while_the_stream_is_opened_is_seen(monkeypatch: pytest.Monke
         world.sleep(2 * L_SECONDS)
         scene.start()
         scene.lost_when_opened = 60  # more than there are heartbeats below, which are given the same numbers
-        scene.run(loop.HISTORY_CONFIRM_SECONDS + 20)
+        scene.run(applier.HISTORY_CONFIRM_SECONDS + 20)
         return world.database.epoch, world.record().is_open
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        def look_too_early(_: ShardInvalidator) -> Any:
+        def look_too_early(_: Applier) -> Any:
             yield ReadHead()
 
-        patch.setattr(loop, "_check_history", look_too_early)
+        patch.setattr(Applier, "check_history", look_too_early)
 
     prove(schedule, (2, True), plant, monkeypatch, invariant=None)
 
@@ -398,11 +399,11 @@ def test_the_shortest_lease_outlasts_the_pauses_of_a_lost_history(monkeypatch: p
         scene.run(0.5)
         scene.fail_over(1)
         scene.head_seconds = 0.3
-        scene.run(loop.HISTORY_CONFIRM_SECONDS - 2)
+        scene.run(applier.HISTORY_CONFIRM_SECONDS - 2)
         return world.record().tenure == tenure
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(loop, "RETRY_STEPS", 1)
+        patch.setattr(applier, "RENEW_SECONDS", applier.RETRY_SECONDS)
 
     prove(schedule, True, plant, monkeypatch, invariant=None)
 
@@ -424,7 +425,7 @@ def test_what_is_only_not_shown_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch)
         return world.database.epoch, world.record().life == life
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", 0.0)
+        patch.setattr(applier, "HISTORY_CONFIRM_SECONDS", 0.0)
 
     prove(schedule, (1, True), plant, monkeypatch, invariant=None)
 
@@ -438,13 +439,13 @@ def test_who_was_suspended_has_not_looked(monkeypatch: pytest.MonkeyPatch) -> No
         scene.change()
         scene.run(0.5)
         scene.hidden, scene.is_stream_broken = 1, True
-        scene.suspended_seconds = 4 * loop.HISTORY_CONFIRM_SECONDS
+        scene.suspended_seconds = 4 * applier.HISTORY_CONFIRM_SECONDS
         scene.shown_at = world.now + scene.suspended_seconds + 5
         scene.run(scene.suspended_seconds + 20)
         return world.database.epoch
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(loop, "HISTORY_CONFIRM_SECONDS", loop.RETRY_SECONDS)
+        patch.setattr(applier, "HISTORY_CONFIRM_SECONDS", applier.RETRY_SECONDS)
 
     prove(schedule, 1, plant, monkeypatch, invariant=None)
 
@@ -468,7 +469,7 @@ def test_a_node_that_was_away_gets_what_it_missed(monkeypatch: pytest.MonkeyPatc
         return world.find_tombstone(lookup(key).item, "n2") is not None
 
     assert schedule()
-    monkeypatch.setattr(ShardInvalidator, "needs_rewind", False)
+    monkeypatch.setattr(Applier, "needs_rewind", False)
     with pytest.raises(AssertionError, match="leaves a gap"):
         schedule()
 
@@ -487,10 +488,10 @@ def test_a_heartbeat_is_as_old_as_its_writing(monkeypatch: pytest.MonkeyPatch) -
         return outcome
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        def of_anybody(self: ShardInvalidator, transaction: Transaction) -> HeartbeatSeen | None:
-            return HeartbeatSeen(self.clock(), 0) if transaction.heartbeats else None
+        def of_anybody(self: Applier, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
+            return HeartbeatSeen(self.clock(), 0) if beats else None
 
-        patch.setattr(ShardInvalidator, "_own_heartbeat", of_anybody)
+        patch.setattr(Applier, "find_own_heartbeat", of_anybody)
 
     prove(schedule, ReadOutcome.CLOSED, plant, monkeypatch, "I7")
 

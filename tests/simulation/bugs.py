@@ -8,19 +8,20 @@ defence is the backend's or the reader's own, a change of the world's transport.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
 import freshness.algorithm.admission
+import freshness.algorithm.applier
 import freshness.algorithm.apply
 import freshness.algorithm.invalidate
 import freshness.algorithm.read
 import freshness.algorithm.rule
 import freshness.algorithm.view
 import freshness.objects.keyfinder
-import invalidator.loop.shard
+from freshness.algorithm.applier import Applier
 from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import Coverage, NodeRecord, Tombstone
 from freshness.algorithm.gather import gather
@@ -52,8 +53,7 @@ from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
-from freshness.stream.source import Transaction
-from invalidator.loop.shard import ShardInvalidator
+from freshness.stream.source import Heartbeat
 from tests.simulation.reshard import STAYS_OPEN
 
 Planted: TypeAlias = contextlib.AbstractContextManager[Any]
@@ -238,7 +238,7 @@ def apply_progress_first(member: Membership, batch: Batch) -> Procedure[None]:
 
 
 def _progress_first() -> Planted:
-    return _patch(invalidator.loop.shard, "apply_batch", apply_progress_first)
+    return _patch(freshness.algorithm.applier, "apply_batch", apply_progress_first)
 
 
 def _age_not_checked() -> Planted:
@@ -303,10 +303,10 @@ def _lease_without_heartbeat() -> Planted:
 
 
 def _foreign_heartbeat() -> Planted:
-    def own(self: ShardInvalidator, transaction: Transaction) -> HeartbeatSeen | None:
-        return HeartbeatSeen(self.clock(), 0) if transaction.heartbeats else None
+    def own(self: Applier, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
+        return HeartbeatSeen(self.clock(), 0) if beats else None
 
-    return _patch(ShardInvalidator, "_own_heartbeat", own)
+    return _patch(Applier, "find_own_heartbeat", own)
 
 
 def _lapse_ignored() -> Planted:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
+from freshness.algorithm.applier import HISTORY_CONFIRM_SECONDS, REJOIN_MAX_SECONDS
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.request import Wait
 from freshness.algorithm.rule import ReadOutcome
-from invalidator.loop.loop import HISTORY_CONFIRM_SECONDS
-from invalidator.loop.shard import REJOIN_MAX_SECONDS
 from tests.simulation import fault
 from tests.simulation.actor import Actor
 from tests.simulation.checker import Violation

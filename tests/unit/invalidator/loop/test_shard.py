@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from freshness.algorithm.applier import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS
 from freshness.algorithm.driver import BlockingDriver
 from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key
 from freshness.algorithm.membership import NodePolicy
@@ -35,7 +36,7 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.registry import build_registry
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.stream.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
-from invalidator.loop.shard import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS, ShardInvalidator
+from invalidator.loop.shard import ShardInvalidator
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("n1:1", "n2:1")

@@ -62,4 +62,4 @@ def test_executors_read_positions_in_the_flavor_of_gtids(behind_vtgate: Config) 
     made = Keeper(behind_vtgate, {})
     made.close()
     assert made.plan.flavors == {"shop/-": "mysql"}
-    assert empty_position(made.plan.flavors["shop/-"]) == made.lineages["shop/-"].streamed
+    assert empty_position(made.plan.flavors["shop/-"]) == made.lineages["shop/-"].acknowledger.streamed

@@ -1,4 +1,4 @@
-"""The sink without Spark: executors send, the keeper acknowledges; the nodes hold what one process would write."""
+"""The sink without Spark: executors send, the driver acknowledges; the nodes hold what one process would write."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from freshness.algorithm.admission import join
+from freshness.algorithm.applier import HISTORY_CONFIRM_SECONDS
 from freshness.algorithm.driver import BlockingDriver
 from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key, resume_key
 from freshness.algorithm.membership import Membership, NodePolicy
@@ -24,7 +25,7 @@ from freshness.position import MysqlGtidSet, Position
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import to_json_row
 from invalidator.loop.shard import ShardInvalidator
-from spark.sink.keeper import HISTORY_CONFIRM_SECONDS, LineageKeeper
+from spark.sink.acknowledger import Acknowledger
 from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
 from tests.unit.invalidator.archive.archive_world import NODES, SOURCE, make_config, make_registry
 
@@ -111,7 +112,7 @@ class FlakyNode(MemoryNode):
 
 
 class World:
-    """Two nodes, the sink's keeper on them, and a clock that only tests move."""
+    """Two nodes, the sink's acknowledger of them, and a clock that only tests move."""
 
     def __init__(self, folder: Path) -> None:
         config = make_config(folder)
@@ -141,23 +142,20 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """A keeper that knows nothing, as after a restart of the driver."""
-        nodes = self.open_nodes()
-        members = {
-            name: Membership(name, self.policy, lambda: self.now, self.nonce, MysqlGtidSet())
-            for name in NODES
-        }
-        self.keeper = LineageKeeper(
-            LINEAGE,
-            "-",
-            members,
-            BlockingDriver(nodes, self.sleep, read_head=self.read_head),
-            self.read_head,
-            self.begun.get,
-            ME,
-            MysqlGtidSet(),
+        """An acknowledger that knows nothing, as after a restart of the driver."""
+        self.acknowledger = Acknowledger.create(
+            NODES,
+            self.policy,
+            instance=ME,
             clock=lambda: self.now,
+            nonce=self.nonce,
+            find_heartbeat=self.begun.get,
+            nothing=MysqlGtidSet(),
         )
+        self.connect()
+
+    def connect(self) -> None:
+        self.driver = BlockingDriver(self.open_nodes(), self.sleep, read_head=self.read_head)
 
     def open_nodes(self) -> dict[str, FlakyNode]:
         return {name: FlakyNode(store, self.down) for name, store in self.stores.items()}
@@ -173,17 +171,17 @@ class World:
         return Head(self.head, self.epoch)
 
     def begin(self) -> Ticket:
-        epochs, tenures, at = self.keeper.begin()
+        permit = self.driver.run(self.acknowledger.begin())
         ticket: Ticket = pickle.loads(  # noqa: S301 - as Spark hands it to the executors
-            pickle.dumps(Ticket(1, {LINEAGE: epochs}, {LINEAGE: tenures}, {LINEAGE: at}))
+            pickle.dumps(Ticket(1, {LINEAGE: permit}))
         )
         return ticket
 
     def send(self, ticket: Ticket, rows: Sequence[dict[str, Any]]) -> list[Part]:
         """One task."""
-        sender = Sender(self.plan, ticket, self.open_nodes(), self.sleep)
-        sender.take(rows)
-        sender.flush()
+        sender, driver = Sender(self.plan, ticket), BlockingDriver(self.open_nodes(), self.sleep)
+        driver.run(sender.take(rows))
+        driver.run(sender.flush())
         parts: list[Part] = pickle.loads(pickle.dumps(list(sender.parts.values())))  # noqa: S301
         return parts
 
@@ -193,7 +191,10 @@ class World:
         self.commit(ticket, self.send(ticket, rows_of(transactions, before)))
 
     def commit(self, ticket: Ticket, parts: Sequence[Part]) -> None:
-        self.keeper.commit(parts, ticket.tenures[LINEAGE], ticket.at[LINEAGE])
+        self.driver.run(self.acknowledger.commit(parts, ticket.permits[LINEAGE]))
+
+    def renew(self) -> None:
+        self.driver.run(self.acknowledger.renew())
 
     def beat(self, number: int, sequence: int) -> Transaction:
         self.begun[sequence] = self.now
@@ -341,7 +342,7 @@ def test_a_record_that_was_lost_during_the_batch_is_not_acknowledged(world: Worl
     world.stores[NODES[0]] = MemoryStore(
         NODES[0], clock=lambda: world.now, temp_lru_ttl_seconds=TEMP_LRU_SECONDS
     )  # restarted, empty
-    world.keeper.driver = BlockingDriver(world.open_nodes(), world.sleep, read_head=world.read_head)
+    world.connect()
     world.commit(ticket, parts)
     world.head = upto(17)
     world.run((transaction(18, update(5)),), 17)
@@ -355,7 +356,7 @@ def test_a_batch_that_took_too_long_is_not_acknowledged(world: World) -> None:
     parts = world.send(ticket, rows_of(STREAM, FIRST))
     for _ in range(40):
         world.now += 3  # the lease is kept, or closed, all the while
-        world.keeper.renew()
+        world.renew()
     world.commit(ticket, parts)
     assert world.record(NODES[0], is_copy=True).progress == upto(FIRST)
 
@@ -369,11 +370,11 @@ def test_nodes_open_on_an_own_heartbeat_alone_and_close_without(world: World) ->
     assert world.record(NODES[0]).is_open
     for _ in range(16):
         world.now += 0.5
-        world.keeper.renew()
+        world.renew()
     assert world.record(NODES[0]).is_open, "kept between batches"
     for _ in range(40):
         world.now += 0.5
-        world.keeper.renew()
+        world.renew()
     assert not world.record(NODES[0]).is_open, "the heartbeat is too old"
 
 
@@ -395,7 +396,7 @@ def test_a_primary_that_stays_behind_what_was_acknowledged_stops_the_job(world: 
     world.head = upto(12)
     began = world.now
     with pytest.raises(HistoryLost, match="never executed"):
-        world.keeper.begin()
+        world.begin()
     assert world.now - began >= HISTORY_CONFIRM_SECONDS
     assert world.record(NODES[0]).life == life, "no life was ended over it"
 

@@ -33,7 +33,7 @@ from spark.archive import __main__ as compact
 from spark.failure import find_failure
 from spark.history import read_changes
 from spark.session import open_session
-from spark.sink.keeper import _require_whole
+from spark.sink.acknowledger import require_whole
 from spark.sink.tombstone import Part, join_ranges
 from spark.stream import source as updatestream
 from spark.stream.archive_folder import ArchiveFolder
@@ -403,9 +403,9 @@ def part(ranges: list[list[int]], before: int | None, upto: int) -> Part:
 
 
 def test_a_micro_batch_must_be_whole() -> None:
-    before, streamed = _require_whole("shop/-", [part([[6, 8]], 5, 8), part([[9, 9]], 8, 9)])
+    before, streamed = require_whole("shop/-", [part([[6, 8]], 5, 8), part([[9, 9]], 8, 9)])
     assert (str(before), str(streamed)) == (f"{SOURCE}:1-5", f"{SOURCE}:1-9")
     for parts in ([part([[6, 8]], None, 8)], [part([[6, 6], [8, 8]], 5, 8)], [part([[7, 8]], 5, 8)]):
         with pytest.raises(StreamStopped):
-            _require_whole("shop/-", parts)
+            require_whole("shop/-", parts)
     assert join_ranges([[5, 6], [1, 2], [4, 4], [9, 9]]) == [[1, 2], [4, 6], [9, 9]]

@@ -1,0 +1,366 @@
+"""An applier: the memberships of one lineage's nodes, and how they follow the stream together.
+
+Two shapes use it. ``invalidator.loop.shard`` sends the tombstones itself and acknowledges them (`Applier.send`);
+``spark.sink.acknowledger`` acknowledges what executors have sent (`Applier.acknowledge`). Everything else is the same
+for both: nodes that are missing are joined again after a pause, a raised epoch ends all memberships, the primary must
+show what the nodes demand, leases are kept on the strength of own heartbeats.
+
+No method waits for a node that is down: the node leaves, and is joined again later. Methods that speak to nodes or to
+the primary are procedures.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from freshness.algorithm.admission import join
+from freshness.algorithm.apply import Batch, acknowledge, apply_batch, renew
+from freshness.algorithm.gather import gather
+from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.algorithm.request import Procedure, ReadHead, Wait
+from freshness.algorithm.witness import Witness
+from freshness.errors import FreshnessError, HistoryLost
+from freshness.position import Position, empty_position
+from freshness.stream.source import Heartbeat
+
+log = logging.getLogger(__name__)
+
+REJOIN_MIN_SECONDS: Final = 0.2
+REJOIN_MAX_SECONDS: Final = 5.0
+"""A node that cannot be joined is tried again after a pause that doubles between these two."""
+
+RENEW_SECONDS: Final = 0.25
+"""How often leases are looked after while nothing else happens."""
+
+RETRY_SECONDS: Final = 1.0
+"""Pause between two looks at the history, and before a stream is opened again after a failure."""
+
+HISTORY_CONFIRM_SECONDS: Final = 15.0
+"""How long a primary may lack what was streamed from it before its history counts as lost. A transaction is
+streamed before the primary shows it, with semi-synchronous replication by up to its time-out (F57). Counted in looks,
+`RETRY_SECONDS` apart: a process that was suspended has not looked."""
+
+FindHeartbeat = Callable[[int], float | None]
+"""Sequence number of an own heartbeat → when this process began to write it, by its clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """Permission to send one batch to the nodes of a lineage, for processes that do not hold the memberships.
+
+    ``epochs`` and ``tenures``: by node, of the records of the nodes that are joined. ``at``: the applier's clock
+    before anything was sent.
+    """
+
+    epochs: Mapping[str, int]
+    tenures: Mapping[str, bytes]
+    at: float
+
+
+@dataclass(slots=True)
+class _Rejoin:
+    """When a node may be tried again. ``pause_seconds``: how long it is left alone after the next failure."""
+
+    pause_seconds: float
+    at: float = float("-inf")
+
+
+def create_members(
+    nodes: Iterable[str],
+    policy: NodePolicy,
+    clock: Callable[[], float],
+    nonce: Callable[[], bytes],
+    nothing: Position,
+    witness: Witness | None = None,
+) -> dict[str, Membership]:
+    """One membership for each node, none of them joined."""
+    return {node: Membership(node, policy, clock, nonce, nothing, witness=witness) for node in nodes}
+
+
+@dataclass(slots=True, kw_only=True)
+class Applier:
+    """See the module. ``streamed``: everything that the open stream started from or has delivered, in the history of
+    ``streamed_epoch``. ``epoch``: the highest of the nodes' records.
+
+    ``is_sender`` is False where other processes send, once for each batch. Then a node is joined only if its floor
+    trails, since a floor at the head must stand before the tombstones. A node that misses a batch begins a new life,
+    since the stream is not opened again for it; so a node that failed once is tried again at once.
+    """
+
+    members: Mapping[str, Membership]
+    instance: str
+    clock: Callable[[], float]
+    find_heartbeat: FindHeartbeat
+    streamed: Position
+    is_sender: bool = True
+    epoch: int = 0
+    streamed_epoch: int = 0
+    lost_looks: int = 0
+    is_history_checked: bool = False
+    _rejoins: dict[str, _Rejoin] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+
+    # -- membership ----------------------------------------------------------------------------------------
+
+    @property
+    def joined(self) -> list[Membership]:
+        return [member for member in self.members.values() if member.is_joined]
+
+    def join_missing(self) -> Procedure[None]:
+        """Join every node that is not joined and whose pause is over, those of `end_lives` under new lives."""
+        now = self.clock()
+        missing = [
+            member
+            for member in self.members.values()
+            if not member.is_joined and self._rejoin_of(member).at <= now
+        ]
+        if not missing:
+            return
+        results = yield from gather(
+            [
+                join(member, self.streamed, epoch=self.streamed_epoch, is_fresh=member.node in self._ended)
+                for member in missing
+            ]
+        )
+        for member, result in zip(missing, results, strict=True):
+            if isinstance(result, FreshnessError):
+                self._postpone(member, str(result))
+            elif not (member.is_trailing or self.is_sender):
+                self._postpone(
+                    member, f"not for a job on a cluster, its floor cannot trail: {member.why_not_trailing}"
+                )
+            else:
+                self._note_joined(member)
+        for member in self.joined:
+            if member.joined_record().epoch < self.epoch:
+                member.leave()  # the epoch was raised; it begins a new life when it is joined next
+
+    def _note_joined(self, member: Membership) -> None:
+        self._rejoins[member.node] = _Rejoin(self._first_pause_seconds)
+        self._ended.discard(member.node)
+        self.is_history_checked = False
+        record = member.joined_record()
+        self.epoch = max(self.epoch, record.epoch)
+        log.info("node %s joined: life %s, progress %s", member.node, record.life.hex(), record.progress)
+        if not member.is_trailing:
+            log.warning("node %s: its floor stands at the head: %s", member.node, member.why_not_trailing)
+
+    def start_position(self) -> Position | None:
+        """From where the stream must be opened so that no joined node misses an event; None: no node is joined."""
+        start: Position | None = None
+        for member in self.joined:
+            start = member.applied if start is None else start.intersection(member.applied)
+        return start
+
+    @property
+    def needs_rewind(self) -> bool:
+        """Whether a joined node has acknowledged less than has been streamed."""
+        return any(not member.applied.contains(self.streamed) for member in self.joined)
+
+    def leave_all(self) -> None:
+        """End all memberships, so that the next join reads the record of every node again."""
+        for member in self.members.values():
+            member.leave()
+
+    def end_lives(self) -> None:
+        """All nodes begin new lives when they are joined next: nobody can vouch for what they hold.
+
+        Events that were streamed before belong to the former history and must not be in the new floors.
+        """
+        self.leave_all()
+        self.streamed = empty_position(self.streamed.flavor)
+        self.lost_looks = 0
+        self._ended.update(self.members)
+
+    def end_lives_behind(self) -> None:
+        """The log that the nodes furthest behind would need is gone: those begin new lives, the others go on.
+
+        Where all are equally far, all begin new lives (F15).
+        """
+        top = self.streamed
+        for member in self.joined:
+            top = top.union(member.applied)
+        behind = [member for member in self.joined if not member.applied.contains(top)] or self.joined
+        for member in behind:
+            self._end_life(member, f"the log since {member.applied} is gone")
+
+    def renew(self) -> Procedure[None]:
+        """Keep the leases of joined nodes, as long as the own heartbeat is young."""
+        members = self.joined
+        results = yield from gather([renew(member) for member in members])
+        self._note_failures(members, results)
+
+    def pause(self) -> Procedure[None]:
+        """Let `RETRY_SECONDS` pass, and renew the leases in between: the shortest lasts hardly longer than that."""
+        for _ in range(round(RETRY_SECONDS / RENEW_SECONDS)):
+            yield Wait(RENEW_SECONDS)
+            yield from self.renew()
+
+    def finish(self) -> Procedure[None]:
+        """Leave the resume copies up to date, so that the next start repeats nothing."""
+        yield from self._write_resume_copies()
+
+    def _write_resume_copies(self) -> Procedure[None]:
+        members = self.joined
+        results = yield from gather([member.write_resume() for member in members])
+        self._note_failures(members, results)
+
+    def _note_failures(self, members: Sequence[Membership], results: Sequence[object]) -> None:
+        for member, result in zip(members, results, strict=True):
+            if isinstance(result, FreshnessError):
+                self._postpone(member, str(result))
+
+    def _postpone(self, member: Membership, why: str) -> None:
+        member.leave()
+        rejoin = self._rejoin_of(member)
+        rejoin.at = self.clock() + rejoin.pause_seconds
+        log.warning(
+            "node %s is out: %s; next try in %.1f s. Its lease runs out, its progress stays.",
+            member.node,
+            why,
+            rejoin.pause_seconds,
+        )
+        rejoin.pause_seconds = min(max(2 * rejoin.pause_seconds, REJOIN_MIN_SECONDS), REJOIN_MAX_SECONDS)
+
+    def _rejoin_of(self, member: Membership) -> _Rejoin:
+        return self._rejoins.setdefault(member.node, _Rejoin(self._first_pause_seconds))
+
+    @property
+    def _first_pause_seconds(self) -> float:
+        return REJOIN_MIN_SECONDS if self.is_sender else 0.0
+
+    def _end_life(self, member: Membership, why: str) -> None:
+        log.error("node %s begins a new life: %s", member.node, why)
+        member.leave()
+        self._ended.add(member.node)
+
+    # -- history -------------------------------------------------------------------------------------------
+
+    def check_history(self) -> Procedure[None]:
+        """Raise `HistoryLost` where the primary does not show all that a joined node has acknowledged, demands of a
+        read, or waits for (ADR 0018).
+
+        More than the stream starts from: a node may hold values from a future that a failover took back (F28), and a
+        floor that was raised before such an event was acknowledged would refuse every fill.
+        """
+        head = yield ReadHead()
+        for member in self.joined:
+            record = member.joined_record()
+            demanded = [record.floor, *record.table_floors.values()]
+            demanded += (coverage.start for coverage in record.objects.values())
+            wanted = member.applied.union_all(demanded)
+            if not head.position.contains(wanted if member.target is None else wanted.union(member.target)):
+                raise HistoryLost(
+                    f"the primary has never executed all that node {member.node} has acknowledged, demands or waits "
+                    "for",
+                    hint="a failover lost transactions (F28, F29): if that stays so, the epoch must be raised",
+                )
+        self.is_history_checked = True
+
+    def confirm_loss(self) -> bool:
+        """Count a look that found the history lost. True: it has been so for `HISTORY_CONFIRM_SECONDS` of looks."""
+        self.lost_looks += 1
+        return (self.lost_looks - 1) * RETRY_SECONDS >= HISTORY_CONFIRM_SECONDS
+
+    # -- the stream ----------------------------------------------------------------------------------------
+
+    def opened(self, start: Position) -> None:
+        """The stream was opened at ``start``, in a history that holds what the nodes demand."""
+        self.streamed, self.streamed_epoch, self.lost_looks = start, self.epoch, 0
+
+    def permit(self) -> Permit:
+        """For a batch that other processes send from now on."""
+        records = {member.node: member.joined_record() for member in self.joined}
+        return Permit(
+            {node: record.epoch for node, record in records.items()},
+            {node: record.tenure for node, record in records.items()},
+            self.clock(),
+        )
+
+    def send(
+        self,
+        keys: Mapping[str, Mapping[bytes, Position]],
+        raised: Mapping[str, Position],
+        streamed: Position,
+        beats: Sequence[Heartbeat],
+    ) -> Procedure[None]:
+        """Send a batch to every joined node and acknowledge it there. A node that fails leaves.
+
+        ``keys``: by node. ``streamed``: everything up to the end of the batch.
+        """
+        assert self.is_sender, "other processes send"
+        before, self.streamed = self.streamed, streamed
+        heartbeat = self.find_own_heartbeat(beats)
+        members = self.joined
+        results = yield from gather(
+            [
+                apply_batch(member, Batch(keys[member.node], raised, before, streamed, heartbeat))
+                for member in members
+            ]
+        )
+        self._note_failures(members, results)
+        self._note_epoch(beats)
+
+    def acknowledge(
+        self,
+        raised: Mapping[str, Position],
+        before: Position,
+        streamed: Position,
+        beats: Sequence[Heartbeat],
+        permit: Permit,
+        failed: Mapping[str, str],
+    ) -> Procedure[None]:
+        """Acknowledge a batch that other processes have sent with ``permit``.
+
+        Only on nodes that were joined throughout and took all of it; the others begin new lives. ``failed``: nodes
+        that did not take all, and why.
+        """
+        assert not self.is_sender, "this process sends, and knows what it sent"
+        # Of this batch's history alone: a later floor must not hold what was streamed before the epoch was raised.
+        self.streamed, self.streamed_epoch = streamed, self.epoch
+        batch = Batch({}, raised, before, streamed, self.find_own_heartbeat(beats))
+        ready = []
+        for member in self.joined:
+            why = failed.get(member.node) or _find_gap(member, permit, before)
+            if why:
+                self._end_life(member, why)
+            else:
+                ready.append(member)
+        results = yield from gather([acknowledge(member, batch, permit.at) for member in ready])
+        for member, result in zip(ready, results, strict=True):
+            if isinstance(result, FreshnessError):
+                self._end_life(member, str(result))
+            elif not result:
+                self._end_life(member, "the batch took longer than tombstones are safe: make it smaller")
+        # At once: after a restart the stream goes on behind this batch, and a copy that lacks it cannot be revived.
+        yield from self._write_resume_copies()
+        self._note_epoch(beats)
+
+    def find_own_heartbeat(self, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
+        """The last of this process's own heartbeats; those of others say nothing about this stream (F71)."""
+        seen, last = None, -1
+        for beat in beats:
+            if beat.instance == self.instance and beat.sequence > last:
+                written_at = self.find_heartbeat(beat.sequence)
+                if written_at is not None:
+                    seen, last = HeartbeatSeen(written_at, beat.min_us), beat.sequence
+        return seen
+
+    def _note_epoch(self, beats: Sequence[Heartbeat]) -> None:
+        if any(beat.epoch > self.epoch for beat in beats):
+            log.warning("the epoch was raised: history was lost; all nodes begin new lives")
+            self.leave_all()
+
+
+def _find_gap(member: Membership, permit: Permit, before: Position) -> str:
+    """Why a batch that others have sent cannot be acknowledged; "" where it can."""
+    if permit.tenures.get(member.node) != member.joined_record().tenure:
+        return "it was not joined all the while"
+    if not member.is_trailing:
+        return f"its floor cannot trail any more: {member.why_not_trailing}"
+    if not member.applied.contains(before):
+        return "the stream begins after what it has acknowledged"
+    return ""

@@ -1,0 +1,29 @@
+"""The policy of a lineage's cache nodes, from the configuration and the objects, for all processes that apply a
+stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from freshness.algorithm.membership import NodePolicy
+from freshness.config.settings import CacheConfig
+from freshness.keys.placement import Placement
+from freshness.objects.registry import ObjectDefinition
+
+
+def node_policy(
+    cache: CacheConfig, lineage: str, definitions: Mapping[str, ObjectDefinition], *, is_serving: bool = True
+) -> NodePolicy:
+    """``definitions``: the objects of the lineage's keyspace. ``is_serving``: see `NodePolicy`."""
+    return NodePolicy(
+        namespace=cache.namespace,
+        lineage=lineage,
+        ring=Placement(cache.nodes, cache.namespace).ring_version,
+        objects={name: definition.policy.fingerprint for name, definition in definitions.items()},
+        tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
+        lease_seconds=cache.lease_seconds,
+        trail_seconds=cache.trail_seconds,
+        heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
+        node_refresh_seconds=cache.node_refresh_seconds,
+        is_serving=is_serving,
+    )
