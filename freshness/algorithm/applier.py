@@ -85,9 +85,9 @@ class Applier:
     """See the module. ``streamed``: everything that the open stream started from or has delivered, in the history of
     ``streamed_epoch``. ``epoch``: the highest of the nodes' records.
 
-    ``is_sender`` is False where other processes send, once for each batch. Then a node is joined only if its floor
-    trails, since a floor at the head must stand before the tombstones. A node that misses a batch begins a new life,
-    since the stream is not opened again for it; so a node that failed once is tried again at once.
+    ``is_sender`` is False where other processes send. Then a node is joined only if its floor trails, since a floor
+    at the head must stand before the tombstones. The stream is not opened again for a node that is behind it: the
+    node begins a new life, and a node that failed once is tried again at once, before it falls behind.
     """
 
     members: Mapping[str, Membership]
@@ -119,13 +119,21 @@ class Applier:
         ]
         if not missing:
             return
+        yield from self._join(missing)
+        if not self.is_sender:
+            yield from self._join([member for member in missing if self._is_behind(member)])
+        for member in self.joined:
+            if member.joined_record().epoch < self.epoch:
+                member.leave()  # the epoch was raised; it begins a new life when it is joined next
+
+    def _join(self, members: Sequence[Membership]) -> Procedure[None]:
         results = yield from gather(
             [
                 join(member, self.streamed, epoch=self.streamed_epoch, is_fresh=member.node in self._ended)
-                for member in missing
+                for member in members
             ]
         )
-        for member, result in zip(missing, results, strict=True):
+        for member, result in zip(members, results, strict=True):
             if isinstance(result, FreshnessError):
                 self._postpone(member, str(result))
             elif not (member.is_trailing or self.is_sender):
@@ -134,9 +142,18 @@ class Applier:
                 )
             else:
                 self._note_joined(member)
-        for member in self.joined:
-            if member.joined_record().epoch < self.epoch:
-                member.leave()  # the epoch was raised; it begins a new life when it is joined next
+
+    def _is_behind(self, member: Membership) -> bool:
+        """Whether a joined node lacks events that the stream has delivered and will not deliver again. Then its next
+        life is a new one."""
+        if not member.is_joined or member.joined_record().epoch != self.streamed_epoch:
+            return False
+        is_behind = not member.applied.contains(self.streamed)
+        if is_behind:
+            self._end_life(
+                member, f"it has acknowledged {member.applied}, the stream has passed {self.streamed}"
+            )
+        return is_behind
 
     def _note_joined(self, member: Membership) -> None:
         self._rejoins[member.node] = _Rejoin(self._first_pause_seconds)
@@ -315,8 +332,8 @@ class Applier:
     ) -> Procedure[None]:
         """Acknowledge a batch that other processes have sent with ``permit``.
 
-        Only on nodes that were joined throughout and took all of it; the others begin new lives. ``failed``: nodes
-        that did not take all, and why.
+        Only on nodes that were joined throughout and took all of it; the others leave, and `join_missing` finds which
+        of them are behind. ``failed``: nodes that did not take all, and why.
         """
         assert not self.is_sender, "this process sends, and knows what it sent"
         # Of this batch's history alone: a later floor must not hold what was streamed before the epoch was raised.
@@ -326,15 +343,15 @@ class Applier:
         for member in self.joined:
             why = failed.get(member.node) or _find_gap(member, permit, before)
             if why:
-                self._end_life(member, why)
+                self._postpone(member, why)
             else:
                 ready.append(member)
         results = yield from gather([acknowledge(member, batch, permit.at) for member in ready])
         for member, result in zip(ready, results, strict=True):
             if isinstance(result, FreshnessError):
-                self._end_life(member, str(result))
+                self._postpone(member, str(result))
             elif not result:
-                self._end_life(member, "the batch took longer than tombstones are safe: make it smaller")
+                self._postpone(member, "the batch took longer than tombstones are safe: make it smaller")
         # At once: after a restart the stream goes on behind this batch, and a copy that lacks it cannot be revived.
         yield from self._write_resume_copies()
         self._note_epoch(beats)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import pytest
@@ -18,7 +19,7 @@ from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Head, Marks, Merges, Reply, Request
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.settings import ObjectConfig
-from freshness.errors import HistoryLost
+from freshness.errors import HistoryLost, StreamStopped
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
@@ -45,6 +46,7 @@ from tests.schedules.world import (
     lookup,
 )
 
+KEY: Final = lookup(1).item
 LOST: Final = 60
 """How many transactions a failover loses: more than there are later ones, which are given the same numbers."""
 
@@ -83,16 +85,17 @@ def define(policy: ObjectPolicy) -> ObjectDefinition:
 class Job:
     """One job on a cluster, and the primary that it follows.
 
-    ``sent_twice``: each task runs a second time, as where the answer of the first attempt was lost. ``dies_in_wait``:
-    the driver's process ends in its next pause.
+    ``dies_in_wait``: the driver's process ends in its next pause.
     """
 
-    def __init__(self, world: World, objects: Sequence[ObjectPolicy] = (CUSTOMER,)) -> None:
+    def __init__(
+        self, world: World, objects: Sequence[ObjectPolicy] = (CUSTOMER,), instance: str = "me"
+    ) -> None:
         self.world = world
         self.objects = objects
+        self.instance = instance
         self.begun: dict[int, float] = {}
         self.beats: dict[int, int] = {}
-        self.sent_twice = False
         self.dies_in_wait = False
         self.start()
 
@@ -123,7 +126,7 @@ class Job:
         self.acknowledger = Acknowledger.create(
             names,
             policy,
-            instance="me",
+            instance=self.instance,
             clock=self.world.clock,
             nonce=self.world.nonce,
             find_heartbeat=self.begun.get,
@@ -177,15 +180,14 @@ class Job:
     def commit(self, ticket: Ticket, parts: Sequence[Part]) -> None:
         self.driver.run(self.acknowledger.commit(parts, ticket.permits[LINEAGE]))
 
+    def renew(self) -> None:
+        self.driver.run(self.acknowledger.renew())
+
     def run_batch(self) -> None:
         """All that was committed since the last micro-batch, in one task for each transaction."""
         ticket = self.begin()
         tasks = self.plan_tasks()
-        parts = [part for rows in tasks for part in self.send(ticket, rows)]
-        if self.sent_twice:
-            for rows in tasks:
-                self.send(ticket, rows)
-        self.commit(ticket, parts)
+        self.commit(ticket, [part for rows in tasks for part in self.send(ticket, rows)])
 
     def live(self, seconds: float) -> None:
         """A heartbeat and a micro-batch every second."""
@@ -227,7 +229,7 @@ class Job:
             yield {**row, "op": "raise", "table": table, "detail": "TRUNCATE"}
         if made.number in self.beats:
             beat = {
-                "instance": "me", "sequence": self.beats[made.number], "min_us": 0, "max_us": 0,
+                "instance": self.instance, "sequence": self.beats[made.number], "min_us": 0, "max_us": 0,
                 "epoch": self.world.database.epoch,
             }  # fmt: skip
             yield {**row, "op": "heartbeat", "detail": json.dumps(beat)}
@@ -239,6 +241,89 @@ def read_fresh(
 ) -> ReadOutcome:
     """By a replica that has everything."""
     return Reader(world, world.replica().catch_up()).read(lookup(number, policy, node))
+
+
+# -- micro-batches ---------------------------------------------------------------------------------------
+
+
+def test_a_node_that_failed_in_a_micro_batch_is_not_acknowledged() -> None:
+    """The executor cannot reach the node, the driver can. Nothing on the node says that the event happened."""
+    world = World()
+    job = Job(world)
+    job.live(3)
+    event = world.commit(KEY)
+    ticket = job.begin()
+    tasks = job.plan_tasks()
+    world.stores[NODE].down = True
+    parts = [part for rows in tasks for part in job.send(ticket, rows)]
+    world.stores[NODE].down = False
+    life = world.record().life
+    job.commit(ticket, parts)
+    assert not world.record().progress.contains(event.position)
+    job.live(3)
+    assert world.record().life != life
+    assert world.record().floor.contains(event.position)
+    assert world.broken == []
+
+
+def test_a_micro_batch_with_a_hole_is_not_acknowledged() -> None:
+    """The rows of one transaction were filtered out on the way to the sink."""
+    world = World()
+    job = Job(world)
+    job.live(3)
+    world.commit(lookup(2).item)
+    event = world.commit(KEY)
+    world.commit(lookup(3).item)
+    ticket = job.begin()
+    first, _, last = job.plan_tasks()
+    with suppress(StreamStopped):
+        job.commit(ticket, [*job.send(ticket, first), *job.send(ticket, last)])
+    assert not world.record().progress.contains(event.position)
+    assert world.broken == []
+
+
+def test_a_micro_batch_is_as_old_as_its_permit() -> None:
+    """An executor sends a tombstone; another one takes so long that the tombstone expires before the commit."""
+    world = World()
+    job = Job(world)
+    job.live(3)
+    event = world.commit(KEY)
+    ticket = job.begin()
+    parts = [part for rows in job.plan_tasks() for part in job.send(ticket, rows)]
+    for _ in range(D_SECONDS + 1):
+        world.sleep(1.0)
+        job.renew()
+    job.commit(ticket, parts)
+    assert world.find_tombstone(KEY) is None
+    assert not world.record().progress.contains(event.position)
+    assert world.broken == []
+
+
+def test_two_jobs_do_not_end_the_lives_that_the_other_one_began() -> None:
+    """Two jobs follow one lineage. The node restarts, and one of them begins its new life while a micro-batch of the
+    other one is under way. That batch is not acknowledged; the next one goes on with the new life, which has it."""
+    world = World()
+    jobs = [Job(world, instance="one"), Job(world, instance="two")]
+    for job in jobs:
+        job.live(2)
+    world.restart()
+    lives = []
+    for _ in range(8):
+        under_way = []
+        for job in jobs:
+            job.beat()
+            ticket = job.begin()
+            under_way.append(
+                (job, ticket, [part for rows in job.plan_tasks() for part in job.send(ticket, rows)])
+            )
+        for job, ticket, parts in under_way:
+            job.commit(ticket, parts)
+        record = world.find_record()
+        lives.append(b"" if record is None else record.life)
+        world.sleep(1.0)
+    assert len(set(lives[3:])) == 1, "each ends the life that the other one has begun"
+    assert read_fresh(world) is ReadOutcome.FILLED
+    assert world.broken == []
 
 
 # -- lost history ----------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Actor:
     wake_at: float = 0.0
     paused_until: float = 0.0
     has_sent_tombstones: bool = False  # since it last wrote a record
+    is_idle: bool = False  # it waits for work and may be woken
     process: str = field(init=False)
     connections: dict[str, int] = field(default_factory=dict)
     results: list[Any] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Actor:
         self._drop_flows()
         self.procedure = self._step = None
         self._flows, self._actions = [], []
+        self.is_idle = False
         self.connections.clear()
 
     def run_step(self) -> None:

@@ -21,6 +21,7 @@ import freshness.algorithm.read
 import freshness.algorithm.rule
 import freshness.algorithm.view
 import freshness.objects.keyfinder
+import spark.sink.acknowledger
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import Coverage, NodeRecord, Tombstone
@@ -54,6 +55,7 @@ from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat
+from spark.sink.tombstone import Part
 from tests.simulation.reshard import STAYS_OPEN
 
 Planted: TypeAlias = contextlib.AbstractContextManager[Any]
@@ -444,6 +446,40 @@ def _empty_newborn() -> Planted:
     return _patch(Membership, "begin_life", begin_life)
 
 
+# -- what others have sent -----------------------------------------------------------------------------
+
+
+def _failed_part_acknowledged() -> Planted:
+    original = Applier.acknowledge
+
+    def acknowledge(
+        self: Applier, raised: Any, before: Any, streamed: Any, beats: Any, permit: Any, _: Any
+    ) -> Any:
+        yield from original(self, raised, before, streamed, beats, permit, {})
+
+    return _patch(Applier, "acknowledge", acknowledge)
+
+
+def _holes_acknowledged() -> Planted:
+    def ends(lineage: str, parts: Sequence[Part]) -> tuple[Position, Position]:
+        first = min((part for part in parts if part.before is not None), key=lambda part: part.first)
+        assert first.before is not None
+        streamed = [part.streamed for part in parts if part.streamed is not None]
+        return first.before, first.before.union_all(streamed)
+
+    return _patch(spark.sink.acknowledger, "require_whole", ends)
+
+
+def _as_old_as_the_commit() -> Planted:
+    """What executors have sent counts as sent when the driver commits it."""
+    original = freshness.algorithm.apply.acknowledge
+
+    def acknowledge(member: Membership, batch: Batch, _: float) -> Procedure[bool]:
+        return original(member, batch, member.clock())
+
+    return _patch(freshness.algorithm.applier, "acknowledge", acknowledge)
+
+
 # -- caching nothing -----------------------------------------------------------------------------------
 
 
@@ -537,6 +573,10 @@ PLANTED: Final[dict[str, Plant]] = {
     "table floor acknowledged at once": _readers_not_waited_for,
     "trailing where tombstones are evicted": _trailing_without_temp_lru,
     "revived without sending again": _revived_at_the_head,
+    # Of the sink:
+    "a node that failed is acknowledged": _failed_part_acknowledged,
+    "a micro-batch with a hole is acknowledged": _holes_acknowledged,
+    "a micro-batch is as old as its commit": _as_old_as_the_commit,
     # These cache nothing for ever, and are found when all faults end (I5):
     "only the holder of a lease may fill": _only_winners_fill,
     "numbers that were never streamed": _hull_of_numbers,
@@ -581,6 +621,9 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "table floor acknowledged at once": 9,
     "trailing where tombstones are evicted": 2050,
     "revived without sending again": 147,
+    "a node that failed is acknowledged": 145,
+    "a micro-batch with a hole is acknowledged": 1236,
+    "a micro-batch is as old as its commit": 326,
     "only the holder of a lease may fill": 40,
     "numbers that were never streamed": 3400,
     "foreign progress is always old": 20,

@@ -30,7 +30,7 @@ from tests.simulation.reshard import STAYS_OPEN
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEDULE_FILES: Final = tuple(
     f"tests/schedules/test_{name}.py"
-    for name in ("defences", "schedules", "holes", "usefulness", "upstream_defences")
+    for name in ("defences", "schedules", "holes", "usefulness", "upstream_defences", "sink")
 )
 
 
@@ -80,6 +80,9 @@ DIRECTED: Final[dict[str, str]] = {
     "table floor acknowledged at once": "defences::test_a_raise_is_acknowledged_after_views_have_aged",
     "trailing where tombstones are evicted": "defences::test_head_mode_raises_the_floor_before_the_tombstones",
     "revived without sending again": "upstream_defences::test_a_purged_log_ends_the_lives_that_need_it",
+    "a node that failed is acknowledged": "sink::test_a_node_that_failed_in_a_micro_batch_is_not_acknowledged",
+    "a micro-batch with a hole is acknowledged": "sink::test_a_micro_batch_with_a_hole_is_not_acknowledged",
+    "a micro-batch is as old as its commit": "sink::test_a_micro_batch_is_as_old_as_its_permit",
     "only the holder of a lease may fill": "usefulness::test_nobody_depends_on_the_holder_of_a_lease",
     "numbers that were never streamed": "usefulness::test_numbers_that_nobody_executes_are_in_no_tombstone",
     "foreign progress is always old": "usefulness::test_two_invalidators_that_race_leave_the_floor_behind",

@@ -53,7 +53,8 @@ def _strike_pause(world: World) -> None:
 
 
 def _strike_crash(world: World) -> None:
-    crash(world, world.random.choice(world.invalidator_names), world.random.choice((0.1, 2.0, 15.0)))
+    names = world.invalidator_names + world.executor_names
+    crash(world, world.random.choice(names), world.random.choice((0.1, 2.0, 15.0)))
 
 
 def crash(world: World, name: str, back_after_seconds: float) -> None:

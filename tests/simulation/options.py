@@ -38,6 +38,9 @@ RESHARD_FAULTS: Final = (
     "jump", "stop_replica",
 )  # fmt: skip
 
+SINK_SHARE: Final = 0.1
+"""How many worlds, of those without a reshard, have the Spark sink in the place of an invalidator, or beside one."""
+
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
 PROFILES: Final = (
     "any", "steady", "lagging", "two", "takeover", "revival", "behind", "losses", "storm", "restarts", "raised",
@@ -65,6 +68,8 @@ class Options:
     nodes: int = 1
     readers: int = 2
     invalidators: int = 1
+    sinks: int = 0  # how many of the invalidators of each shard are jobs of the Spark sink
+    executors: int = 2  # of each job
     replicas: int = 1
     keeps_tombstones: bool = True
     is_out_of_order: bool = False
@@ -137,7 +142,10 @@ class Options:
         shaped = _shape(base, random)
         shaped = replace(shaped, holds_commits=random.random() < 0.2)
         chance = Random(f"reshard {seed}")
-        return _reshard(shaped, chance) if chance.random() < RESHARD_SHARE else shaped
+        if chance.random() < RESHARD_SHARE:
+            return _reshard(shaped, chance)
+        chance = Random(f"sink {seed}")
+        return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
 
 
 def _reshard(base: Options, random: Random) -> Options:
@@ -157,6 +165,36 @@ def _reshard(base: Options, random: Random) -> Options:
         think_seconds=random.choice((0.1, 0.5)),
         fault_share=random.choice((0.0, 0.003, 0.01)),
         faults=frozenset(fault for fault in RESHARD_FAULTS if random.random() < 0.3),
+    )
+
+
+def _with_sinks(base: Options, random: Random) -> Options:
+    """The same world, invalidated by jobs on a cluster; its nodes keep tombstones, as a job leaves out all others.
+
+    In some of them executors stall between the tombstones of a micro-batch, until its first ones are old.
+    """
+    executors, steps = random.choice((1, 2, 3)), base.steps * 3 // 2
+    sinks = random.randint(1, base.invalidators)
+    shaped = replace(base, sinks=sinks, executors=executors, steps=steps, keeps_tombstones=True)
+    if random.random() < 0.7:
+        return shaped
+    return replace(
+        shaped,
+        executors=1,
+        keys=3,
+        shards=1,
+        nodes=1,
+        invalidators=1,
+        sinks=1,
+        faults=(base.faults & {"evict", "lose_reply"}) | {"stall"},
+        fault_share=0.003,
+        stall_at="tombstone",
+        stall_seconds=random.choice((1.0, 1.3)) * base.tombstone_ttl_seconds,
+        max_staleness_seconds=60.0,
+        behind_seconds=0.0,
+        quiet_seconds=0.5,
+        think_seconds=2.0,
+        lag_seconds=25.0,
     )
 
 

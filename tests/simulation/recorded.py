@@ -58,6 +58,7 @@ def options_of(seed: int) -> Options:
         faults=options.faults & UNEXCUSED,
         has_extra_object=False,
         holds_commits=False,
+        sinks=0,  # a job records nothing
     )
     if seed % 2:
         return options

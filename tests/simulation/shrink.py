@@ -57,7 +57,14 @@ def _shrink(best: Finding, is_lively: bool, bug: str, progress: Callable[[Findin
 
 def size(options: Options) -> tuple[int, int]:
     """What shrinking makes less: (faults and actors, steps)."""
-    counts = (options.shards, options.keys, options.nodes, options.readers, options.invalidators)
+    counts = (
+        options.shards,
+        options.keys,
+        options.nodes,
+        options.readers,
+        options.invalidators,
+        options.sinks,
+    )
     return len(options.faults) + sum(counts) + options.replicas + _differences(options), options.steps
 
 
@@ -89,6 +96,9 @@ def _smaller(options: Options, steps: int, is_lively: bool) -> Iterator[Options]
         yield replace(options, faults=options.faults - {fault})
     for name in _COUNTS:
         if getattr(options, name) > 1 and not (name == "shards" and options.reshard):
+            yield _with(options, name, 1)
+    for name in ("sinks", "executors"):
+        if getattr(options, name) > 1:
             yield _with(options, name, 1)
     for name in _PLAIN:
         if getattr(options, name) != getattr(_SMALLEST, name):

@@ -17,7 +17,6 @@ from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, Transaction
 from invalidator.loop.loop import OpenStream, Poll, RaiseEpoch
-from invalidator.loop.shard import ShardInvalidator
 from tests.simulation.actor import Actor
 from tests.simulation.database import Server, Shard
 
@@ -42,7 +41,7 @@ class Process:
     name: str
     shard: Shard
     instance: str
-    invalidator: ShardInvalidator
+    clock: Callable[[], float]
     opened_at: Position
     behind_seconds: float = 0.0
     configuration: tuple[int, bool] = (0, True)
@@ -177,7 +176,7 @@ def _write_heartbeat(world: World, name: str) -> Actions:
 
     def begin() -> None:
         process.sequence = number
-        process.begun[number] = process.invalidator.clock()
+        process.begun[number] = process.clock()
 
     def write() -> None:
         beat = Heartbeat(process.instance, number, 0, 0, process.shard.epoch)

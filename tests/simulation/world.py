@@ -28,6 +28,8 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.stream.source import RowChange
 from invalidator.loop.loop import LoopObserver, run_loop
 from invalidator.loop.shard import ShardInvalidator
+from spark.sink.acknowledger import Acknowledger
+from spark.sink.tombstone import SinkPlan
 from tests.simulation import fault, upstream
 from tests.simulation.actor import Actor
 from tests.simulation.checker import Checker
@@ -35,6 +37,7 @@ from tests.simulation.database import Shard
 from tests.simulation.network import Network
 from tests.simulation.options import Options
 from tests.simulation.reshard import Reshard
+from tests.simulation.sink import Driver, Job
 from tests.simulation.upstream import Beat, Process
 
 NAMESPACE: Final = "sim"
@@ -94,6 +97,7 @@ class World:
     has_stalls: bool = field(init=False)
     pace: float = field(init=False)
     invalidator_names: list[str] = field(default_factory=list)
+    executor_names: list[str] = field(default_factory=list)
     pausable: list[Actor] = field(default_factory=list)
     steps_taken: int = 0
     calm: bool = False
@@ -224,36 +228,25 @@ class World:
         is_last = number == self.options.invalidators - 1
         behind_seconds = self.options.behind_seconds if is_last else 0.0
         self.invalidator_names.append(name)
-        actor = self._add(Actor(name, self, partial(self._invalidate, name, shard, behind_seconds)))
+        start = partial(self._invalidate, name, shard, behind_seconds)
+        if number < self.options.sinks:
+            start = partial(self._run_job, self._add_job(name), name, shard, behind_seconds)
+        actor = self._add(Actor(name, self, start))
         self.pausable.append(actor)
         self._add(Actor(f"{name} heartbeat", self, self._beat))
 
     def _invalidate(self, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
-        self._names += 1
-        instance = f"{name} {self._names}"
-        chance = Random(f"nonce {self.options.seed} {self.options.chance} {instance}")
-        placement = self.placements[self.ring]
-        begun: dict[int, float] = {}
+        process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
         invalidator = ShardInvalidator.create(
             placement.nodes,
             self.node_policy(shard.lineage),
             placement,
             KeyFinder(self.objects_on(shard.lineage)),
-            instance=instance,
-            clock=self._clock(instance),
-            nonce=lambda: chance.randbytes(8),
-            find_heartbeat=begun.get,
+            instance=process.instance,
+            clock=process.clock,
+            nonce=self._nonce(process.instance),
+            find_heartbeat=process.begun.get,
             nothing=shard.nothing,
-        )
-        self.processes[name] = Process(
-            name,
-            shard,
-            instance,
-            invalidator,
-            shard.nothing,
-            0.0 if self.calm else behind_seconds,
-            self.configuration,
-            begun,
         )
         return run_loop(
             invalidator,
@@ -261,6 +254,48 @@ class World:
             is_stopping=lambda: False,
             observer=LoopObserver(),
         )
+
+    def _start_process(self, name: str, shard: Shard, behind_seconds: float) -> Process:
+        self._names += 1
+        instance = f"{name} {self._names}"
+        behind_seconds = 0.0 if self.calm else behind_seconds
+        clock, nothing, configuration = self._clock(instance), shard.nothing, self.configuration
+        process = Process(name, shard, instance, clock, nothing, behind_seconds, configuration)
+        self.processes[name] = process
+        return process
+
+    def _nonce(self, instance: str) -> Callable[[], bytes]:
+        chance = Random(f"nonce {self.options.seed} {self.options.chance} {instance}")
+        return lambda: chance.randbytes(8)
+
+    def _add_job(self, name: str) -> Job:
+        """What outlives the process of a sink's driver, with its executors."""
+        job = Job(self, [f"{name} executor {number}" for number in range(self.options.executors)])
+        for executor in job.executors:
+            self.pausable.append(self._add(Actor(executor, self, partial(job.execute, executor))))
+        self.executor_names += job.executors
+        return job
+
+    def _run_job(self, job: Job, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
+        process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
+        acknowledger = Acknowledger.create(
+            placement.nodes,
+            self.node_policy(shard.lineage),
+            instance=process.instance,
+            clock=process.clock,
+            nonce=self._nonce(process.instance),
+            find_heartbeat=process.begun.get,
+            nothing=shard.nothing,
+        )
+        plan = SinkPlan(
+            NAMESPACE,
+            "memory",
+            placement.nodes,
+            self.options.tombstone_ttl_seconds,
+            {shard.lineage: shard.flavor},
+            {"sim": self.objects_on(shard.lineage)},
+        )
+        return Driver(job, plan, acknowledger, self.random.choice((2, 5, 10)), shard.nothing).run()
 
     def _beat(self) -> Generator[Any, Any, Any]:
         while True:
