@@ -35,10 +35,11 @@ from integration.servers.database import SCHEMA, make_database
 from integration.servers.mysql import get_mysql
 from integration.servers.process import get_program, run_directory
 from invalidator.binlog.decoder import EventDecoder
-from invalidator.binlog.source import BinlogSource
-from invalidator.binlog.transaction import Subject
+from invalidator.binlog.dump import request_stream
+from invalidator.binlog.fasttrack import FastTrack, make_decoder
+from invalidator.binlog.source import HEARTBEAT_SECONDS, BinlogSource
+from invalidator.binlog.transaction import Subscription
 from invalidator.binlog.wire.event import FORMAT_DESCRIPTION, parse_format_description
-from invalidator.binlog.wire.packets import PacketReader
 from invalidator.process.garbage import seldom_collected
 
 FLAVORS: Final[tuple[Flavor, ...]] = ("mariadb", "mysql")
@@ -229,22 +230,21 @@ def _cpu_seconds(work: Callable[[], object]) -> float:
         return time.process_time() - start
 
 
-def _decoder(plant: Plant) -> EventDecoder:
-    subject = Subject(plant.flavor, SCHEMA, frozenset(plant.definitions), "freshness_heartbeat")
-    decoder = EventDecoder(subject, find_cascades=dict, definitions=plant.definitions)
+def _decoder(plant: Plant) -> EventDecoder | FastTrack:
+    subscription = Subscription(plant.flavor, SCHEMA, frozenset(plant.definitions), "freshness_heartbeat")
+    decoder = make_decoder(subscription, find_cascades=dict, definitions=plant.definitions)
     decoder.restart(has_checksum=True)
     return decoder
 
 
 def _read_packets(plant: Plant, log: Log) -> list[bytes]:
     """The packets of the first transactions of the log, as many as are decoded from memory."""
-    source = BinlogSource(plant.address, plant.flavor, frozenset())
     decoder = _decoder(plant)
     packets: list[bytes] = []
     rows = 0
     with connect(plant.address) as connection:
-        assert source._request_stream(connection, log.start), "the server writes checksums"
-        reader = PacketReader(connection._sock)  # type: ignore[attr-defined]
+        reader, has_checksum = request_stream(connection, plant.flavor, log.start, HEARTBEAT_SECONDS)
+        assert has_checksum, "the server writes checksums"
         while rows < log.in_memory:
             for packet in reader.read():
                 if rows == log.in_memory:

@@ -27,9 +27,9 @@ from freshness.position import Position
 from freshness.stream.source import Transaction
 from integration.servers import DatabaseServer, ServerFailed
 from integration.servers.database import SCHEMA
-from invalidator.binlog.source import BinlogSource
+from invalidator.binlog.dump import request_stream
+from invalidator.binlog.source import HEARTBEAT_SECONDS
 from invalidator.binlog.wire.event import GTID, XID, parse_event, parse_mysql_gtid
-from invalidator.binlog.wire.packets import PacketReader
 from invalidator.loop.loop import LoopObserver
 
 RATE: Final = 2000
@@ -209,12 +209,12 @@ def _see_bare(server: DatabaseServer, node: str, writer: _Writer, number: int) -
     start = _executed(address, server)
     lots: list[tuple[int, list[bytes]]] = []
     host, _, port = node.rpartition(":")
-    with connect(address) as connection, closing(socket.create_connection((host, int(port)))) as cache:
+    with (
+        connect(address, read_timeout_seconds=WRITER_SECONDS) as connection,
+        closing(socket.create_connection((host, int(port)))) as cache,
+    ):
         cache.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        has_checksum = BinlogSource(address, server.flavor, frozenset())._request_stream(connection, start)
-        stream = connection._sock  # type: ignore[attr-defined]
-        stream.settimeout(WRITER_SECONDS)
-        packets = PacketReader(stream)
+        packets, has_checksum = request_stream(connection, server.flavor, start, HEARTBEAT_SECONDS)
         writer.start()
         commits = 0
         while commits < COMMITS:

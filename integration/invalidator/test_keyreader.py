@@ -25,12 +25,14 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from integration.invalidator.test_binlog import Stream, address_of, definitions_of, head_of, run, streaming
 from integration.servers import DatabaseServer, Pair
+from invalidator.binlog.dump import request_stream
 from invalidator.binlog.keys import plan as keyplan
-from invalidator.binlog.keys.reader import OPERATIONS, KeyReader
+from invalidator.binlog.keys.reader import KeyReader
 from invalidator.binlog.rows.decoder import ChangedRows, RowDecoder
 from invalidator.binlog.source import BinlogSource
 from invalidator.binlog.wire import event as events
-from invalidator.binlog.wire.packets import PacketReader, check_sum
+from invalidator.binlog.wire.packets import check_sum
+from invalidator.binlog.wire.rowevent import OPERATIONS
 
 HEARTBEATS = (27, 41)
 GTID_EVENTS = {events.GTID: events.parse_mysql_gtid, events.MARIADB_GTID: events.parse_mariadb_gtid}
@@ -44,11 +46,10 @@ WIDE = ("utf16", "utf32", "ucs2", "utf16le")
 def read_log(server: DatabaseServer, start: Position) -> list[bytes]:
     """All packets from the position to the present end of the log."""
     address = replace(address_of(server), database="")
-    source = BinlogSource(address, server.flavor, frozenset(), heartbeat_seconds=0.05)
     with connect(address, read_timeout_seconds=20.0) as connection:
         position, end = start, executed_position(connection, server.flavor)
-        assert source._request_stream(connection, start)
-        reader = PacketReader(connection._sock)  # type: ignore[attr-defined]
+        reader, has_checksum = request_stream(connection, server.flavor, start, 0.05)
+        assert has_checksum
         received: list[bytes] = []
         # MySQL sends heartbeats also while it looks for the start.
         while not (position.contains(end) and received and received[-1][5] in HEARTBEATS):

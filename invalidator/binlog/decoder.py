@@ -1,21 +1,21 @@
 """Network packets of a replication stream to transactions: which event goes where, and which stops the stream.
 
 An event is handled, known to be harmless, or stops the stream with its number, place and remedy (F27, I8); there
-is no fourth way. Holds no connection. Called by the reader thread of ``invalidator.binlog.source``.
+is no fourth way. Holds no connection. Called by the reader thread of ``invalidator.binlog.source``, directly for rows
+and through ``invalidator.binlog.fasttrack`` for keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+from zlib import crc32
 
 from freshness.errors import StreamStopped
-from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from freshness.stream.source import Transaction
-from invalidator.binlog.fasttrack import FastTrack, verify
-from invalidator.binlog.keys.reader import KeyReader
-from invalidator.binlog.rows.decoder import RowDecoder
-from invalidator.binlog.transaction import Cascades, Subject, TransactionAssembler
+from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
+from invalidator.binlog.transaction import Cascades, Subscription, TransactionAssembler
 from invalidator.binlog.wire import event as events
 from invalidator.binlog.wire.compression import (
     PLAIN_KINDS,
@@ -25,77 +25,105 @@ from invalidator.binlog.wire.compression import (
     unpack_rows,
     unpack_transaction,
 )
-from invalidator.binlog.wire.event import Event, FormatDescription, GroupStart
+from invalidator.binlog.wire.event import FormatDescription, GroupStart, LogEvent
+from invalidator.binlog.wire.packets import CHECKSUM_RESIDUE, CHECKSUM_START, check_sum
 from invalidator.mailbox import TRANSACTION_ROWS_MAX
 
 _QUERY_POST_HEADER = 13
 
 
+_BODY: Final = 20
+"""Where an event's body begins in its packet."""
+
+_ARTIFICIAL_FLAG: Final = 0x20
+_SILENT: Final = events.HARMLESS | {events.ROTATE}
+
+
+class RowReader(Protocol):
+    """The role of `RowDecoder`, which makes rows, and of `KeyReader`, which makes keys."""
+
+    def start_file(self, description: FormatDescription) -> None: ...
+    def map_table(self, event: LogEvent) -> MappedTable: ...
+    def read_rows(self, event: LogEvent) -> ChangedRows: ...
+
+
+def verify(packet: bytes, *, has_checksum: bool) -> None:
+    """Raises `StreamStopped` for a wrong checksum.
+
+    An artificial event, which the server makes up on the way and which says nothing, may lack its checksum while the
+    server changes over.
+    """
+    kind = packet[5] if len(packet) > _BODY else 0
+    if crc32(packet, CHECKSUM_START) == CHECKSUM_RESIDUE:
+        return
+    if kind == events.FORMAT_DESCRIPTION:
+        if packet[-events.CHECKSUM_BYTES - 1] == 1:
+            check_sum(packet)
+    elif has_checksum and not (kind in _SILENT and packet[18] & _ARTIFICIAL_FLAG):
+        check_sum(packet)
+
+
 class EventDecoder:
-    """One for each source. `restart` for each connection."""
+    """One for each source. `restart` for each connection.
+
+    ``position``: the GTID that came last. ``sequences``: the highest number of each MariaDB domain. A caller that
+    decodes transactions itself (``invalidator.binlog.fasttrack``) keeps both up to date.
+    """
 
     def __init__(
         self,
-        subject: Subject,
+        subscription: Subscription,
+        rows: RowReader,
         *,
         find_cascades: Callable[[], Cascades],
         rows_max: int = TRANSACTION_ROWS_MAX,
         piece_rows: int | None = None,
-        definitions: Mapping[str, ObjectDefinition] | None = None,
     ) -> None:
-        """``rows_max``, ``piece_rows``: see `TransactionAssembler`. ``definitions``: the objects whose cache items
-        are asked for instead of rows (`Transaction.items`)."""
-        self._subject = subject
+        """``rows_max``, ``piece_rows``: see `TransactionAssembler`."""
+        self._subscription = subscription
+        self._rows = rows
         self._assembler = TransactionAssembler(
-            subject, rows_max=rows_max, piece_rows=piece_rows, find_cascades=find_cascades
+            subscription, rows_max=rows_max, piece_rows=piece_rows, find_cascades=find_cascades
         )
         self._format = FormatDescription((), False)
-        self._sequences: dict[int, int] = {}
-        self._position: Position | None = None
-        self._rows: RowDecoder | KeyReader
-        self._track: FastTrack | None = None
-        flavor, database, heartbeats = subject.flavor, subject.database, subject.heartbeat_table
-        if definitions is None:
-            self._rows = RowDecoder(flavor, database, subject.tables | {heartbeats})
-        else:
-            self._rows = KeyReader(flavor, database, subject.tables, heartbeats, definitions)
-            self._track = FastTrack(
-                self._rows,
-                self._assembler,
-                self._sequences,
-                self._decode,
-                rows_max if piece_rows is None else min(piece_rows - 1, rows_max),
-            )
+        self.trailer_bytes = 0
+        self.sequences: dict[int, int] = {}
+        self.position: Position | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transaction is being read."""
+        return self._assembler.is_idle
+
+    @property
+    def cascades(self) -> Cascades:
+        """The foreign keys whose changes are not logged."""
+        return self._assembler.cascades
 
     def restart(self, *, has_checksum: bool) -> None:
         """A new connection. ``has_checksum`` holds until the first FORMAT_DESCRIPTION says so itself."""
         self._assembler.restart()
         self._start_file(FormatDescription((), has_checksum))
-        self._sequences.clear()
-        self._position = None
-        if self._track is not None:
-            self._track.restart()
+        self.sequences.clear()
+        self.position = None
 
     def decode(self, packets: Iterable[bytes], found: list[Transaction]) -> None:
         """Append the transactions, or pieces of them, that the packets complete; also those before an error.
 
         Raises `StreamStopped`.
         """
-        if self._track is not None:
-            self._track.decode(packets, found)
-            return
         for packet in packets:
             verify(packet, has_checksum=self._format.has_checksum)
-            self._decode(packet, found)
+            self.decode_packet(packet, found)
 
-    def _decode(self, packet: bytes, found: list[Transaction]) -> None:
-        """Take one packet that is verified."""
+    def decode_packet(self, packet: bytes, found: list[Transaction]) -> None:
+        """Take one packet that is verified. See `decode`."""
         kind = packet[5] if len(packet) > 5 else 0
         if kind == events.FORMAT_DESCRIPTION:
             # Its own checksum is there in any case.
             self._start_file(events.parse_format_description(packet))
             self._assembler.start_file()
-        elif kind not in events.HARMLESS and kind != events.ROTATE:
+        elif kind not in _SILENT:
             event = events.parse_event(packet, has_checksum=self._format.has_checksum)
             if kind == TRANSACTION_PAYLOAD:
                 for inner in unpack_transaction(event):
@@ -107,16 +135,15 @@ class EventDecoder:
 
     def _decode_inner(self, packet: bytes, found: list[Transaction]) -> None:
         if packet[5] in (TRANSACTION_PAYLOAD, events.FORMAT_DESCRIPTION):
-            raise StreamStopped(f"event {packet[5]} in a TRANSACTION_PAYLOAD after GTID {self._position}")
-        self._decode(packet, found)
+            raise StreamStopped(f"event {packet[5]} in a TRANSACTION_PAYLOAD after GTID {self.position}")
+        self.decode_packet(packet, found)
 
     def _start_file(self, description: FormatDescription) -> None:
         self._format = description
+        self.trailer_bytes = events.CHECKSUM_BYTES if description.has_checksum else 0
         self._rows.start_file(description)
-        if self._track is not None:
-            self._track.has_checksum = description.has_checksum
 
-    def _handle(self, event: Event) -> Transaction | None:
+    def _handle(self, event: LogEvent) -> Transaction | None:
         kind = event.kind
         if kind == events.TABLE_MAP:
             self._assembler.announce_table(self._rows.map_table(event))
@@ -139,7 +166,7 @@ class EventDecoder:
             return self._assembler.add_query(query.sql, query.default_database)
         elif kind == events.EXECUTE_LOAD_QUERY:
             # LOAD DATA as a statement. Its text lies elsewhere in the event; an unknown statement raises the same.
-            return self._assembler.add_query("LOAD DATA", self._subject.database)
+            return self._assembler.add_query("LOAD DATA", self._subscription.database)
         elif kind == events.XA_PREPARE:
             xid, one_phase = events.parse_xa_prepare(event)
             return self._assembler.commit() if one_phase else self._assembler.prepare(xid)
@@ -148,33 +175,30 @@ class EventDecoder:
         return None
 
     def _start_group(self, start: GroupStart) -> None:
-        self._position = start.position
-        if self._track is not None:
-            self._track.position = start.position
+        self.position = start.position
         self._assembler.start_group(start)
 
-    def _check_sequence(self, event: Event) -> None:
+    def _check_sequence(self, event: LogEvent) -> None:
         """On MariaDB the numbers of a domain only rise, or two servers write one history (F59)."""
         start = event.packet[event.start : event.start + 12]
         sequence, domain = int.from_bytes(start[:8], "little"), int.from_bytes(start[8:12], "little")
-        before = self._sequences.get(domain, 0)
+        before = self.sequences.get(domain, 0)
         if sequence <= before:
             raise StreamStopped(
                 f"GTID {domain}-{event.server_id}-{sequence} comes after sequence number {before}",
                 hint="set gtid_strict_mode=ON, and raise the epoch: this history is not the former one",
             )
-        self._sequences[domain] = sequence
+        self.sequences[domain] = sequence
 
     def _post_header_length(self, kind: int, default: int) -> int:
         lengths = self._format.post_header_lengths
         return lengths[kind - 1] if kind <= len(lengths) else default
 
-    def _stopped(self, event: Event) -> StreamStopped:
+    def _stopped(self, event: LogEvent) -> StreamStopped:
         name, remedy = events.REMEDIES.get(
             event.kind, ("unknown", "this server is newer than this program; report the event's number")
         )
-        position = self._position if self._track is None else self._track.position
         return StreamStopped(
-            f"event {event.kind} ({name}) at {event.log_pos}, after GTID {position}, cannot be handled",
+            f"event {event.kind} ({name}) at {event.log_pos}, after GTID {self.position}, cannot be handled",
             hint=remedy,
         )

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from zlib import crc32
 
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import MariadbPosition, MysqlGtidSet, Position
 from freshness.stream.source import Transaction, keyed_transaction
-from invalidator.binlog.keys.reader import STATEMENT_END, KeyedTable, KeyReader
-from invalidator.binlog.transaction import TransactionAssembler
+from invalidator.binlog.decoder import EventDecoder, RowReader, verify
+from invalidator.binlog.keys.reader import KeyedTable, KeyReader
+from invalidator.binlog.rows.decoder import RowDecoder
+from invalidator.binlog.transaction import Cascades, Subscription
 from invalidator.binlog.wire import event as events
-from invalidator.binlog.wire.packets import CHECKSUM_RESIDUE, CHECKSUM_START, check_sum
+from invalidator.binlog.wire.packets import CHECKSUM_RESIDUE, CHECKSUM_START
+from invalidator.binlog.wire.rowevent import STATEMENT_END
+from invalidator.mailbox import TRANSACTION_ROWS_MAX
 
 HELD_PACKETS_MAX: Final = 64
 HELD_BYTES_MAX: Final = 1 << 20
@@ -34,9 +39,7 @@ _BODY: Final = 20
 _QUERY_HEAD: Final = 13
 _USUAL_PACKETS: Final = {"mysql": 5, "mariadb": 4}
 """Of a transaction of one row event."""
-_ARTIFICIAL_FLAG: Final = 0x20
 _BEGIN: Final = b"BEGIN"
-_SILENT: Final = events.HARMLESS | {events.ROTATE}
 _ROWS: Final = frozenset((23, 24, 25, 30, 31, 32))
 
 _u4 = struct.Struct("<I").unpack_from
@@ -47,69 +50,42 @@ _IDLE, _BEGUN, _BETWEEN, _IN_ROWS, _GENERAL = range(5)
 """What came last: nothing, a GTID of MySQL, the begin or the end of a statement, a table map or rows that do not
 end their statement; or the general way has the transaction."""
 
-Decode = Callable[[bytes, list[Transaction]], None]
-
-
-def verify(packet: bytes, *, has_checksum: bool) -> None:
-    """Raises `StreamStopped` for a wrong checksum.
-
-    What the server makes up on the way, artificial events that say nothing, may lack one while it changes over.
-    """
-    kind = packet[5] if len(packet) > _BODY else 0
-    if crc32(packet, CHECKSUM_START) == CHECKSUM_RESIDUE:
-        return
-    if kind == events.FORMAT_DESCRIPTION:
-        if packet[-events.CHECKSUM_BYTES - 1] == 1:
-            check_sum(packet)
-    elif has_checksum and not (kind in _SILENT and packet[18] & _ARTIFICIAL_FLAG):
-        check_sum(packet)
-
 
 class FastTrack:
-    """One for each decoder. ``decode`` is the general way, for one verified packet; ``sequences``: the highest
-    number of each MariaDB domain, shared with it."""
+    """One for each source that wants keys.
 
-    def __init__(
-        self,
-        keys: KeyReader,
-        assembler: TransactionAssembler,
-        sequences: dict[int, int],
-        decode: Decode,
-        items_max: int,
-    ) -> None:
-        self._trailer_bytes = 0
+    ``general``: the decoder that takes all other packets. It owns the position, the sequence numbers and the log's
+    format, and never calls back. ``items_max``: of one transaction.
+    """
+
+    def __init__(self, general: EventDecoder, keys: KeyReader, items_max: int) -> None:
+        self._general = general
         self._keys = keys
-        self._assembler = assembler
-        self._sequences = sequences
-        self._decode = decode
         self._items_max = items_max
+        self._sequences = general.sequences
         self._sources: dict[bytes, str] = {}
+        is_mysql = keys.flavor == "mysql"
+        self._gtid_kind = events.GTID if is_mysql else events.MARIADB_GTID
+        self._read_gtid = self._read_mysql_gtid if is_mysql else self._read_mariadb_gtid
+        self._usual_packets = _USUAL_PACKETS[keys.flavor]
         self._steps: dict[tuple[int, int], Callable[[bytes], bool]] = {
-            (_IDLE, events.GTID if keys.flavor == "mysql" else events.MARIADB_GTID): self._take_gtid,
+            (_IDLE, self._gtid_kind): self._take_gtid,
             (_BEGUN, events.QUERY): self._take_begin,
             (_BETWEEN, events.TABLE_MAP): self._take_table,
             **{(_IN_ROWS, kind): self._take_rows for kind in _ROWS},
             (_BETWEEN, events.XID): self._commit,
         }
-        is_mysql = keys.flavor == "mysql"
-        self._read_gtid = self._read_mysql_gtid if is_mysql else self._read_mariadb_gtid
-        self._usual_packets = _USUAL_PACKETS[keys.flavor]
-        self._gtid_kind = events.GTID if is_mysql else events.MARIADB_GTID
-        self._stage = _IDLE
         self._found: list[Transaction] = []
         self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._items: list[bytes] = []
-        self._rows_bytes = 0
+        self._start: tuple[Position, int] | None = None
+        self._sequence: tuple[int, int] | None = None
         self._table: KeyedTable | None = None
         self._table_id = b""
-        self.position: Position | None = None
-        """The last GTID, also of the general way."""
-        self._timestamp_us = 0
-        self._sequence: tuple[int, int] | None = None
+        self._reset()
 
-    def restart(self) -> None:
-        """A new connection: what was half read comes again."""
+    def restart(self, *, has_checksum: bool) -> None:
+        """See `EventDecoder.restart`."""
+        self._general.restart(has_checksum=has_checksum)
         self._reset()
 
     def decode(self, packets: Iterable[bytes], found: list[Transaction]) -> None:
@@ -126,7 +102,7 @@ class FastTrack:
             place = after
 
     def _take(self, packet: bytes) -> None:
-        verify(packet, has_checksum=self.has_checksum)
+        verify(packet, has_checksum=self._general.trailer_bytes > 0)
         if len(packet) < _BODY or _u4(packet, 10)[0] != len(packet) - 1:
             self._leave(packet)
             return
@@ -136,18 +112,9 @@ class FastTrack:
         elif packet[5] not in events.HARMLESS:
             self._leave(packet)
 
-    @property
-    def has_checksum(self) -> bool:
-        """Whether the events end with one."""
-        return self._trailer_bytes > 0
-
-    @has_checksum.setter
-    def has_checksum(self, has_checksum: bool) -> None:
-        self._trailer_bytes = events.CHECKSUM_BYTES if has_checksum else 0
-
     def _reset(self) -> None:
         self._stage = _IDLE
-        self._items = []
+        self._items: list[bytes] = []
         self._held_bytes = self._rows_bytes = 0
 
     def _leave(self, packet: bytes) -> None:
@@ -157,14 +124,14 @@ class FastTrack:
         self._held.clear()
         self._stage = _GENERAL
         for each in held:
-            self._decode(each, self._found)
-        if self._assembler.is_idle:
+            self._general.decode_packet(each, self._found)
+        if self._general.is_idle:
             self._reset()
 
     def _take_usual(self, packets: Sequence[bytes], place: int) -> int:
         """Transactions of one row event, one behind the other, without holding anything. The place behind them: of
         the first packet of what is another transaction or anything else, with which nothing has happened yet."""
-        count, trailer, kind_of_gtid = self._usual_packets, self._trailer_bytes, self._gtid_kind
+        count, trailer, kind_of_gtid = self._usual_packets, self._general.trailer_bytes, self._gtid_kind
         last = len(packets) - count
         body = head = b""
         table: KeyedTable | None = None
@@ -206,7 +173,7 @@ class FastTrack:
 
     def _are_whole(self, gtid: bytes, begin: bytes, table_map: bytes, rows: bytes, commit: bytes) -> bool:
         """Whether all have their right checksum, or length where there are none."""
-        if self._trailer_bytes:
+        if self._general.trailer_bytes:
             return (
                 crc32(gtid, CHECKSUM_START)
                 == crc32(table_map, CHECKSUM_START)
@@ -220,13 +187,13 @@ class FastTrack:
         start = self._read_gtid(packet)
         if start is None:
             return False
-        self.position, self._timestamp_us = start
+        self._start = start
         self._stage = _BETWEEN if packet[5] == events.MARIADB_GTID else _BEGUN
         self._held.clear()
         return True
 
     def _read_mariadb_gtid(self, packet: bytes) -> tuple[Position, int] | None:
-        if len(packet) - self._trailer_bytes < _BODY + 13:
+        if len(packet) - self._general.trailer_bytes < _BODY + 13:
             return None
         sequence, domain, flags = _mariadb_gtid(packet, _BODY)
         if flags & 1 or sequence <= self._sequences.get(domain, 0):
@@ -236,7 +203,7 @@ class FastTrack:
 
     def _read_mysql_gtid(self, packet: bytes) -> tuple[Position, int] | None:
         # See `invalidator.binlog.wire.event.parse_mysql_gtid`.
-        if len(packet) - self._trailer_bytes < _BODY + 49:
+        if len(packet) - self._general.trailer_bytes < _BODY + 49:
             return None
         source = self._sources.get(packet[21:37])
         if source is None:
@@ -245,7 +212,7 @@ class FastTrack:
             source = self._sources[packet[21:37]] = str(uuid.UUID(bytes=packet[21:37]))
         timestamp_us = _u8(packet, 61)[0] >> 8  # seven bytes
         if timestamp_us >> 55:
-            if len(packet) - self._trailer_bytes < _BODY + 56:
+            if len(packet) - self._general.trailer_bytes < _BODY + 56:
                 return None
             timestamp_us = int.from_bytes(packet[69:76], "little")
         return MysqlGtidSet.of(source, _u8(packet, 37)[0]), timestamp_us
@@ -255,7 +222,7 @@ class FastTrack:
         if len(packet) < _BODY + _QUERY_HEAD or packet[5] != events.QUERY:
             return False
         text = _BODY + _QUERY_HEAD + packet[_BODY + 8] + (packet[_BODY + 11] | packet[_BODY + 12] << 8) + 1
-        return packet[text : len(packet) - self._trailer_bytes] == _BEGIN
+        return packet[text : len(packet) - self._general.trailer_bytes] == _BEGIN
 
     def _take_begin(self, packet: bytes) -> bool:
         if not self._is_begin(packet):
@@ -269,7 +236,7 @@ class FastTrack:
         if table is None or table.problem:
             return None
         # Where foreign keys are not logged, other rows may change too.
-        return None if table.wanted and self._assembler.cascades else table
+        return None if table.wanted and self._general.cascades else table
 
     def _read_items(self, table: KeyedTable, packet: bytes) -> list[bytes] | None:
         plan = table.plan
@@ -281,12 +248,12 @@ class FastTrack:
         if code is None:
             return None
         try:
-            return code.read(packet, start + length, len(packet) - self._trailer_bytes)
+            return code.read(packet, start + length, len(packet) - self._general.trailer_bytes)
         except Exception:  # noqa: BLE001 - the general way says what is wrong, and raises the table
             return None
 
     def _take_table(self, packet: bytes) -> bool:
-        table = self._find_table(packet[_BODY : len(packet) - self._trailer_bytes])
+        table = self._find_table(packet[_BODY : len(packet) - self._general.trailer_bytes])
         if table is None or len(self._held) > HELD_PACKETS_MAX:
             return False
         self._table, self._table_id, self._stage = table, packet[_BODY : _BODY + 6], _IN_ROWS
@@ -310,8 +277,8 @@ class FastTrack:
         return True
 
     def _commit(self, _: bytes) -> bool:
-        assert self.position is not None
-        self._finish(self.position, self._timestamp_us, self._items, self._rows_bytes)
+        assert self._start is not None
+        self._finish(*self._start, self._items, self._rows_bytes)
         self._reset()
         return True
 
@@ -320,7 +287,31 @@ class FastTrack:
             domain, sequence = self._sequence
             self._sequences[domain] = sequence
             self._sequence = None
-        self.position = position
+        self._general.position = position
         self._found.append(
             keyed_transaction(position, timestamp_us, tuple(items), rows_bytes if items else 0)
         )
+
+
+def make_decoder(
+    subscription: Subscription,
+    *,
+    find_cascades: Callable[[], Cascades],
+    rows_max: int = TRANSACTION_ROWS_MAX,
+    piece_rows: int | None = None,
+    definitions: Mapping[str, ObjectDefinition] | None = None,
+) -> EventDecoder | FastTrack:
+    """The decoder of a source. ``definitions``: the objects whose cache items are asked for instead of rows
+    (`Transaction.items`); without them it makes rows. The rest: see `EventDecoder`."""
+    flavor, database, heartbeats = subscription.flavor, subscription.database, subscription.heartbeat_table
+
+    def make_general(rows: RowReader) -> EventDecoder:
+        return EventDecoder(
+            subscription, rows, find_cascades=find_cascades, rows_max=rows_max, piece_rows=piece_rows
+        )
+
+    if definitions is None:
+        return make_general(RowDecoder(flavor, database, subscription.tables | {heartbeats}))
+    keys = KeyReader(flavor, database, subscription.tables, heartbeats, definitions)
+    items_max = rows_max if piece_rows is None else min(piece_rows - 1, rows_max)
+    return FastTrack(make_general(keys), keys, items_max)

@@ -17,22 +17,21 @@ Called by the composition roots and the merged stream.
 from __future__ import annotations
 
 import logging
-import random
-import struct
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Final
+from typing import Final
 
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import Position, decode_position, parse_position
+from invalidator.binlog.dump import dump_files, force_close
 from invalidator.binlog.wire import event as events
-from invalidator.binlog.wire.event import Event
+from invalidator.binlog.wire.event import LogEvent
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +41,6 @@ MARGIN_SECONDS: Final = {"mysql": 2.0, "mariadb": 60.0}
 ANSWER_SECONDS: Final = 15.0
 SECOND_US: Final = 1_000_000
 
-_COM_BINLOG_DUMP: Final = 0x12
-_NON_BLOCKING: Final = 1
-_FIRST_OFFSET: Final = 4
-_SERVER_IDS: Final = range(0x8000_0000, 0xFFFF_FFF0)
 _FIRST_EVENTS: Final = 5
 _START_EVENTS: Final = ("Previous_gtids", "Gtid_list")
 _ANONYMOUS_GTID: Final = 34
@@ -143,27 +138,15 @@ class BinaryLog:
     def _dump(self, file: str) -> Generator[bytes]:
         """The events of the file and of all after it, as network packets, up to the present end."""
         connection = connect(self._address, timeout_seconds=ANSWER_SECONDS)
-        raw: Any = connection  # the same private calls that mysql-replication makes
         try:
-            read_rows(
-                connection,
-                "SET @master_binlog_checksum = @@global.binlog_checksum,"
-                " @source_binlog_checksum = @@global.binlog_checksum, @mariadb_slave_capability = 4",
-            )
-            server_id = random.SystemRandom().choice(_SERVER_IDS)
-            command = struct.pack("<BIHI", _COM_BINLOG_DUMP, _FIRST_OFFSET, _NON_BLOCKING, server_id)
-            command += file.encode()
-            raw._write_bytes(struct.pack("<I", len(command)) + command)
-            raw._next_seq_id = 1
-            while (packet := raw._read_packet()._data)[:1] == b"\0":
-                yield packet
+            yield from dump_files(connection, file)
         except Exception as error:
             raise translated(error, self._address, f"reading log file {file}") from error
         finally:
-            raw._force_close()
+            force_close(connection)
 
 
-def _read_mysql_mark(event: Event) -> Mark:
+def _read_mysql_mark(event: LogEvent) -> Mark:
     """The time is the commit on this server. Not the original one: who replays an old log sets that (F4)."""
     body = event.body
     if len(body) < 49:

@@ -2,27 +2,20 @@
 
 A thread receives and decodes while the caller applies; between them is a bounded mailbox, and errors travel
 through it behind the transactions that came before them. This module never reconnects and never chooses a
-position: after an error the caller opens it again from what was acknowledged (F14). Rows are decoded by
-mysql-replication (``invalidator.binlog.rows.decoder``); its stream loop is not used, as it reconnects by itself from
-the original position and drops what it does not know. Built by the composition root, used as
-`freshness.stream.source.Source`.
+position: after an error the caller opens it again from what was acknowledged (F14). Built by the composition root,
+used as `freshness.stream.source.Source`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
-import socket
-import struct
 import threading
-import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import pymysql
 
 from freshness.config.settings import ServerAddress
-from freshness.database.connection import Connection, connect, read_rows, translated
+from freshness.database.connection import Connection, connect, translated
 from freshness.database.schema import find_cascades
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
 from freshness.objects.registry import ObjectDefinition
@@ -30,7 +23,9 @@ from freshness.position import Position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
 from invalidator.binlog.decoder import EventDecoder
-from invalidator.binlog.transaction import Cascades, Subject
+from invalidator.binlog.dump import force_close, request_stream, shut_down
+from invalidator.binlog.fasttrack import FastTrack, make_decoder
+from invalidator.binlog.transaction import Cascades, Subscription
 from invalidator.binlog.wire.packets import PacketReader
 from invalidator.mailbox import (
     ROWS_QUEUED_MAX,
@@ -45,19 +40,9 @@ READ_TIMEOUT_SECONDS: Final = 15.0
 HEARTBEAT_SECONDS: Final = 4.0
 JOIN_SECONDS: Final = 5.0
 
-_COM_BINLOG_DUMP: Final = 0x12
-_COM_BINLOG_DUMP_GTID: Final = 0x1E
-_BINLOG_THROUGH_GTID: Final = 0x04
-_FIRST_OFFSET: Final = 4
-_SERVER_IDS: Final = range(0x8000_0000, 0xFFFF_FFF0)
-
 
 class BinlogSource:
-    """See the module. `open`, `poll` and `close` belong to one thread of the caller.
-
-    Each `open` draws a random server id (and UUID) in a high range: to the server this is a replica, and of two
-    replicas with the same id the newer one kicks the older one out.
-    """
+    """See the module. `open`, `poll` and `close` belong to one thread of the caller."""
 
     def __init__(
         self,
@@ -89,9 +74,9 @@ class BinlogSource:
         self._mailbox_bounds = (transactions_queued_max, rows_queued_max)
         self._tables = tables - {heartbeat_table}
         self._known_cascades = dict(cascades or {})
-        subject = Subject(flavor, address.database, self._tables, heartbeat_table)
-        self._decoder = EventDecoder(
-            subject,
+        subscription = Subscription(flavor, address.database, self._tables, heartbeat_table)
+        self._decoder = make_decoder(
+            subscription,
             find_cascades=self._find_cascades,
             rows_max=transaction_rows_max,
             piece_rows=piece_rows,
@@ -107,13 +92,12 @@ class BinlogSource:
         connection = connect(self._address, read_timeout_seconds=self._read_timeout_seconds)
         try:
             check_start(connection, self._flavor, start, self._address)
-            has_checksum = self._request_stream(connection, start)
+            packets, has_checksum = request_stream(connection, self._flavor, start, self._heartbeat_seconds)
             # The server refuses a position in its first answer, or else begins with a ROTATE event.
-            packets = PacketReader(connection._sock)  # type: ignore[attr-defined]
             first = packets.read()
             self._decoder.restart(has_checksum=has_checksum)
         except Exception as error:
-            _force_close(connection)
+            force_close(connection)
             raise translated(error, self._address, "starting to stream") from error
         mailbox = Mailbox(measure, *self._mailbox_bounds)
         self._reader = _Reader(connection, self._address, self._decoder, mailbox, packets, first)
@@ -141,59 +125,6 @@ class BinlogSource:
             found[child] = found.get(child, frozenset()) | parents
         return found
 
-    def _request_stream(self, connection: Connection, start: Position) -> bool:
-        """Ask for the stream; whether checksums come with the first events."""
-        [(checksum,)] = read_rows(connection, "SELECT @@global.binlog_checksum")
-        period_ns = int(self._heartbeat_seconds * 1_000_000_000)
-        server_id = random.SystemRandom().choice(_SERVER_IDS)
-        identity = str(uuid.uuid4())
-        settings = (
-            "SET @master_binlog_checksum = @@global.binlog_checksum,"
-            " @source_binlog_checksum = @@global.binlog_checksum,"
-            f" @master_heartbeat_period = {period_ns}, @source_heartbeat_period = {period_ns},"
-            f" @slave_uuid = '{identity}', @replica_uuid = '{identity}'"
-        )
-        if self._flavor == "mariadb":
-            # Capability 4: GTID events as they are, not dressed up as statements.
-            settings += (
-                f", @mariadb_slave_capability = 4, @slave_connect_state = '{start}'"
-                ", @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0"
-            )
-            command = struct.pack("<BIHI", _COM_BINLOG_DUMP, _FIRST_OFFSET, 0, server_id)
-        else:
-            command = _encode_gtid_dump(server_id, start)
-        read_rows(connection, settings)
-        raw: Any = connection  # the same private calls that mysql-replication makes
-        raw._write_bytes(struct.pack("<I", len(command)) + command)
-        raw._next_seq_id = 1
-        return str(checksum).upper() != "NONE"
-
-
-def _encode_gtid_dump(server_id: int, start: Position) -> bytes:
-    gtids = _encode_gtid_set(start)
-    header = struct.pack("<BHII", _COM_BINLOG_DUMP_GTID, _BINLOG_THROUGH_GTID, server_id, 0)
-    return header + struct.pack("<QI", _FIRST_OFFSET, len(gtids)) + gtids
-
-
-def _encode_gtid_set(start: Position) -> bytes:
-    """The set as the server reads it: count of sources, then UUID, count of intervals, each from … up to below."""
-    by_source = start.intervals()
-    out = [struct.pack("<Q", len(by_source))]
-    for source, intervals in by_source.items():
-        if ":" in source:
-            raise StreamStopped(
-                f"the start position has tagged GTIDs: {source}",
-                hint="tagged GTIDs are not supported: do not set gtid_next='AUTOMATIC:tag' on this server",
-            )
-        out.append(uuid.UUID(source).bytes + struct.pack("<Q", len(intervals)))
-        out += (struct.pack("<QQ", first, last + 1) for first, last in intervals)
-    return b"".join(out)
-
-
-def _force_close(connection: Connection) -> None:
-    raw: Any = connection
-    raw._force_close()
-
 
 class _Reader:
     """The thread that receives, decodes, and puts into the mailbox, until an error or `stop`."""
@@ -202,14 +133,13 @@ class _Reader:
         self,
         connection: Connection,
         address: ServerAddress,
-        decoder: EventDecoder,
+        decoder: EventDecoder | FastTrack,
         mailbox: Mailbox[Transaction],
         packets: PacketReader,
         first: list[bytes],
     ) -> None:
         self.mailbox = mailbox
         self._connection = connection
-        self._socket: socket.socket = connection._sock  # type: ignore[attr-defined]
         self._address = address
         self._decoder = decoder
         self._packets = packets
@@ -224,10 +154,9 @@ class _Reader:
     def stop(self) -> None:
         """End the thread: it waits either in the mailbox or in the socket."""
         self.mailbox.close()
-        with contextlib.suppress(OSError):  # not connected any more: the thread is about to see the same
-            self._socket.shutdown(socket.SHUT_RDWR)
+        shut_down(self._connection)
         self._thread.join(JOIN_SECONDS)
-        _force_close(self._connection)
+        force_close(self._connection)
 
     def _run(self) -> None:
         try:
@@ -245,7 +174,7 @@ class _Reader:
         except Exception as error:  # noqa: BLE001 - it must reach the caller, whatever it is
             self.mailbox.fail(self._describe(error))
         finally:
-            _force_close(self._connection)
+            force_close(self._connection)
 
     def _describe(self, error: Exception) -> FreshnessError:
         if isinstance(error, (FreshnessError, pymysql.MySQLError, OSError)):

@@ -42,7 +42,7 @@ Cascades: TypeAlias = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Subscription:
     """What the reader of the stream asked for."""
 
     flavor: str
@@ -135,7 +135,7 @@ class TransactionAssembler:
 
     def __init__(
         self,
-        subject: Subject,
+        subscription: Subscription,
         *,
         rows_max: int = TRANSACTION_ROWS_MAX,
         piece_rows: int | None = None,
@@ -147,7 +147,7 @@ class TransactionAssembler:
         ``find_cascades`` reads the foreign keys as they are now; it is called only where they are not logged.
         """
         assert piece_rows is None or piece_rows > 0
-        self._subject = subject
+        self._subscription = subscription
         self._find_cascades = find_cascades
         self._cascades: Cascades = {}
         self._rows_max = rows_max
@@ -189,7 +189,7 @@ class TransactionAssembler:
         self._group = _Group(start, start.in_transaction)
 
     def announce_table(self, table: MappedTable) -> None:
-        if table.wanted and table.name != self._subject.heartbeat_table:
+        if table.wanted and table.name != self._subscription.heartbeat_table:
             self._current("a table map").announced.add(table.name)
 
     def add_rows(self, rows: ChangedRows, size_bytes: int = 0) -> Transaction | None:
@@ -197,7 +197,7 @@ class TransactionAssembler:
         group = self._current("a row event")
         if rows.table is not None:
             if rows.op != "insert":
-                group.shrunk.add(_qualified(rows.table, self._subject.database))
+                group.shrunk.add(_qualified(rows.table, self._subscription.database))
             if rows.table.wanted:
                 self._add_wanted(group, rows, rows.table.name)
         if rows.ends_statement:
@@ -267,7 +267,7 @@ class TransactionAssembler:
 
     def _add_wanted(self, group: _Group, rows: ChangedRows, table: str) -> None:
         group.with_rows.add(table)
-        if table == self._subject.heartbeat_table:
+        if table == self._subscription.heartbeat_table:
             self._add_heartbeats(group, rows)
         elif rows.problem:
             group.raise_tables({table}, rows.problem)
@@ -307,7 +307,7 @@ class TransactionAssembler:
     @property
     def _logs_no_cascades(self) -> bool:
         # MySQL logs them from 9.6 on; the preflight refuses an older one where it matters.
-        return self._subject.flavor == "mariadb"
+        return self._subscription.flavor == "mariadb"
 
     def _end_statement(self, group: _Group) -> None:
         """Raise the children of foreign keys whose rows changed without being logged (F23).
@@ -326,8 +326,8 @@ class TransactionAssembler:
         group.shrunk.clear()
 
     def _add_statement(self, group: _Group, sql: str, default_database: str) -> None:
-        subject = self._subject
-        tables = tables_changed_by(sql, subject.database, default_database, subject.tables)
+        subscription = self._subscription
+        tables = tables_changed_by(sql, subscription.database, default_database, subscription.tables)
         group.raise_tables(tables, f"statement: {' '.join(sql[:120].split())}")
         if self._logs_no_cascades and "references" in sql.casefold():
             # A foreign key is new. One that is gone by now may still be in what is to be read: keep all.
@@ -340,7 +340,7 @@ class TransactionAssembler:
         xid = find_xid(sql)
         prepared = None if xid is None else self._prepared.get(xid)
         if prepared is None:
-            group.raise_tables(self._subject.tables, f"commit of an unknown XA transaction: {sql[:120]}")
+            group.raise_tables(self._subscription.tables, f"commit of an unknown XA transaction: {sql[:120]}")
             return
         group.changes.extend(prepared.changes)
         group.items.extend(prepared.items)

@@ -7,7 +7,6 @@ type that is not known) becomes `UNREADABLE`, never NULL and never a guess. Call
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 import struct
@@ -16,9 +15,8 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Final, TypeAlias
 
-from pymysqlreplication.constants.CHARSET import charset_by_id
-
 from freshness.stream.source import UNREADABLE
+from invalidator.charset import find_charset, find_codec
 from invalidator.vstream.proto import vitess_pb2 as pb
 
 Decoder: TypeAlias = Callable[[bytes], object]
@@ -43,7 +41,6 @@ _LABELS = re.compile(r"(?i:enum|set)\s*\((.*)\)", re.DOTALL)
 _LABEL = re.compile(r"\s*'((?:[^'\\]|''|\\.)*)'\s*(?:,|$)", re.DOTALL)
 _ESCAPE = re.compile(r"''|\\(.)", re.DOTALL)
 _UNESCAPED: Final = {"0": "\0", "n": "\n", "r": "\r", "t": "\t", "b": "\b", "Z": "\x1a"}
-_UTF_BIG_ENDIAN: Final = {"ucs2": "utf-16-be", "utf16": "utf-16-be", "utf32": "utf-32-be"}
 
 
 def find_decoder(field: pb.Field, *, has_labels: bool) -> Decoder:
@@ -147,15 +144,8 @@ _BY_TYPE: Final[dict[int, Decoder]] = {
 def _text_decoder(collation: int) -> Decoder:
     """By the number of the collation. In ``binary``, and in one that is not known, the bytes stay as they are; they
     give no key of text, so that the table is raised."""
-    charset = charset_by_id(collation, "mysql")
-    if charset is None:
-        return bytes
-    encoding = _UTF_BIG_ENDIAN.get(charset.name, charset.encoding)
-    try:
-        codecs.lookup(encoding)
-    except LookupError:
-        return bytes
-    return lambda data: data.decode(encoding)
+    codec = find_codec(find_charset(collation, "mysql"))
+    return bytes if codec is None else lambda data: data.decode(codec)
 
 
 def _read_labels(column_type: str) -> list[str]:

@@ -22,17 +22,18 @@ from freshness.keys.cachekey import ITEM_BYTES_MAX, KeyBuilder, shorten_item
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
 from invalidator.binlog.keys.spelling import Spell, find_spelling
-from invalidator.binlog.keys.step import NAMES, find_step
 from invalidator.binlog.keys.uniform import (
     EVENT_BYTES_MIN,
-    LAYOUTS_MAX,
     PAUSE_EVENTS,
-    Layout,
+    UNIFORM_ROWS_MAX,
     NumberReader,
-    find_layout,
+    UniformRow,
+    find_uniform_row,
 )
 from invalidator.binlog.wire import tablemap as types
+from invalidator.binlog.wire.fieldformat import NAMES, find_format, refuse_old_temporals
 from invalidator.binlog.wire.fieldvalue import INTEGER_BYTES
+from invalidator.binlog.wire.rowevent import ImageBitmaps, find_present
 from invalidator.binlog.wire.tablemap import MappedColumn
 
 PATTERNS_MAX: Final = 6
@@ -61,15 +62,6 @@ def find_targets(definitions: Mapping[str, ObjectDefinition]) -> dict[str, tuple
     return found
 
 
-class Shape(NamedTuple):
-    """How a row event of one table is laid out. ``after`` is None but for an update. ``json_bits``: bytes of the
-    bitmap of partial values in front of an after-image, -1 in an event without such."""
-
-    before: bytes
-    after: bytes | None
-    json_bits: int
-
-
 @dataclass(slots=True)
 class _Image:
     """One image of the shape: the columns in it, the NULL patterns that have a branch, and those seen since."""
@@ -90,7 +82,10 @@ class TablePlan:
     def __init__(self, columns: Sequence[MappedColumn], targets: Sequence[Target], flavor: str) -> None:
         self.columns = tuple(columns)
         self._targets = tuple(targets)
-        self.steps = [find_step(column, flavor) for column in columns]
+        if flavor == "mariadb":
+            for mapped in columns:
+                refuse_old_temporals(mapped)
+        self.formats = [find_format(column) for column in columns]
         by_name = {column.name: place for place, column in enumerate(columns)}
         for target in targets:
             for column in target.columns:
@@ -106,21 +101,21 @@ class TablePlan:
             ]
             for target, places in zip(targets, self._places, strict=True)
         ]
-        self._codes: dict[Shape, Code] = {}
+        self._codes: dict[ImageBitmaps, Code] = {}
         self.heads: dict[tuple[int, bytes], Code] = {}
         """By the number of a row event and its bytes between flags and rows; `head_bytes` says how many."""
         self.head_bytes: dict[int, int] = {}
         json = sum(column.kind == types.JSON for column in columns)
-        self.json_bits = (json + 7) // 8
+        self.json_bytes = (json + 7) // 8
 
-    def find_code(self, shape: Shape) -> Code:
-        """The reader of events of this shape. Raises `FormatError` where they do not hold the keys."""
-        code = self._codes.get(shape)
+    def find_code(self, bitmaps: ImageBitmaps) -> Code:
+        """The reader of events of this bitmaps. Raises `FormatError` where they do not hold the keys."""
+        code = self._codes.get(bitmaps)
         if code is None:
             if len(self._codes) >= CODES_MAX:
                 self._codes.clear()
                 self.heads.clear()
-            code = self._codes[shape] = Code(self, shape)
+            code = self._codes[bitmaps] = Code(self, bitmaps)
         return code
 
     def remember_head(self, kind: int, head: bytes, code: Code) -> None:
@@ -130,20 +125,17 @@ class TablePlan:
         self.head_bytes[kind] = len(head)
         self.heads[kind, head] = code
 
-    def present(self, bitmap: bytes) -> tuple[int, ...]:
-        return tuple(place for place in range(len(self.columns)) if bitmap[place >> 3] >> (place & 7) & 1)
-
     # -- source text -----------------------------------------------------------------------------------------
 
-    def source(self, before: _Image, after: _Image | None, json_bits: int) -> tuple[str, dict[str, Any]]:
+    def source(self, before: _Image, after: _Image | None, json_bytes: int) -> tuple[str, dict[str, Any]]:
         """The function's text, and what it names."""
         names: dict[str, Any] = {**NAMES, "fresh_x": before.fresh.add, "shorten": shorten_item}
         lines = ["def read(b, o, e):", " r = []; a = r.append", " while o < e:"]
         lines += _indent(2, self._image_lines(before, names))
         if after is not None:
             names["fresh_y"] = after.fresh.add
-            if json_bits >= 0:
-                lines += ["  if b[o] > 1: raise ValueError(b[o])", f"  o += {1 + json_bits} if b[o] else 1"]
+            if json_bytes >= 0:
+                lines += ["  if b[o] > 1: raise ValueError(b[o])", f"  o += {1 + json_bytes} if b[o] else 1"]
             lines += _indent(2, self._image_lines(after, names))
         for number in range(len(self._targets)):
             lines += _indent(2, self._collect_lines(number, before, after, names))
@@ -151,16 +143,16 @@ class TablePlan:
         lines.append(" return r")
         return "\n".join(lines), names
 
-    def make_uniform_reader(self, before: _Image, after: _Image | None, layout: Layout) -> Read:
+    def make_uniform_reader(self, before: _Image, after: _Image | None, row: UniformRow) -> Read:
         """Reads rows that are all laid out like this."""
         images = (before,) if after is None else (before, after)
         wanted = {
-            name: self.steps[place]
+            name: self.formats[place]
             for image in images
             for place in image.places
             if (name := self._variable(place, image))
         }
-        row_format, found, nulls = layout.format(wanted)
+        row_format, found, nulls = row.format(wanted)
         unpack = struct.Struct(f"<{row_format}").iter_unpack
         names: dict[str, Any] = {**NAMES, "shorten": shorten_item, "unpack": unpack}
         converted = [
@@ -205,17 +197,17 @@ class TablePlan:
                 if variable:
                     yield f"{variable} = None"
                 continue
-            step = self.steps[place]
-            if step.is_fixed:
+            form = self.formats[place]
+            if form.is_fixed:
                 if variable:
-                    yield f"{variable} = {step.read(_sum('o', offset))}"
-                offset += step.size
+                    yield f"{variable} = {form.read(_sum('o', offset))}"
+                offset += form.size
             elif variable:
-                yield f"o += {offset + step.size}; n = {step.length(f'o - {step.size}')}"
+                yield f"o += {offset + form.size}; n = {form.length(f'o - {form.size}')}"
                 yield f"{variable} = b[o:o + n]; o += n"
                 offset = 0
             else:
-                yield f"o += {offset + step.size} + {step.length(_sum('o', offset))}"
+                yield f"o += {offset + form.size} + {form.length(_sum('o', offset))}"
                 offset = 0
         if offset:
             yield f"o += {offset}"
@@ -227,16 +219,16 @@ class TablePlan:
         yield f"o += {size}"
         for index, place in enumerate(image.places):
             variable = self._variable(place, image)
-            step = self.steps[place]
+            form = self.formats[place]
             mask = 1 << index
-            if step.is_fixed:
+            if form.is_fixed:
                 taken = (
-                    f"{variable} = {step.read('o')}; o += {step.size}" if variable else f"o += {step.size}"
+                    f"{variable} = {form.read('o')}; o += {form.size}" if variable else f"o += {form.size}"
                 )
             elif variable:
-                taken = f"n = {step.length('o')}; o += {step.size}; {variable} = b[o:o + n]; o += n"
+                taken = f"n = {form.length('o')}; o += {form.size}; {variable} = b[o:o + n]; o += n"
             else:
-                taken = f"o += {step.size} + {step.length('o')}"
+                taken = f"o += {form.size} + {form.length('o')}"
             if variable:
                 yield f"if k & {mask}: {variable} = None"
                 yield f"else: {taken}"
@@ -297,18 +289,20 @@ class TablePlan:
 class Code:
     """The compiled function of one shape, made anew when rows with other NULL patterns come."""
 
-    def __init__(self, plan: TablePlan, shape: Shape) -> None:
+    def __init__(self, plan: TablePlan, bitmaps: ImageBitmaps) -> None:
         self._plan = plan
-        self._json_bits = shape.json_bits
-        self._before = _Image("x", plan.present(shape.before))
-        self._after = None if shape.after is None else _Image("y", plan.present(shape.after))
+        self._json_bytes = bitmaps.json_bytes
+        self._before = _Image("x", find_present(bitmaps.before, len(plan.columns)))
+        self._after = (
+            None if bitmaps.after is None else _Image("y", find_present(bitmaps.after, len(plan.columns)))
+        )
         if not self._before.places:
             raise FormatError("a row event whose rows have no columns")
         for column in _missing(plan, self._before.places):
             raise FormatError(f"column {column} is not in the binary log")
         self._read = self._compile()
-        self._layouts: dict[Layout, Read] = {}
-        self._layout: Layout | None = None
+        self._readers: dict[UniformRow, Read] = {}
+        self._uniform_row: UniformRow | None = None
         self._read_alike: Read | None = None
         self._pause_events = 0
 
@@ -316,7 +310,7 @@ class Code:
         """The items of all rows from ``start`` to ``end``. Raises whatever the bytes lead to."""
         if start >= end:
             raise FormatError("a row event without rows")
-        if end - start >= EVENT_BYTES_MIN and self._json_bits < 0:
+        if end - start >= EVENT_BYTES_MIN and self._json_bytes < 0:
             read_alike = self._find_alike(packet, start, end)
             if read_alike is not None:
                 return read_alike(packet, start, end)
@@ -326,28 +320,28 @@ class Code:
         return items
 
     def _find_alike(self, packet: bytes, start: int, end: int) -> Read | None:
-        """What reads the rows by stride, where all are alike and of a layout that is known, or can be kept."""
+        """The function that reads the rows by stride; None where they are not alike, or too many are kept."""
         if self._pause_events:
             self._pause_events -= 1
             return None
-        if self._layout is None or not self._layout.fits(packet, start, end):
-            layout = self._find_layout(packet, start, end)
-            if layout is None or not layout.fits(packet, start, end):
+        if self._uniform_row is None or not self._uniform_row.fits(packet, start, end):
+            row = self._find_uniform_row(packet, start, end)
+            if row is None or not row.fits(packet, start, end):
                 self._pause_events = PAUSE_EVENTS
                 return None
-            self._layout, self._read_alike = layout, self._find_reader(layout)
+            self._uniform_row, self._read_alike = row, self._find_reader(row)
         return self._read_alike
 
-    def _find_reader(self, layout: Layout) -> Read | None:
-        read = self._layouts.get(layout)
-        if read is None and len(self._layouts) < LAYOUTS_MAX:
-            read = self._plan.make_uniform_reader(self._before, self._after, layout)
-            self._layouts[layout] = read
+    def _find_reader(self, row: UniformRow) -> Read | None:
+        read = self._readers.get(row)
+        if read is None and len(self._readers) < UNIFORM_ROWS_MAX:
+            read = self._plan.make_uniform_reader(self._before, self._after, row)
+            self._readers[row] = read
         return read
 
-    def _find_layout(self, packet: bytes, start: int, end: int) -> Layout | None:
+    def _find_uniform_row(self, packet: bytes, start: int, end: int) -> UniformRow | None:
         images = [(image.letter, image.places) for image in (self._before, self._after) if image is not None]
-        return find_layout(images, self._plan.steps, packet, start, end)
+        return find_uniform_row(images, self._plan.formats, packet, start, end)
 
     def _learn(self) -> None:
         for image in (self._before, self._after):
@@ -358,7 +352,7 @@ class Code:
         self._read = self._compile()
 
     def _compile(self) -> Read:
-        return _compile(*self._plan.source(self._before, self._after, self._json_bits))
+        return _compile(*self._plan.source(self._before, self._after, self._json_bytes))
 
 
 def _compile(source: str, names: dict[str, Any]) -> Read:

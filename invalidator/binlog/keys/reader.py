@@ -14,32 +14,18 @@ from typing import Final
 
 from freshness.errors import FormatError, StreamStopped
 from freshness.objects.registry import ObjectDefinition
-from freshness.stream.source import Operation
-from invalidator.binlog.keys.plan import Shape, TablePlan, find_targets
+from invalidator.binlog.keys.plan import TablePlan, find_targets
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable, RowDecoder
 from invalidator.binlog.wire.compression import PLAIN_KINDS, unpack_rows
-from invalidator.binlog.wire.event import ROW_EVENTS, TABLE_MAP, Event, FormatDescription
-from invalidator.binlog.wire.tablemap import read_columns, read_packed
+from invalidator.binlog.wire.event import FormatDescription, LogEvent
+from invalidator.binlog.wire.rowevent import check_table_map_head, not_announced, read_bitmaps, read_head
+from invalidator.binlog.wire.tablemap import NAMES_START, read_columns, read_name
 
 TABLES_MAPPED_MAX: Final = 4096
 """Table maps kept of one log file; a statement announces each of its tables anew, so the oldest is not needed."""
 
-LAYOUTS_MAX: Final = 1024
+PLANS_MAX: Final = 1024
 """Different table maps whose plan is kept over log files."""
-
-OPERATIONS: Final[Mapping[int, Operation]] = {
-    **ROW_EVENTS,  # type: ignore[dict-item]
-    **{kind: ROW_EVENTS[plain] for kind, plain in PLAIN_KINDS.items()},  # type: ignore[misc]
-}
-"""Every row event, with the compressed ones."""
-
-STATEMENT_END: Final = 1
-"""The flag of the last row event of a statement."""
-
-_NO_TABLE: Final = b"\xff\xff\xff\0\0\0"
-_PARTIAL_UPDATE: Final = 39
-_FIRST_VERSION: Final = frozenset((23, 24, 25))
-_NAMES_START: Final = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +36,7 @@ class KeyedTable(MappedTable):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
+class _Known:
     database: str
     name: str
     plan: TablePlan | None = None
@@ -76,23 +62,16 @@ class KeyReader:
         self._heartbeat_table = heartbeat_table
         self._targets = find_targets(definitions)
         self._heartbeats = RowDecoder(flavor, database, frozenset((heartbeat_table,)))
-        self._names_start = _NAMES_START
         self._mapped: dict[bytes, MappedTable] = {}
-        self._layouts: dict[bytes, _Layout] = {}
+        self._known: dict[bytes, _Known] = {}
 
     def start_file(self, description: FormatDescription) -> None:
         """See `RowDecoder.start_file`."""
-        lengths = description.post_header_lengths
-        self._names_start = lengths[TABLE_MAP - 1] if len(lengths) >= TABLE_MAP else _NAMES_START
-        if self._names_start != _NAMES_START:
-            raise StreamStopped(
-                f"table maps with a head of {self._names_start} bytes",
-                hint="this log is of a very old server",
-            )
+        check_table_map_head(description)
         self._mapped.clear()
         self._heartbeats.start_file(description)
 
-    def map_table(self, event: Event) -> MappedTable:
+    def map_table(self, event: LogEvent) -> MappedTable:
         """See `RowDecoder.map_table`."""
         body = event.packet[event.start : event.end]
         table_id = body[:6]
@@ -112,23 +91,14 @@ class KeyReader:
         known = self._mapped.get(body[:6])
         return known if isinstance(known, KeyedTable) and known.body == body else None
 
-    def read_rows(self, event: Event) -> ChangedRows:
+    def read_rows(self, event: LogEvent) -> ChangedRows:
         """See `RowDecoder.read_rows`. Raises `StreamStopped` too for a compressed event that cannot be unpacked."""
-        kind, packet, start, end = event.kind, event.packet, event.start, event.end
-        if end < start + 8:
-            raise StreamStopped(f"row event {kind} at {event.log_pos} is shorter than its head")
-        op = OPERATIONS[kind]
-        table_id = packet[start : start + 6]
-        ends_statement = bool(packet[start + 6] & STATEMENT_END)
-        if table_id == _NO_TABLE:
+        op, table_id, ends_statement = read_head(event)
+        if table_id is None:
             return ChangedRows(None, op, ends_statement)
         table = self._mapped.get(table_id)
         if table is None:
-            number = int.from_bytes(table_id, "little")
-            raise StreamStopped(
-                f"row event at {event.log_pos} for table number {number}, which was not announced",
-                hint="the stream was joined inside a transaction: resume from a GTID position (F61)",
-            )
+            raise not_announced(event, table_id)
         if not isinstance(table, KeyedTable):
             return self._heartbeats.read_rows(event)
         plan = table.plan
@@ -143,35 +113,35 @@ class KeyReader:
             return ChangedRows(table, op, ends_statement, problem=problem, items=[])
         return ChangedRows(table, op, ends_statement, items=items)
 
-    def _read_table(self, event: Event, body: bytes) -> MappedTable:
-        rest = body[_NAMES_START:]
-        layout = self._layouts.get(rest)
-        if layout is None:
-            if len(self._layouts) >= LAYOUTS_MAX:
-                self._layouts.clear()
-            layout = self._layouts[rest] = self._read_layout(body)
-        database, name = layout.database, layout.name
+    def _read_table(self, event: LogEvent, body: bytes) -> MappedTable:
+        rest = body[NAMES_START:]
+        known = self._known.get(rest)
+        if known is None:
+            if len(self._known) >= PLANS_MAX:
+                self._known.clear()
+            known = self._known[rest] = self._read_known(body)
+        database, name = known.database, known.name
         if database != self._database or name not in self._tables | {self._heartbeat_table}:
             return KeyedTable(database, name, False, body)
         if name == self._heartbeat_table:
             return self._heartbeats.map_table(event)
-        return KeyedTable(database, name, True, body, problem=layout.problem, plan=layout.plan)
+        return KeyedTable(database, name, True, body, problem=known.problem, plan=known.plan)
 
-    def _read_layout(self, body: bytes) -> _Layout:
-        database, place = _read_name(body, _NAMES_START)
-        name, place = _read_name(body, place)
+    def _read_known(self, body: bytes) -> _Known:
+        database, place = read_name(body, NAMES_START)
+        name, place = read_name(body, place)
         targets = self._targets.get(name)
         if database != self._database or not targets or name not in self._tables:
-            return _Layout(database, name)
+            return _Known(database, name)
         try:
-            return _Layout(
+            return _Known(
                 database, name, TablePlan(read_columns(body, place, self.flavor), targets, self.flavor)
             )
         except FormatError as error:
-            return _Layout(database, name, problem=f"no key can be read from {name}: {error}")
+            return _Known(database, name, problem=f"no key can be read from {name}: {error}")
 
 
-def read_items(plan: TablePlan, event: Event) -> list[bytes]:
+def read_items(plan: TablePlan, event: LogEvent) -> list[bytes]:
     """The items of a row event. Raises anything where its bytes do not add up."""
     if event.kind in PLAIN_KINDS:
         event = unpack_rows(event)
@@ -181,43 +151,11 @@ def read_items(plan: TablePlan, event: Event) -> list[bytes]:
     code = plan.heads.get((kind, packet[start : start + length]))
     if code is not None:
         return code.read(packet, start + length, event.end)
-    shape, place = _read_head(plan, event)
-    code = plan.find_code(shape)
+    bitmaps, place = read_bitmaps(event, len(plan.columns), plan.json_bytes)
+    code = plan.find_code(bitmaps)
     if kind not in plan.head_bytes or place == start + length:
         plan.remember_head(kind, packet[start:place], code)
     return code.read(packet, place, event.end)
-
-
-def _read_head(plan: TablePlan, event: Event) -> tuple[Shape, int]:
-    """How the rows are laid out, and where they begin."""
-    packet, kind = event.packet, event.kind
-    place = event.start + 8
-    if kind not in _FIRST_VERSION:
-        extra = packet[place] | packet[place + 1] << 8
-        if extra < 2:
-            raise FormatError(f"{extra} bytes of extra information")
-        place += extra
-    count, place = read_packed(packet, place)
-    if count != len(plan.columns):
-        raise FormatError(f"{count} columns where the table map has {len(plan.columns)}")
-    size = (count + 7) >> 3
-    before = packet[place : place + size]
-    place += size
-    after = None
-    if OPERATIONS[kind] == "update":
-        after = packet[place : place + size]
-        place += size
-    if place > event.end:
-        raise FormatError("a row event shorter than its head")
-    return Shape(before, after, plan.json_bits if kind == _PARTIAL_UPDATE else -1), place
-
-
-def _read_name(body: bytes, place: int) -> tuple[str, int]:
-    """A name with its length before it and a zero after it, and the place behind them."""
-    end = place + 1 + body[place] if place < len(body) else len(body)
-    if end >= len(body):
-        raise StreamStopped("a TABLE_MAP event is shorter than its names")
-    return body[place + 1 : end].decode("utf-8", "backslashreplace"), end + 1
 
 
 def _describe(error: Exception) -> str:

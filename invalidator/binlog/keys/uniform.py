@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from invalidator.binlog.keys.step import Step
+from invalidator.binlog.wire.fieldformat import FieldFormat
 
 EVENT_BYTES_MIN: Final = 512
 """A smaller event has too few rows to win anything."""
@@ -24,16 +24,16 @@ ROWS_MIN: Final = 8
 PAUSE_EVENTS: Final = 31
 """Events of one shape that are not looked at after one whose rows were not alike."""
 
-LAYOUTS_MAX: Final = 4
+UNIFORM_ROWS_MAX: Final = 4
 """Layouts of one shape that are remembered. A column of variable length may give a new one with every event."""
 
 FORMAT_ROWS_MAX: Final = 2048
 FORMATS_MAX: Final = 8
-"""Numbers of rows whose format is kept, for one layout."""
+"""Numbers of rows whose format is kept, for one uniform row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class UniformRow:
     """One row. ``marks``: the bytes of its NULL bitmaps and lengths, as (offset, byte). ``values``: under the name of
     its variable in ``invalidator.binlog.keys.plan``, image letter and column number, (offset, size) of each, None for
     NULL."""
@@ -50,7 +50,7 @@ class Layout:
             packet[start + offset : end : size] == bytes((value,)) * count for offset, value in self.marks
         )
 
-    def format(self, wanted: Mapping[str, Step]) -> tuple[str, list[str], list[str]]:
+    def format(self, wanted: Mapping[str, FieldFormat]) -> tuple[str, list[str], list[str]]:
         """Of one row for `struct`, without the byte order; the values among these that it gives, in their order; and
         those that are NULL."""
         codes, found, nulls, at = [], [], [], 0
@@ -94,10 +94,14 @@ class NumberReader:
         return (texts % numbers.unpack_from(packet, start)).split(b"\n")
 
 
-def find_layout(
-    images: Sequence[tuple[str, Sequence[int]]], steps: Sequence[Step], packet: bytes, start: int, end: int
-) -> Layout | None:
-    """The layout of the row at ``start``; None where it does not end before ``end``, or is one of few.
+def find_uniform_row(
+    images: Sequence[tuple[str, Sequence[int]]],
+    formats: Sequence[FieldFormat],
+    packet: bytes,
+    start: int,
+    end: int,
+) -> UniformRow | None:
+    """The row at ``start``; None where it does not end before ``end``, or is one of few.
 
     ``images``: their letters, and the columns in them.
     """
@@ -110,12 +114,12 @@ def find_layout(
         place += len(bitmap)
         nulls = int.from_bytes(bitmap, "little")
         for index, column in enumerate(columns):
-            step, name = steps[column], f"{letter}{column}"
+            form, name = formats[column], f"{letter}{column}"
             if nulls >> index & 1:
                 values.append((name, None))
                 continue
-            size = step.size
-            if not step.is_fixed:
+            size = form.size
+            if not form.is_fixed:
                 length = packet[place : place + size]
                 marks += _marks(place - start, length)
                 place += size
@@ -124,7 +128,7 @@ def find_layout(
             place += size
     if (place - start) * ROWS_MIN > end - start:
         return None
-    return Layout(place - start, tuple(marks), tuple(values))
+    return UniformRow(place - start, tuple(marks), tuple(values))
 
 
 def _marks(offset: int, taken: bytes) -> Iterator[tuple[int, int]]:

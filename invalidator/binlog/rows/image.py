@@ -3,7 +3,7 @@
 The log and a SELECT show the same row differently: a BINARY loses its zeros, a BIT is text, a SET has no order. Here,
 and nowhere else, the one is made the other. A client is one whose session is in UTC, as the log is
 (``freshness.database.connection``). Where the log does not tell what a client reads, there is no digest: never a
-wrong one. Called by ``invalidator.binlog.rows.decoder`` (`find_shapes`) and ``invalidator.archive.writer``
+wrong one. Called by ``invalidator.binlog.rows.plan`` (`find_shapes`) and ``invalidator.archive.writer``
 (`digest_image`). No I/O.
 """
 
@@ -13,63 +13,69 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pymysqlreplication.constants import FIELD_TYPE
-
 from freshness.stream.source import UNREADABLE, Shape
 from freshness.values.codec import row_digest
 from invalidator.binlog.rows.layout import Layout
+from invalidator.binlog.wire import tablemap as types
+from invalidator.binlog.wire.fieldvalue import INTEGER_BYTES, TEXTS, decode_labels
+from invalidator.binlog.wire.tablemap import BINARY_COLLATION, MappedColumn
+from invalidator.charset import find_charset
 
 _SAME: Final = frozenset(
     (
-        *(FIELD_TYPE.TINY, FIELD_TYPE.SHORT, FIELD_TYPE.INT24, FIELD_TYPE.LONG, FIELD_TYPE.LONGLONG),
-        *(FIELD_TYPE.DOUBLE, FIELD_TYPE.NEWDECIMAL, FIELD_TYPE.DATE, FIELD_TYPE.DATETIME2),
-        *(FIELD_TYPE.ENUM, FIELD_TYPE.GEOMETRY),
+        *INTEGER_BYTES,
+        *(types.DOUBLE, types.NEWDECIMAL, types.DATE, types.DATETIME2, types.ENUM, types.GEOMETRY),
     )
 )
-_TEXT: Final = frozenset((FIELD_TYPE.VARCHAR, FIELD_TYPE.VAR_STRING, FIELD_TYPE.STRING, FIELD_TYPE.BLOB))
-_EXACT_CHARSETS: Final = frozenset(("utf8", "utf8mb3", "utf8mb4", "ascii", "latin1", "cp1252"))
+_EXACT_CHARSETS: Final = frozenset(
+    ("utf8mb3", "utf8mb4", "ascii", "latin1", "ucs2", "utf16", "utf16le", "utf32")
+)
 """Decoded by Python as by the server. Of the others only ASCII is known to be."""
 
-_UTF_NAMES: Final = ("utf-16", "utf-32", "utf16", "utf32", "ucs2")
 _FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
 """What the log has before it is a zero date, or a year after 2038 that the library misreads."""
 
-_BINARY: Final = "binary"
 _MARIADB_ADDRESS_BYTES: Final = (4, 16)
 """On MariaDB, UUID, INET4 and INET6 look like BINARY of these lengths, and a client reads text."""
 
 
-def find_shapes(columns: Iterable[Any], flavor: str) -> dict[str, Shape]:
-    """Of the columns as mysql-replication describes them, by name."""
+def find_shapes(columns: Iterable[MappedColumn], flavor: str) -> dict[str, Shape]:
+    """By the columns' names."""
     return {column.name: _find_shape(column, flavor) for column in columns}
 
 
-def _find_shape(column: Any, flavor: str) -> Shape:
-    kind, charset = column.type, column.character_set_name
+def _find_shape(column: MappedColumn, flavor: str) -> Shape:
+    kind = column.kind
     if kind in _SAME:
         return Shape("same")
-    if kind == FIELD_TYPE.FLOAT:
-        return Shape("float")
-    if kind == FIELD_TYPE.BIT:
-        return Shape("bit")
-    if kind == FIELD_TYPE.YEAR:
-        return Shape("year")
-    if kind == FIELD_TYPE.TIME2:
-        return Shape("time" if column.fsp else "same")
-    if kind == FIELD_TYPE.TIMESTAMP2:
-        return Shape("timestamp")
-    if kind == FIELD_TYPE.SET:
-        return Shape("set", tuple(column.set_values)) if column.set_values else Shape("untold")
-    if kind not in _TEXT:
-        return Shape("untold")  # JSON: how does the server print it?
-    if charset != _BINARY:
-        is_exact = charset in _EXACT_CHARSETS or str(charset).startswith(_UTF_NAMES)
-        return Shape("text" if is_exact else "ascii")
-    if kind != FIELD_TYPE.STRING:
+    if kind in TEXTS:
+        return _find_text_shape(column, flavor)
+    match kind:
+        case types.FLOAT:
+            return Shape("float")
+        case types.BIT:
+            return Shape("bit")
+        case types.YEAR:
+            return Shape("year")
+        case types.TIME2:
+            return Shape("time" if column.width else "same")
+        case types.TIMESTAMP2:
+            return Shape("timestamp")
+        case types.SET:
+            labels = decode_labels(column, flavor)
+            texts = tuple(label for label in labels if isinstance(label, str))
+            return Shape("set", texts) if len(texts) == len(labels) else Shape("untold")
+    return Shape("untold")  # JSON: how does the server print it?
+
+
+def _find_text_shape(column: MappedColumn, flavor: str) -> Shape:
+    if column.collation != BINARY_COLLATION:
+        return Shape("text" if find_charset(column.collation, flavor) in _EXACT_CHARSETS else "ascii")
+    if column.kind != types.STRING:
         return Shape("binary")
-    if flavor == "mariadb" and column.max_length in _MARIADB_ADDRESS_BYTES:
+    if flavor == "mariadb" and column.width in _MARIADB_ADDRESS_BYTES:
         return Shape("untold")
-    return Shape("binary", length=column.max_length)
+    return Shape("binary", length=column.width)
 
 
 def digest_image(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from freshness.errors import FormatError, StreamStopped
-from invalidator.binlog.wire.event import QUERY, Event
+from invalidator.binlog.wire.event import QUERY, LogEvent
 from invalidator.binlog.wire.tablemap import read_packed
 
 TRANSACTION_PAYLOAD: Final = 40
@@ -36,7 +36,7 @@ _METHOD_ZSTD: Final = 0
 _METHOD_NONE: Final = 255
 
 
-def unpack_rows(event: Event) -> Event:
+def unpack_rows(event: LogEvent) -> LogEvent:
     """The row event without compression: only its rows are compressed, which begin behind the bitmaps."""
     kind = PLAIN_KINDS[event.kind]
     try:
@@ -50,7 +50,7 @@ def unpack_rows(event: Event) -> Event:
     return _replaced(event, kind, place + bitmaps * ((count + 7) >> 3))
 
 
-def unpack_query(event: Event, post_header_length: int = 13) -> Event:
+def unpack_query(event: LogEvent, post_header_length: int = 13) -> LogEvent:
     """The QUERY event of a QUERY_COMPRESSED: only the statement's text is compressed."""
     body = event.body
     if len(body) < post_header_length:
@@ -60,7 +60,7 @@ def unpack_query(event: Event, post_header_length: int = 13) -> Event:
     return _replaced(event, QUERY, text)
 
 
-def unpack_transaction(event: Event) -> Iterator[bytes]:
+def unpack_transaction(event: LogEvent) -> Iterator[bytes]:
     """The events of a TRANSACTION_PAYLOAD as packets (with the OK byte), one after the other.
 
     They have no checksums. Where the events of the log have one, zero bytes stand in its place, so that all can be
@@ -85,7 +85,7 @@ def unpack_transaction(event: Event) -> Iterator[bytes]:
         done += size
 
 
-def _read_payload(event: Event) -> tuple[int, int, bytes]:
+def _read_payload(event: LogEvent) -> tuple[int, int, bytes]:
     """(method, length when unpacked, content)."""
     body, place = event.body, 0
     fields: dict[int, int] = {}
@@ -117,7 +117,7 @@ def _open_zstd(content: bytes) -> Any:
     return zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
 
 
-def _read_exactly(event: Event, reader: Any, size: int) -> bytes:
+def _read_exactly(event: LogEvent, reader: Any, size: int) -> bytes:
     parts, missing = [], size
     try:
         while missing:
@@ -133,7 +133,7 @@ def _read_exactly(event: Event, reader: Any, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _replaced(event: Event, kind: int, start: int) -> Event:
+def _replaced(event: LogEvent, kind: int, start: int) -> LogEvent:
     """The event with another number, and with what is compressed from ``start`` on unpacked. Its checksum is void."""
     if start >= event.end:
         raise _damaged(event, "nothing is compressed in it")
@@ -149,7 +149,7 @@ def _resized(packet: bytes) -> bytes:
     return packet[:_SIZE_PLACE] + (len(packet) - 1).to_bytes(4, "little") + packet[_SIZE_PLACE + 4 :]
 
 
-def _inflate(event: Event, data: bytes) -> bytes:
+def _inflate(event: LogEvent, data: bytes) -> bytes:
     """MariaDB: a byte with the method and the number of bytes of the length, the length (big-endian), zlib."""
     if data[0] & 0xF0 != 0x80:
         raise _damaged(event, f"the unknown compression method {data[0]:#x}")
@@ -166,7 +166,7 @@ def _inflate(event: Event, data: bytes) -> bytes:
     return content
 
 
-def _damaged(event: Event, what: str) -> StreamStopped:
+def _damaged(event: LogEvent, what: str) -> StreamStopped:
     return StreamStopped(
         f"the compressed event {event.kind} at {event.log_pos} cannot be unpacked: {what}",
         hint="turn compression of the binary log off, and look whether the log is damaged",

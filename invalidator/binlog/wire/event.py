@@ -72,7 +72,7 @@ _HEADER: Final = struct.Struct("<xIBIIIH")
 _HEADER_BYTES: Final = _HEADER.size  # with the OK byte of the network packet
 
 
-class Event(NamedTuple):
+class LogEvent(NamedTuple):
     """One event: the header, the whole network packet, and where its body lies in it."""
 
     kind: int
@@ -89,7 +89,7 @@ class Event(NamedTuple):
         return self.packet[self.start : self.end]
 
 
-def parse_event(packet: bytes, *, has_checksum: bool) -> Event:
+def parse_event(packet: bytes, *, has_checksum: bool) -> LogEvent:
     """Read the header of a network packet that starts with the OK byte. Raises `StreamStopped`."""
     end = len(packet) - (CHECKSUM_BYTES if has_checksum else 0)
     if end < _HEADER_BYTES:
@@ -97,7 +97,7 @@ def parse_event(packet: bytes, *, has_checksum: bool) -> Event:
     timestamp_seconds, kind, server_id, size, log_pos, flags = _HEADER.unpack_from(packet)
     if size != len(packet) - 1:
         raise StreamStopped(f"event {kind} at {log_pos} announces {size} bytes and has {len(packet) - 1}")
-    return Event(kind, timestamp_seconds, server_id, log_pos, flags, packet, _HEADER_BYTES, end)
+    return LogEvent(kind, timestamp_seconds, server_id, log_pos, flags, packet, _HEADER_BYTES, end)
 
 
 class FormatDescription(NamedTuple):
@@ -129,7 +129,7 @@ class GroupStart(NamedTuple):
     in_transaction: bool
 
 
-def parse_mysql_gtid(event: Event) -> GroupStart:
+def parse_mysql_gtid(event: LogEvent) -> GroupStart:
     """Read event 33. The time is the commit on the server where it was first executed, in µs."""
     body = _at_least(event, 25)
     position = MysqlGtidSet.of(str(uuid.UUID(bytes=body[1:17])), int.from_bytes(body[17:25], "little"))
@@ -144,7 +144,7 @@ def parse_mysql_gtid(event: Event) -> GroupStart:
     return GroupStart(position, timestamp_us, in_transaction=False)
 
 
-def parse_mariadb_gtid(event: Event) -> GroupStart:
+def parse_mariadb_gtid(event: LogEvent) -> GroupStart:
     """Read event 162. Flag 1 (standalone): the group is one statement without a commit."""
     body = _at_least(event, 13)
     sequence, domain, flags = struct.unpack_from("<QIB", body)
@@ -157,7 +157,7 @@ class Query(NamedTuple):
     default_database: str
 
 
-def parse_query(event: Event, post_header_length: int = 13) -> Query:
+def parse_query(event: LogEvent, post_header_length: int = 13) -> Query:
     """Read a statement. The status variables are stepped over by their length: unknown ones do no harm (F26)."""
     body = _at_least(event, post_header_length)
     _, _, database_length, _, status_length = struct.unpack_from("<IIBHH", body)
@@ -169,7 +169,7 @@ def parse_query(event: Event, post_header_length: int = 13) -> Query:
     return Query(body[end + 1 :].decode("utf-8", "backslashreplace"), database)
 
 
-def parse_xa_prepare(event: Event) -> tuple[Xid, bool]:
+def parse_xa_prepare(event: LogEvent) -> tuple[Xid, bool]:
     """Read event 38: the XA transaction, and whether it is committed at once (ONE PHASE)."""
     body = _at_least(event, 13)
     one_phase, format_id, global_length, branch_length = struct.unpack_from("<?III", body)
@@ -179,7 +179,7 @@ def parse_xa_prepare(event: Event) -> tuple[Xid, bool]:
     return Xid(body[13:middle], body[middle : middle + branch_length], format_id), one_phase
 
 
-def _at_least(event: Event, length: int) -> bytes:
+def _at_least(event: LogEvent, length: int) -> bytes:
     if event.end - event.start < length:
         raise StreamStopped(
             f"event {event.kind} at {event.log_pos} has {event.end - event.start} bytes, not {length}"

@@ -16,12 +16,11 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Final
 
-from pymysqlreplication.constants.CHARSET import charset_by_id
-
 from freshness.errors import FormatError
 from freshness.stream.source import UNREADABLE
 from invalidator.binlog.wire import tablemap as types
 from invalidator.binlog.wire.tablemap import BINARY_COLLATION, MappedColumn
+from invalidator.charset import find_charset
 
 Decode = Callable[[bytes], object]
 """The bytes of a field, without those of its length → its value."""
@@ -34,6 +33,7 @@ UNCOMPRESSED_BYTES_MAX: Final = 1 << 30
 
 _DECIMAL_GROUP_BYTES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 _MICROSECONDS: Final = (0, 10_000, 100, 1)
+_DATETIME_BYTES: Final = 5
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ZERO_TIME: Final = "0000-00-00 00:00:00"
 
@@ -79,15 +79,6 @@ _DISTRUSTED: Final[Mapping[str, str]] = {
 _WIDE: Final = frozenset(("ucs2", "utf16", "utf16le", "utf32", "filename"))
 
 
-def find_charset(collation: int, flavor: str) -> str:
-    """The name of the character set; "" where it is not known."""
-    if flavor == "mariadb" and 2048 <= collation < 3328:
-        # The uca1400 collations: 256 numbers for each.
-        return ("utf8mb3", "utf8mb4", "ucs2", "utf16", "utf32")[(collation - 2048) >> 8]
-    found = charset_by_id(collation, flavor)
-    return "" if found is None else str(found.name)
-
-
 def is_ascii_safe(collation: int, flavor: str) -> bool:
     """True iff the bytes of A-Z a-z 0-9 _ . - alone are these characters."""
     charset = find_charset(collation, flavor)
@@ -106,7 +97,7 @@ def find_decoder(column: MappedColumn, flavor: str) -> Decode:
         case types.YEAR:
             return decode_year
         case types.NEWDECIMAL:
-            return lambda raw: decode_decimal(raw, column.width, column.scale)
+            return decimal_decoder(column.width, column.scale)
         case types.FLOAT | types.DOUBLE:
             return _decode_float
         case types.DATE | types.NEWDATE:
@@ -118,15 +109,20 @@ def find_decoder(column: MappedColumn, flavor: str) -> Decode:
         case types.TIMESTAMP:
             return lambda raw: _format_timestamp(int.from_bytes(raw, "little"), 0)
         case types.TIMESTAMP2:
-            return lambda raw: _format_timestamp(int.from_bytes(raw[:4], "big"), _microseconds(raw[4:]))
+            return lambda raw: _format_timestamp(int.from_bytes(raw[:4], "big"), decode_fraction(raw[4:]))
         case types.ENUM | types.SET:
-            decode_label = _text_decoder(column.collation, flavor)
-            labels = [decode_label(label) for label in column.labels]
+            labels = decode_labels(column, flavor)
             find = _find_label if kind == types.ENUM else _join_labels
             return lambda raw: find(labels, int.from_bytes(raw, "little"))
         case types.BIT | types.GEOMETRY | types.VECTOR:
             return bytes
     return lambda raw: UNREADABLE  # TIME and JSON have no spelling in a key
+
+
+def decode_labels(column: MappedColumn, flavor: str) -> list[object]:
+    """The labels of an ENUM or SET; `UNREADABLE` for one that cannot be decoded exactly."""
+    decode = _text_decoder(column.collation, flavor)
+    return [decode(label) for label in column.labels]
 
 
 def decode_year(raw: bytes) -> int:
@@ -135,29 +131,43 @@ def decode_year(raw: bytes) -> int:
 
 def decimal_bytes(precision: int, scale: int) -> int:
     """How many bytes a DECIMAL(precision, scale) takes."""
-    if not 0 <= scale <= precision <= 81:
+    if not 0 <= scale <= precision <= 81 or not precision:
         raise FormatError(f"DECIMAL({precision},{scale})")
     whole, whole_rest = divmod(precision - scale, 9)
     part, part_rest = divmod(scale, 9)
     return 4 * (whole + part) + _DECIMAL_GROUP_BYTES[whole_rest] + _DECIMAL_GROUP_BYTES[part_rest]
 
 
-def decode_decimal(raw: bytes, precision: int, scale: int) -> Decimal:
-    """Groups of nine digits, big-endian; the sign is the inverted top bit, and a negative number is inverted."""
-    is_negative = not raw[0] & 0x80
-    data = bytes((raw[0] ^ 0x80, *raw[1:]))
-    if is_negative:
-        data = bytes(byte ^ 0xFF for byte in data)
-    digits, place = "", 0
-    for count in (*_groups(precision - scale, is_whole=True), *_groups(scale, is_whole=False)):
-        size = _DECIMAL_GROUP_BYTES[count]
-        text = str(int.from_bytes(data[place : place + size], "big"))
-        if len(text) > count:
-            raise FormatError(f"a group of {count} digits holds {len(text)}")
-        digits += text.rjust(count, "0")
-        place += size
-    whole, part = digits[: precision - scale], digits[precision - scale :]
-    return Decimal(f"{'-' if is_negative else ''}{whole or '0'}.{part or '0'}")
+@lru_cache(maxsize=256)
+def decimal_decoder(precision: int, scale: int) -> Callable[[bytes], Decimal]:
+    """The decoder of a DECIMAL(precision, scale): groups of nine digits, big-endian. The sign is the inverted top
+    bit, and a negative number is inverted. Raises `FormatError` for a field that does not fit."""
+    size = decimal_bytes(precision, scale)
+    groups = [
+        (_DECIMAL_GROUP_BYTES[count], count)
+        for count in (*_groups(precision - scale, is_whole=True), *_groups(scale, is_whole=False))
+    ]
+    sign_bit, all_bits = 1 << 8 * size - 1, (1 << 8 * size) - 1
+
+    def decode(raw: bytes) -> Decimal:
+        if len(raw) != size:
+            raise FormatError(f"a DECIMAL({precision},{scale}) of {len(raw)} bytes")
+        number = int.from_bytes(raw, "big") ^ sign_bit
+        is_negative = number & sign_bit
+        if is_negative:
+            number ^= all_bits
+        data = number.to_bytes(size, "big")
+        digits, place = "", 0
+        for width, count in groups:
+            text = str(int.from_bytes(data[place : place + width], "big"))
+            if len(text) > count:
+                raise FormatError(f"a group of {count} digits holds {len(text)}")
+            digits += text.rjust(count, "0")
+            place += width
+        sign = "-" if is_negative else ""
+        return Decimal(f"{sign}{digits[: precision - scale]}.{digits[precision - scale :]}")
+
+    return decode
 
 
 def _groups(digits: int, *, is_whole: bool) -> list[int]:
@@ -174,32 +184,38 @@ def decode_date(raw: bytes) -> str:
 
 
 def decode_datetime(raw: bytes) -> str:
-    """Five bytes, then those of the fraction."""
-    number = int.from_bytes(raw[:5], "big") - (1 << 39)
+    year, month, day, hour, minute, second, microseconds = split_datetime(raw)
+    has_fraction = len(raw) > _DATETIME_BYTES
+    return _format_time(year, month, day, hour, minute, second, microseconds if has_fraction else None)
+
+
+def split_datetime(raw: bytes) -> tuple[int, int, int, int, int, int, int]:
+    """Year, month, day, hour, minute, second, microsecond of a DATETIME: five bytes, then those of the fraction.
+    Raises `FormatError` for a number that no server writes."""
+    number = int.from_bytes(raw[:_DATETIME_BYTES], "big") - (1 << 39)
     if number < 0:
         raise FormatError("a DATETIME below zero")
     year, month = divmod(number >> 22, 13)
-    return _format_time(
-        year, month, number >> 17 & 31, number >> 12 & 31, number >> 6 & 63, number & 63, raw[5:]
-    )
+    microsecond = decode_fraction(raw[_DATETIME_BYTES:])
+    return year, month, number >> 17 & 31, number >> 12 & 31, number >> 6 & 63, number & 63, microsecond
 
 
 def _decode_old_datetime(raw: bytes) -> str:
     date, time = divmod(int.from_bytes(raw, "little"), 1_000_000)
     return _format_time(
-        date // 10000, date // 100 % 100, date % 100, time // 10000, time // 100 % 100, time % 100, b""
+        date // 10000, date // 100 % 100, date % 100, time // 10000, time // 100 % 100, time % 100, None
     )
 
 
 def _format_time(
-    year: int, month: int, day: int, hour: int, minute: int, second: int, fraction: bytes
+    year: int, month: int, day: int, hour: int, minute: int, second: int, microseconds: int | None
 ) -> str:
     text = f"{year:04d}-{month:02d}-{day:02d} {hour:02d}:{minute:02d}:{second:02d}"
-    return f"{text}.{_microseconds(fraction):06d}" if fraction else text
+    return text if microseconds is None else f"{text}.{microseconds:06d}"
 
 
-def _microseconds(fraction: bytes) -> int:
-    """One byte for two digits, up to three for six."""
+def decode_fraction(fraction: bytes) -> int:
+    """The microseconds: one byte for two digits, up to three for six."""
     return int.from_bytes(fraction, "big") * _MICROSECONDS[len(fraction)]
 
 

@@ -2,7 +2,8 @@
 
 Needs the full metadata (binlog_row_metadata=FULL). Reads bytes alone and knows no table. What is too short, or
 does not add up, raises `FormatError`: the table is then raised, never guessed at. Metadata of kinds that it does
-not know are stepped over by their length. Called by ``invalidator.binlog.keys.reader``.
+not know are stepped over by their length. Called by ``invalidator.binlog.keys.reader`` and
+``invalidator.binlog.rows.decoder``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from freshness.errors import FormatError
+from freshness.errors import FormatError, StreamStopped
 
 OLD_DECIMAL, TINY, SHORT, LONG, FLOAT, DOUBLE, NULL, TIMESTAMP, LONGLONG, INT24 = range(10)
 DATE, TIME, DATETIME, YEAR, NEWDATE, VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2 = range(10, 20)
@@ -34,6 +35,9 @@ BLOBS: Final = frozenset((TINY_BLOB, MEDIUM_BLOB, LONG_BLOB, BLOB, BLOB_COMPRESS
 """Types whose metadata is the number of bytes of their length."""
 
 COLUMNS_MAX: Final = 4096
+NAMES_START: Final = 8
+"""The bytes of a table map in front of the names: the table's number and flags."""
+
 BINARY_COLLATION: Final = 63
 
 _ONE_BYTE: Final = BLOBS | {FLOAT, DOUBLE, TIMESTAMP2, DATETIME2, TIME2}
@@ -72,6 +76,14 @@ def read_columns(body: bytes, start: int, flavor: str) -> tuple[MappedColumn, ..
         raise FormatError(f"a TABLE_MAP event does not add up: {error!r}") from error
 
 
+def read_name(body: bytes, place: int) -> tuple[str, int]:
+    """A name with its length before it and a zero after it, and the place behind them. Raises `StreamStopped`."""
+    end = place + 1 + body[place] if place < len(body) else len(body)
+    if end >= len(body):
+        raise StreamStopped("a TABLE_MAP event is shorter than its names")
+    return body[place + 1 : end].decode("utf-8", "backslashreplace"), end + 1
+
+
 def read_packed(data: bytes, place: int) -> tuple[int, int]:
     """A length-encoded integer, and the place behind it. Raises `FormatError` where there is none."""
     first = data[place]
@@ -95,7 +107,10 @@ def _read_columns(body: bytes, start: int, flavor: str) -> tuple[MappedColumn, .
     shapes = list(_read_shapes(kinds, metadata))
     optional = dict(_read_optional(body, place))
     if _COLUMN_NAME not in optional:
-        raise FormatError("the log has no column names", hint="set binlog_row_metadata to FULL on the server")
+        raise FormatError(
+            "the log has no column names: binlog_row_metadata is not FULL",
+            hint="set binlog_row_metadata to FULL on the server",
+        )
     names = [name.decode() for name in _read_strings(optional[_COLUMN_NAME])]
     real_kinds = [kind for kind, _, _ in shapes]
     unsigned = _unsigned_places(real_kinds, optional.get(_SIGNEDNESS, b""))

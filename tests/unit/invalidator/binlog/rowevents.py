@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from invalidator.binlog.wire.event import Event
+from invalidator.binlog.wire.event import LogEvent
 from invalidator.binlog.wire.tablemap import (
     DOUBLE,
     ENUM,
@@ -78,10 +78,10 @@ def bits(flags: Sequence[bool]) -> bytes:
     return bytes(out)
 
 
-def event(kind: int, body: bytes, *, log_pos: int = 4) -> Event:
+def event(kind: int, body: bytes, *, log_pos: int = 4) -> LogEvent:
     """Without a checksum."""
     packet = _HEADER.pack(0, kind, 1, len(body) + 19, log_pos, 0) + body
-    return Event(kind, 0, 1, log_pos, 0, packet, 20, len(packet))
+    return LogEvent(kind, 0, 1, log_pos, 0, packet, 20, len(packet))
 
 
 def table_map(
@@ -93,7 +93,7 @@ def table_map(
     table_id: int = TABLE_ID,
     has_names: bool = True,
     more: bytes = b"",
-) -> Event:
+) -> LogEvent:
     metadata = b"".join(column.metadata for column in columns)
     body = table_id.to_bytes(6, "little") + b"\1\0"
     body += b"".join(bytes((len(each),)) + each.encode() + b"\0" for each in (database, name))
@@ -157,5 +157,5 @@ def rows_body(
     return body + images
 
 
-def rows(kind: int, count: int, *images: bytes, **options: object) -> Event:
+def rows(kind: int, count: int, *images: bytes, **options: object) -> LogEvent:
     return event(kind, rows_body(kind, count, b"".join(images), **options))  # type: ignore[arg-type]

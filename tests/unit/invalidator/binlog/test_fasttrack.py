@@ -20,9 +20,10 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet
 from freshness.stream.source import Transaction, keyed_transaction
 from invalidator.binlog import fasttrack
-from invalidator.binlog.decoder import EventDecoder
-from invalidator.binlog.transaction import Cascades, Subject
-from invalidator.binlog.wire.event import Event
+from invalidator.binlog.fasttrack import FastTrack
+from invalidator.binlog.fasttrack import make_decoder as make_source_decoder
+from invalidator.binlog.transaction import Cascades, Subscription
+from invalidator.binlog.wire.event import LogEvent
 from tests.unit.invalidator.binlog.rowevents import (
     Made,
     image,
@@ -44,25 +45,25 @@ NONE: Cascades = {}
 
 def make_decoder(
     flavor: str, *, is_fast: bool = True, has_checksum: bool = True, cascades: Cascades = NONE, **options: Any
-) -> EventDecoder:
+) -> FastTrack:
     definitions = {
         "o": ObjectDefinition(
             cast(Any, None), cast(Any, None), KeyBuilder("n", "o", (NUMBER,)), {"goods": (NUMBER,)}
         )
     }
-    subject = Subject(flavor, "shop", frozenset(("goods", "child")), "beats")
-    made = EventDecoder(
-        subject, find_cascades=lambda: cascades, definitions=definitions, rows_max=ROWS_MAX, **options
+    subscription = Subscription(flavor, "shop", frozenset(("goods", "child")), "beats")
+    made = make_source_decoder(
+        subscription, find_cascades=lambda: cascades, definitions=definitions, rows_max=ROWS_MAX, **options
     )
+    assert isinstance(made, FastTrack)
     made.restart(has_checksum=has_checksum)
     if not is_fast:
-        assert made._track is not None
-        made._track._steps.clear()
-        made._track._usual_packets = 1 << 30
+        made._steps.clear()
+        made._usual_packets = 1 << 30
     return made
 
 
-def run(made: EventDecoder, pieces: Sequence[Sequence[bytes]]) -> tuple[list[Transaction], str]:
+def run(made: FastTrack, pieces: Sequence[Sequence[bytes]]) -> tuple[list[Transaction], str]:
     """What came, and the error that ended it."""
     found: list[Transaction] = []
     try:
@@ -79,7 +80,7 @@ def packet(kind: int, body: bytes, *, flags: int = 0, has_checksum: bool = True)
     return b"\0" + event + (zlib.crc32(event).to_bytes(4, "little") if has_checksum else b"")
 
 
-def of(event: Event) -> bytes:
+def of(event: LogEvent) -> bytes:
     return packet(event.kind, event.body)
 
 
@@ -198,7 +199,9 @@ def test_both_ways_give_the_same(flavor: str, seed: int) -> None:
 
 @pytest.mark.parametrize("flavor", FLAVORS)
 @pytest.mark.parametrize("has_checksum", [True, False])
-def test_the_usual_form_takes_the_fast_track(flavor: str, has_checksum: bool) -> None:
+def test_the_usual_form_takes_the_fast_track(
+    flavor: str, has_checksum: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packets = [each for number in range(1, 30) for each in simple(flavor, number)]
     if not has_checksum:
         packets = [packet(each[5], each[20:-4], has_checksum=False) for each in packets]
@@ -206,8 +209,9 @@ def test_the_usual_form_takes_the_fast_track(flavor: str, has_checksum: bool) ->
     found: list[Transaction] = []
     # The first transactions bring table and bitmaps; from then on nothing may go the general way.
     made.decode(packets[:25], found)
-    assert made._track is not None
-    made._track._decode = lambda _, __: pytest.fail("the general way was taken")
+    monkeypatch.setattr(
+        made._general, "decode_packet", lambda _, __: pytest.fail("the general way was taken")
+    )
     made.decode(packets[25:], found)
     assert [each.items for each in found] == [(b"n:o:%d" % n, b"n:o:%d" % (n + 1)) for n in range(1, 30)]
     assert found[4].size_bytes > 0
@@ -225,8 +229,7 @@ def test_what_is_held_of_a_transaction_is_bounded(monkeypatch: pytest.MonkeyPatc
             found: list[Transaction] = []
             made.decode(packets, found)
             packets = []
-            assert made._track is not None
-            assert len(made._track._held) <= 12
+            assert len(made._held) <= 12
             assert all(each.items for each in found)
         monkeypatch.undo()
 
@@ -371,7 +374,9 @@ def test_compressed_events_of_mariadb(is_fast: bool) -> None:
 
 def test_rows_are_the_same_from_compressed_events() -> None:
     """Where rows are asked for, and not keys."""
-    made = EventDecoder(Subject("mysql", "shop", frozenset(("goods",)), "beats"), find_cascades=dict)
+    made = make_source_decoder(
+        Subscription("mysql", "shop", frozenset(("goods",)), "beats"), find_cascades=dict
+    )
     made.restart(has_checksum=True)
     first, *rest = simple("mysql", 1)
     found: list[Transaction] = []

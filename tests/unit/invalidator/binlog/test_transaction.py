@@ -12,8 +12,9 @@ from freshness.position import MariadbPosition, MysqlGtidSet
 from freshness.stream.source import RowChange, Transaction
 from invalidator.binlog import transaction as transaction_module
 from invalidator.binlog.decoder import EventDecoder
+from invalidator.binlog.fasttrack import FastTrack, make_decoder
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
-from invalidator.binlog.transaction import Cascades, Subject, TransactionAssembler
+from invalidator.binlog.transaction import Cascades, Subscription, TransactionAssembler
 from invalidator.binlog.wire.event import (
     HARMLESS,
     GroupStart,
@@ -37,9 +38,9 @@ def assembler(
     cascades: Cascades | None = None,
     piece_rows: int | None = None,
 ) -> TransactionAssembler:
-    subject = Subject(flavor, "shop", TABLES, "freshness_heartbeat")
+    subscription = Subscription(flavor, "shop", TABLES, "freshness_heartbeat")
     made = TransactionAssembler(
-        subject, rows_max=rows_max, piece_rows=piece_rows, find_cascades=lambda: cascades or {}
+        subscription, rows_max=rows_max, piece_rows=piece_rows, find_cascades=lambda: cascades or {}
     )
     made.restart()
     return made
@@ -407,13 +408,13 @@ def packet(kind: int, body: bytes, *, flags: int = 0, server_id: int = 7) -> byt
     return b"\0" + struct.pack("<IBIIIH", 1000, kind, server_id, 19 + len(body), 4711, flags) + body
 
 
-def decoder(flavor: str = "mysql") -> EventDecoder:
-    made = EventDecoder(Subject(flavor, "shop", TABLES, "freshness_heartbeat"), find_cascades=dict)
+def decoder(flavor: str = "mysql") -> EventDecoder | FastTrack:
+    made = make_decoder(Subscription(flavor, "shop", TABLES, "freshness_heartbeat"), find_cascades=dict)
     made.restart(has_checksum=False)
     return made
 
 
-def decode(made: EventDecoder, data: bytes) -> Transaction | None:
+def decode(made: EventDecoder | FastTrack, data: bytes) -> Transaction | None:
     """The transaction that one packet completed."""
     found: list[Transaction] = []
     made.decode([data], found)

@@ -23,7 +23,7 @@ from invalidator.binlog.keys.reader import KeyReader
 from invalidator.binlog.rows.decoder import ChangedRows
 from invalidator.binlog.wire import tablemap as types
 from invalidator.binlog.wire.event import FormatDescription
-from invalidator.binlog.wire.fieldvalue import decode_decimal, decompress_field
+from invalidator.binlog.wire.fieldvalue import decimal_decoder, decompress_field
 from tests.unit.invalidator.binlog.rowevents import (
     Made,
     event,
@@ -428,8 +428,8 @@ def test_a_compressed_column_as_a_key() -> None:
 
 def test_decimals_at_their_bounds() -> None:
     """By the server's documentation: 1234567890.1234 and its negative."""
-    assert str(decode_decimal(bytes.fromhex("810dfb38d204d2"), 14, 4)) == "1234567890.1234"
-    assert str(decode_decimal(bytes.fromhex("7ef204c72dfb2d"), 14, 4)) == "-1234567890.1234"
+    assert str(decimal_decoder(14, 4)(bytes.fromhex("810dfb38d204d2"))) == "1234567890.1234"
+    assert str(decimal_decoder(14, 4)(bytes.fromhex("7ef204c72dfb2d"))) == "-1234567890.1234"
 
 
 # -- what surrounds the rows ------------------------------------------------------------------------------
@@ -477,12 +477,12 @@ def test_an_equal_table_map_is_read_once_and_survives_the_file(monkeypatch: pyte
 
 def test_the_tables_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyreader, "TABLES_MAPPED_MAX", 3)
-    monkeypatch.setattr(keyreader, "LAYOUTS_MAX", 2)
+    monkeypatch.setattr(keyreader, "PLANS_MAX", 2)
     reader = reader_of()
     for table_id in range(10):
         reader.map_table(table_map([varchar(f"v{table_id}"), ID], table_id=table_id))
     assert len(reader._mapped) == 3
-    assert len(reader._layouts) <= 2
+    assert len(reader._known) <= 2
     insert = rows(30, 2, image([b"\1x", i4(1)]), table_id=9)
     assert reader.read_rows(insert).items == [b"n:o:1"]
 

@@ -18,7 +18,7 @@ from invalidator.binlog.keys import plan as keyplan
 from invalidator.binlog.keys import uniform
 from invalidator.binlog.keys.reader import KeyReader
 from invalidator.binlog.wire import tablemap as types
-from invalidator.binlog.wire.event import Event
+from invalidator.binlog.wire.event import LogEvent
 from tests.unit.invalidator.binlog.rowevents import Made, i4, image, integer, rows, table_map, varchar
 
 ROWS_MAX = 30
@@ -68,7 +68,7 @@ COLUMNS = (
 
 
 @st.composite
-def events(draw: st.DrawFn) -> tuple[list[Made], list[KeyColumn], Event]:
+def events(draw: st.DrawFn) -> tuple[list[Made], list[KeyColumn], LogEvent]:
     """A table, the columns of its key in any order, and an event whose rows are alike, or all but a few are."""
     chosen = [draw(st.sampled_from(COLUMNS)) for _ in range(draw(st.integers(1, 9)))]
     names = [f"c{place}" for place in range(len(chosen))]
@@ -98,7 +98,7 @@ def reader_of(columns: Sequence[Made], keys: Sequence[KeyColumn]) -> KeyReader:
     return reader
 
 
-def read(columns: Sequence[Made], keys: Sequence[KeyColumn], event: Event) -> tuple[list[bytes], bool]:
+def read(columns: Sequence[Made], keys: Sequence[KeyColumn], event: LogEvent) -> tuple[list[bytes], bool]:
     """The items, and whether there was a problem."""
     answer = reader_of(columns, keys).read_rows(event)
     assert answer.items is not None
@@ -113,7 +113,9 @@ def reading(*, by_stride: bool) -> Iterator[None]:
         yield
 
 
-def both(columns: Sequence[Made], keys: Sequence[KeyColumn], event: Event) -> list[tuple[list[bytes], bool]]:
+def both(
+    columns: Sequence[Made], keys: Sequence[KeyColumn], event: LogEvent
+) -> list[tuple[list[bytes], bool]]:
     answers = []
     for by_stride in (True, False):
         with reading(by_stride=by_stride):
@@ -123,21 +125,23 @@ def both(columns: Sequence[Made], keys: Sequence[KeyColumn], event: Event) -> li
 
 @given(events())
 @settings(max_examples=400, deadline=None)
-def test_by_stride_and_row_by_row_are_the_same(made: tuple[list[Made], list[KeyColumn], Event]) -> None:
+def test_by_stride_and_row_by_row_are_the_same(made: tuple[list[Made], list[KeyColumn], LogEvent]) -> None:
     by_stride, walked = both(*made)
     assert by_stride == walked
 
 
 @given(events(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_damage_is_the_same_too(made: tuple[list[Made], list[KeyColumn], Event], data: st.DataObject) -> None:
+def test_damage_is_the_same_too(
+    made: tuple[list[Made], list[KeyColumn], LogEvent], data: st.DataObject
+) -> None:
     columns, keys, event = made
     packet = bytearray(event.packet)
     # Behind the head: a byte there is changed, or the end is missing.
     place = data.draw(st.integers(len(packet) // 2, len(packet) - 1))
     packet[place] = data.draw(st.integers(0, 255))
     end = data.draw(st.sampled_from((len(packet), place)))
-    damaged = Event(event.kind, 0, 1, 4, 0, bytes(packet[:end]), event.start, end)
+    damaged = LogEvent(event.kind, 0, 1, 4, 0, bytes(packet[:end]), event.start, end)
     by_stride, walked = both(columns, keys, damaged)
     assert by_stride == walked
 
@@ -147,7 +151,7 @@ NUMBER = KeyColumn("id", ColumnKind.INTEGER)
 Row = Callable[[int], Fields]
 
 
-def insert(columns: Sequence[Made], row: Row, count: int = 100) -> Event:
+def insert(columns: Sequence[Made], row: Row, count: int = 100) -> LogEvent:
     return rows(INSERT, len(columns), *(image(row(at)) for at in range(count)))
 
 
@@ -200,20 +204,20 @@ def test_layouts_are_bounded_and_rows_that_differ_are_left_alone_for_a_while(
     looked_at, compiled = [], []
     make_uniform_reader = keyplan.TablePlan.make_uniform_reader
 
-    def find_layout(*arguments: Any) -> uniform.Layout | None:
+    def find_uniform_row(*arguments: Any) -> uniform.UniformRow | None:
         looked_at.append(arguments)
-        return uniform.find_layout(*arguments)
+        return uniform.find_uniform_row(*arguments)
 
     def note_layout(*arguments: Any) -> keyplan.Read:
         compiled.append(arguments)
         return make_uniform_reader(*arguments)
 
-    monkeypatch.setattr(keyplan, "find_layout", find_layout)
+    monkeypatch.setattr(keyplan, "find_uniform_row", find_uniform_row)
     monkeypatch.setattr(keyplan.TablePlan, "make_uniform_reader", note_layout)
     for length in range(20):
         value = bytes((length,)) + b"a" * length
         assert reader.read_rows(insert(columns, lambda at, v=value: (v, i4(at)))).items == expected  # type: ignore[misc]
-    assert (len(looked_at), len(compiled)) == (20, uniform.LAYOUTS_MAX)
+    assert (len(looked_at), len(compiled)) == (20, uniform.UNIFORM_ROWS_MAX)
     looked_at.clear()
     uneven = insert(columns, lambda at: (b"\3abc" if at % 2 else b"\1a", i4(at)))
     for _ in range(2 * (uniform.PAUSE_EVENTS + 1)):

@@ -1,7 +1,8 @@
-"""How the value of each column type is stepped over in a row, and read where it is a number.
+"""How the field of each column type lies in a row: its width, and how a number is read.
 
-As source text, from which ``invalidator.binlog.keys.plan`` makes its functions; `NAMES` is what the texts call. Knows
-widths, and nothing of keys.
+Numbers are read by source text, from which ``invalidator.binlog.keys.plan`` compiles its functions; `NAMES` is what
+the texts call. Knows widths, and neither keys nor values. Called by ``invalidator.binlog.keys`` and
+``invalidator.binlog.rows.plan``.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ NAMES: Final[Mapping[str, Any]] = {
 """What the texts call; the row's bytes are ``b``."""
 
 
-class Step(NamedTuple):
-    """How a column is stepped over: ``size`` bytes, or as many as its length in ``size`` bytes says.
+class FieldFormat(NamedTuple):
+    """A field is ``size`` bytes, or a length of ``size`` bytes and as many bytes as it says.
 
-    ``number``: the text that reads it as a number, with the place left open; "" where its bytes are taken. ``code``:
-    the number in the format of `struct`; ``convert``: the text that makes it of what this gives, "" where it is it.
+    ``number``: the source text that reads a number, with its place left open; "" where the bytes are the value.
+    ``code``: the number in the format of `struct`. ``convert``: the source text that makes the number of what
+    `struct` gives; "" where `struct` gives the number.
     """
 
     is_fixed: bool
@@ -64,35 +66,41 @@ _FIXED: Final = {
     types.DATETIME: 8,
     types.TIMESTAMP: 4,
 }
+_LABELLED_BYTES_MAX: Final = {types.ENUM: 2, types.SET: 8}
 _WITH_FRACTION: Final = {types.TIMESTAMP2: 4, types.DATETIME2: 5, types.TIME2: 3}
 
 
-def find_step(column: MappedColumn, flavor: str) -> Step:
+def find_format(column: MappedColumn) -> FieldFormat:
+    """Raises `FormatError` for a type or a width that is not known."""
     kind = column.kind
     if kind in INTEGER_BYTES:
-        return Step(True, INTEGER_BYTES[kind], *_number_texts(INTEGER_BYTES[kind], column.is_unsigned))
+        return FieldFormat(True, INTEGER_BYTES[kind], *_number_texts(INTEGER_BYTES[kind], column.is_unsigned))
     if kind == types.YEAR:
-        return Step(True, 1, "(b[{0}] and b[{0}] + 1900)", "B", "{0} and {0} + 1900")
+        return FieldFormat(True, 1, "(b[{0}] and b[{0}] + 1900)", "B", "{0} and {0} + 1900")
     if kind in STRINGS or kind == types.VARCHAR_COMPRESSED:
-        return Step(False, 1 if column.width < 256 else 2)
+        return FieldFormat(False, 1 if column.width < 256 else 2)
     if kind in BLOBS and column.width in _LENGTHS:
-        return Step(False, column.width)
+        return FieldFormat(False, column.width)
     if kind in _WITH_FRACTION and column.width <= 6:
-        return Step(True, _WITH_FRACTION[kind] + (column.width + 1) // 2)
-    if kind in (types.TIME, types.DATETIME, types.TIMESTAMP) and flavor == "mariadb":
+        return FieldFormat(True, _WITH_FRACTION[kind] + (column.width + 1) // 2)
+    if kind in _FIXED:
+        return FieldFormat(True, _FIXED[kind])
+    if kind == types.NEWDECIMAL:
+        return FieldFormat(True, decimal_bytes(column.width, column.scale))
+    if kind == types.BIT and 1 <= column.width <= 64:
+        return FieldFormat(True, (column.width + 7) // 8)
+    if kind in _LABELLED_BYTES_MAX and 1 <= column.width <= _LABELLED_BYTES_MAX[kind]:
+        return FieldFormat(True, column.width)
+    raise FormatError(f"column {column.name} has the unknown type {kind} of width {column.width}")
+
+
+def refuse_old_temporals(column: MappedColumn) -> None:
+    """Raises `FormatError` for a temporal column in the format that MariaDB had before 10.1."""
+    if column.kind in (types.TIME, types.DATETIME, types.TIMESTAMP):
         raise FormatError(
             f"column {column.name} has the temporal format of old servers, whose width is not in the binary log",
             hint="convert the table: SET GLOBAL mysql56_temporal_format=ON, then ALTER TABLE … FORCE",
         )
-    if kind in _FIXED:
-        return Step(True, _FIXED[kind])
-    if kind == types.NEWDECIMAL:
-        return Step(True, decimal_bytes(column.width, column.scale))
-    if kind == types.BIT and 1 <= column.width <= 64:
-        return Step(True, (column.width + 7) // 8)
-    if kind in (types.ENUM, types.SET) and 1 <= column.width <= 8:
-        return Step(True, column.width)
-    raise FormatError(f"column {column.name} has the unknown type {kind} of width {column.width}")
 
 
 def _number_texts(size: int, is_unsigned: bool) -> tuple[str, str, str]:
