@@ -2,7 +2,8 @@
 
 Three logs of each server: events of hundreds of rows, the same of a wide table, and transactions of one row each.
 In memory, in processor time: the same packets through the library, every row of every event, and through our decoder
-to transactions with the keys of their rows and with checksums verified, which the library leaves out. Over the wire:
+to transactions with the keys of their rows and with checksums verified, which the library leaves out; the two large
+logs also to transactions with whole rows. Over the wire:
 the tool writes the log to a file as it comes, without looking into it (``--read-from-remote-server --raw``), and our
 source delivers transactions with keys; both begin with connecting.
 """
@@ -55,6 +56,9 @@ LIBRARY_SHARE: Final = 20
 
 LIBRARY_EVENTS: Final = frozenset((TableMapEvent, WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent))
 LIBRARY: Final = "mysql-replication"
+WHOLE_ROWS: Final = ("rows", "wide_rows")
+"""The logs that are decoded to whole rows too."""
+
 TOOL: Final = "mysqlbinlog --raw"
 SMALL: Final = "CREATE TABLE small (id BIGINT PRIMARY KEY, a INT, b INT, c INT, v VARCHAR(32))"
 WIDE: Final = (
@@ -107,6 +111,8 @@ def measure_decode(rounds: int) -> list[Result]:
         with open_plant(flavor) as plant, TemporaryDirectory(dir=run_directory()) as folder:
             for log in plant.logs:
                 results.append(_measure_in_memory(plant, log, rounds))
+                if log.name in WHOLE_ROWS:
+                    results.append(_measure_in_memory(plant, log, rounds, is_keyed=False))
                 results.append(_measure_stream(plant, log, Path(folder), rounds))
     return results
 
@@ -191,24 +197,25 @@ def _line(name: str, number: int) -> str:
 # -- in memory --------------------------------------------------------------------------------------------
 
 
-def _measure_in_memory(plant: Plant, log: Log, rounds: int) -> Result:
+def _measure_in_memory(plant: Plant, log: Log, rounds: int, *, is_keyed: bool = True) -> Result:
+    """To keys, or to whole rows."""
     packets = _read_packets(plant, log)
     pieces = [packets[at : at + PIECE_PACKETS] for at in range(0, len(packets), PIECE_PACKETS)]
     library_packets = packets[: len(packets) // LIBRARY_SHARE]
     rows_of_library = _decode_by_library(plant, library_packets)
 
     def ours(_: int) -> float:
-        decoder = _decoder(plant)
+        decoder = _decoder(plant, is_keyed=is_keyed)
         counted = [0]
 
         def work() -> None:
             for piece in pieces:
                 found: list[Transaction] = []
                 decoder.decode(piece, found)
-                counted[0] += sum(len(transaction.items) for transaction in found)
+                counted[0] += sum(len(each.items) + len(each.changes) for each in found)
 
         seconds = _cpu_seconds(work)
-        assert counted == [log.in_memory], "every row gave a key"
+        assert counted == [log.in_memory], "every row was decoded"
         return seconds
 
     def library(_: int) -> float:
@@ -216,9 +223,9 @@ def _measure_in_memory(plant: Plant, log: Log, rounds: int) -> Result:
         return seconds * log.in_memory / rows_of_library
 
     timings = interleave(ours, library, rounds)
-    name = f"decode_{plant.flavor}_{log.name}"
+    name = f"decode_{plant.flavor}_{log.name}" if is_keyed else f"decode_{plant.flavor}_whole_{log.name}"
     unit = "transactions/s" if log.name == "transactions" else "rows/s"
-    return timings.per_second(name, log.in_memory, unit, LIBRARY, log.decode_criterion)
+    return timings.per_second(name, log.in_memory, unit, LIBRARY, log.decode_criterion if is_keyed else None)
 
 
 def _cpu_seconds(work: Callable[[], object]) -> float:
@@ -230,9 +237,11 @@ def _cpu_seconds(work: Callable[[], object]) -> float:
         return time.process_time() - start
 
 
-def _decoder(plant: Plant) -> EventDecoder | FastTrack:
+def _decoder(plant: Plant, *, is_keyed: bool = True) -> EventDecoder | FastTrack:
     subscription = Subscription(plant.flavor, SCHEMA, frozenset(plant.definitions), "freshness_heartbeat")
-    decoder = make_decoder(subscription, find_cascades=dict, definitions=plant.definitions)
+    decoder = make_decoder(
+        subscription, find_cascades=dict, definitions=plant.definitions if is_keyed else None
+    )
     decoder.restart(has_checksum=True)
     return decoder
 

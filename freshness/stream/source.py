@@ -39,9 +39,7 @@ class Shape(NamedTuple):
     of a BINARY, else 0.
     """
 
-    rule: Literal[
-        "same", "text", "ascii", "binary", "float", "bit", "set", "time", "timestamp", "year", "untold"
-    ]
+    rule: Literal["same", "text", "ascii", "binary", "float", "bit", "set", "timestamp", "year", "untold"]
     labels: tuple[str, ...] = ()
     length: int = 0
 

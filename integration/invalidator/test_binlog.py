@@ -195,7 +195,7 @@ def test_all_kinds_of_values_arrive(server: DatabaseServer) -> None:
         "big": "€",
         "bin": b"\x01\x02",
         "blobs": b"\xff\x00",
-        "color": UNREADABLE,
+        "color": "grün",
         "plain": "y",
         "tags": set(),
         "bits": "101",
@@ -298,8 +298,7 @@ def test_no_checksums(own_server: DatabaseServer) -> None:
 def test_a_table_that_cannot_be_decoded_raises_itself_and_disturbs_no_other(
     own_server: DatabaseServer,
 ) -> None:
-    kind = "VECTOR(3)" if own_server.flavor == "mysql" else "VARCHAR(50) COMPRESSED"
-    value = "STRING_TO_VECTOR('[1,2,3]')" if own_server.flavor == "mysql" else "REPEAT('x', 40)"
+    kind, value = "VARCHAR(9) CHARACTER SET cp1251", "_cp1251 x'98'"  # no character
     run(
         own_server,
         f"CREATE TABLE child (id INT PRIMARY KEY, e {kind})",

@@ -64,6 +64,8 @@ TOLD: Final[tuple[tuple[str, str], ...]] = (
     ("TIME", "'838:59:59'"),
     ("TIME", "'-01:02:03'"),
     ("TIME(3)", "'12:34:56.789'"),
+    ("TIME(3)", "'-00:00:01.500'"),
+    ("TIME(6)", "'-838:00:00.000001'"),
     ("CHAR(10)", "'abc   '"),
     ("CHAR(10) CHARACTER SET utf8mb4", "'€ é  '"),
     ("VARCHAR(300)", "'trailing   '"),
@@ -99,7 +101,6 @@ UNTOLD: Final[tuple[tuple[str, str], ...]] = (
     ("TIMESTAMP NULL", "'0000-00-00 00:00:00'"),
     ("FLOAT", "0.1"),
     ("FLOAT(20,10)", "0.1"),
-    ("TIME(3)", "'-00:00:01.500'"),
     ("DATE", "'0000-00-00'"),
     ("VARCHAR(20) CHARACTER SET cp1251", "'я'"),
 )

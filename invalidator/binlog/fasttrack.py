@@ -1,9 +1,23 @@
-"""Transactions of the usual form from packets to items in one loop: GTID, BEGIN, then table map and rows, commit.
+"""The decoder of a source that wants keys: transactions of the usual form in one loop, the rest as in general.
 
-The general way (``invalidator.binlog.decoder``) makes an object of each event and asks several others about it. Here
-the packets of a transaction are held until its commit, and whatever is not of the usual form is handed to the general
-way, from the transaction's first packet on; so nothing is decided here that is not decided there, and both give the
-same, which the tests compare. For keys alone, never for rows. Called by ``invalidator.binlog.decoder``.
+Theory of operation. Most transactions are a GTID, on MySQL a BEGIN, then table map and rows, and a commit.
+``invalidator.binlog.decoder``, the general way, makes an object of each of their events and asks several others
+about it. The track reads the few bytes that matter where they lie in the packets, on two levels:
+
+1. `_take_usual` takes whole transactions of one row event whose packets are all here. It looks at the kinds of the
+   packets side by side, then at checksums, table, keys and GTID. Until all of that is done nothing has been changed,
+   so it can stop before any transaction.
+2. `_take` takes packet after packet, by a table of steps from (stage, kind of packet). It holds the packets of a
+   transaction until the commit.
+
+A packet for which there is no step, or whose step returns False (an unknown table, a problem, an untold foreign key,
+too many rows or bytes), is handed to the general way together with all that is held, from the transaction's first
+packet on. The general way then keeps the stream until its transaction ends. So nothing is decided here that is not
+decided there, and both give the same transactions, which the tests compare.
+
+The track writes the general decoder's position and sequence numbers for the transactions that it decodes itself, and
+reads its checksum setting; the general decoder knows nothing of the track. For keys alone: rows always take the
+general way. Called by ``invalidator.binlog.source``.
 """
 
 from __future__ import annotations

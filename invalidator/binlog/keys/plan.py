@@ -1,13 +1,22 @@
-"""Which columns of a table hold keys, and the compiled code that reads them from the rows of an event.
+"""The plan of a table: which columns hold keys, and the compiled functions that read them from row events.
 
-For each table as it was announced, kind of row event and bitmaps of present columns there is one function, made
-from source text: it steps over everything but the key columns. Rows with a NULL pattern that was seen before take
-a branch in which all distances are constants; others take a general branch that looks at each NULL bit. All that
-is compiled comes from numbers in the TABLE_MAP event and from our own names, never from text of the log.
+Theory of operation. A row event is a head with the bitmaps of present columns, then one or two images for each row.
+An image is a bitmap of NULLs, then the fields of the columns that are not NULL. Nothing in the event says where the
+next row begins, so a reader must step over every field; it need not decode any but the keys.
 
-The function reads without looking at bounds: an event that is cut short or damaged either raises on the way or
-does not end exactly where its last row does, and then none of its keys is used. Called by
-``invalidator.binlog.keys.reader``.
+- `TablePlan` is made once for a table map: formats of all columns, places and spellings of the key columns.
+- `Code` is made once for the bitmaps of an event. It holds a function, compiled from source text that `TablePlan`
+  writes. While the function runs, ``b`` is the packet, ``o`` the place in it, ``e`` the end of the rows, ``k`` the
+  NULLs, ``n`` a length; ``x3`` is column 3 before the change and ``y3`` after it.
+- A NULL pattern that has come before has a branch in the function, where a run of fixed fields is one constant added
+  to ``o``. Other patterns take a branch that looks at each NULL bit. `Code` notes new patterns and compiles again.
+- Large events whose rows are all alike are read by stride, without stepping (``invalidator.binlog.keys.uniform``).
+
+The source text is made of numbers in the table map and of names of this module, never of text of the log.
+
+Safety. The function does not look at ``e`` while it steps. An event that is cut short or damaged either raises on the
+way or does not end where its last row does; the function then raises, none of the event's keys is used, and the table
+is raised. Called by ``invalidator.binlog.keys.reader`` and ``invalidator.binlog.fasttrack``.
 """
 
 from __future__ import annotations
@@ -64,7 +73,7 @@ def find_targets(definitions: Mapping[str, ObjectDefinition]) -> dict[str, tuple
 
 @dataclass(slots=True)
 class _Image:
-    """One image of the shape: the columns in it, the NULL patterns that have a branch, and those seen since."""
+    """One image of a row: the columns in it, the NULL patterns that have a branch, and those seen since."""
 
     letter: str
     places: tuple[int, ...]
@@ -287,7 +296,7 @@ class TablePlan:
 
 
 class Code:
-    """The compiled function of one shape, made anew when rows with other NULL patterns come."""
+    """The compiled function for the bitmaps of an event. Rows with new NULL patterns make it compile again."""
 
     def __init__(self, plan: TablePlan, bitmaps: ImageBitmaps) -> None:
         self._plan = plan

@@ -10,7 +10,7 @@ wrong one. Called by ``invalidator.binlog.rows.plan`` (`find_shapes`) and ``inva
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from freshness.stream.source import UNREADABLE, Shape
@@ -24,7 +24,15 @@ from invalidator.charset import find_charset
 _SAME: Final = frozenset(
     (
         *INTEGER_BYTES,
-        *(types.DOUBLE, types.NEWDECIMAL, types.DATE, types.DATETIME2, types.ENUM, types.GEOMETRY),
+        *(
+            types.DOUBLE,
+            types.NEWDECIMAL,
+            types.DATE,
+            types.DATETIME2,
+            types.TIME2,
+            types.ENUM,
+            types.GEOMETRY,
+        ),
     )
 )
 _EXACT_CHARSETS: Final = frozenset(
@@ -33,7 +41,7 @@ _EXACT_CHARSETS: Final = frozenset(
 """Decoded by Python as by the server. Of the others only ASCII is known to be."""
 
 _FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
-"""What the log has before it is a zero date, or a year after 2038 that the library misreads."""
+"""Before it the log has the zero date alone."""
 
 _MARIADB_ADDRESS_BYTES: Final = (4, 16)
 """On MariaDB, UUID, INET4 and INET6 look like BINARY of these lengths, and a client reads text."""
@@ -57,8 +65,6 @@ def _find_shape(column: MappedColumn, flavor: str) -> Shape:
             return Shape("bit")
         case types.YEAR:
             return Shape("year")
-        case types.TIME2:
-            return Shape("time" if column.width else "same")
         case types.TIMESTAMP2:
             return Shape("timestamp")
         case types.SET:
@@ -112,13 +118,10 @@ def _as_read(value: Any, shape: Shape) -> object:
         case "float":
             # The server prints 6 digits, or as many as FLOAT(M, D) says.
             is_told = float(f"{value:.6g}") == value
-        case "time":
-            # The library misreads negative fractions.
-            is_told = value >= timedelta()
         case "timestamp":
             is_told = value >= _FIRST_TIMESTAMP
         case "binary":
-            # The library makes a text of empty bytes.
+            # No bytes are an empty text in the stream.
             return (value or b"").ljust(shape.length, b"\0")
         case "bit":
             return int(value, 2).to_bytes((len(value) + 7) // 8, "big")

@@ -6,7 +6,7 @@ for a table that was raised, since its columns may have changed. Called by those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -31,7 +31,6 @@ class Layout:
 
 
 Layouts: TypeAlias = Mapping[str, Layout]
-ReadLayouts: TypeAlias = Callable[[], Layouts]
 
 
 def read_layouts(address: ServerAddress) -> dict[str, Layout]:

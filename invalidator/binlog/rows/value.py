@@ -26,6 +26,7 @@ from invalidator.binlog.wire.fieldvalue import (
     decode_labels,
     decompress_field,
     split_datetime,
+    text_decoder,
 )
 from invalidator.binlog.wire.tablemap import MappedColumn
 from invalidator.charset import find_charset, find_codec
@@ -89,12 +90,27 @@ def _decode_utf_8(raw: bytes) -> str:
 
 
 def _text_decoder(collation: int, flavor: str) -> Callable[[bytes], object]:
-    """Raises UnicodeDecodeError for bytes that are no text in this character set."""
+    """Python's codec, and where it gives up, the server's own table. Raises UnicodeDecodeError for bytes that are no
+    text in this character set."""
     codec = find_codec(find_charset(collation, flavor))
     if codec is None:
         # The stream has always shown no bytes as an empty text.
         return lambda raw: raw or ""
-    return _decode_utf_8 if codec == _UTF_8 else lambda raw: raw.decode(codec)
+    if codec == _UTF_8:
+        return _decode_utf_8
+    decode_exactly = text_decoder(collation, flavor)
+
+    def decode(raw: bytes) -> object:
+        try:
+            return raw.decode(codec)
+        except UnicodeDecodeError:
+            # Bytes like 0x81 in latin1: a character for the server, and none for Python.
+            value = decode_exactly(raw)
+            if value is UNREADABLE:
+                raise
+            return value
+
+    return decode
 
 
 def _label_reader(column: MappedColumn, form: FieldFormat, flavor: str) -> ValueReader:

@@ -1,8 +1,9 @@
 """The value of one field of a row image, from its bytes: as the server would show it to the application.
 
-Temporal values come as text, since a zero date is a value for the server and none for Python. What cannot be told
-for certain is `UNREADABLE`, and no key is built from it. Character sets follow the servers' tables, which differ
-from Python's in a few places. Never reads outside of the field. Called by ``invalidator.binlog.keys.spelling``.
+Temporal values come as text, since a zero date is a value for the server and none for Python. A value that cannot be
+decoded exactly is `UNREADABLE`, and no key is built from it. Character sets follow the servers' tables, which differ
+from Python's in a few places. Never reads outside of the field. Called by ``invalidator.binlog.keys.spelling``; the
+parts that whole rows share also by ``invalidator.binlog.rows``.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def find_decoder(column: MappedColumn, flavor: str) -> Decode:
     if kind in INTEGER_BYTES:
         return lambda raw: int.from_bytes(raw, "little", signed=not column.is_unsigned)
     if kind in TEXTS:
-        decode = _text_decoder(column.collation, flavor)
+        decode = text_decoder(column.collation, flavor)
         return decode if kind not in COMPRESSED else lambda raw: decode(decompress_field(raw))
     match kind:
         case types.YEAR:
@@ -121,7 +122,7 @@ def find_decoder(column: MappedColumn, flavor: str) -> Decode:
 
 def decode_labels(column: MappedColumn, flavor: str) -> list[object]:
     """The labels of an ENUM or SET; `UNREADABLE` for one that cannot be decoded exactly."""
-    decode = _text_decoder(column.collation, flavor)
+    decode = text_decoder(column.collation, flavor)
     return [decode(label) for label in column.labels]
 
 
@@ -262,7 +263,8 @@ def decompress_field(raw: bytes) -> bytes:
     return content
 
 
-def _text_decoder(collation: int, flavor: str) -> Decode:
+def text_decoder(collation: int, flavor: str) -> Decode:
+    """By the server's own table of the character set; `UNREADABLE` for bytes that it cannot tell for certain."""
     if collation == BINARY_COLLATION:
         return bytes
     charset = find_charset(collation, flavor)
