@@ -28,7 +28,8 @@ def test_the_collations_are_those_of_the_library(flavor: str) -> None:
 
 @pytest.mark.parametrize(
     ("collation", "charset"),
-    [(2048, "utf8mb3"), (2304, "utf8mb4"), (2560, "ucs2"), (2816, "utf16"), (3072, "utf32"), (3327, "utf32"), (3328, "")],
+    [(2048, "utf8mb3"), (2304, "utf8mb4"), (2560, "ucs2"), (2816, "utf16"), (3072, "utf32"), (3327, "utf32"),
+     (3328, "")],
 )  # fmt: skip
 def test_the_uca1400_collations_of_mariadb(collation: int, charset: str) -> None:
     assert find_charset(collation, "mariadb") == charset
