@@ -38,7 +38,7 @@ from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed
 from integration.servers.program import InvalidatorProcess
 from invalidator import cli
-from invalidator.process.status import Subject, find_subject, read_status
+from invalidator.process.status import LocatedKey, locate_key, read_status
 
 WAIT_SECONDS: Final = 40.0
 """The bound of every wait. Far above what is usual: only a failure takes as long."""
@@ -205,8 +205,8 @@ class System:
 
     # -- what the cache holds ----------------------------------------------------------------------------
 
-    def subject(self, name: str, *key: Any) -> Subject:
-        return find_subject(self.config, self.registry, name, [str(part) for part in key])
+    def subject(self, name: str, *key: Any) -> LocatedKey:
+        return locate_key(self.config, self.registry, name, [str(part) for part in key])
 
     def find_item(self, name: str, *key: Any) -> Item | None:
         """What is under an entry's key, read without any of the reading procedure; None where there is nothing."""

@@ -103,7 +103,7 @@ INSPECTION: Final = (
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
 Answers: TypeAlias = list[Any]
-Decode: TypeAlias = Callable[[Answers], Reply]
+DecodeAnswers: TypeAlias = Callable[[Answers], Reply]
 
 
 class RedisNode:
@@ -133,7 +133,7 @@ class RedisNode:
         self.name = name
         self._item_bytes_max = item_bytes_max
         self._connection: AbstractConnection | None = None
-        self._pending: list[tuple[int, Decode]] | None = None
+        self._pending: list[tuple[int, DecodeAnswers]] | None = None
 
         def connect_by_name() -> AbstractConnection:
             options: dict[str, Any] = {
@@ -159,7 +159,7 @@ class RedisNode:
         if self._pending is not None:
             self.close()  # answers that nobody received must not be taken for the ones to come
         commands: list[Command] = []
-        pending: list[tuple[int, Decode]] = []
+        pending: list[tuple[int, DecodeAnswers]] = []
         for request in requests:
             own_commands, decode = self._encode(request)
             commands += own_commands
@@ -277,7 +277,7 @@ class RedisNode:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def _encode(self, request: Request) -> tuple[Sequence[Command], Decode]:
+    def _encode(self, request: Request) -> tuple[Sequence[Command], DecodeAnswers]:
         """The commands for a request, and what makes a reply of their answers."""
         if isinstance(request, InspectStorage):
             lifetime_seconds(request.tombstone_ttl_seconds)

@@ -50,7 +50,7 @@ from integration.shards import (
     switch,
     writing,
 )
-from invalidator.process.status import find_subject, read_status
+from invalidator.process.status import locate_key, read_status
 
 OBJECTS: Final = """[objects.customer]
 table = "customers"
@@ -262,10 +262,10 @@ def live_entries(config: Config, keys: dict[str, Sequence[int]]) -> Iterator[tup
     try:
         for name in keys:
             for key in keys[name]:
-                subject = find_subject(config, registry, name, [str(key)])
-                lineages = subject.policy.lineages
-                reply, *records = connections[subject.node].perform(
-                    [Get(subject.item), *(Get(record_key("shop", lineage)) for lineage in lineages)]
+                located = locate_key(config, registry, name, [str(key)])
+                lineages = located.policy.lineages
+                reply, *records = connections[located.node].perform(
+                    [Get(located.item), *(Get(record_key("shop", lineage)) for lineage in lineages)]
                 )
                 if not isinstance(reply, Item) or reply.value == STUB:
                     continue
@@ -273,7 +273,7 @@ def live_entries(config: Config, keys: dict[str, Sequence[int]]) -> Iterator[tup
                 entry = Filled.decode(reply.value)
                 if any(find_record_refusal(record, ring) for record in found.values()):
                     continue  # also where a lease has run out, as on a machine that is too busy
-                if find_hit_refusal(subject.policy, subject.identity, entry, found) is None:
+                if find_hit_refusal(located.policy, located.identity, entry, found) is None:
                     yield name, key, None if entry.value is None else decode_value(entry.value)
     finally:
         for node in connections.values():

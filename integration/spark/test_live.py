@@ -31,7 +31,7 @@ from integration.servers import Pair
 from integration.servers.program import InvalidatorProcess
 from integration.shards import start_shards
 from integration.vitess import test_keyspace as vitess
-from invalidator.process.status import find_subject
+from invalidator.process.status import locate_key
 from spark.live import __main__ as audit_live
 from spark.session import open_session
 
@@ -117,7 +117,7 @@ def audit_surely(
 
 def plant(config: Config, key: int, name: str = "customer") -> str:
     """Put another value under a live entry, with the evidence of the right one; return the item's key."""
-    subject = find_subject(config, load_registry(config), name, [str(key)])
+    subject = locate_key(config, load_registry(config), name, [str(key)])
     node = MemcachedNode(subject.node)
     try:
         [found] = node.perform([Get(subject.item)])

@@ -102,7 +102,7 @@ def _copy(
 
 
 @dataclass(slots=True)
-class Recorder:
+class ArchiveRecorder:
     """`record` in a thread, for one keyspace: tried again for as long as it takes, since invalidation does not depend
     on it."""
 

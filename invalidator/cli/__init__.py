@@ -34,7 +34,7 @@ from freshness.errors import ConfigError, FreshnessError, NodeUnavailable
 from freshness.position.token import EventToken, compare
 from invalidator.process.app import Invalidator
 from invalidator.process.preflight import check_shard
-from invalidator.process.status import find_subject, inspect, read_status
+from invalidator.process.status import inspect, locate_key, read_status
 
 if TYPE_CHECKING:
     from invalidator.archive.writer import ArchiveWriter
@@ -99,11 +99,11 @@ def run(
             service.start()
             stack.callback(service.stop)
         if settings.archive.path is not None:
-            from invalidator.archive.record import Recorder
+            from invalidator.archive.record import ArchiveRecorder
             from invalidator.stream.open import StreamOpener
 
             for keyspace in settings.keyspaces:
-                recorder = Recorder(StreamOpener(lambda: invalidator.config), keyspace)
+                recorder = ArchiveRecorder(StreamOpener(lambda: invalidator.config), keyspace)
                 recorder.start()
                 stack.callback(recorder.stop)
         invalidator.run()
@@ -188,7 +188,7 @@ def inspect_object(
 ) -> None:
     """What the cache holds of one object, and whether it is what the primary has."""
     settings = load_config(config)
-    answer = inspect(settings, find_subject(settings, load_registry(settings), name, key))
+    answer = inspect(settings, locate_key(settings, load_registry(settings), name, key))
     if as_json:
         _print_json(answer)
         return

@@ -95,10 +95,10 @@ def create_api(
         try:
             registry = load_registry(config)
             _require_widths(registry, wanted)
-            subjects = invalidate_keys(config, registry, wanted.object, texts, hub.opener.read_token)
+            invalidated = invalidate_keys(config, registry, wanted.object, texts, hub.opener.read_token)
         except FreshnessError as error:
             raise refuse(error) from error
-        return {"invalidated": [{"node": each.node, "item": each.item.decode()} for each in subjects]}
+        return {"invalidated": [{"node": each.node, "item": each.item.decode()} for each in invalidated]}
 
     @api.get("/v1/status")
     def status() -> dict[str, Any]:

@@ -17,9 +17,9 @@ from freshness.errors import FormatError
 from freshness.nodes.open import open_node
 from freshness.objects.registry import ObjectDefinition
 from freshness.position.token import EventToken
-from invalidator.process.status import Subject, find_subject
+from invalidator.process.status import LocatedKey, locate_key
 
-ReadHead = Callable[[str, str], EventToken]
+ReadToken = Callable[[str, str], EventToken]
 """Keyspace and shard name → all that the primary has executed by now."""
 
 
@@ -28,39 +28,37 @@ def invalidate_keys(
     registry: dict[str, ObjectDefinition],
     name: str,
     texts: Sequence[str],
-    read_head: ReadHead,
+    read_token: ReadToken,
     open_connection: Callable[[str, str], CacheNode] = open_node,
-) -> list[Subject]:
+) -> list[LocatedKey]:
     """Invalidate one key or several of an object; a key of n columns takes n of ``texts``.
 
     Returns what was invalidated, all of it acknowledged. Raises `ConfigError` and `FormatError` for what was asked;
     `NodeUnavailable` or `InvalidationFailed` where a key was not acknowledged (those before it were), and what
-    ``read_head`` raises.
+    ``read_token`` raises.
     """
-    subjects = _find_subjects(config, registry, name, texts)
-    keyspace = config.keyspaces[subjects[0].definition.config.keyspace]
-    heads = _read_heads(
-        keyspace, {lineage for each in subjects for lineage in each.policy.lineages}, read_head
-    )
-    names = dict.fromkeys(each.node for each in subjects)
+    keys = _locate_keys(config, registry, name, texts)
+    keyspace = config.keyspaces[keys[0].definition.config.keyspace]
+    heads = _read_heads(keyspace, {lineage for each in keys for lineage in each.policy.lineages}, read_token)
+    names = dict.fromkeys(each.node for each in keys)
     nodes = {node: open_connection(config.cache.backend, node) for node in names}
     driver = BlockingDriver(nodes, time.sleep)
     try:
-        for subject in subjects:
-            for lineage in subject.policy.lineages:
+        for key in keys:
+            for lineage in key.policy.lineages:
                 head = heads[lineage]
                 event = Event(lineage, head.epoch, head.position, head.position)
                 ttl_seconds = config.cache.tombstone_ttl_seconds
-                driver.run(invalidate(subject.node, {subject.item: event}, ttl_seconds))
+                driver.run(invalidate(key.node, {key.item: event}, ttl_seconds))
     finally:
         for node in nodes.values():
             node.close()
-    return subjects
+    return keys
 
 
-def _find_subjects(
+def _locate_keys(
     config: Config, registry: dict[str, ObjectDefinition], name: str, texts: Sequence[str]
-) -> list[Subject]:
+) -> list[LocatedKey]:
     width = len(registry[name].builder.columns) if name in registry else len(texts)
     if len(texts) % width:
         raise FormatError(
@@ -68,14 +66,14 @@ def _find_subjects(
             hint=f"a key has {width}: " + ", ".join(column.name for column in registry[name].builder.columns),
         )
     return [
-        find_subject(config, registry, name, texts[place : place + width])
+        locate_key(config, registry, name, texts[place : place + width])
         for place in range(0, len(texts), width)
     ]
 
 
-def _read_heads(keyspace: Keyspace, lineages: set[str], read_head: ReadHead) -> Mapping[str, EventToken]:
+def _read_heads(keyspace: Keyspace, lineages: set[str], read_token: ReadToken) -> Mapping[str, EventToken]:
     return {
-        shard.lineage: read_head(keyspace.name, shard.name)
+        shard.lineage: read_token(keyspace.name, shard.name)
         for shard in keyspace.serving_shards
         if shard.lineage in lineages
     }

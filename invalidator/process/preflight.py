@@ -33,7 +33,7 @@ Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ServerFinding:
     """One thing that is wrong. ``code``: the F-number of the failure that it leads to."""
 
     severity: Severity
@@ -47,7 +47,7 @@ class Finding:
 
 def check_database(
     connection: Connection, address: ServerAddress, flavor: str, tables: Iterable[str] = ()
-) -> list[Finding]:
+) -> list[ServerFinding]:
     """All findings on the server that is streamed from, the errors first. Raises what pymysql raises."""
     server = _Server(address, flavor, _read_variables(connection))
     found = list(_check_version(server))
@@ -62,7 +62,7 @@ def check_database(
 
 def check_shard(
     connection: Connection, shard: Shard, flavor: str, tables: Iterable[str] = ()
-) -> list[Finding]:
+) -> list[ServerFinding]:
     """`check_database` of a shard's primary, also behind a vtgate, where ``connection`` leads to
     `Shard.writable` and not everything can be asked."""
     if shard.vtgate is None:
@@ -85,7 +85,7 @@ def check_shard(
     ]
 
 
-def _check_tablet(server: _Server) -> Iterator[Finding]:
+def _check_tablet(server: _Server) -> Iterator[ServerFinding]:
     for name, wanted, code in (
         ("log_bin", "ON", "F25"),
         ("binlog_row_image", "FULL", "F35"),
@@ -99,7 +99,7 @@ def _check_tablet(server: _Server) -> Iterator[Finding]:
             )
 
 
-def require(findings: Iterable[Finding]) -> None:
+def require(findings: Iterable[ServerFinding]) -> None:
     """Raise `SourceUnsuitable` that lists all errors; nothing where there are only warnings."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
@@ -124,18 +124,18 @@ class _Server:
         match = re.match(r"[0-9.]+", self["version"])
         return tuple(int(part) for part in match[0].strip(".").split(".")) if match else ()
 
-    def error(self, code: str, message: str, hint: str) -> Finding:
-        return Finding("error", code, f"{self.address.host}:{self.address.port}: {message}", hint)
+    def error(self, code: str, message: str, hint: str) -> ServerFinding:
+        return ServerFinding("error", code, f"{self.address.host}:{self.address.port}: {message}", hint)
 
-    def warning(self, code: str, message: str, hint: str) -> Finding:
-        return Finding("warning", code, f"{self.address.host}:{self.address.port}: {message}", hint)
+    def warning(self, code: str, message: str, hint: str) -> ServerFinding:
+        return ServerFinding("warning", code, f"{self.address.host}:{self.address.port}: {message}", hint)
 
 
 def _read_variables(connection: Connection) -> dict[str, str]:
     return {str(name).lower(): str(value) for name, value in read_rows(connection, "SHOW GLOBAL VARIABLES")}
 
 
-def _check_version(server: _Server) -> Iterator[Finding]:
+def _check_version(server: _Server) -> Iterator[ServerFinding]:
     is_mariadb = "mariadb" in server["version"].lower()
     if is_mariadb != (server.flavor == "mariadb"):
         yield server.error(
@@ -153,7 +153,7 @@ def _check_version(server: _Server) -> Iterator[Finding]:
         )
 
 
-def _check_log(server: _Server) -> Iterator[Finding]:
+def _check_log(server: _Server) -> Iterator[ServerFinding]:
     if not server.is_on("log_bin"):
         yield server.error(
             "F25", "log_bin is OFF: there is no stream of changes", "start the server with --log-bin"
@@ -200,7 +200,7 @@ def _check_log(server: _Server) -> Iterator[Finding]:
             )
 
 
-def _check_retention(server: _Server) -> Iterator[Finding]:
+def _check_retention(server: _Server) -> Iterator[ServerFinding]:
     text = server["binlog_expire_logs_seconds"]
     seconds = float(text) if text.replace(".", "", 1).isdigit() else 0.0
     if not seconds and server["expire_logs_days"]:
@@ -214,7 +214,7 @@ def _check_retention(server: _Server) -> Iterator[Finding]:
         )
 
 
-def _check_privileges(server: _Server, connection: Connection) -> Iterator[Finding]:
+def _check_privileges(server: _Server, connection: Connection) -> Iterator[ServerFinding]:
     granted = " ".join(str(row[0]).upper() for row in read_rows(connection, "SHOW GRANTS"))
     everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\*", granted))
     if "ALL PRIVILEGES" in everywhere:
@@ -235,7 +235,9 @@ def _check_privileges(server: _Server, connection: Connection) -> Iterator[Findi
             )
 
 
-def _check_cascades(server: _Server, connection: Connection, tables: Iterable[str]) -> Iterator[Finding]:
+def _check_cascades(
+    server: _Server, connection: Connection, tables: Iterable[str]
+) -> Iterator[ServerFinding]:
     cascades = find_cascades(connection, server.address.database, tables)
     if server.flavor == "mariadb":
         for child, parents in sorted(cascades.items()):

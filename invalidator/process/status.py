@@ -70,7 +70,7 @@ def _node_status(config: Config, name: str, lineage: str, placement: Placement) 
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class LocatedKey:
     """One object of one key, where it is kept. ``policy``: the object as it is in the shard of the key."""
 
     definition: ObjectDefinition
@@ -81,9 +81,9 @@ class Subject:
     identity: bytes
 
 
-def find_subject(
+def locate_key(
     config: Config, registry: dict[str, ObjectDefinition], name: str, texts: Sequence[str]
-) -> Subject:
+) -> LocatedKey:
     """The object that the command line names; keys come as text and are read as the columns' types."""
     definition = registry.get(name)
     if definition is None:
@@ -99,7 +99,7 @@ def find_subject(
     values = tuple(_parse_value(column, text) for column, text in zip(columns, texts, strict=True))
     key = definition.builder.build(values)
     placement = Placement(config.cache.nodes, config.cache.namespace)
-    return Subject(
+    return LocatedKey(
         definition,
         definition.policy_for(values),
         values,
@@ -118,16 +118,16 @@ def _parse_value(column: KeyColumn, text: str) -> str | bytes:
         raise FormatError(f"{text!r} for {column.name}", hint="give binary keys in hexadecimal") from error
 
 
-def inspect(config: Config, subject: Subject) -> dict[str, Any]:
+def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
     """Entry, tombstone and verdict of one key, and whether the value is the primary's row now."""
     namespace = config.cache.namespace
-    lineages = subject.policy.lineages
-    node = open_node(config.cache.backend, subject.node)
+    lineages = located.policy.lineages
+    node = open_node(config.cache.backend, located.node)
     try:
         entry, marker, *records = node.perform(
             (
-                Get(subject.item),
-                Get(tombstone_key(subject.item)),
+                Get(located.item),
+                Get(tombstone_key(located.item)),
                 *(Get(record_key(namespace, lineage)) for lineage in lineages),
             )
         )
@@ -135,9 +135,9 @@ def inspect(config: Config, subject: Subject) -> dict[str, Any]:
         node.close()
     found = {lineage: find_record(reply) for lineage, reply in zip(lineages, records, strict=True)}
     answer: dict[str, Any] = {
-        "object": subject.definition.config.name,
-        "node": subject.node,
-        "item": subject.item.decode(),
+        "object": located.definition.config.name,
+        "node": located.node,
+        "item": located.item.decode(),
         "tombstone": _describe_tombstone(marker),
     }
     if not isinstance(entry, Item):
@@ -148,7 +148,7 @@ def inspect(config: Config, subject: Subject) -> dict[str, Any]:
         filled = Filled.decode(entry.value)
     except FormatError as error:
         return answer | {"entry": "foreign", "error": str(error)}
-    refusal = find_hit_refusal(subject.policy, subject.identity, filled, found)
+    refusal = find_hit_refusal(located.policy, located.identity, filled, found)
     answer |= {
         "entry": "live" if refusal is None else refusal.name.lower(),
         "ttl_seconds": entry.ttl_seconds,
@@ -158,8 +158,8 @@ def inspect(config: Config, subject: Subject) -> dict[str, Any]:
         ],
         "value": None if filled.value is None else decode_value(filled.value),
     }
-    if subject.definition.config.table is not None:
-        row = _read_row(config, subject)
+    if located.definition.config.table is not None:
+        row = _read_row(config, located)
         answer |= {"primary": row, "equals_primary": _digest(row) == _digest(answer["value"])}
     return answer
 
@@ -178,19 +178,19 @@ def _describe_tombstone(reply: Reply) -> dict[str, Any] | None:
     return {"ttl_seconds": reply.ttl_seconds, "positions": positions}
 
 
-def _read_row(config: Config, subject: Subject) -> dict[str, Any] | None:
+def _read_row(config: Config, located: LocatedKey) -> dict[str, Any] | None:
     from pymysql.cursors import DictCursor
 
-    entry = subject.definition.config
-    names = [quote_name(column.name) for column in subject.definition.builder.columns]
+    entry = located.definition.config
+    names = [quote_name(column.name) for column in located.definition.builder.columns]
     where = " AND ".join(f"{name} = %s" for name in names)
     for shard in config.keyspaces[entry.keyspace].shards:
-        if shard.lineage not in subject.policy.lineages:
+        if shard.lineage not in located.policy.lineages:
             continue
         connection = connect(shard.writable)
         try:
             with connection.cursor(DictCursor) as cursor:
-                cursor.execute(f"SELECT * FROM {quote_name(str(entry.table))} WHERE {where}", subject.values)
+                cursor.execute(f"SELECT * FROM {quote_name(str(entry.table))} WHERE {where}", located.values)
                 rows = cursor.fetchall()
         except Exception as error:
             raise translated(error, shard.writable, "reading the row") from error

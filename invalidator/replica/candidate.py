@@ -59,7 +59,7 @@ class Refusal(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CandidateVerdict:
     """What a server is good for, and why. ``lag_us``: see `Server.find_lag`."""
 
     grade: Rank | Refusal
@@ -129,7 +129,7 @@ class Situation:
     now: float
 
 
-def judge(server: Server, situation: Situation, *, is_current: bool) -> Verdict:
+def judge(server: Server, situation: Situation, *, is_current: bool) -> CandidateVerdict:
     """What this server is good for now. ``is_current``: it is read from, or was until now."""
     state, bounds, start = server.state, situation.bounds, situation.start
     is_read = is_current and situation.is_streaming
@@ -137,38 +137,38 @@ def judge(server: Server, situation: Situation, *, is_current: bool) -> Verdict:
         is_read and situation.now - server.answered_at < bounds.stuck
     )
     if state is None or is_silent:
-        return Verdict(Refusal.DOWN, f"does not answer: {server.error}")
+        return CandidateVerdict(Refusal.DOWN, f"does not answer: {server.error}")
     refused = None if server.is_primary else _refuse_replica(state, situation)
     if refused is not None:
         return refused
     if not state.executed.contains(start):
-        return Verdict(Refusal.NOT_YET, "lacks a part of the start position")
+        return CandidateVerdict(Refusal.NOT_YET, "lacks a part of the start position")
     if not (is_read or situation.position.contains(state.purged)):
-        return Verdict(Refusal.PURGED, "no longer has the log from the start position")
+        return CandidateVerdict(Refusal.PURGED, "no longer has the log from the start position")
     lag_us = server.find_lag(situation.primary, situation.now)
     held_back = _find_drawback(server, situation, lag_us, is_current=is_current)
     if held_back:
-        return Verdict(Rank.LAST, held_back, lag_us)
+        return CandidateVerdict(Rank.LAST, held_back, lag_us)
     is_preferred = server.is_primary == (situation.choice == "primary")
     rank = Rank.PREFERRED if is_preferred else Rank.FALLBACK
-    return Verdict(rank, f"healthy, lag {lag_us / 1e6:.1f} s", lag_us)
+    return CandidateVerdict(rank, f"healthy, lag {lag_us / 1e6:.1f} s", lag_us)
 
 
-def _refuse_replica(state: ServerState, situation: Situation) -> Verdict | None:
+def _refuse_replica(state: ServerState, situation: Situation) -> CandidateVerdict | None:
     if not state.follows:
-        return Verdict(
+        return CandidateVerdict(
             Refusal.UNFIT, "follows no server; if it was promoted, name it as primary in the configuration"
         )
     if state.unfit:
-        return Verdict(Refusal.UNFIT, state.unfit)
+        return CandidateVerdict(Refusal.UNFIT, state.unfit)
     foreign = find_foreign(state, situation.primary, situation.start)
     if foreign:
-        return Verdict(
+        return CandidateVerdict(
             Refusal.UNFIT,
             f"has errant transactions, unknown to the primary: {foreign[:200]}; rebuild the replica (F53)",
         )
     if state.stopped:
-        return Verdict(Refusal.NOT_YET, f"its replication is broken: {state.stopped}")
+        return CandidateVerdict(Refusal.NOT_YET, f"its replication is broken: {state.stopped}")
     return None
 
 
@@ -185,7 +185,7 @@ def _find_drawback(server: Server, situation: Situation, lag_us: int, *, is_curr
 
 
 def put_in_order(
-    servers: Sequence[Server], verdicts: Sequence[Verdict], choice: Choice, current: Server | None
+    servers: Sequence[Server], verdicts: Sequence[CandidateVerdict], choice: Choice, current: Server | None
 ) -> list[int]:
     """The places of those that can serve, best first. The current one stays before others of its rank."""
     able = [index for index, verdict in enumerate(verdicts) if isinstance(verdict.grade, Rank)]

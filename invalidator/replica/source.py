@@ -32,6 +32,7 @@ from freshness.errors import (
 from freshness.position import Position, empty_position
 from freshness.stream.source import Source, Transaction
 from invalidator.replica.candidate import (
+    CandidateVerdict,
     Choice,
     Look,
     Rank,
@@ -39,7 +40,6 @@ from invalidator.replica.candidate import (
     ReplicaBounds,
     Server,
     Situation,
-    Verdict,
     judge,
     put_in_order,
 )
@@ -218,7 +218,7 @@ class ReplicaSource:
                 hint="a future position or another history (F28, F29): raise the epoch, end the lives of all nodes",
             )
 
-    def _try(self, server: Server, start: Position) -> Verdict | None:
+    def _try(self, server: Server, start: Position) -> CandidateVerdict | None:
         """Open the stream there; the verdict, where that failed."""
         if self._source is None or server is not self._current:
             # What a source remembers of prepared XA transactions holds only as long as no other one is read
@@ -229,16 +229,16 @@ class ReplicaSource:
         except FreshnessError as error:
             server.hold(error.message, self._clock() + self._bounds.holdoff)
             if isinstance(error, HistoryPurged):
-                return Verdict(Refusal.PURGED, error.message)
+                return CandidateVerdict(Refusal.PURGED, error.message)
             if server.is_primary and _is_final(error):
                 raise
             server.error = error
             # A replica whose log does not lead on from the start, which it contains, has another history
-            return Verdict(Refusal.NOT_YET if error.is_retryable else Refusal.UNFIT, error.message)
+            return CandidateVerdict(Refusal.NOT_YET if error.is_retryable else Refusal.UNFIT, error.message)
         self.serving = server.address
         return None
 
-    def _tell(self, chosen: int, verdicts: Sequence[Verdict]) -> None:
+    def _tell(self, chosen: int, verdicts: Sequence[CandidateVerdict]) -> None:
         others = [
             f"{server.name}: {verdict.reason}"
             for index, (server, verdict) in enumerate(zip(self._servers, verdicts, strict=True))
@@ -253,7 +253,7 @@ class ReplicaSource:
             "; ".join(others) or "none",
         )
 
-    def _no_server(self, verdicts: Sequence[Verdict]) -> FreshnessError:
+    def _no_server(self, verdicts: Sequence[CandidateVerdict]) -> FreshnessError:
         """What to raise where nobody serves."""
         named = zip(self._servers, verdicts, strict=True)
         reasons = "; ".join(f"{server.name}: {verdict.reason}" for server, verdict in named)

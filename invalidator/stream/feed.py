@@ -72,7 +72,7 @@ class ShardStatus(NamedTuple):
     error: str
 
 
-class Item(NamedTuple):
+class BufferedTransaction(NamedTuple):
     """A transaction in the buffer."""
 
     transaction: Transaction
@@ -93,7 +93,7 @@ class Feed:
     changed: threading.Condition
 
     # guarded
-    waiting: deque[Item] = field(default_factory=deque)
+    waiting: deque[BufferedTransaction] = field(default_factory=deque)
     begun: EventToken | None = None
     is_leaving: bool = False
     is_over: bool = False
@@ -146,7 +146,7 @@ class Feed:
             # A new exception each time: one that is raised again keeps growing its traceback.
             raise copy.copy(self._error) from self._error
 
-    def take(self) -> Item:
+    def take(self) -> BufferedTransaction:
         item = self.waiting.popleft()
         self._rows -= len(item.transaction.changes)
         self._bytes -= item.transaction.size_bytes
@@ -289,7 +289,7 @@ class Feed:
             self.changed.wait_for(lambda: self._is_stopped or self._has_room(transaction))
             if self._is_stopped:
                 return False
-            self.waiting.append(Item(transaction, self._epoch, row_numbers))
+            self.waiting.append(BufferedTransaction(transaction, self._epoch, row_numbers))
             self._rows += len(transaction.changes)
             self._bytes += transaction.size_bytes
             self.changed.notify_all()

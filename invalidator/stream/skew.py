@@ -23,7 +23,7 @@ SILENCE_SECONDS: Final = 10.0
 HOLD_SECONDS: Final = 600.0
 
 
-class Verdict(Enum):
+class AlignmentVerdict(Enum):
     """What becomes of a shard's next message now."""
 
     ALIGNED = "aligned"
@@ -94,23 +94,23 @@ class Alignment:
         shard.held_since = None
         shard.heard_at = self._clock()
 
-    def judge(self, name: str) -> Verdict:
+    def judge(self, name: str) -> AlignmentVerdict:
         """Whether the shard's next message may go now. Ask again after any change, and after a while."""
         shard, now = self._shards[name], self._clock()
         if shard.next_us is None:
-            return Verdict.ALIGNED
+            return AlignmentVerdict.ALIGNED
         latest_us = shard.next_us - self._limit_us
         if latest_us <= min(other.time_us for other in self._shards.values()):
             shard.held_since, shard.is_given_up = None, False
-            return Verdict.ALIGNED
+            return AlignmentVerdict.ALIGNED
         if latest_us <= min(other.time_us for other in self._shards.values() if self._is_live(other, now)):
             shard.held_since = None
-            return Verdict.UNALIGNED
+            return AlignmentVerdict.UNALIGNED
         if shard.held_since is None:
             shard.held_since = now
         if now - shard.held_since > self._hold_seconds:
             shard.is_given_up = True
-        return Verdict.UNALIGNED if shard.is_given_up else Verdict.HOLD
+        return AlignmentVerdict.UNALIGNED if shard.is_given_up else AlignmentVerdict.HOLD
 
     def watermark_us(self) -> int:
         """Up to where every shard has delivered. At least one shard must have joined."""

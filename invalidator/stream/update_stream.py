@@ -27,10 +27,10 @@ from freshness.errors import (
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
 from freshness.stream.source import Transaction
-from invalidator.stream.feed import Access, Feed, Item, ShardStatus
+from invalidator.stream.feed import Access, BufferedTransaction, Feed, ShardStatus
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.row_filter import RowFilter
-from invalidator.stream.skew import Alignment, Verdict
+from invalidator.stream.skew import Alignment, AlignmentVerdict
 from invalidator.stream.start import ResumeVector, ShardStart, Start, plan_start
 
 RECHECK_SECONDS: Final = 0.2
@@ -278,7 +278,7 @@ class UpdateStream:
 
     # -- merging ---------------------------------------------------------------------------------------------
 
-    def _take_next(self) -> tuple[Feed, Item, bool] | None:
+    def _take_next(self) -> tuple[Feed, BufferedTransaction, bool] | None:
         """The next item, of which feed, and whether it is aligned. Nothing before all shards know where they begin:
         a vector without one of them would lose its events."""
         if not self._is_started:
@@ -291,12 +291,12 @@ class UpdateStream:
         if self._minimize_skew:
             ready.sort(key=lambda feed: _time_of(feed.waiting[0].transaction))
         for feed in ready:
-            verdict = Verdict.ALIGNED
+            verdict = AlignmentVerdict.ALIGNED
             if self._minimize_skew:
                 verdict = self._alignment.judge(feed.shard.lineage)
-            if verdict is not Verdict.HOLD:
-                self._tell_alignment(feed, verdict is Verdict.ALIGNED)
-                return feed, feed.take(), verdict is Verdict.ALIGNED
+            if verdict is not AlignmentVerdict.HOLD:
+                self._tell_alignment(feed, verdict is AlignmentVerdict.ALIGNED)
+                return feed, feed.take(), verdict is AlignmentVerdict.ALIGNED
         return None
 
     def _tell_alignment(self, feed: Feed, is_aligned: bool) -> None:
@@ -312,7 +312,7 @@ class UpdateStream:
             self._unaligned.discard(lineage)
             log.info("shard %s is aligned again", feed.shard.name)
 
-    def _deliver(self, feed: Feed, item: Item, is_aligned: bool) -> StreamMessage:
+    def _deliver(self, feed: Feed, item: BufferedTransaction, is_aligned: bool) -> StreamMessage:
         shard, transaction = feed.shard, item.transaction
         self._alignment.delivered(shard.lineage)
         if not self._minimize_skew:  # whoever was served goes to the end of the queue

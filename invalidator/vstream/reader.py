@@ -78,7 +78,7 @@ class Splitter:
         raise ShardsMoved(self._keyspace, journal.id, tuple(old), new)
 
 
-class Reader:
+class VStreamReader:
     """The thread that receives, decodes, and puts into the mailbox, until an error or `stop`."""
 
     def __init__(

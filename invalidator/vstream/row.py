@@ -17,7 +17,7 @@ from invalidator.vstream.value import JSON, Decoder, find_decoder
 _UNMATCHED_COLUMN = re.compile(r"@\d+")
 
 
-class Unreadable(ValueError):
+class UnreadableRows(ValueError):
     """The rows of this event are not known. The text says why."""
 
 
@@ -48,18 +48,18 @@ def read_fields(event: pb.FieldEvent) -> TableFields:
 
 
 def read_changes(table: str, fields: TableFields, event: pb.RowEvent) -> list[RowChange]:
-    """All row changes of one ROW event. Raises `Unreadable`."""
+    """All row changes of one ROW event. Raises `UnreadableRows`."""
     if fields.problem:
-        raise Unreadable(fields.problem)
+        raise UnreadableRows(fields.problem)
     if not event.row_changes:
-        raise Unreadable("a row event without rows")
+        raise UnreadableRows("a row event without rows")
     return [_read_change(table, fields, change) for change in event.row_changes]
 
 
 def _read_change(table: str, fields: TableFields, change: pb.RowChange) -> RowChange:
     has_before, has_after = change.HasField("before"), change.HasField("after")
     if not (has_before or has_after):
-        raise Unreadable("a row change without any image")
+        raise UnreadableRows("a row change without any image")
     op: Operation = "update" if has_before and has_after else "insert" if has_after else "delete"
     before = _read_row(fields, change.before) if has_before else None
     after = _read_row(fields, change.after) if has_after else None
@@ -76,7 +76,7 @@ def _read_change(table: str, fields: TableFields, change: pb.RowChange) -> RowCh
 
 def _read_row(fields: TableFields, row: pb.Row) -> dict[str, object]:
     if len(row.lengths) != len(fields.names):
-        raise Unreadable(f"a row of {len(row.lengths)} columns where {len(fields.names)} were announced")
+        raise UnreadableRows(f"a row of {len(row.lengths)} columns where {len(fields.names)} were announced")
     values: dict[str, object] = {}
     data, start = row.values, 0
     for name, decode, length in zip(fields.names, fields.decoders, row.lengths, strict=True):
@@ -86,7 +86,7 @@ def _read_row(fields: TableFields, row: pb.Row) -> dict[str, object]:
             values[name] = decode(data[start : start + length])
             start += length
     if start != len(data):
-        raise Unreadable(f"a row of {len(data)} bytes whose columns have {start}")
+        raise UnreadableRows(f"a row of {len(data)} bytes whose columns have {start}")
     return values
 
 
@@ -95,5 +95,7 @@ def _find_absent(names: Sequence[str], present: pb.Bitmap) -> list[str]:
     if present.count == 0 and not present.cols:
         return []
     if present.count != len(names) or len(present.cols) * 8 < len(names):
-        raise Unreadable(f"a partial row image of {present.count} columns where {len(names)} were announced")
+        raise UnreadableRows(
+            f"a partial row image of {present.count} columns where {len(names)} were announced"
+        )
     return [name for place, name in enumerate(names) if not present.cols[place >> 3] >> (place & 7) & 1]

@@ -28,7 +28,7 @@ from invalidator.vstream.channel import open_channel, wait_connected
 from invalidator.vstream.error import translated
 from invalidator.vstream.position import format_gtid, parse_gtid
 from invalidator.vstream.proto import vitess_pb2 as pb
-from invalidator.vstream.reader import Reader, ShardTransaction, Splitter, ended
+from invalidator.vstream.reader import ShardTransaction, Splitter, VStreamReader, ended
 from invalidator.vstream.transaction import BOUNDS, Bounds, ShardAssembler
 
 METHOD: Final = "/vtgateservice.Vitess/VStream"
@@ -68,7 +68,7 @@ class VStream:
         self._silence_seconds = silence_seconds
         self._bounds = bounds
         self._mailbox_bounds = (transactions_queued_max, rows_queued_max, bytes_queued_max)
-        self._reader: Reader | None = None
+        self._reader: VStreamReader | None = None
         self._positions: dict[str, Position] = {}
 
     @property
@@ -109,7 +109,7 @@ class VStream:
         )
         mailbox: Mailbox[ShardTransaction] = Mailbox(_measure, *self._mailbox_bounds)
         self._positions = dict(start)
-        self._reader = Reader(self._address, channel, call, splitter, mailbox)
+        self._reader = VStreamReader(self._address, channel, call, splitter, mailbox)
         self._reader.start()
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[ShardTransaction]:

@@ -22,7 +22,7 @@ from invalidator.mailbox import TRANSACTION_ROWS_MAX
 from invalidator.statement import tables_changed_by
 from invalidator.vstream.position import ShardProgress, parse_gtid
 from invalidator.vstream.proto import vitess_pb2 as pb
-from invalidator.vstream.row import TableFields, Unreadable, read_changes, read_fields
+from invalidator.vstream.row import TableFields, UnreadableRows, read_changes, read_fields
 
 TRANSACTION_BYTES_MAX: Final = 256 << 20
 """Of row events: a transaction with more, or with more than `TRANSACTION_ROWS_MAX` rows, raises its tables."""
@@ -181,9 +181,9 @@ class ShardAssembler:
         fields = self._fields.get(table)
         try:
             if fields is None:
-                raise Unreadable("a ROW came without FIELD")
+                raise UnreadableRows("a ROW came without FIELD")
             changes = read_changes(table, fields, event)
-        except Unreadable as error:
+        except UnreadableRows as error:
             reason = f"rows of {table} in shard {self._shard} cannot be read: {error}"
             if is_heartbeat:
                 group.add_reason(reason)

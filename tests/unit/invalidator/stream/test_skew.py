@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from invalidator.stream.skew import Alignment, Verdict
+from invalidator.stream.skew import Alignment, AlignmentVerdict
 
 SECOND: Final = 1_000_000
 START: Final = 1_000_000  # the wall clock at virtual second 0, in seconds
@@ -72,7 +72,7 @@ class World:
             for name in self.arrivals:
                 self._offer(name)
             judged = {name: self._judge(name) for name in self.offered if left[name] > 0}
-            going = [name for name, verdict in judged.items() if verdict is not Verdict.HOLD]
+            going = [name for name, verdict in judged.items() if verdict is not AlignmentVerdict.HOLD]
             if not going:
                 assert len(judged) < len(self.arrivals), "every shard waits: nothing can ever move"
                 return
@@ -85,16 +85,16 @@ class World:
             _, self.offered[name] = queue.popleft()
             self.alignment.offer(name, round((START + self.offered[name]) * SECOND))
 
-    def _judge(self, name: str) -> Verdict:
+    def _judge(self, name: str) -> AlignmentVerdict:
         verdict = self.alignment.judge(name)
-        if verdict is Verdict.HOLD:
+        if verdict is AlignmentVerdict.HOLD:
             self.holds.add((name, self.offered[name]))
         return verdict
 
-    def _pass_on(self, name: str, verdict: Verdict) -> None:
+    def _pass_on(self, name: str, verdict: AlignmentVerdict) -> None:
         time = self.offered.pop(name)
         self.alignment.delivered(name)
-        self.deliveries.append(Delivery(self.now, name, time, verdict is Verdict.ALIGNED))
+        self.deliveries.append(Delivery(self.now, name, time, verdict is AlignmentVerdict.ALIGNED))
 
     def of(self, name: str) -> list[Delivery]:
         return [delivery for delivery in self.deliveries if delivery.shard == name]
@@ -316,7 +316,7 @@ def test_a_message_of_unknown_time_never_waits_and_moves_no_watermark() -> None:
     alignment.join("a", 5 * SECOND)
     alignment.join("b", 5 * SECOND)
     alignment.offer("a", 0)
-    assert alignment.judge("a") is Verdict.ALIGNED
+    assert alignment.judge("a") is AlignmentVerdict.ALIGNED
     alignment.delivered("a")
     assert alignment.watermark_of("a") == 5 * SECOND
 
