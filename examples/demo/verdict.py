@@ -32,7 +32,7 @@ from freshness.algorithm.rule import find_hit_refusal
 from freshness.database.schema import load_registry
 from freshness.nodes.open import open_node
 from freshness.values.codec import decode_value
-from invalidator.process.status import find_subject
+from invalidator.process.status import locate_key
 
 NOTHING = object()
 """The cache would not serve anything for this key. (None is a value: "no such row".)"""
@@ -137,11 +137,11 @@ def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
     nodes = {name: open_node(config.cache.backend, name) for name in config.cache.nodes}
 
     def read(key: ObjectKey) -> Any:
-        subject = find_subject(config, registry, key[0], [str(key[1])])
-        policy = subject.policy
-        entry, *replies = nodes[subject.node].perform(
+        located = locate_key(config, registry, key[0], [str(key[1])])
+        policy = located.policy
+        entry, *replies = nodes[located.node].perform(
             (
-                Get(subject.item),
+                Get(located.item),
                 *(Get(record_key(config.cache.namespace, lineage)) for lineage in policy.lineages),
             )
         )
@@ -151,7 +151,7 @@ def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
         records = {
             lineage: find_record(reply) for lineage, reply in zip(policy.lineages, replies, strict=True)
         }
-        if find_hit_refusal(policy, subject.identity, filled, records) is not None:
+        if find_hit_refusal(policy, located.identity, filled, records) is not None:
             return NOTHING
         return None if filled.value is None else decode_value(filled.value)
 

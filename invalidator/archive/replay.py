@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -180,6 +180,16 @@ class ReplayResult(LoopObserver):
                 self.raised[table] = self.raised.get(table, 0) + 1
         self.report(self)
 
+    def __str__(self) -> str:
+        return (
+            f"{self.lineage}: {self.transactions} transactions, {self.keys} keys invalidated,"
+            f" tables raised: {self.raised or 'none'}, up to {self.position}"
+        )
+
+    def describe_progress(self) -> str:
+        """The state of a replay that still runs."""
+        return f"{self.lineage}: {self.transactions} transactions, {self.keys} keys"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "lineage": self.lineage,
@@ -189,6 +199,16 @@ class ReplayResult(LoopObserver):
             "position": self.position,
             "nodes_left_out": self.nodes_left_out,
         }
+
+
+def require_acknowledged(results: Iterable[ReplayResult]) -> None:
+    """Raise `NodeUnavailable` that names the nodes which have not acknowledged everything."""
+    left_out = sorted({node for result in results for node in result.nodes_left_out})
+    if left_out:
+        raise NodeUnavailable(
+            f"not everything was acknowledged by {', '.join(left_out)}",
+            hint="see `invalidator status`; replay again with --force",
+        )
 
 
 LoadRegistry: TypeAlias = Callable[[Config], dict[str, ObjectDefinition]]

@@ -6,7 +6,6 @@ Runs in a thread of its own; a slow client cannot slow the invalidator.
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import socket
 import threading
@@ -17,22 +16,17 @@ import uvicorn
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freshness import __version__
-from freshness.config.hostport import parse_host_port, read_password
-from freshness.config.settings import Config
+from freshness.config.hostport import parse_host_port
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FormatError, FreshnessError
 from freshness.objects.registry import ObjectDefinition
 from invalidator.http.consumers import Reload, StreamHub, add_routes, refuse
+from invalidator.http.token_gate import TokenGate
 from invalidator.process.app import Invalidator
 from invalidator.process.by_hand import invalidate_keys
 from invalidator.stream.open import StreamOpener
-
-OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
-"""Answered without a token: they are for probes, and say nothing of the data."""
 
 KEYS_MAX: Final = 1_000
 """Keys of one request."""
@@ -127,16 +121,6 @@ def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
     return missing
 
 
-def read_access_token(config: Config) -> str | None:
-    """The first line of `http.token_file`; None where none is configured. Raises `ConfigError`."""
-    if config.http.token_file is None:
-        return None
-    try:
-        return read_password(config.path.parent / config.http.token_file)
-    except ConfigError as error:
-        raise ConfigError(f"http.token_file: {error.message}", hint="put a long random text there") from error
-
-
 def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidation) -> None:
     if wanted.object not in registry:
         return  # said by whoever looks it up
@@ -146,33 +130,6 @@ def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidati
             raise FormatError(
                 f"a key of {wanted.object} got {len(key)} values", hint=f"give {', '.join(names)}"
             )
-
-
-class TokenGate:
-    """Lets requests pass that bring the token. In front of everything, the description of the service too."""
-
-    def __init__(self, app: ASGIApp, access_token: str) -> None:
-        self._app = app
-        self._expected = b"bearer " + access_token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_allowed(scope):
-            await self._app(scope, receive, send)
-            return
-        problem = {
-            "error": "Unauthorized",
-            "message": "this service demands its access token",
-            "hint": "send the header Authorization: Bearer TOKEN, with the token of http.token_file",
-        }
-        response = JSONResponse({"detail": problem}, 401, {"www-authenticate": "Bearer"})
-        await response(scope, receive, send)
-
-    def _is_allowed(self, scope: Scope) -> bool:
-        found = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(found) != 1:
-            return False
-        scheme, _, token = bytes(found[0]).partition(b" ")
-        return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._expected)
 
 
 class HttpService:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from freshness.config.settings import ServerAddress, Shard
-from freshness.database.connection import Connection, read_rows
+from freshness.config.settings import Config, ServerAddress, Shard
+from freshness.database.connection import Connection, connect, read_rows
 from freshness.database.schema import find_cascades
 from freshness.errors import SourceUnsuitable
+from freshness.objects.registry import ObjectDefinition
 
 OLDEST_MARIADB: Final = (10, 5)
 OLDEST_MYSQL: Final = (8, 0, 14)
@@ -43,6 +44,26 @@ class ServerFinding:
 
     def __str__(self) -> str:
         return f"{self.severity} {self.code}: {self.message} ({self.hint})"
+
+
+def check_servers(config: Config, registry: Mapping[str, ObjectDefinition]) -> list[ServerFinding]:
+    """`check_shard` of every shard, with the tables of its keyspace's objects. Raises `SourceUnavailable` where
+    a server cannot be asked."""
+    findings = []
+    for keyspace in config.keyspaces.values():
+        tables = {
+            table
+            for definition in registry.values()
+            if definition.config.keyspace == keyspace.name
+            for table in definition.columns_by_table
+        }
+        for shard in keyspace.shards:
+            connection = connect(shard.writable)
+            try:
+                findings += check_shard(connection, shard, keyspace.gtid_flavor, tables)
+            finally:
+                connection.close()
+    return findings
 
 
 def check_database(

@@ -31,7 +31,8 @@ from freshness.stream.resume import ResumeVector
 from freshness.stream.source import RowChange
 from integration.servers.process import find_free_port
 from invalidator.http.consumers import ServePolicy, StreamHub
-from invalidator.http.service import HttpService, create_api, read_access_token
+from invalidator.http.service import HttpService, create_api
+from invalidator.http.token_gate import read_access_token
 from invalidator.process.app import Invalidator
 from invalidator.stream.json_lines import LayoutBook, LineReader
 from invalidator.stream.message import StreamMessage

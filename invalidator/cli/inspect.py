@@ -1,0 +1,32 @@
+"""``invalidator inspect``: one key in the cache, beside its row on the primary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from freshness.config.reader import load_config
+from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from invalidator.cli.output import print_json, to_plain
+
+
+def inspect_key(
+    name: Annotated[str, typer.Argument(metavar="OBJECT")],
+    key: Annotated[list[str], typer.Argument(metavar="KEY...")],
+    config: ConfigPath = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """What the cache holds of one object, and whether it is what the primary has."""
+    from freshness.database.schema import load_registry
+    from invalidator.process.status import inspect, locate_key
+
+    settings = load_config(config)
+    answer = inspect(settings, locate_key(settings, load_registry(settings), name, key))
+    if as_json:
+        print_json(answer)
+        return
+    for title, value in answer.items():
+        shown = to_plain(value) if isinstance(value, Mapping | list) else value
+        typer.echo(f"{title + ':':16}{shown}")

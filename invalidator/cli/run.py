@@ -1,0 +1,65 @@
+"""``invalidator run``: the process that follows the binlogs, with its HTTP service and its archive."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from freshness.config.reader import load_config
+from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath
+from invalidator.cli.signals import call_on_stop, reload_on_hangup
+
+
+def run(
+    config: ConfigPath = DEFAULT_CONFIG,
+    shard: Annotated[
+        list[str] | None, typer.Option(help="Take only this shard; may be repeated. Else all of them.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(help="Look after this cache node only; may be repeated. Else all of them."),
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Follow the binlogs and invalidate, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
+    from invalidator.process.app import Invalidator
+
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise typer.BadParameter(f"unknown log level {log_level!r}")
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    settings = load_config(config)
+    invalidator = Invalidator(settings, shards=shard or (), nodes=node or ())
+    reload_on_hangup(config, invalidator.reload)
+    call_on_stop(invalidator.stop)
+    with ExitStack() as stack:
+        if settings.http.listen is not None:
+            # Only here: the web framework takes longer to import than all the rest
+            from invalidator.http.service import HttpService, create_api
+            from invalidator.http.token_gate import read_access_token
+            from invalidator.process.status import read_status
+
+            api = create_api(
+                invalidator,
+                lambda: read_status(invalidator.config),
+                access_token=read_access_token(settings),
+                reload=invalidator.change_topology,
+            )
+            service = HttpService(api, settings.http.listen)
+            service.start()
+            stack.callback(service.stop)
+        if settings.archive.path is not None:
+            from invalidator.archive.record import ArchiveRecorder
+            from invalidator.stream.open import StreamOpener
+
+            for keyspace in settings.keyspaces:
+                recorder = ArchiveRecorder(StreamOpener(lambda: invalidator.config), keyspace)
+                recorder.start()
+                stack.callback(recorder.stop)
+        invalidator.run()

@@ -1,0 +1,38 @@
+"""Signals that verbs obey: SIGTERM and SIGINT end them, SIGHUP loads the configuration again."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
+from freshness.errors import ConfigError
+
+
+def call_on_stop(stop: Callable[[], None]) -> None:
+    """Call ``stop``, which must be safe in a signal handler, on SIGTERM and SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop())
+
+
+def reload_on_hangup(path: Path, take: Callable[[Config], None]) -> None:
+    """Hand the configuration to ``take`` again on SIGHUP. A wrong one is logged, and nothing changes."""
+    signal.signal(signal.SIGHUP, lambda *_: _reload(path, take))
+
+
+def load_on_hangup(path: Path) -> Callable[[], Config]:
+    """The configuration of now, which SIGHUP loads again. Raises `ConfigError` for the first one."""
+    loaded = deque([load_config(path)], maxlen=1)
+    reload_on_hangup(path, loaded.append)
+    return lambda: loaded[-1]
+
+
+def _reload(path: Path, take: Callable[[Config], None]) -> None:
+    try:
+        take(load_config(path))
+    except ConfigError as error:
+        logging.getLogger(__name__).error("the configuration stays as it was: %s", error)

@@ -1,0 +1,36 @@
+"""``invalidator status``: the record of every cache node."""
+
+from __future__ import annotations
+
+from freshness.config.reader import load_config
+from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from invalidator.cli.output import print_json
+
+
+def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """What every cache node says of itself. Needs no running invalidator."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from invalidator.process.status import read_status
+
+    answer = read_status(load_config(config))
+    if as_json:
+        print_json(answer)
+        return
+    table = Table()
+    for title in ("node", "lineage", "state", "lease s", "age s"):
+        table.add_column(title, no_wrap=True)
+    for title in ("progress", "floor"):
+        table.add_column(title, overflow="fold")
+    for node in answer["nodes"]:
+        table.add_row(
+            node["node"],
+            node["lineage"],
+            node["state"],
+            str(node.get("lease_seconds_left", "")),
+            str(node.get("heartbeat_age_seconds", "")),
+            node.get("progress", ""),
+            node.get("floor", ""),
+        )
+    Console().print(table)

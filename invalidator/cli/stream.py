@@ -1,0 +1,53 @@
+"""``invalidator stream``: the update stream as lines of JSON on stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Annotated, Final
+
+import typer
+
+from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
+from invalidator.cli.signals import call_on_stop, load_on_hangup
+
+STOP_SEEN_SECONDS: Final = 0.25
+
+
+def stream(
+    keyspace: KeyspaceName = None,
+    key_range: Annotated[str, typer.Option(help='Which keys, such as "-80".')] = "-",
+    since: Since = None,
+    skew: Annotated[
+        bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=0, help="End after so many lines; 0: never.")] = 0,
+    config: ConfigPath = DEFAULT_CONFIG,
+) -> None:
+    """Print every row change as a line of JSON, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
+    from invalidator.stream.json_lines import LineWriter, encode_line
+    from invalidator.stream.open import StreamOpener
+
+    read_config = load_on_hangup(config)
+    stopping = threading.Event()
+    call_on_stop(stopping.set)
+    opened = StreamOpener(read_config).open(keyspace, key_range, since or "now", minimize_skew=skew)
+    try:
+        out = LineWriter(opened.layouts, opened.stream.resume.format())
+        printed = 0
+        while not stopping.is_set():
+            opened.follow()
+            message = opened.stream.poll(STOP_SEEN_SECONDS)
+            for line in out.lines(message) if message is not None else ():
+                sys.stdout.buffer.write(encode_line(line))
+                printed += 1
+                if printed == count:
+                    stopping.set()
+                    break
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # The reader of the pipe has enough; Python would complain once more when it closes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        opened.stream.close()
