@@ -25,14 +25,16 @@ from freshness.errors import HistoryPurged
 from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
 from integration.harness import wait_until
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.binlog.seek import find_position
 from invalidator.binlog.source import BinlogSource
+from invalidator.stream.deduplicator import Deduplicator
 from invalidator.stream.feed import Access
 from invalidator.stream.message import StreamMessage
-from invalidator.stream.start import Deduplicator, ResumeVector, Start
+from invalidator.stream.start import Start
 from invalidator.stream.update_stream import UpdateStream
 
 TABLES: Final = frozenset(("goods",))

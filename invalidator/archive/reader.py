@@ -31,8 +31,8 @@ from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json_row
 from invalidator.archive.writer import read_metadata
-from invalidator.stream.json_lines import PIECE_ROWS_MAX, heartbeat_from_json, make_message
-from invalidator.stream.message import StreamMessage
+from invalidator.stream.json_lines import PIECE_ROWS_MAX
+from invalidator.stream.message import StreamMessage, make_message
 
 BATCH_ROWS: Final = 2_000
 _COLUMNS: Final = (
@@ -164,12 +164,18 @@ class _FileReader:
         elif op == "raise":
             group.raised[row["table"]] = row["detail"] or ""
         elif op == "heartbeat":
-            group.heartbeats.append(heartbeat_from_json(cast(Any, self._decode(row["detail"]))))
+            group.heartbeats.append(self._read_heartbeat(row["detail"]))
         elif op != "empty":
             raise self._broken(f"op {op!r} of transaction {row['ordinal']} is not known to this version")
 
     def _read_image(self, text: str | None) -> dict[str, Any] | None:
         return from_json_row(cast(Any, self._decode(text)))
+
+    def _read_heartbeat(self, text: str | None) -> Heartbeat:
+        try:
+            return msgspec.convert(self._decode(text), Heartbeat)
+        except msgspec.ValidationError as error:
+            raise self._broken(f"a heartbeat: {error}") from error
 
     def _decode(self, text: str | None) -> object:
         try:

@@ -45,7 +45,7 @@ from freshness.stream.source import RowChange, Transaction
 from freshness.values.json import to_json_row
 from invalidator.binlog.rows.image import digest_image
 from invalidator.binlog.rows.layout import find_key
-from invalidator.stream.json_lines import LayoutBook, heartbeat_to_json
+from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
 
 __all__ = [
@@ -413,7 +413,7 @@ class ArchiveWriter:
         for table, reason in raised.items():
             made.append((*head, -1, rows, *times, "raise", table, [], [], *nothing, reason))
         for beat in transaction.heartbeats:
-            detail = _to_text(heartbeat_to_json(beat))
+            detail = msgspec.json.encode(beat).decode()
             made.append((*head, -1, rows, *times, "heartbeat", None, [], [], *nothing, detail))
         if not made and message.is_last and not message.first_row:
             made.append((*head, -1, 0, *times, "empty", None, [], [], *nothing, None))

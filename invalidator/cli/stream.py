@@ -26,7 +26,8 @@ def stream(
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
     """Print every row change as a line of JSON, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
-    from invalidator.stream.json_lines import LineWriter, encode_line
+    from freshness.stream.lines import encode_line
+    from invalidator.stream.json_lines import LineWriter
     from invalidator.stream.open import StreamOpener
 
     read_config = load_on_hangup(config)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 from fastapi import FastAPI, Header, HTTPException, Query
 from starlette.responses import Response
@@ -22,17 +22,12 @@ from starlette.types import Receive, Scope, Send
 from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryLost
 from freshness.position.token import EventToken
+from freshness.stream.lines import EndLine, ErrorLine, HeartbeatLine, Line, encode_line
 from freshness.stream.resume import ResumeVector
 from invalidator.http.line_buffer import CHUNK_BYTES_MAX, LineBuffer
-from invalidator.stream.json_lines import (
-    EndLine,
-    HeartbeatLine,
-    LayoutBook,
-    Line,
-    LineWriter,
-    encode_line,
-    error_line,
-)
+from invalidator.http.topology import describe_topology
+from invalidator.stream.json_lines import LineWriter
+from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
 
 POLL_SECONDS: Final = 0.25
@@ -93,8 +88,6 @@ class Opener(Protocol):
     ) -> Opened: ...
 
     def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken: ...
-
-    def describe_topology(self) -> dict[str, Any]: ...
 
 
 # -- one consumer ------------------------------------------------------------------------------------------------
@@ -164,7 +157,7 @@ class Consumer:
             last = self._follow_stream()
         except FreshnessError as error:
             log.warning("a consumer of the update stream is disconnected: %s", error)
-            last = self.format(error_line(error, self._resume))
+            last = self.format(ErrorLine.of(error, self._resume))
         except Exception:
             log.exception("a consumer of the update stream is disconnected")
             raise
@@ -406,7 +399,7 @@ def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> No
     @api.get("/v1/topology")
     def topology() -> dict[str, Any]:
         """What is configured, without passwords."""
-        return hub.opener.describe_topology()
+        return describe_topology(hub.opener.read_config())
 
     if reload is not None:
 
@@ -419,5 +412,5 @@ def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> No
                 raise refuse(error) from error
 
 
-def _choose(accept: str) -> Literal["text/event-stream", "application/x-ndjson"]:
-    return "text/event-stream" if EVENTS in accept.lower() else "application/x-ndjson"
+def _choose(accept: str) -> str:
+    return EVENTS if EVENTS in accept.lower() else LINES

@@ -1,137 +1,35 @@
 """The update stream as JSON lines: one line for each row change, and the way back.
 
-What `invalidator stream` prints, what the HTTP service serves, and one of the forms that `invalidator replay` reads.
-Every value of a row comes back as it was: what JSON lacks is an object with one key that begins with ``$``
-(docs/archive.md has the table). No I/O but for `read_json_lines`.
+`invalidator stream` prints these lines, the HTTP service serves them, and `invalidator replay` reads a file of them.
+The schema of a line is ``freshness.stream.lines``. Every value of a row comes back as it was: a value that JSON lacks
+is an object with one key that begins with ``$`` (docs/archive.md has the table). No I/O but for `read_json_lines`.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
-import msgspec
-
-from freshness.errors import FormatError, FreshnessError
+from freshness.errors import FormatError
 from freshness.position.token import EventToken
+from freshness.stream.lines import LINE_BYTES_MAX, ErrorLine, LineOperation, UpdateLine, decode_line
 from freshness.stream.resume import ResumeVector
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json_row, to_json_row
-from invalidator.binlog.rows.layout import Layout, Layouts, find_key
-from invalidator.stream.message import StreamMessage
-
-LINE_BYTES_MAX: Final = 1 << 30
-"""The longest line that is read: no row is larger (max_allowed_packet)."""
+from invalidator.binlog.rows.layout import find_key
+from invalidator.stream.layout_book import LayoutBook
+from invalidator.stream.message import StreamMessage, make_message
 
 PIECE_ROWS_MAX: Final = 10_000
 """Rows of one transaction that are held together while a file is read; a larger one comes in pieces."""
 
-LAYOUT_RETRY_SECONDS: Final = 5.0
-
 log = logging.getLogger(__name__)
 
 
-# -- the lines -------------------------------------------------------------------------------------------------
-
-Operation = Literal["insert", "update", "delete", "refresh", "raise", "heartbeat"]
-
-
-class UpdateLine(msgspec.Struct, tag_field="event", tag="update", kw_only=True, omit_defaults=True):
-    """One change of a transaction. ``row`` is its place among the transaction's row changes, -1 for others; with
-    ``gtid`` it tells every row change apart. ``resume``: everything before the transaction was delivered, on its
-    ``last`` line the transaction too; null where nothing is known before it. ``prepared``, on the last line: the
-    transaction was only prepared (XA), and its changes come again when it is committed."""
-
-    keyspace: str
-    shard: str
-    table: str | None
-    op: Operation
-    key: dict[str, Any] | None
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-    token: str
-    timestamp: float
-    resume: str | None
-    min_timestamp: float
-    gtid: str
-    row: int
-    last: bool
-    reason: str = ""
-    heartbeat: dict[str, Any] | None = None
-    prepared: bool = False
-    unaligned: bool = False
-    key_range: str = "-"
-
-
-class HeartbeatLine(msgspec.Struct, tag_field="event", tag="heartbeat", kw_only=True):
-    """The stream is idle: nothing came, and ``resume`` has moved on with what concerned no table of it."""
-
-    keyspace: str
-    timestamp: float
-    resume: str | None
-    min_timestamp: float | None
-
-
-class ErrorLine(msgspec.Struct, tag_field="event", tag="error", kw_only=True):
-    """The stream ended with an error; ``resume`` is where to go on once it is dealt with."""
-
-    error: str
-    message: str
-    hint: str
-    resume: str | None
-
-
-class EndLine(msgspec.Struct, tag_field="event", tag="end", kw_only=True):
-    """The service ends the stream: ``reason``; ``resume`` is where to go on."""
-
-    reason: str
-    resume: str | None
-
-
-Line = UpdateLine | HeartbeatLine | ErrorLine | EndLine
-_ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(Line)
-
-
-def encode_line(line: Line) -> bytes:
-    """With the newline at its end."""
-    return _ENCODER.encode(line) + b"\n"
-
-
-def error_line(error: FreshnessError, resume: str | None) -> ErrorLine:
-    return ErrorLine(error=type(error).__name__, message=error.message, hint=error.hint, resume=resume)
-
-
 # -- from messages to lines ----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class LayoutBook:
-    """The layouts of all shards' tables, read when needed, and again for a shard whose tables were raised: their
-    columns may have changed. While they cannot be read there are none, and so no keys and no digests."""
-
-    read: Callable[[str], Layouts]
-    clock: Callable[[], float] = time.monotonic
-    _known: dict[str, Layouts] = field(default_factory=dict)
-    _retry_at: dict[str, float] = field(default_factory=dict)
-
-    def find(self, shard: str, table: str) -> Layout | None:
-        if shard not in self._known and self._retry_at.get(shard, float("-inf")) <= self.clock():
-            try:
-                self._known[shard] = self.read(shard)
-            except FreshnessError as error:
-                self._retry_at[shard] = self.clock() + LAYOUT_RETRY_SECONDS
-                log.warning("shard %s: no keys and digests of rows for now: %s", shard, error)
-        return self._known.get(shard, {}).get(table)
-
-    def note(self, message: StreamMessage) -> None:
-        """To be called after the message's own changes were looked up."""
-        if message.transaction.raised_tables:
-            self._known.pop(message.shard, None)
 
 
 @dataclass(slots=True)
@@ -158,7 +56,7 @@ class LineWriter:
         for table in sorted(transaction.raised_tables):
             lines.append(self._line(message, table, "raise", reason=reason))
         for beat in transaction.heartbeats:
-            lines.append(self._line(message, None, "heartbeat", heartbeat=heartbeat_to_json(beat)))
+            lines.append(self._line(message, None, "heartbeat", heartbeat=beat))
         self.layouts.note(message)
         if message.is_last:
             self.resume = ResumeVector.of(message).format()
@@ -173,12 +71,12 @@ class LineWriter:
         self,
         message: StreamMessage,
         table: str | None,
-        op: Operation,
+        op: LineOperation,
         change: RowChange | None = None,
         row: int = -1,
         *,
         reason: str = "",
-        heartbeat: dict[str, Any] | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> UpdateLine:
         before = change.before if change else None
         after = change.after if change else None
@@ -207,24 +105,6 @@ class LineWriter:
             unaligned=not message.is_aligned,
             key_range=message.key_range,
         )
-
-
-def heartbeat_to_json(beat: Heartbeat) -> dict[str, Any]:
-    return {
-        "instance": beat.instance,
-        "sequence": beat.sequence,
-        "min_us": beat.min_us,
-        "max_us": beat.max_us,
-        "epoch": beat.epoch,
-    }
-
-
-def heartbeat_from_json(value: Mapping[str, Any]) -> Heartbeat:
-    """Raises `FormatError`."""
-    try:
-        return msgspec.convert(value, Heartbeat)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"a heartbeat: {error}") from error
 
 
 # -- from lines to messages ----------------------------------------------------------------------------------------
@@ -273,38 +153,6 @@ class _Open:
         return message
 
 
-def make_message(
-    head: StreamMessage,
-    changes: Sequence[RowChange],
-    rows: Sequence[int],
-    raised: Mapping[str, str],
-    heartbeats: Sequence[Heartbeat],
-    first_row: int,
-    *,
-    is_last: bool,
-) -> StreamMessage:
-    """A message read back: ``head`` with its transaction, or with the piece of it that begins at ``first_row``.
-
-    ``raised``: reason by table.
-    """
-    transaction = head.transaction._replace(
-        changes=tuple(changes),
-        raised_tables=frozenset(raised),
-        heartbeats=tuple(heartbeats),
-        reasons=tuple(dict.fromkeys(filter(None, raised.values()))),
-        first_row=first_row,
-        is_last=is_last,
-    )
-    is_gapless = list(rows) == list(range(first_row, first_row + len(rows)))
-    return replace(
-        head,
-        transaction=transaction,
-        first_row=first_row,
-        is_last=is_last,
-        row_numbers=None if is_gapless else tuple(rows),
-    )
-
-
 class LineReader:
     """Puts messages together from lines, for each shard by itself. Lines of the other kinds are passed over."""
 
@@ -315,13 +163,7 @@ class LineReader:
         """The messages that this line completes. Raises `FormatError`."""
         if not data.strip():
             return []
-        try:
-            line = _DECODER.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise FormatError(
-                f"not a line of the update stream: {error}",
-                hint="expected one JSON object in each line, as `invalidator stream` prints them",
-            ) from error
+        line = decode_line(data)
         if isinstance(line, ErrorLine):
             log.warning("the recorded stream ended with %s: %s", line.error, line.message)
         return self._add(line) if isinstance(line, UpdateLine) else []
@@ -357,7 +199,7 @@ class LineReader:
         elif line.op == "raise":
             current.raised[_table(line)] = line.reason
         elif line.op == "heartbeat":
-            current.heartbeats.append(heartbeat_from_json(line.heartbeat or {}))
+            current.heartbeats.append(_heartbeat(line))
         else:
             raise FormatError(f"op {line.op!r} is not known to this version")
         if line.last:
@@ -375,6 +217,12 @@ def _table(line: UpdateLine) -> str:
     if line.table is None:
         raise FormatError(f"op {line.op!r} without a table")
     return line.table
+
+
+def _heartbeat(line: UpdateLine) -> Heartbeat:
+    if line.heartbeat is None:
+        raise FormatError(f"op {line.op!r} without a heartbeat")
+    return line.heartbeat
 
 
 def _message(line: UpdateLine, token: EventToken) -> StreamMessage:

@@ -6,10 +6,10 @@ Made by ``invalidator.stream.update_stream``; printed, archived and served by ot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freshness.position.token import EventToken
-from freshness.stream.source import Transaction
+from freshness.stream.source import Heartbeat, RowChange, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,35 @@ class StreamMessage:
         if self.row_numbers is not None:
             return self.row_numbers
         return range(self.first_row, self.first_row + len(self.transaction.changes))
+
+
+def make_message(
+    head: StreamMessage,
+    changes: Sequence[RowChange],
+    rows: Sequence[int],
+    raised: Mapping[str, str],
+    heartbeats: Sequence[Heartbeat],
+    first_row: int,
+    *,
+    is_last: bool,
+) -> StreamMessage:
+    """A message read back: ``head`` with its transaction, or with the piece of it that begins at ``first_row``.
+
+    ``raised``: reason by table.
+    """
+    transaction = head.transaction._replace(
+        changes=tuple(changes),
+        raised_tables=frozenset(raised),
+        heartbeats=tuple(heartbeats),
+        reasons=tuple(dict.fromkeys(filter(None, raised.values()))),
+        first_row=first_row,
+        is_last=is_last,
+    )
+    is_gapless = list(rows) == list(range(first_row, first_row + len(rows)))
+    return replace(
+        head,
+        transaction=transaction,
+        first_row=first_row,
+        is_last=is_last,
+        row_numbers=None if is_gapless else tuple(rows),
+    )

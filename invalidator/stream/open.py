@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from freshness.algorithm.request import Head
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
@@ -29,7 +29,7 @@ from invalidator.binlog.seek import TimeIndex, find_start
 from invalidator.binlog.source import BinlogSource
 from invalidator.replica.source import ReplicaSource
 from invalidator.stream.feed import Access
-from invalidator.stream.json_lines import LayoutBook
+from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.start import Start, parse_start
 from invalidator.stream.update_stream import UpdateStream
 
@@ -152,22 +152,6 @@ class StreamOpener:
         head = _find_head(keyspace.gtid_flavor, shard)
         return EventToken(shard.lineage, shard.name, head.epoch, now_us, head.position)
 
-    def describe_topology(self) -> dict[str, Any]:
-        """What is configured, without passwords."""
-        config = self.read_config()
-        return {
-            "cache": {
-                "backend": config.cache.backend,
-                "nodes": list(config.cache.nodes),
-                "namespace": config.cache.namespace,
-            },
-            "keyspaces": {name: _describe_keyspace(each) for name, each in config.keyspaces.items()},
-            "objects": {
-                name: {"keyspace": each.keyspace, "tables": list(each.tables)}
-                for name, each in config.objects.items()
-            },
-        }
-
 
 def _find_keyspace(config: Config, name: str | None) -> Keyspace:
     if name is None and len(config.keyspaces) == 1:
@@ -178,26 +162,6 @@ def _find_keyspace(config: Config, name: str | None) -> Keyspace:
             hint=f"one of {', '.join(config.keyspaces)}",
         )
     return config.keyspaces[name]
-
-
-def _describe_keyspace(keyspace: Keyspace) -> dict[str, Any]:
-    sharding = keyspace.sharding
-    return {
-        "flavor": keyspace.flavor,
-        "sharding": None if sharding is None else {"column": sharding.column, "function": sharding.function},
-        "shards": [
-            {
-                "name": shard.name,
-                "lineage": shard.lineage,
-                "serving": shard.serving,
-                "continues": list(shard.continues),
-                "primary": str(shard.primary),
-                "vtgate": None if shard.vtgate is None else str(shard.vtgate),
-                "replicas": [str(replica) for replica in shard.replicas],
-            }
-            for shard in keyspace.shards
-        ],
-    }
 
 
 def _make_access(

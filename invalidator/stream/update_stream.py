@@ -26,12 +26,13 @@ from freshness.errors import (
 )
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
 from freshness.stream.source import Transaction
 from invalidator.stream.feed import Access, BufferedTransaction, Feed, ShardStatus
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.row_filter import RowFilter
 from invalidator.stream.skew import Alignment, AlignmentVerdict
-from invalidator.stream.start import ResumeVector, ShardStart, Start, plan_start
+from invalidator.stream.start import ShardStart, Start, plan_start
 
 RECHECK_SECONDS: Final = 0.2
 """How soon a waiting `UpdateStream.poll` sees that a bound of the alignment has passed."""

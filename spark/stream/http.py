@@ -12,7 +12,7 @@ import http.client
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -26,6 +26,7 @@ from freshness.errors import (
     StreamStopped,
 )
 from freshness.position.token import EventToken
+from freshness.stream.lines import LINE_BYTES_MAX, EndLine, ErrorLine, Line, UpdateLine, decode_line
 from freshness.stream.resume import ResumeVector
 
 TIMEOUT_SECONDS: Final = 20.0
@@ -34,11 +35,8 @@ TIMEOUT_SECONDS: Final = 20.0
 PIECE_SECONDS_MAX: Final = 600.0
 """How long a piece may take to come."""
 
-LINE_BYTES_MAX: Final = 1 << 30
 ROWS_HELD_MAX: Final = 200_000
 """Rows of one transaction that are held until its last line has come."""
-
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,8 @@ class Service:
         connection, response = self._open(path, parameters)
         try:
             while data := response.readline(LINE_BYTES_MAX):
-                yield json.loads(data)
-        except (OSError, http.client.HTTPException, ValueError) as error:
+                yield decode_line(data)
+        except (OSError, http.client.HTTPException, FormatError) as error:
             raise self._unavailable(path, error) from error
         finally:
             connection.close()
@@ -153,32 +151,31 @@ def read_piece(
     """
     ordinal = 0
     deadline = clock() + PIECE_SECONDS_MAX
-    held: list[Line] = []
+    held: list[UpdateLine] = []
     parameters = {"keyspace": piece.keyspace, "key_range": piece.key_range, "since": piece.since}
     for line in piece.service.follow(parameters):
-        event = line.get("event")
-        if event in ("error", "end"):
+        if isinstance(line, ErrorLine | EndLine):
+            reason, hint = (line.message, line.hint) if isinstance(line, ErrorLine) else (line.reason, "")
             raise SourceUnavailable(
-                f"{piece.service.url}: the stream of {piece.end.lineage} ended: "
-                f"{line.get('message') or line.get('reason')}",
-                hint=line.get("hint") or "it is asked again from where this piece began",
+                f"{piece.service.url}: the stream of {piece.end.lineage} ended: {reason}",
+                hint=hint or "it is asked again from where this piece began",
             )
-        if event == "update":
-            if held and (line["gtid"] != held[0]["gtid"] or 0 <= line["row"] <= held[-1]["row"]):
+        if isinstance(line, UpdateLine):
+            if held and (line.gtid != held[0].gtid or 0 <= line.row <= held[-1].row):
                 held = []  # it comes again from its first row: what was not whole never counted
             held.append(line)
             if len(held) > ROWS_HELD_MAX:
                 raise StreamStopped(
-                    f"transaction {line['gtid']} has more than {ROWS_HELD_MAX} rows",
+                    f"transaction {line.gtid} has more than {ROWS_HELD_MAX} rows",
                     hint="read the archive instead, which holds transactions of any size",
                 )
-            if line["last"]:
-                token = EventToken.parse(line["token"])
+            if line.last:
+                token = EventToken.parse(line.token)
                 if piece.end.position.contains(token.position) and token.lineage == piece.end.lineage:
                     ordinal += 1
                     yield from _rows(held, token, ordinal, now_us())
                 held = []
-        if not held and _is_delivered(line.get("resume"), piece.end):
+        if not held and _is_delivered(line.resume, piece.end):
             yield _empty(piece, ordinal + 1, now_us())
             return
         if clock() > deadline:
@@ -197,25 +194,18 @@ def _is_delivered(resume: str | None, end: EventToken) -> bool:
     return token is not None and token.position.contains(end.position)
 
 
-def _rows(lines: list[Line], token: EventToken, ordinal: int, received_us: int) -> Iterator[tuple[Any, ...]]:
-    count = sum(line["row"] >= 0 for line in lines)
+def _rows(
+    lines: list[UpdateLine], token: EventToken, ordinal: int, received_us: int
+) -> Iterator[tuple[Any, ...]]:
+    count = sum(line.row >= 0 for line in lines)
     for line in lines:
-        detail = line.get("reason") or None
-        if line["op"] == "heartbeat":
-            detail = json.dumps(line["heartbeat"])
+        detail = line.reason or None
+        if line.heartbeat is not None:
+            detail = json.dumps(asdict(line.heartbeat))
         yield (
-            *(
-                line["keyspace"],
-                token.shard,
-                token.lineage,
-                token.epoch,
-                ordinal,
-                line["row"],
-                count,
-                line["gtid"],
-            ),
-            *(token.timestamp_us, received_us, line["op"], line["table"], [], []),
-            *(_to_text(line[name]) for name in ("key", "before", "after")),
+            *(line.keyspace, token.shard, token.lineage, token.epoch, ordinal, line.row, count, line.gtid),
+            *(token.timestamp_us, received_us, line.op, line.table, [], []),
+            *(_to_text(image) for image in (line.key, line.before, line.after)),
             *(None, None, detail),
         )
 

@@ -18,7 +18,7 @@ from freshness.stream.source import RowChange, Transaction
 from invalidator.archive.reader import open_archive
 from invalidator.archive.writer import ArchiveWriter, RotationPolicy
 from invalidator.binlog.rows.layout import Layout
-from invalidator.stream.json_lines import LayoutBook
+from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

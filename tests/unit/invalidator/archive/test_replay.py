@@ -16,11 +16,13 @@ from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUn
 from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import MysqlGtidSet
+from freshness.stream.lines import encode_line
 from freshness.stream.source import Heartbeat, RowChange
 from invalidator.archive import replay as module
 from invalidator.archive.replay import Recording, Replay, ReplayResult, ReplaySource, open_recording
 from invalidator.archive.writer import RotationPolicy, find_files
-from invalidator.stream.json_lines import LayoutBook, LineWriter, encode_line
+from invalidator.stream.json_lines import LineWriter
+from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
 from tests.unit.invalidator.archive.archive_world import (
     CONFIG,

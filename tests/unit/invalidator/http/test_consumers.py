@@ -34,9 +34,9 @@ from invalidator.http.consumers import ServePolicy, StreamHub
 from invalidator.http.service import HttpService, create_api
 from invalidator.http.token_gate import read_access_token
 from invalidator.process.app import Invalidator
-from invalidator.stream.json_lines import LayoutBook, LineReader
+from invalidator.stream.json_lines import LineReader
+from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
-from invalidator.stream.open import StreamOpener
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, message, start, token
 
 BOUND_SECONDS = 30.0
@@ -105,9 +105,6 @@ class ScriptedOpener:
         if keyspace_name == "none":
             raise ConfigError("there is no keyspace 'none'", hint="one of shop")
         return token(7, everything=True)
-
-    def describe_topology(self) -> dict[str, Any]:
-        return StreamOpener(self.read_config).describe_topology()
 
 
 @dataclass

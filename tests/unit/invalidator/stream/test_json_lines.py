@@ -17,19 +17,14 @@ from freshness.errors import FormatError, SourceUnavailable
 from freshness.keys.keyrange import KeyRange
 from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
+from freshness.stream.lines import ErrorLine, encode_line
 from freshness.stream.resume import ResumeVector
 from freshness.stream.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json, to_json
 from invalidator.binlog.rows.layout import Layout
 from invalidator.stream import json_lines
-from invalidator.stream.json_lines import (
-    LayoutBook,
-    LineReader,
-    LineWriter,
-    encode_line,
-    error_line,
-    read_json_lines,
-)
+from invalidator.stream.json_lines import LineReader, LineWriter, read_json_lines
+from invalidator.stream.layout_book import LAYOUT_RETRY_SECONDS, LayoutBook
 from invalidator.stream.message import StreamMessage
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -287,7 +282,7 @@ def test_without_layouts_there_are_no_keys_and_the_stream_goes_on(caplog: pytest
     out = LineWriter(LayoutBook(read, lambda: now[0]))
     assert [line.key for line in out.lines(message(5, INSERT, UPDATE))] == [None, None]
     assert "down" in caplog.text
-    now[0] = json_lines.LAYOUT_RETRY_SECONDS
+    now[0] = LAYOUT_RETRY_SECONDS
     assert [line.key for line in out.lines(message(6, INSERT))] == [{"id": 1}]
 
 
@@ -303,7 +298,7 @@ def test_a_file_is_read_and_its_other_lines_are_passed_over(tmp_path: Path) -> N
     path = tmp_path / "stream.jsonl"
     messages = [message(5, INSERT), message(6, DELETE)]
     first, second = texts(*messages)
-    error = encode_line(error_line(SourceUnavailable("down", hint="wait"), None))
+    error = encode_line(ErrorLine.of(SourceUnavailable("down", hint="wait"), None))
     path.write_bytes(first + b"\n" + error + second)
     assert list(read_json_lines(path)) == messages
 
@@ -332,6 +327,8 @@ GOOD = texts(message(5, INSERT, UPDATE))
         (GOOD[0].replace(b"ft1.", b"ft2."), "is not an event token"),
         (GOOD[0] + texts(message(6, INSERT))[0], "transaction .*:6 begins, and .*:5 has no last line"),
         (GOOD[0].replace(b'"op":"insert"', b'"op":"refresh"'), "refresh"),
+        (GOOD[0].replace(b'"op":"insert"', b'"op":"heartbeat"'), "op 'heartbeat' without a heartbeat"),
+        (GOOD[0].replace(b'"row":0', b'"row":0,"heartbeat":{"epoch":1}'), "missing required field"),
         (GOOD[0].replace(b'"v":"a"', b'"v":{"$bytes":"?"}'), "bytes"),
         (b"\xff\xfe", "not a line of the update stream"),
     ],

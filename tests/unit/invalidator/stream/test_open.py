@@ -13,7 +13,8 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config, Shard
 from freshness.errors import ConfigError
 from freshness.objects.keyfinder import KeyFinder
-from invalidator.stream.json_lines import LayoutBook
+from invalidator.http.topology import describe_topology
+from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.open import OpenedStream, StreamOpener
 from invalidator.stream.update_stream import UpdateStream
 
@@ -92,5 +93,5 @@ def test_a_keyspace_of_vitess_has_no_merged_stream(scene: Scene) -> None:
     config = scene.load(1, VITESS)
     with pytest.raises(ConfigError, match="of flavor vitess"):
         StreamOpener(lambda: config).open("shop")
-    described = StreamOpener(lambda: config).describe_topology()["keyspaces"]["shop"]["shards"]
+    described = describe_topology(config)["keyspaces"]["shop"]["shards"]
     assert described[0]["vtgate"] == "127.0.0.1:1/shop@replica"

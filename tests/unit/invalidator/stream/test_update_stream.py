@@ -28,21 +28,15 @@ from freshness.errors import (
 from freshness.keys.keyrange import KeyRange
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from freshness.position.token import EventToken
+from freshness.stream.resume import ResumeVector
 from freshness.stream.source import UNREADABLE, Heartbeat, RowChange, Transaction
 from invalidator.stream import feed as module
+from invalidator.stream.deduplicator import Deduplicator
 from invalidator.stream.feed import PURGED_HINT, Access
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.row_filter import RowFilter
 from invalidator.stream.skew import Alignment
-from invalidator.stream.start import (
-    Deduplicator,
-    ResumeVector,
-    ShardStart,
-    Start,
-    join_positions,
-    parse_start,
-    plan_start,
-)
+from invalidator.stream.start import ShardStart, Start, join_positions, parse_start, plan_start
 from invalidator.stream.update_stream import UpdateStream
 
 SECOND: Final = 1_000_000

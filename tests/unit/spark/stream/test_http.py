@@ -16,9 +16,11 @@ import pytest
 
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history.columns import CHANGES
+from freshness.stream.lines import EndLine, ErrorLine, encode_line
 from freshness.stream.source import Heartbeat, RowChange
 from invalidator.binlog.rows.layout import Layout
-from invalidator.stream.json_lines import EndLine, ErrorLine, LayoutBook, LineWriter, encode_line
+from invalidator.stream.json_lines import LineWriter
+from invalidator.stream.layout_book import LayoutBook
 from spark.stream import http as live
 from spark.stream.http import LivePiece, Service, read_heads, read_piece
 from tests.unit.invalidator.archive.archive_world import SOURCE, message, token

@@ -1,0 +1,42 @@
+"""The layouts of the tables of all shards, for the keys and digests of rows. Called by the readers of the stream."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from freshness.errors import FreshnessError
+from invalidator.binlog.rows.layout import Layout, Layouts
+from invalidator.stream.message import StreamMessage
+
+LAYOUT_RETRY_SECONDS: Final = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LayoutBook:
+    """The layouts of all shards' tables, read when needed, and again for a shard whose tables were raised: their
+    columns may have changed. While they cannot be read there are none, and so no keys and no digests."""
+
+    read: Callable[[str], Layouts]
+    clock: Callable[[], float] = time.monotonic
+    _known: dict[str, Layouts] = field(default_factory=dict)
+    _retry_at: dict[str, float] = field(default_factory=dict)
+
+    def find(self, shard: str, table: str) -> Layout | None:
+        if shard not in self._known and self._retry_at.get(shard, float("-inf")) <= self.clock():
+            try:
+                self._known[shard] = self.read(shard)
+            except FreshnessError as error:
+                self._retry_at[shard] = self.clock() + LAYOUT_RETRY_SECONDS
+                log.warning("shard %s: no keys and digests of rows for now: %s", shard, error)
+        return self._known.get(shard, {}).get(table)
+
+    def note(self, message: StreamMessage) -> None:
+        """To be called after the message's own changes were looked up."""
+        if message.transaction.raised_tables:
+            self._known.pop(message.shard, None)
