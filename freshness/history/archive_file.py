@@ -13,17 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-KIND: Final = "changes"
-KEYSPACE_KEY: Final = "freshness.keyspace"
-SHARD_KEY: Final = "freshness.shard"
-BEFORE_KEY: Final = "freshness.before"
-RESUME_KEY: Final = "freshness.resume"
-"""Event tokens: everything of the lineage before the file's first transaction, and up to and with its last."""
-
-ORDER_KEY: Final = "freshness.order"
-ORDER_KEYS: Final = "keys"
-"""In the metadata of a merged file: each row group holds what followed one another, sorted by key."""
-
 UNFINISHED: Final = ".unfinished"
 _NAME: Final = re.compile(r"changes-([0-9a-f]{8})-(\d{16})-(\d{16})\.parquet")
 _KEYSPACE: Final = re.compile(r"keyspace=(.*)")

@@ -1,8 +1,8 @@
 """The schema of a line of the update stream, as the invalidator prints and serves it (docs/archive.md, docs/http.md).
 
-One line is one JSON object; its key ``event`` names one of four kinds. The invalidator encodes lines and decodes a file
-of them for a replay; the Spark jobs decode the lines of the service. msgspec encodes lines and checks the types: no
-other module of this folder imports a third-party package. No I/O.
+One line is one JSON object; its key ``event`` names one of four kinds. The invalidator encodes lines, and decodes
+a file of them for a replay; the Spark jobs decode the lines of the service. msgspec encodes lines and checks types;
+no other module of this folder imports a third-party package. No I/O.
 """
 
 from __future__ import annotations

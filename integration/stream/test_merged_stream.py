@@ -36,6 +36,7 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config, ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import SourceUnavailable
+from freshness.history.archive_file import find_files
 from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, empty_position
 from freshness.position.token import EventToken
@@ -66,7 +67,6 @@ from integration.stream.test_stream_service import (
 )
 from integration.stream.test_stream_service import STREAM as STREAM_PATH
 from invalidator.archive.record import record
-from invalidator.archive.writer import find_files
 from invalidator.stream.feed import PURGED_HINT
 from invalidator.stream.open import StreamOpener
 

@@ -24,6 +24,7 @@ from pymysql.cursors import DictCursor
 
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import executed_position
+from freshness.history.archive_file import UNFINISHED, find_files
 from freshness.keys.cachekey import tombstone_key
 from freshness.position import Position
 from freshness.position.token import EventToken
@@ -41,7 +42,6 @@ from integration.harness import (
 )
 from integration.invalidator.test_process import purge_logs
 from integration.servers import DatabaseServer, Pair
-from invalidator.archive.writer import UNFINISHED, find_files
 from invalidator.binlog.source import BinlogSource
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]

@@ -16,6 +16,8 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config, ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.sharding import keyspace_id
+from freshness.history.archive_file import find_files
+from freshness.history.footer import read_footer
 from freshness.keys.keyrange import KeyRange
 from freshness.position import Position
 from freshness.position.token import EventToken
@@ -25,7 +27,7 @@ from integration.servers import Flavor, Memcached
 from integration.shards import FUNCTION, Cluster, Shard, ShardRouter, start_shards, writing
 from integration.stream.test_stream_service import Change, archived_changes, changes_in_log, head_of
 from invalidator.archive.record import record
-from invalidator.archive.writer import ArchiveWriter, find_files, read_metadata
+from invalidator.archive.writer import ArchiveWriter
 from invalidator.stream.open import OpenedStream, StreamOpener
 
 NAMES: Final = ("-80", "80-")
@@ -158,7 +160,7 @@ def test_two_shards_are_streamed_cut_recorded_and_replayed(
         assert in_any_order(cut) == in_any_order([change for change in expected if is_in_cut(change)])
         assert 0 < len(cut) < len(expected) / 2
         assert in_any_order(archived_changes(folder)) == in_any_order(expected)
-        lineages = {read_metadata(file.path)["freshness.shard"] for file in find_files(folder)}
+        lineages = {read_footer(file.path).before.shard for file in find_files(folder)}
         assert lineages == set(NAMES)
         result = run_cli("replay", folder, "-c", config.path)
         assert result.returncode == 0, result.stderr

@@ -18,19 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freshness.errors import FormatError
-from freshness.history.archive_file import (
-    BEFORE_KEY,
-    KEYSPACE_KEY,
-    ORDER_KEY,
-    ArchiveFile,
-    find_files,
-    parse_name,
-)
+from freshness.history.archive_file import ArchiveFile, find_files, parse_name
+from freshness.history.footer import ArchiveFooter, parse_footer, read_footer
 from freshness.position import parse_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json_row
-from invalidator.archive.writer import read_metadata
 from invalidator.stream.json_lines import PIECE_ROWS_MAX
 from invalidator.stream.message import StreamMessage, make_message
 
@@ -61,7 +54,7 @@ class ArchivedLineage:
 
 def open_archive(path: Path) -> list[ArchivedLineage]:
     """The lineages below a folder (an archive, or a partition of one), or of one file. Raises `FormatError` for an
-    empty folder, a file that is missing between two others, and what `read_metadata` refuses."""
+    empty folder, a file that is missing between two others, and what `read_footer` refuses."""
     one = parse_name(path)
     files = [one] if one is not None and path.is_file() else find_files(path)
     if not files:
@@ -70,13 +63,14 @@ def open_archive(path: Path) -> list[ArchivedLineage]:
             hint="expected a folder with changes-….parquet files, or one of these",
         )
     opened = []
-    by_place: dict[tuple[str, str], list[ArchiveFile]] = {}
+    by_place: dict[tuple[str, str], list[tuple[ArchiveFile, ArchiveFooter]]] = {}
     for file in files:
-        by_place.setdefault((read_metadata(file.path)[KEYSPACE_KEY], file.lineage_hash), []).append(file)
-    for (keyspace, _), of_lineage in sorted(by_place.items()):
+        footer = read_footer(file.path)
+        by_place.setdefault((footer.keyspace, file.lineage_hash), []).append((file, footer))
+    for (keyspace, _), found in sorted(by_place.items()):
+        of_lineage = tuple(file for file, _ in found)
         _require_no_gap(of_lineage)
-        before = EventToken.parse(read_metadata(of_lineage[0].path)[BEFORE_KEY])
-        opened.append(ArchivedLineage(keyspace, before, tuple(of_lineage)))
+        opened.append(ArchivedLineage(keyspace, found[0][1].before, of_lineage))
     return opened
 
 
@@ -143,7 +137,7 @@ class _FileReader:
 
     def _batches(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         """In the order of the ordinals, which a merged file keeps from row group to row group and not within one."""
-        if ORDER_KEY.encode() not in (parquet.metadata.metadata or {}):
+        if not parse_footer(self.file.path, parquet.metadata.metadata).is_sorted_by_key:
             yield from parquet.iter_batches(BATCH_ROWS, columns=list(_COLUMNS))
             return
         for number in range(parquet.num_row_groups):

@@ -23,21 +23,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freshness.errors import ConfigError, FormatError, StreamStopped
-from freshness.history.archive_file import (
-    BEFORE_KEY,
-    KEYSPACE_KEY,
-    KIND,
-    RESUME_KEY,
-    SHARD_KEY,
-    UNFINISHED,
-    ArchiveFile,
-    find_files,
-    format_name,
-    hash_lineage,
-)
+from freshness.errors import ConfigError, StreamStopped
+from freshness.history.archive_file import UNFINISHED, ArchiveFile, find_files, format_name, hash_lineage
 from freshness.history.arrow import make_schema
-from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history.columns import CHANGES, CHANGES_VERSION
+from freshness.history.footer import KIND, ArchiveFooter, read_footer
 from freshness.objects.keyfinder import KeyFinder
 from freshness.position import empty_position
 from freshness.position.token import EventToken
@@ -47,17 +37,6 @@ from invalidator.binlog.rows.image import digest_image
 from invalidator.binlog.rows.layout import find_key
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
-
-__all__ = [
-    "SCHEMA",
-    "UNFINISHED",
-    "ArchiveFile",
-    "ArchiveWriter",
-    "RotationPolicy",
-    "find_files",
-    "find_resume",
-    "read_metadata",
-]
 
 GROUP_ROWS_MAX: Final = 10_000
 GROUP_BYTES_MAX: Final = 8 << 20
@@ -90,32 +69,8 @@ def _find_newest(folder: Path) -> list[ArchiveFile]:
 def find_resume(folder: Path, keyspace: str) -> dict[str, EventToken]:
     """Up to where the archive of a keyspace goes, by lineage; empty where there is none. Raises `FormatError`."""
     newest = _find_newest(folder / f"keyspace={keyspace}")
-    tokens = [EventToken.parse(read_metadata(file.path)[RESUME_KEY]) for file in newest]
+    tokens = [read_footer(file.path).resume for file in newest]
     return {token.lineage: token for token in tokens}
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """What a file says of itself. Raises `FormatError` where it is no archive file of this version."""
-    try:
-        raw: Mapping[bytes, bytes] = pq.read_metadata(path).metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(
-            f"{path}: not readable as Parquet: {error}",
-            hint="a complete file never is: was it cut by a full disk or a copy? restore it, or move it away",
-        ) from error
-    found = {
-        key.decode(): value.decode("utf-8", "replace") for key, value in raw.items() if key != b"ARROW:schema"
-    }
-    if found.get(KIND_KEY) != KIND or found.get(VERSION_KEY) != str(CHANGES_VERSION):
-        raise FormatError(
-            f"{path}: kind {found.get(KIND_KEY)!r} version {found.get(VERSION_KEY)!r}",
-            hint=f"expected kind {KIND!r} version {CHANGES_VERSION}; files of a newer version need a newer program",
-        )
-    if BEFORE_KEY not in found or RESUME_KEY not in found:
-        raise FormatError(
-            f"{path}: its metadata names no position", hint="was it written by another program?"
-        )
-    return found
 
 
 @dataclass(slots=True)
@@ -221,7 +176,7 @@ class ArchiveWriter:
         try:
             self._remove_unfinished()
             for file in _find_newest(self._folder):
-                token = EventToken.parse(read_metadata(file.path)[RESUME_KEY])
+                token = read_footer(file.path).resume
                 self._lineages[token.lineage] = _Lineage(file.last, token, token)
         except BaseException as error:
             self._lock.close()
@@ -325,14 +280,8 @@ class ArchiveWriter:
         """Give the file its name, when all of it is on the disk."""
         state = self._lineages[file.lineage]
         file.flush()
-        file.writer.add_key_value_metadata(
-            {
-                KEYSPACE_KEY: self._keyspace,
-                SHARD_KEY: file.before.shard,
-                BEFORE_KEY: str(file.before),
-                RESUME_KEY: str(state.token),
-            }
-        )
+        footer = ArchiveFooter(self._keyspace, file.before, state.token)
+        file.writer.add_key_value_metadata(footer.to_metadata())
         file.writer.close()
         file.file.flush()
         os.fsync(file.file.fileno())

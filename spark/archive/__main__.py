@@ -32,20 +32,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from freshness.errors import ConfigError, FormatError, FreshnessError
-from freshness.history.archive_file import (
-    BEFORE_KEY,
-    KEYSPACE_KEY,
-    KIND,
-    ORDER_KEY,
-    ORDER_KEYS,
-    RESUME_KEY,
-    SHARD_KEY,
-    ArchiveFile,
-    choose_files,
-    format_name,
-    parse_name,
-)
-from freshness.history.columns import CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history.archive_file import ArchiveFile, choose_files, format_name, parse_name
+from freshness.history.footer import ArchiveFooter
 from freshness.position import Position, empty_position, parse_position
 from spark.failure import SPARK_ERRORS, tell_failure
 from spark.session import open_session
@@ -144,15 +132,7 @@ def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, i
     path = first.path.parent / format_name(first.lineage_hash, first.first, last.last)
     draft = path.parent / f".{path.name}{DRAFT}"
     schema = parquet.read_schema(first.path)
-    metadata = {
-        KIND_KEY: KIND,
-        VERSION_KEY: str(CHANGES_VERSION),
-        KEYSPACE_KEY: footers[0].keyspace,
-        SHARD_KEY: footers[0].before.shard,
-        BEFORE_KEY: str(footers[0].before),
-        RESUME_KEY: str(footers[-1].resume),
-        ORDER_KEY: ORDER_KEYS,
-    }
+    footer = ArchiveFooter(footers[0].keyspace, footers[0].before, footers[-1].resume, is_sorted_by_key=True)
     rows = 0
     with draft.open("wb") as out:
         with parquet.ParquetWriter(out, schema.with_metadata({}), compression="zstd") as writer:
@@ -161,7 +141,7 @@ def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, i
                 writer.write_table(
                     sort_by_key(group).cast(schema.with_metadata({})), row_group_size=GROUP_ROWS_MAX * 2
                 )
-            writer.add_key_value_metadata(metadata)
+            writer.add_key_value_metadata(footer.to_metadata())
         out.flush()
         os.fsync(out.fileno())
     draft.rename(path)

@@ -17,18 +17,12 @@ from typing import Any, Final
 
 import pyarrow
 import pyarrow.dataset
-from pyarrow import fs, parquet
+from pyarrow import fs
 
 from freshness.errors import ConfigError, FormatError, HistoryPurged
-from freshness.history.archive_file import (
-    BEFORE_KEY,
-    KEYSPACE_KEY,
-    KIND,
-    RESUME_KEY,
-    ArchiveFile,
-    choose_files,
-)
-from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from freshness.history.archive_file import ArchiveFile, choose_files
+from freshness.history.columns import CHANGES
+from freshness.history.footer import ArchiveFooter, read_footer
 from freshness.position.token import EventToken
 
 BATCH_ROWS: Final = 4_000
@@ -36,15 +30,6 @@ FOOTERS_KEPT_MAX: Final = 100_000
 """Footers that a reader remembers; beyond it they are read again (I6)."""
 
 _RESTORE: Final = "a complete file never is: was it cut by a full disk or a copy? restore it, or move it away"
-
-
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """What a file says of itself: everything of the lineage before it, and up to and with its end."""
-
-    keyspace: str
-    before: EventToken
-    resume: EventToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +80,7 @@ class ArchiveFolder:
     """A folder of archive files. Pickled to executors, without what it remembers."""
 
     path: str
-    _footers: dict[str, Footer] = field(default_factory=dict)
+    _footers: dict[str, ArchiveFooter] = field(default_factory=dict)
 
     def __getstate__(self) -> tuple[str]:
         return (self.path,)
@@ -151,32 +136,14 @@ class ArchiveFolder:
         footer = self.read_footer(str(files[0].path))
         return ArchivedShard(footer.keyspace, footer.before, tuple(files))
 
-    def read_footer(self, path: str) -> Footer:
-        """Raises `FormatError` where it is no archive file of this version."""
+    def read_footer(self, path: str) -> ArchiveFooter:
+        """As `freshness.history.footer.read_footer`, once for each file."""
         known = self._footers.get(path)
         if known is not None:
             return known
-        try:
-            metadata = parquet.read_metadata(path, filesystem=self.locate()[0]).metadata or {}
-        except (pyarrow.ArrowException, OSError) as error:
-            raise FormatError(f"{path}: not readable as Parquet: {error}", hint=_RESTORE) from error
-        kind, version, keyspace, before, resume = (
-            metadata.get(key.encode(), b"").decode("utf-8", "replace")
-            for key in (KIND_KEY, VERSION_KEY, KEYSPACE_KEY, BEFORE_KEY, RESUME_KEY)
-        )
-        if kind != KIND or version != str(CHANGES_VERSION):
-            raise FormatError(
-                f"{path}: kind {kind!r} version {version!r}",
-                hint=f"expected {KIND!r} version {CHANGES_VERSION}; files of a newer version need a newer program",
-            )
-        if not keyspace or not before or not resume:
-            raise FormatError(
-                f"{path}: its metadata names no position", hint="was it written by another program?"
-            )
         if len(self._footers) >= FOOTERS_KEPT_MAX:
             self._footers.clear()
-        footer = Footer(keyspace, EventToken.parse(before), EventToken.parse(resume))
-        self._footers[path] = footer
+        footer = self._footers[path] = read_footer(path, self.locate()[0])
         return footer
 
     def read(

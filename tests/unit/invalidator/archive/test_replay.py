@@ -13,6 +13,7 @@ from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key
 from freshness.algorithm.request import Add, Cas, Get, Item, Reply, Request
 from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
+from freshness.history.archive_file import find_files
 from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import MysqlGtidSet
@@ -20,7 +21,7 @@ from freshness.stream.lines import encode_line
 from freshness.stream.source import Heartbeat, RowChange
 from invalidator.archive import replay as module
 from invalidator.archive.replay import Recording, Replay, ReplayResult, ReplaySource, open_recording
-from invalidator.archive.writer import RotationPolicy, find_files
+from invalidator.archive.writer import RotationPolicy
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from freshness.errors import ConfigError, FormatError, StreamStopped
+from freshness.history.archive_file import UNFINISHED, find_files
 from freshness.history.columns import CHANGES, CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
@@ -24,7 +25,7 @@ from freshness.stream.source import Heartbeat, RowChange, Shape, Transaction
 from freshness.values.codec import row_digest
 from invalidator.archive import reader as archive_reader
 from invalidator.archive.reader import open_archive
-from invalidator.archive.writer import UNFINISHED, RotationPolicy, find_files
+from invalidator.archive.writer import RotationPolicy
 from invalidator.stream.message import StreamMessage
 from tests.unit.invalidator.archive.archive_world import SOURCE, World, message, start, token
 
