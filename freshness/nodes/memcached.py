@@ -1,8 +1,8 @@
-"""A memcached server as a cache node: pymemcache's connecting, a meta protocol and pipelining of our own.
+"""A memcached server as a cache node: a socket of its own, on which the meta protocol is pipelined.
 
-pymemcache's commands are not used: they answer a default where the server did not (F11), know no meta
-commands and wait for each answer. This module must never turn a failure into a reply: whatever goes wrong on
-a connection closes it and raises. Called by the drivers, one `MemcachedNode` per thread and server.
+pymemcache's client asks a new connection for version and settings, before the first flow (``freshness.nodes`` says
+why not later). This module must never turn a failure into a reply: every error on a connection closes it and raises.
+Called by the drivers, one `MemcachedNode` per thread and server.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from pymemcache.client.base import Client
+from pymemcache.client.base import Client, normalize_server_spec
+from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
 from freshness.algorithm.node import lifetime_seconds
 from freshness.algorithm.request import Marks, Merges, Reply, Request, StorageReport
@@ -62,22 +63,12 @@ all the time on a full node. ``slabs_moved`` too: a page whose items were all re
 """
 
 
-class _Connection(Client):  # type: ignore[misc]
-    """pymemcache's way to a connected socket (TCP_NODELAY, TLS, timeouts); none of its commands."""
-
-    def open(self) -> socket.socket:
-        self._connect()
-        connected = self.sock
-        assert isinstance(connected, socket.socket)
-        return connected
-
-
 class MemcachedNode:
     """A connection to one memcached server; see `freshness.algorithm.node.CacheNode`.
 
     ``name``: ``host:port``, ``[ipv6]:port`` or the path of a socket. ``timeout_seconds`` bounds each wait for
     the server to take or give the next bytes. ``credentials``: user and password for memcached's ``-Y`` file.
-    The first `send` on a connection asks the server for its version and for CAS, in one round trip.
+    The first `send` on a connection asks the server for its version and for CAS, in two round trips.
     """
 
     def __init__(
@@ -90,17 +81,13 @@ class MemcachedNode:
         credentials: tuple[str, str] | None = None,
     ) -> None:
         self.name = name
+        self._connect_timeout_seconds = connect_timeout_seconds
         self._timeout_seconds = timeout_seconds
+        self._tls_context = tls_context
         self._credentials = credentials
         self._is_tls = tls_context is not None
         try:
-            self._connection = _Connection(
-                name,
-                connect_timeout=connect_timeout_seconds,
-                timeout=timeout_seconds,
-                no_delay=True,
-                tls_context=tls_context,
-            )
+            self._address: tuple[str, int] | str = normalize_server_spec(name)
         except ValueError as error:
             raise ConfigError(f"cache node {name!r} is not an address", hint="write host:port") from error
         self._socket: socket.socket | None = None
@@ -172,7 +159,8 @@ class MemcachedNode:
         return self.receive()
 
     def close(self) -> None:
-        self._connection.close()
+        if self._socket is not None:
+            self._socket.close()
         self._socket = None
         self._plan = None
         self._received = b""
@@ -204,7 +192,7 @@ class MemcachedNode:
 
     def _open(self) -> socket.socket:
         try:
-            connected = self._connection.open()
+            connected = self._connect()
         except UnicodeError as error:  # a host name that cannot be one
             raise NodeUnavailable(
                 f"memcached {self.name} cannot be resolved: {error}", hint="correct the name"
@@ -217,33 +205,57 @@ class MemcachedNode:
         self._greet(connected)
         return connected
 
+    def _connect(self) -> socket.socket:
+        """A connection to the first address that the name resolves to; TLS is for TCP only. Raises OSError."""
+        family, host = socket.AF_UNIX, ""
+        target: Any = self._address
+        if isinstance(self._address, tuple):
+            host, port = self._address
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+            family, _, _, _, target = found[0]
+        connected = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family != socket.AF_UNIX:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls_context is not None:
+                    connected = self._tls_context.wrap_socket(connected, server_hostname=host)
+            connected.settimeout(self._connect_timeout_seconds)
+            connected.connect(target)
+            connected.settimeout(self._timeout_seconds)
+        except BaseException:
+            connected.close()
+            raise
+        return connected
+
     def _greet(self, connected: socket.socket) -> None:
-        """Ask once per connection whether the server can serve at all. Raises `NodeUnsuitable`."""
-        greeting = b"version\r\nstats settings\r\n"
-        reader = ReplyReader(self._receive)
+        """Ask once per connection whether the server can serve at all. Raises `NodeUnsuitable`, `ProtocolError` and
+        OSError."""
+        client = Client(self._address)
+        client.sock = connected
         if self._credentials is not None:
-            secret = " ".join(self._credentials).encode()
-            connected.sendall(b"set auth 0 0 %d\r\n%b\r\n" % (len(secret), secret))
-            if reader.line() != b"STORED":
+            try:
+                is_stored = _ask(client.set, "auth", " ".join(self._credentials).encode(), noreply=False)
+            except ProtocolError:
+                is_stored = False
+            if not is_stored:
                 raise self._unsuitable(
                     "refuses the credentials", "correct the user and the password of this node"
                 )
-        connected.sendall(greeting)
-        line = reader.line()
-        if line == b"CLIENT_ERROR unauthenticated":
-            raise self._unsuitable("wants credentials", "give the user and the password of its -Y file")
-        if not line.startswith(b"VERSION "):
-            raise ProtocolError(f"expected VERSION, got {line[:200]!r}")
-        settings = reader.stats()
-        reader.expect_end()
-        version = line[8:].decode("latin-1")
+        try:
+            version = _ask(client.version).decode("latin-1")
+        except ProtocolError as error:
+            if "unauthenticated" not in str(error):
+                raise
+            raise self._unsuitable(
+                "wants credentials", "give the user and the password of its -Y file"
+            ) from error
         oldest = ".".join(map(str, OLDEST_VERSION))
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
         if numbers is None or tuple(map(int, numbers.groups())) < OLDEST_VERSION:
             raise self._unsuitable(
                 f"has version {version!r}", f"install {oldest} or later: it needs meta commands"
             )
-        if settings.get("cas_enabled") != "yes":
+        if _ask(client.stats, "settings").get(b"cas_enabled") not in (b"yes", True):
             raise self._unsuitable(
                 "has no CAS", "start it without -C (--disable-cas): versions would all be 0"
             )
@@ -347,6 +359,16 @@ class MemcachedNode:
         if is_moving:
             problems.append("it is moving a slab page now, and counts what that drops only afterwards")
         return StorageReport(not problems, "; ".join(problems), losses, self._server)
+
+
+def _ask(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a command of pymemcache returns; its failures as those of a flow. Raises `ProtocolError` and OSError."""
+    try:
+        return command(*arguments, **options)
+    except MemcacheUnexpectedCloseError as error:
+        raise ConnectionResetError("the server closed the connection") from error
+    except (MemcacheError, LookupError, ValueError) as error:  # the latter two where it trusts a line too far
+        raise ProtocolError(f"{type(error).__name__} {error}") from error
 
 
 def _wait_in_kernel(connected: socket.socket, timeout_seconds: float) -> bool:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -250,10 +251,11 @@ def test_a_line_of_another_request_is_never_taken(requests: list[Request], recei
 
 # -- a server that misbehaves --------------------------------------------------------------------------
 
-GREETING = (
-    b"VERSION 1.6.18\r\n"
-    + b"".join(b"STAT %b %b\r\n" % (k.encode(), v.encode()) for k, v in SETTINGS.items())
-) + b"END\r\n"
+SETTINGS_ANSWER = (
+    b"".join(b"STAT %b %b\r\n" % (k.encode(), v.encode()) for k, v in SETTINGS.items()) + b"END\r\n"
+)
+GREETING = (b"VERSION 1.6.18\r\n", SETTINGS_ANSWER)
+"""The answers to ``version`` and ``stats settings``, with which each connection begins."""
 
 
 class ScriptedServer:
@@ -308,7 +310,7 @@ def connect(
 
 
 def test_a_server_that_speaks_nonsense(script: list[ScriptedServer]) -> None:
-    node = connect(script, [b"HTTP/1.1 400 Bad Request\r\n\r\n"], [GREETING, b"EN\r\n"])
+    node = connect(script, [b"HTTP/1.1 400 Bad Request\r\n\r\n"], [*GREETING, b"EN\r\n"])
     with pytest.raises(NodeUnavailable, match="does not fit") as caught:
         node.perform([GET])
     assert node.name in str(caught.value)
@@ -322,7 +324,7 @@ def test_a_server_that_speaks_nonsense(script: list[ScriptedServer]) -> None:
 def test_after_a_reply_that_does_not_fit_the_connection_is_closed(
     script: list[ScriptedServer], answer: bytes
 ) -> None:
-    node = connect(script, [GREETING, answer], [GREETING, b"VA 1 c1 t-1\r\nx\r\n"])
+    node = connect(script, [*GREETING, answer], [*GREETING, b"VA 1 c1 t-1\r\nx\r\n"])
     with pytest.raises(NodeUnavailable):
         node.perform([GET])
     assert node.perform([GET]) == [Item(b"x", VERSION_LIMIT + 1)]
@@ -333,19 +335,19 @@ def test_after_a_reply_that_does_not_fit_the_connection_is_closed(
 
 @pytest.mark.parametrize("request_", [GET, ADD, CAS, DELETE, QUIET_DELETE, INSPECT])
 def test_a_server_that_closes_instead_of_answering(script: list[ScriptedServer], request_: Request) -> None:
-    node = connect(script, [GREETING, None])
+    node = connect(script, [*GREETING, None])
     with pytest.raises(NodeUnavailable, match="broke the connection"):
         node.perform([request_])
 
 
 def test_a_server_that_closes_in_the_middle_of_a_value(script: list[ScriptedServer]) -> None:
-    node = connect(script, [GREETING, b"VA 100 c1 t-1\r\nxxx", None])
+    node = connect(script, [*GREETING, b"VA 100 c1 t-1\r\nxxx", None])
     with pytest.raises(NodeUnavailable, match="broke the connection"):
         node.perform([GET])
 
 
 def test_a_server_that_hangs(script: list[ScriptedServer]) -> None:
-    node = connect(script, [GREETING, b""], [b""], timeout_seconds=0.2)
+    node = connect(script, [*GREETING, b""], [b""], timeout_seconds=0.2)
     for _ in range(2):
         with pytest.raises(NodeUnavailable, match="did not answer within"):
             node.perform([GET])
@@ -354,7 +356,7 @@ def test_a_server_that_hangs(script: list[ScriptedServer]) -> None:
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(script: list[ScriptedServer]) -> None:
-    node = connect(script, [GREETING, b"VA 1 c1 t-1\r\na\r\n"], [GREETING, b"VA 1 c2 t-1\r\nb\r\n"])
+    node = connect(script, [*GREETING, b"VA 1 c1 t-1\r\na\r\n"], [*GREETING, b"VA 1 c2 t-1\r\nb\r\n"])
     node.send([Get(b"a")])
     assert node.perform([Get(b"b")]) == [Item(b"b", VERSION_LIMIT + 2)]
     node.close()
@@ -363,7 +365,7 @@ def test_a_late_answer_is_not_taken_for_the_next_one(script: list[ScriptedServer
 def test_an_interrupted_read_closes_the_connection(
     script: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = connect(script, [GREETING, b"EN\r\n"], [GREETING, b"VA 1 c2 t-1\r\nb\r\n"])
+    node = connect(script, [*GREETING, b"EN\r\n"], [*GREETING, b"VA 1 c2 t-1\r\nb\r\n"])
     node.send([Get(b"a")])
 
     def interrupt() -> bytes:
@@ -380,24 +382,73 @@ def test_an_interrupted_read_closes_the_connection(
 @pytest.mark.parametrize(
     ("greeting", "what"),
     [
-        (b"VERSION 1.6.12\r\nEND\r\n", "1.6.12"),
-        (b"VERSION 1.5.22\r\nEND\r\n", "1.6.13 or later"),
-        (b"VERSION unknown\r\nEND\r\n", "unknown"),
-        (b"VERSION 1.6.18\r\nSTAT cas_enabled no\r\nEND\r\n", "no CAS"),
-        (b"VERSION 1.6.18\r\nEND\r\n", "no CAS"),
-        (b"CLIENT_ERROR unauthenticated\r\nCLIENT_ERROR unauthenticated\r\n", "credentials"),
+        ([b"VERSION 1.6.12\r\n"], "1.6.12"),
+        ([b"VERSION 1.5.22\r\n"], "1.6.13 or later"),
+        ([b"VERSION unknown\r\n"], "unknown"),
+        ([b"VERSION 1.6.18\r\n", b"STAT cas_enabled no\r\nEND\r\n"], "no CAS"),
+        ([b"VERSION 1.6.18\r\n", b"END\r\n"], "no CAS"),
+        ([b"CLIENT_ERROR unauthenticated\r\n"], "credentials"),
     ],
 )
-def test_a_server_that_can_never_serve(script: list[ScriptedServer], greeting: bytes, what: str) -> None:
-    node = connect(script, [greeting])
+def test_a_server_that_can_never_serve(
+    script: list[ScriptedServer], greeting: list[bytes | None], what: str
+) -> None:
+    node = connect(script, greeting)
     with pytest.raises(NodeUnsuitable, match=what) as caught:
         node.perform([GET])
     assert caught.value.hint
+    script[0].finish()
+    assert script[0].closed_by_client == [True]
+
+
+@pytest.mark.parametrize(
+    ("greeting", "what"),
+    [
+        ([None], "broke the connection"),
+        ([b"VERSION 1.6.18\r\n", None], "broke the connection"),
+        ([b"VERSION 1.6.18\r\n", b"STAT cas_enabled yes\r\n", None], "broke the connection"),
+        ([b""], "did not answer within"),
+        ([b"VERSION 1.6.18\r\n", b"STAT cas_enabled yes\r\n"], "did not answer within"),
+        ([b"ERROR\r\n"], "does not fit"),
+        ([b"SERVER_ERROR out of memory\r\n"], "does not fit"),
+        ([b"CLIENT_ERROR bad command line format\r\n"], "does not fit"),
+        ([b"VERSION 1.6.18\r\n", b"HTTP/1.1 400 Bad Request\r\n"], "does not fit"),
+        ([b"VERSION 1.6.18\r\n", b"STAT\r\nEND\r\n"], "does not fit"),
+        ([b"VERSION 1.6.18\r\n", b"VALUE k 0 x\r\nEND\r\n"], "does not fit"),
+    ],
+)
+def test_a_greeting_that_fails_is_told_in_our_words(
+    script: list[ScriptedServer], greeting: list[bytes | None], what: str
+) -> None:
+    node = connect(script, greeting, timeout_seconds=0.2)
+    with pytest.raises(NodeUnavailable, match=what) as caught:
+        node.perform([GET])
+    assert node.name in str(caught.value)
+    node.close()
+
+
+def test_small_writes_are_sent_at_once(script: list[ScriptedServer]) -> None:
+    node = connect(script, [*GREETING, b"EN\r\n"])
+    assert node.perform([GET]) == [MISSING]
+    assert node._socket is not None
+    assert node._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    node.close()
+
+
+def test_a_path_is_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(path)
+        listener.listen()
+        node = MemcachedNode(path)
+        node._socket = node._connect()
+        assert node._socket.getpeername() == path
+        node.close()
 
 
 @pytest.mark.parametrize("version", [b"1.6.13", b"1.6.18_ubuntu", b"1.6.40-beta1", b"1.10.0", b"2.0.0"])
 def test_versions_that_serve(script: list[ScriptedServer], version: bytes) -> None:
-    node = connect(script, [GREETING.replace(b"1.6.18", version), b"EN\r\n"])
+    node = connect(script, [b"VERSION %b\r\n" % version, SETTINGS_ANSWER, b"EN\r\n"])
     assert node.perform([GET]) == [MISSING]
     node.close()
 
