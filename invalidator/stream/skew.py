@@ -112,10 +112,6 @@ class Alignment:
             shard.is_given_up = True
         return AlignmentVerdict.UNALIGNED if shard.is_given_up else AlignmentVerdict.HOLD
 
-    def watermark_us(self) -> int:
-        """Up to where every shard has delivered. At least one shard must have joined."""
-        return min(shard.watermark_us for shard in self._shards.values())
-
     def watermark_of(self, name: str) -> int:
         """Up to where this shard has delivered."""
         return self._shards[name].watermark_us

@@ -321,20 +321,18 @@ def test_a_message_of_unknown_time_never_waits_and_moves_no_watermark() -> None:
     assert alignment.watermark_of("a") == 5 * SECOND
 
 
-def test_the_watermark_is_the_earliest_of_all_and_never_falls() -> None:
+def test_a_watermark_moves_with_what_is_delivered_and_never_falls() -> None:
     alignment = Alignment(lambda: 0.0, lambda: 100 * SECOND)
     alignment.join("a", 5 * SECOND)
     alignment.join("b", 7 * SECOND)
-    assert alignment.watermark_us() == 5 * SECOND
     alignment.offer("a", 9 * SECOND)
-    assert alignment.watermark_us() == 5 * SECOND, "offered is not delivered"
+    assert alignment.watermark_of("a") == 5 * SECOND, "offered is not delivered"
     alignment.delivered("a")
-    assert alignment.watermark_us() == 7 * SECOND
+    assert alignment.watermark_of("a") == 9 * SECOND
+    assert alignment.watermark_of("b") == 7 * SECOND
     alignment.offer("b", 3 * SECOND)
     alignment.delivered("b")
-    assert alignment.watermark_us() == 7 * SECOND
-    alignment.leave("b")
-    assert alignment.watermark_us() == 9 * SECOND
+    assert alignment.watermark_of("b") == 7 * SECOND
 
 
 # -- chance -----------------------------------------------------------------------------------------------------
