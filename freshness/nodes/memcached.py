@@ -362,7 +362,7 @@ class MemcachedNode:
 
 
 def _ask(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What a command of pymemcache returns; its failures as those of a flow. Raises `ProtocolError` and OSError."""
+    """The answer of a command of pymemcache; its failures as those of a flow. Raises `ProtocolError` and OSError."""
     try:
         return command(*arguments, **options)
     except MemcacheUnexpectedCloseError as error:

@@ -47,8 +47,8 @@ NAMESPACE_SUFFIX: Final = ".replay"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was recorded of one lineage. ``messages`` reads it from the start, as often as it is called. ``start``:
-    everything before; empty where that is not known."""
+    """The recorded messages of one lineage. ``messages`` reads them from the start, as often as it is called.
+    ``start``: everything before; empty where that is not known."""
 
     keyspace: str
     lineage: str
@@ -162,7 +162,7 @@ def _transactions(messages: Iterator[StreamMessage]) -> Iterator[tuple[int, Tran
 
 @dataclass(slots=True)
 class ReplayResult(LoopObserver):
-    """What a replay did with one lineage. ``nodes_left_out``: those that have not acknowledged everything."""
+    """The work of a replay on one lineage. ``nodes_left_out``: the nodes that have not acknowledged everything."""
 
     lineage: str
     transactions: int = 0
@@ -340,7 +340,8 @@ class Replay:
         return result
 
     def _join_all(self, shard: ShardInvalidator, answer: Callable[[Any], Any]) -> set[str]:
-        """Join all nodes before anything is sent: one that joins later begins there. Those that stayed away."""
+        """Join all nodes before anything is sent: one that joins later begins there. Returns the nodes that stayed
+        away."""
         deadline = running_clock() + ABSENT_SECONDS_MAX
         while not self._is_stopping:
             drive(shard.join_missing(), answer)

@@ -5,7 +5,7 @@ lineage, and says in its metadata up to where it goes. So the files alone tell w
 moment the writer continues with the next ordinal, from the position of the last complete file, without loss and
 without repeating. Columns are those of `freshness.history.columns.CHANGES`; docs/archive.md is the description.
 Used by one thread. Never talks to a database or a cache node. `ArchiveWriter` is called by
-``invalidator.archive.record`` and whoever reads the stream; reading is ``invalidator.archive.reader``.
+``invalidator.archive.record``; reading is ``invalidator.archive.reader``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GROUP_BYTES_MAX: Final = 8 << 20
 
 FILE_ROWS_MAX: Final = 1_000_000
 ROW_BYTES: Final = 200
-"""What a row takes beside its texts, for the bounds above."""
+"""A row's size beside its texts, for the bounds above."""
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class RotationPolicy:
 
 
 def _find_newest(folder: Path) -> list[ArchiveFile]:
-    """Of each lineage."""
+    """The newest file of each lineage."""
     return list({file.lineage_hash: file for file in find_files(folder)}.values())  # the last one wins
 
 
@@ -186,8 +186,8 @@ class ArchiveWriter:
 
     @property
     def resume(self) -> dict[str, EventToken]:
-        """Of each lineage, everything that complete files hold: from here the stream is to be opened. A lineage that
-        came with a reshard is not in it before its first complete file: its start is found as for other readers."""
+        """Everything that complete files hold, by lineage: from here the stream is to be opened. A lineage that came
+        with a reshard is not in it before its first complete file: its start is found as for other readers."""
         return {name: each.durable for name, each in self._lineages.items() if each.durable is not None}
 
     @property
@@ -204,8 +204,8 @@ class ArchiveWriter:
                 self._finish(self._open(lineage, token))
 
     def write(self, message: StreamMessage) -> None:
-        """Take a message. What the archive has already is passed over. Raises `StreamStopped` for a piece that does
-        not follow the one before it, `OSError` where the disk fails: then open the archive anew."""
+        """Take a message; skip one that the archive has. Raises `StreamStopped` for a piece that does not follow the
+        one before it, `OSError` where the disk fails: then open the archive again."""
         lineage = message.token.lineage
         if message.keyspace != self._keyspace:
             raise ConfigError(

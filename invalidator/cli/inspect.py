@@ -18,7 +18,7 @@ def inspect_key(
     config: ConfigPath = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
-    """What the cache holds of one object, and whether it is what the primary has."""
+    """Show what the cache holds of one object, and whether it is what the primary has."""
     from freshness.database.schema import load_registry
     from invalidator.process.status import inspect, locate_key
 

@@ -8,7 +8,7 @@ from invalidator.cli.output import print_json
 
 
 def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """What every cache node says of itself. Needs no running invalidator."""
+    """Show what every cache node says of itself. Needs no running invalidator."""
     from rich.console import Console
     from rich.table import Table
 

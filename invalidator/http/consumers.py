@@ -55,7 +55,7 @@ class ServePolicy:
 
 
 class MessageStream(Protocol):
-    """What a consumer's thread reads: `invalidator.stream.update_stream.UpdateStream`."""
+    """The stream that a consumer's thread reads: `invalidator.stream.update_stream.UpdateStream`."""
 
     @property
     def resume(self) -> ResumeVector: ...
@@ -398,7 +398,7 @@ def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> No
 
     @api.get("/v1/topology")
     def topology() -> dict[str, Any]:
-        """What is configured, without passwords."""
+        """The configured topology, without passwords."""
         return describe_topology(hub.opener.read_config())
 
     if reload is not None:

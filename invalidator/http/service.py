@@ -96,14 +96,14 @@ def create_api(
 
     @api.get("/v1/status")
     def status() -> dict[str, Any]:
-        """What every node's record says, as `invalidator status --json` prints it."""
+        """The record of every node, as `invalidator status --json` prints it."""
         return read_status()
 
     return api
 
 
 def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
-    """What is missing for each shard to be served: streams that are not open, nodes that are not joined, and joined
+    """The parts that each shard lacks to be served: streams that are not open, nodes that are not joined, and joined
     nodes that allow neither hits nor fills yet. Nodes of a shard that does not serve are not meant to."""
     missing: dict[str, list[str]] = {"streams_not_open": [], "nodes_not_joined": [], "nodes_not_open": []}
     for worker in invalidator.workers:
@@ -123,7 +123,7 @@ def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
 
 def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidation) -> None:
     if wanted.object not in registry:
-        return  # said by whoever looks it up
+        return  # `invalidate_keys` refuses the name
     names = [column.name for column in registry[wanted.object].builder.columns]
     for key in wanted.keys:
         if len(key) != len(names):

@@ -1,4 +1,4 @@
-"""The topology that ``GET /v1/topology`` answers: what is configured, without passwords."""
+"""The answer of ``GET /v1/topology``: the configuration without passwords."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from freshness.config.settings import Config, Keyspace
 
 
 def describe_topology(config: Config) -> dict[str, Any]:
-    """What is configured, without passwords."""
+    """Nodes, keyspaces with their shards, and objects, ready for JSON."""
     return {
         "cache": {
             "backend": config.cache.backend,

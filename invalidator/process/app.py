@@ -81,11 +81,11 @@ class Invalidator:
 
     @property
     def workers(self) -> list[ShardWorker]:
-        """Those that were started, ended ones included."""
+        """The workers that were started, ended ones included."""
         return [each.worker for each in list(self._running.values())]
 
     def find_times(self, lineage: str) -> TimeIndex | None:
-        """What the worker of a shard had received when."""
+        """When the worker of a shard had received which position; None where this process does not follow it."""
         running = self._running.get(lineage)
         return None if running is None else running.worker.times
 

@@ -11,7 +11,7 @@ _BY_SHARD = ("lineage",)
 
 @dataclass(frozen=True, slots=True)
 class ShardMetrics:
-    """Those of one shard."""
+    """The metrics of one shard."""
 
     transactions: Counter
     invalidations: Counter
@@ -25,7 +25,7 @@ class ShardMetrics:
 
 
 class Metrics:
-    """One registry for one process; nothing here is global. Those of a shard have its lineage as label."""
+    """One registry for one process; nothing here is global. The metrics of a shard have its lineage as label."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,7 +1,7 @@
 """Whether a database server is set up so that no invalidation is lost, found out before the stream is opened.
 
-It only asks. What it cannot rule out (a session that changes its own format or compression) the stream itself
-stops at or raises tables for. Each finding carries the F-number of what it prevents and the remedy.
+It only asks. A session that changes its own format or compression later is beyond it: there the stream itself stops,
+or raises tables. Each finding carries the F-number of what it prevents and the remedy.
 Called by ``invalidator check`` and before every start.
 """
 

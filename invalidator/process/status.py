@@ -1,4 +1,4 @@
-"""What the cache nodes say of themselves, and what the cache holds of one object. Reads only.
+"""The records of the cache nodes, and what the cache holds of one key. Reads only.
 
 `read_status` and `inspect` need no running invalidator: the truth is in the nodes.
 """

@@ -1,4 +1,4 @@
-"""What each server of a shard is good for as the source of its stream, judged by what looks at it have shown.
+"""Which servers of a shard are good sources of its stream, judged by what looks at them have shown.
 
 Pure: no connection, no clock. Called by ``invalidator.replica.source``, which looks, chooses and reads.
 """
@@ -60,7 +60,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CandidateVerdict:
-    """What a server is good for, and why. ``lag_us``: see `Server.find_lag`."""
+    """How good a server is as a source, and why. ``lag_us``: see `Server.find_lag`."""
 
     grade: Rank | Refusal
     reason: str
@@ -69,7 +69,7 @@ class CandidateVerdict:
 
 @dataclass(slots=True)
 class Server:
-    """What is known of one server. ``state``: of the last look that it answered, at ``answered_at``.
+    """One server as looks have shown it. ``state``: of the last look that it answered, at ``answered_at``.
 
     ``moved_at``: when it was last seen to execute something, or to have all of the primary's; ``level_at``: to have
     its heartbeats.
@@ -117,8 +117,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What all servers are judged by. ``start``: of the stream that is wanted, or that is running; ``position``: what
-    it has handed out by now."""
+    """The facts by which all servers are judged. ``start``: of the stream that is wanted, or that is running;
+    ``position``: what it has handed out by now."""
 
     choice: Choice
     bounds: ReplicaBounds
@@ -130,7 +130,7 @@ class Situation:
 
 
 def judge(server: Server, situation: Situation, *, is_current: bool) -> CandidateVerdict:
-    """What this server is good for now. ``is_current``: it is read from, or was until now."""
+    """How good this server is as a source now. ``is_current``: it is read from, or was until now."""
     state, bounds, start = server.state, situation.bounds, situation.start
     is_read = is_current and situation.is_streaming
     is_silent = server.error is not None and not (

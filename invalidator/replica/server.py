@@ -1,4 +1,4 @@
-"""What a database server reports of its positions and its role, and whether it can serve a start position.
+"""The report of a database server on its positions and its role, and whether it can serve a start position.
 
 Connections and the translation of errors are in ``freshness.database.connection``. Called by
 ``invalidator.binlog.source``, ``invalidator.replica.source``, the preflight and the composition root.
@@ -31,7 +31,7 @@ def is_replica(connection: Connection, flavor: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What one look at a server showed.
+    """The result of one look at a server.
 
     ``identity``: its server UUID (MySQL) or server id (MariaDB), the origin of the GTIDs that are written to it.
     ``heartbeat_us``: the newest heartbeat row that it shows, 0 without. ``unfit``: why a stream of it would lack
@@ -73,8 +73,8 @@ def find_origin(position: Position) -> str:
 
 
 def find_foreign(state: ServerState, primary: ServerState, start: Position) -> str:
-    """GTIDs that this server has executed and its primary has not, and that a stream from ``start`` would bring:
-    the errant ones (F53), as text. Those of the primary's own origin are not meant: they may be on their way to
+    """GTIDs that this server has executed and its primary has not, and that a stream from ``start`` would bring: the
+    errant ones (F53), as text. Transactions of the primary's own origin are not meant: they may be on their way to
     being visible there (F57).
     """
     if state.executed.flavor == "mysql":
@@ -184,7 +184,7 @@ def _find_stopped(replication: list[dict[str, str]]) -> Iterator[str]:
 
 
 def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> Iterator[str]:
-    """What keeps changes of the primary out of a replica's own log, without a trace in it (I8)."""
+    """Settings that keep changes of the primary out of a replica's own log, without a trace in it (I8)."""
     for row in replication:
         filters = [name for name, value in row.items() if name.startswith("Replicate_") and value]
         if filters:

@@ -48,7 +48,7 @@ from invalidator.replica.server import ServerState, find_origin, look_at
 log = logging.getLogger(__name__)
 
 DRAINS_MAX: Final = 100
-"""Batches that are still handed out of a server that is being left. What is behind them comes from the next one."""
+"""Batches that are still handed out of a server that is being left. The rest comes from the next server."""
 
 Looks: TypeAlias = Mapping[ServerAddress, Look]
 
@@ -209,7 +209,7 @@ class ReplicaSource:
         )
 
     def _check_primary(self, situation: Situation) -> None:
-        """A primary that answers must have all that was acknowledged, whoever serves the stream (F28, F29)."""
+        """A primary that answers must have all that was acknowledged, whichever server is read (F28, F29)."""
         executed, start = situation.primary.executed, situation.start
         if self._primary.error is None and not executed.contains(start):
             raise HistoryLost(
@@ -254,7 +254,7 @@ class ReplicaSource:
         )
 
     def _no_server(self, verdicts: Sequence[CandidateVerdict]) -> FreshnessError:
-        """What to raise where nobody serves."""
+        """The error to raise where no server serves."""
         named = zip(self._servers, verdicts, strict=True)
         reasons = "; ".join(f"{server.name}: {verdict.reason}" for server, verdict in named)
         grades = {verdict.grade for verdict in verdicts}
@@ -275,7 +275,7 @@ class ReplicaSource:
     # -- reading -------------------------------------------------------------------------------------------
 
     def _take(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
-        """What the source has. While it is being left: what it has at once, and then the reason."""
+        """The next transactions of the source. While it is being left: those it has at once, and then the reason."""
         assert self._source is not None
         try:
             taken = self._source.poll(0 if self._leaving else timeout_seconds, transactions_max)
@@ -288,7 +288,7 @@ class ReplicaSource:
         return taken
 
     def _release(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
-        """Of what is pending, all before the first transaction that the primary does not know (F53)."""
+        """The pending transactions before the first one that the primary does not know (F53)."""
         known = self._count_known()
         if self._pending and not known:
             if not self._is_confirmed(timeout_seconds):
@@ -304,7 +304,8 @@ class ReplicaSource:
         return released
 
     def _count_known(self) -> int:
-        """How many of those pending the primary knows. What began there is known there, shown or not (F57)."""
+        """How many of those pending the primary knows. It knows a transaction that began there, shown or not
+        (F57)."""
         assert self._current is not None
         primary = self._primary.state
         if self._current.is_primary or primary is None:
@@ -414,8 +415,8 @@ class ReplicaSource:
         self._leaving, self._drains_left = error, DRAINS_MAX
 
     def _end(self, error: FreshnessError) -> FreshnessError:
-        """The stream is over; the server is held off. What is final for a replica's log can be tried elsewhere, and
-        so can what the primary has purged."""
+        """The stream is over; the server is held off. An error that is final for a replica's log may not be so
+        elsewhere, nor one for a log that the primary has purged."""
         assert self._current is not None
         assert self._source is not None
         is_tried_on = isinstance(error, HistoryPurged) or not self._current.is_primary
@@ -442,5 +443,5 @@ class ReplicaSource:
 
 
 def _is_final(error: FreshnessError) -> bool:
-    """What does not pass by trying the same server again. `HistoryPurged` may pass by trying another one."""
+    """Whether the error stays when the same server is tried again. `HistoryPurged` may pass on another one."""
     return isinstance(error, (HistoryLost, StreamStopped))

@@ -19,7 +19,7 @@ class Deduplicator:
 
     For consumers that record each change once. After a restart from their own vector nothing comes twice but the
     rows of a transaction that they held half; after a start at a time, or a reshard with GTIDs kept, whole
-    transactions do. What cannot be told (another epoch, no position known) is not dropped.
+    transactions do. A change that cannot be compared (another epoch, no position known) is not dropped.
     """
 
     def __init__(

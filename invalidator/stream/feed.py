@@ -27,7 +27,7 @@ from invalidator.stream.start import ShardStart
 TRANSACTIONS_BUFFERED_MAX: Final = 200
 ROWS_BUFFERED_MAX: Final = 5_000
 BYTES_BUFFERED_MAX: Final = 8 << 20
-"""What waits for the consumer, for each shard; a transaction (or piece) that alone exceeds it waits alone. The
+"""Bounds of the buffer of each shard; a transaction (or piece) that alone exceeds it waits alone. The
 shard's source has a buffer of its own before this one."""
 
 TRANSACTIONS_PER_POLL: Final = 16
@@ -82,7 +82,8 @@ class BufferedTransaction(NamedTuple):
 
 @dataclass(eq=False)
 class Feed:
-    """One shard: the thread that reads it, and the buffer. What both threads use is guarded by ``changed``."""
+    """One shard: the thread that reads it, and the buffer. The lock of ``changed`` guards the fields that both
+    threads use."""
 
     shard: Shard
     plan: ShardStart
@@ -258,7 +259,7 @@ class Feed:
         return position.contains(self._end)
 
     def _find_end(self, position: Position) -> Position:
-        """What the shard that leaves has; where it cannot be asked any more, that is what was read."""
+        """The head of a shard that leaves; the position that was read, where the shard cannot be asked any more."""
         try:
             return self.access.find_head(self.shard).position
         except FreshnessError as error:

@@ -1,4 +1,4 @@
-"""What a consumer of the merged update stream gets: messages of whole transactions, each with where to resume.
+"""The unit of the merged update stream: messages of whole transactions, each with where to resume.
 
 Made by ``invalidator.stream.update_stream``; printed, archived and served by others. Plain data, no I/O.
 """
@@ -24,7 +24,7 @@ class StreamMessage:
     delivered, as far as its watermark tells. ``is_aligned``: False where waiting for a slower shard was given up.
     ``key_range``: what the stream was asked for.
 
-    Pieces of one shard's transaction follow one another, with messages of other shards between them. Those without
+    Pieces of one shard's transaction follow one another, with messages of other shards between them. Pieces without
     a last one are void when the shard's next message begins at row 0.
     """
 

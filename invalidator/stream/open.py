@@ -1,4 +1,4 @@
-"""Opens update streams on the configured servers: the composition root of everybody who reads the stream.
+"""Opens update streams on the configured servers: the composition root of all readers of the stream.
 
 The service, `invalidator stream` and `invalidator record` ask here. Each stream has sources of its own, so no reader
 slows another one, or the invalidator.
@@ -38,7 +38,7 @@ PIECE_ROWS: Final = 1_000
 
 SOURCE_TRANSACTIONS_MAX: Final = 1_000
 SOURCE_ROWS_MAX: Final = 20_000
-"""What waits in the source of each shard, before the stream's own buffers."""
+"""Bounds of the queue in the source of each shard, before the stream's own buffers."""
 
 START_SECONDS: Final = 20.0
 """How long all shards together may take to say where they begin."""

@@ -1,6 +1,7 @@
 """The rows of a shard's log that lie in a key range; for a log that also has others.
 
-Called by ``invalidator.stream.feed``. What cannot be told apart stays, with the reason: nothing is left out in doubt.
+Called by ``invalidator.stream.feed``. A row whose range is unknown stays, with the reason: nothing is left out in
+doubt.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ REASONS_ADDED_MAX: Final = 10
 class RowFilter:
     """Leaves out the rows that lie outside one of the key ranges; for logs that also have others.
 
-    An UPDATE that moves a row out is a delete, one that moves a row in is an insert. What cannot be told stays.
+    An UPDATE that moves a row out is a delete, one that moves a row in is an insert. A row whose range is unknown
+    stays.
     """
 
     def __init__(self, key_ranges: Sequence[KeyRange], find_keyspace_id: KeyspaceIdFinder) -> None:

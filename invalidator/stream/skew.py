@@ -24,7 +24,7 @@ HOLD_SECONDS: Final = 600.0
 
 
 class AlignmentVerdict(Enum):
-    """What becomes of a shard's next message now."""
+    """Whether a shard's next message goes now: aligned, unaligned, or not yet."""
 
     ALIGNED = "aligned"
     UNALIGNED = "unaligned"

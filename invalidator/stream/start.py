@@ -1,7 +1,6 @@
-"""Where a merged stream begins or goes on: resume vectors as one opaque text, and the position of each shard.
+"""Where a merged stream begins or goes on: the start that a consumer asks for, as the position of each shard.
 
-A vector names, for every lineage of a stream, what has been delivered; its text is for consumers to keep beside their
-data and to send back. A shard whose lineage is not in it goes on from those that it continues (GTIDs kept), or else
+A shard whose lineage is not in a resume vector goes on from those that it continues (GTIDs kept), or else
 from a time: the least of the vector, less a margin; that repeats and never skips. No I/O: times are looked up by
 ``invalidator.stream.update_stream``.
 """

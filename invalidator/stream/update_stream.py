@@ -156,7 +156,7 @@ class UpdateStream:
             self._shards = selected
             for lineage, feed in self._feeds.items():
                 if selected.get(lineage) != feed.shard:
-                    log.info("shard %s (%s) leaves the stream, or is opened anew", feed.shard.name, lineage)
+                    log.info("shard %s (%s) leaves the stream, or is opened again", feed.shard.name, lineage)
                     feed.finish(0 if lineage in selected else self._drain_seconds)
             self._changed.notify_all()
 
@@ -316,7 +316,7 @@ class UpdateStream:
     def _deliver(self, feed: Feed, item: BufferedTransaction, is_aligned: bool) -> StreamMessage:
         shard, transaction = feed.shard, item.transaction
         self._alignment.delivered(shard.lineage)
-        if not self._minimize_skew:  # whoever was served goes to the end of the queue
+        if not self._minimize_skew:  # a shard that was served goes to the end of the queue
             self._feeds[shard.lineage] = self._feeds.pop(shard.lineage)
         if transaction.is_last:
             before = self._vector[shard.lineage]
@@ -344,7 +344,7 @@ class UpdateStream:
 
 
 def _time_of(transaction: Transaction) -> int:
-    """What a transaction says of its shard's time: a heartbeat's own, which was written before it was committed."""
+    """The time of its shard by a transaction: a heartbeat's own, which was written before it was committed."""
     if transaction.heartbeats:
         return max(0, min(beat.min_us for beat in transaction.heartbeats))
     return transaction.timestamp_us

@@ -1,6 +1,6 @@
 """A reshard as VStream tells it: the journal's hand-over from old shards to new ones.
 
-Raised by ``invalidator.vstream.source`` when everything before it was delivered; handled by whoever holds the
+Raised by ``invalidator.vstream.source`` when everything before it was delivered; handled by the owner of the
 topology.
 """
 

@@ -47,7 +47,7 @@ class ShardProgress:
         self._parts = _split(str(start)) or frozenset()
 
     def find_added(self, text: str, what: str) -> MysqlGtidSet | None:
-        """What the position in ``text`` has beyond this one; None where it lacks some of this one.
+        """The part of the position in ``text`` that this one lacks; None where it lacks some of this one.
 
         Raises `StreamStopped` where it is no MySQL GTID set.
         """

@@ -1,6 +1,6 @@
 """FIELD and ROW events of a VStream to row changes.
 
-Rows that cannot be told are never skipped: `read_changes` says what the problem is, and the table is raised. Holds no
+Rows that cannot be decoded are never skipped: `read_changes` raises the reason, and the table is raised. Holds no
 connection. Called by ``invalidator.vstream.transaction``.
 """
 
@@ -23,7 +23,8 @@ class UnreadableRows(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TableFields:
-    """What a FIELD event announced. With a ``problem`` no row of the table can be read until the next one."""
+    """The columns that a FIELD event announced. With a ``problem`` no row of the table can be read until the next
+    one."""
 
     names: tuple[str, ...]
     decoders: tuple[Decoder, ...]

@@ -80,7 +80,7 @@ class VStream:
         """Stream every transaction of these shards that is not in the shard's position.
 
         Raises `SourceUnavailable` and `SourceUnsuitable` where vtgate cannot be reached, `HistoryPurged` for an
-        empty position. What vtgate has against the request itself shows in `poll`.
+        empty position. `poll` raises what vtgate refuses in the request itself.
         """
         self.close()
         assert start, "no shards"
@@ -213,7 +213,7 @@ class VStreamSource:
         self._stream = VStream(address, tables, **options)
 
     def open(self, start: Position) -> None:
-        """See `Source.open`. What vtgate has against the request itself shows in `poll`."""
+        """See `Source.open`. `poll` raises what vtgate refuses in the request itself."""
         self._stream.open({self._shard: start})
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:

@@ -2,7 +2,7 @@
 
 The shape is BEGIN, FIELD and ROW events, VGTID, COMMIT; or VGTID, then DDL or OTHER. A part that stands where it
 cannot be understood stops the stream; rows that cannot be read raise their table. Nothing is delivered before its
-COMMIT, so that a transaction which vtgate breaks off and begins anew is delivered once. Holds no connection.
+COMMIT, so that a transaction which vtgate breaks off and begins again is delivered once. Holds no connection.
 Called by ``invalidator.vstream.source``.
 """
 
@@ -25,7 +25,7 @@ from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.row import TableFields, UnreadableRows, read_changes, read_fields
 
 TRANSACTION_BYTES_MAX: Final = 256 << 20
-"""Of row events: a transaction with more, or with more than `TRANSACTION_ROWS_MAX` rows, raises its tables."""
+"""Bytes of row events: a transaction with more, or with more than `TRANSACTION_ROWS_MAX` rows, raises its tables."""
 
 REASONS_MAX: Final = 20
 HEARTBEATS_MAX: Final = 1_000
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one transaction; beyond them its tables are raised."""
+    """Bounds of one transaction; beyond them its tables are raised."""
 
     rows_max: int = TRANSACTION_ROWS_MAX
     bytes_max: int = TRANSACTION_BYTES_MAX
@@ -149,7 +149,7 @@ class ShardAssembler:
             if self._group.reached:
                 raise self._stopped("a transaction begins where the COMMIT of the last one is missing")
             # A tablet was lost inside a transaction that came in pieces. It comes again from its first row.
-            _log.warning("shard %s/%s: vtgate begins a transaction anew", self._keyspace, self._shard)
+            _log.warning("shard %s/%s: vtgate begins a transaction again", self._keyspace, self._shard)
         self._group = _Group(True)
         self._note(self._group, event)
 

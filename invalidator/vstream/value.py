@@ -1,8 +1,9 @@
 """Values as vtgate sends them, text by query.Type, as the Python values that ``invalidator.binlog.rows.decoder``
 reads in a binlog.
 
-A decoder is chosen once for each column. What cannot be told (a zero date, a label in an unknown character set, a
-type that is not known) becomes `UNREADABLE`, never NULL and never a guess. Called by ``invalidator.vstream.row``.
+A decoder is chosen once for each column. A value that cannot be decoded exactly (a zero date, a label in an unknown
+character set, an unknown type) becomes `UNREADABLE`, never NULL and never a guess. Called by
+``invalidator.vstream.row``.
 """
 
 from __future__ import annotations

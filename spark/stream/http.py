@@ -128,7 +128,7 @@ def _read_first_line(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LivePiece:
-    """What to read. ``since``: as the service takes it; ``start`` None: not told apart from what was before."""
+    """A piece to read. ``since``: as the service takes it; ``start`` None: not told apart from what was before."""
 
     service: Service
     keyspace: str
@@ -225,7 +225,7 @@ def make_mark(keyspace: str, token: EventToken, ordinal: int, op: str, received_
 
 
 def read_heads(service: Service, keyspace: str) -> list[EventToken]:
-    """Of each serving shard, all that its primary has executed by now. Raises `ConfigError` for no such keyspace."""
+    """All that the primary of each serving shard has executed by now. Raises `ConfigError` for no such keyspace."""
     keyspaces = service.get("/v1/topology")["keyspaces"]
     if keyspace not in keyspaces:
         raise ConfigError(
