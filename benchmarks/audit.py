@@ -23,8 +23,8 @@ from pyspark.sql import functions as F
 
 from benchmarks.audit_history import ERROR_US, Bench, Counts, generate
 from benchmarks.report import describe_machine
-from spark.audit.__main__ import ROWS_PER_BATCH_MAX, audit
 from spark.audit.finding import STALENESS_EDGES_US, Rules
+from spark.audit.job import ROWS_PER_BATCH_MAX, audit
 from spark.history import read_actions, read_changes
 from spark.session import open_session
 

@@ -26,8 +26,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks.audit_history import Bench, generate
 from benchmarks.report import describe_machine
-from spark.audit.__main__ import ROWS_PER_BATCH_MAX, audit
 from spark.audit.finding import Rules
+from spark.audit.job import ROWS_PER_BATCH_MAX, audit
 from spark.history import read_actions, read_changes
 from spark.session import open_session
 

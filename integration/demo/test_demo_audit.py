@@ -15,7 +15,7 @@ from examples.demo.report import DemoResult
 from examples.demo.run import Sample, run_demo
 from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS
 from examples.demo.workload import Plan
-from spark.audit import __main__ as audit
+from spark.audit import __main__ as command
 from spark.audit.verdict import CLEAN, POISONED_FILL, STALE_DATA
 from spark.session import open_session
 
@@ -59,7 +59,7 @@ def judge(session: SparkSession, folder: Path) -> int:
     ]
     # One machine, one clock. The archives are complete, so nothing is left out at the end.
     now = datetime.now(UTC).isoformat()
-    return audit.main([*map(str, arguments), "--clock-error-seconds", "0", "--as-of", now], session)
+    return command.main([*map(str, arguments), "--clock-error-seconds", "0", "--as-of", now], session)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -15,8 +15,9 @@ from freshness.errors import ConfigError, FormatError
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import CUSTOMERS_TABLE, System, running_system
 from integration.servers import Pair
-from spark.copy import __main__ as snapshot
-from spark.copy.__main__ import read_copy, read_state, require_format
+from spark.copy import __main__ as command
+from spark.copy.job import require_format
+from spark.copy.state import read_copy, read_state
 from spark.copy.table import dump_span, find_spans, read_table
 from spark.session import open_session
 
@@ -121,11 +122,11 @@ def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
     seen: list[int] = []
     with Writer(system) as writer:
         for _ in range(2):
-            assert snapshot.main(arguments, session) == 0, capsys.readouterr().err
+            assert command.main(arguments, session) == 0, capsys.readouterr().err
             [row] = read_copy(session, out, "customers").where("id = 1").collect()
             seen.append(row["v"])
         assert writer.count > 5, "nothing was written meanwhile"
-    assert snapshot.main(arguments, session) == 0, capsys.readouterr().err
+    assert command.main(arguments, session) == 0, capsys.readouterr().err
     assert seen == sorted(seen)
     for table in ("customers", "seats"):
         assert in_copy(session, out, table) == in_database(system, table)
@@ -137,11 +138,11 @@ def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
     system.execute("TRUNCATE customers")
     system.execute("INSERT INTO customers VALUES (7, 'after', 1)")
     system.execute("ALTER TABLE seats ADD COLUMN extra INT DEFAULT 5")
-    assert snapshot.main(arguments, session) == 0, capsys.readouterr().err
+    assert command.main(arguments, session) == 0, capsys.readouterr().err
     for table in ("customers", "seats"):
         assert in_copy(session, out, table) == in_database(system, table)
     capsys.readouterr()
-    assert snapshot.main([*arguments, "--tables", "seats"], session) == 2
+    assert command.main([*arguments, "--tables", "seats"], session) == 2
     assert "give the same ones" in capsys.readouterr().err
 
 
@@ -194,7 +195,7 @@ def test_a_format_that_cannot_keep_a_copy_is_refused_before_anything_is_read(
 ) -> None:
     config = write_config(tmp_path, "mariadb", "mysql://app@127.0.0.1:1/shop", ["127.0.0.1:1"])
     options = ["--config", str(config), "--out", str(tmp_path / "copy"), "--url", "http://127.0.0.1:1"]
-    code = snapshot.main([*options, "--format", file_format], session)
+    code = command.main([*options, "--format", file_format], session)
     err = capsys.readouterr().err
     assert code == 2, err
     assert f"a copy cannot be kept as '{file_format}'" in err

@@ -32,7 +32,7 @@ from integration.servers.program import InvalidatorProcess
 from integration.shards import start_shards
 from integration.vitess import test_keyspace as vitess
 from invalidator.process.status import locate_key
-from spark.live import __main__ as audit_live
+from spark.live import __main__ as command
 from spark.session import open_session
 
 KEYS = range(1, 41)
@@ -96,7 +96,7 @@ def run_audit(
     path: Path, session: SparkSession, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    code = audit_live.main(["--config", str(path), "--json", *options], session)
+    code = command.main(["--config", str(path), "--json", *options], session)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -267,7 +267,7 @@ def test_a_keyspace_of_vitess_is_audited_on_its_shards(
 def test_a_wrong_configuration_is_told_in_one_line(
     session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit_live.main(["--config", str(tmp_path / "none.toml")], session) == 2
+    assert command.main(["--config", str(tmp_path / "none.toml")], session) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.count("\n") == 1

@@ -1,9 +1,7 @@
-"""Audit of what every memcached node holds now against the primary: the job and its command line.
+"""The command line of the live audit: ``python -m spark.live``, or spark-submit with this file.
 
-``python -m spark.live --config freshness.toml [--json] [--repair] [--master local[*]]``, or spark-submit. Reads
-only, but for ``--repair``, which removes poisoned entries by CAS.
-Every step is a function DataFrame → DataFrame; what it does to a row is in modules that know nothing of Spark.
-Exit codes: 0 all that is served is right, 2 usage or configuration, 3 not known, 5 stale data was found.
+``--config freshness.toml [--json] [--repair] [--master local[*]]``. Exit codes: 0 everything that is served is right,
+2 usage or configuration, 3 not known, 5 stale data was found.
 """
 
 from __future__ import annotations
@@ -11,165 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-import pyarrow
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql import SparkSession
 from rich.console import Console
 
 from freshness.config.reader import load_config
-from freshness.database.primary import Primary
 from freshness.errors import FreshnessError
-from freshness.nodes.memcached import MemcachedNode
-from spark.live.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, Comparison
-from spark.live.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, Entry, read_node
-from spark.live.report import AuditSummary, Example, print_summary
-from spark.schema import ENTRY, VERDICT
-from spark.scope import AuditScope, load_scope
+from spark.live.job import audit
+from spark.live.report import print_summary
+from spark.scope import load_scope
 from spark.session import open_session
 
-EXAMPLES_MAX: Final = 20
-ERRORS_MAX: Final = 20
 _PRINTED_WIDTH: Final = 160
-
-Batches = Iterable[pyarrow.RecordBatch]
-BatchFunction = Callable[[Batches], Iterator[pyarrow.RecordBatch]]
-
-
-# -- on the executors ------------------------------------------------------------------------------------
-
-
-def entry_reader(scope: AuditScope) -> BatchFunction:
-    """Batches with the column ``id``, a node's place in the list, become batches of `ENTRY`."""
-
-    def read(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        for batch in batches:
-            for place in batch.column("id").to_pylist():
-                yield from _batched(read_node(scope, MemcachedNode(scope.nodes[place])), ENTRY)
-
-    return read
-
-
-def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction:
-    """Batches of `ENTRY` become batches of `VERDICT`. Connections are kept for a partition."""
-
-    def compare(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        nodes: dict[str, MemcachedNode] = {}
-        primaries: dict[str, Primary] = {}
-        with ExitStack() as stack:
-
-            def find_node(name: str) -> MemcachedNode:
-                if name not in nodes:
-                    nodes[name] = MemcachedNode(name)
-                    stack.callback(nodes[name].close)
-                return nodes[name]
-
-            def find_primary(lineage: str) -> Primary:
-                if lineage not in primaries:
-                    server = scope.primaries[lineage]
-                    primaries[lineage] = Primary(server.address, server.flavor)
-                    stack.callback(primaries[lineage].close)
-                return primaries[lineage]
-
-            comparison = Comparison(scope, find_node, find_primary, repairs=repairs)
-            for batch in batches:
-                entries = [Entry(**row) for row in batch.to_pylist()]
-                yield from _batched(comparison.compare(entries), VERDICT)
-
-    return compare
-
-
-def _batched(rows: Iterable[Any], schema: StructType) -> Iterator[pyarrow.RecordBatch]:
-    arrow = to_arrow_schema(schema)
-    held: list[dict[str, Any]] = []
-    for row in rows:
-        held.append(asdict(row))
-        if len(held) == ENTRIES_PER_BATCH_MAX:
-            yield pyarrow.RecordBatch.from_pylist(held, schema=arrow)
-            held = []
-    if held:
-        yield pyarrow.RecordBatch.from_pylist(held, schema=arrow)
-
-
-# -- the frames ------------------------------------------------------------------------------------------
-
-
-def read_entries(session: SparkSession, scope: AuditScope) -> DataFrame:
-    """All entries of all nodes (`ENTRY`), one partition for each node."""
-    count = len(scope.nodes)
-    return session.range(0, count, 1, count).mapInArrow(entry_reader(scope), ENTRY)
-
-
-def compare_entries(entries: DataFrame, scope: AuditScope, *, repairs: bool = False) -> DataFrame:
-    """A `VERDICT` for each entry. The crawler can list an item twice; it is counted once."""
-    return entries.dropDuplicates(["node", "item"]).mapInArrow(
-        entry_comparer(scope, repairs=repairs), VERDICT
-    )
-
-
-def count_verdicts(verdicts: DataFrame) -> DataFrame:
-    """(state, verdict, count, repaired)."""
-    return verdicts.groupBy("state", "verdict").agg(
-        F.count("*").alias("count"), F.sum(F.col("repaired").cast("long")).alias("repaired")
-    )
-
-
-def find_examples(verdicts: DataFrame) -> DataFrame:
-    """The entries to show, the poisoned ones first."""
-    return (
-        verdicts.where(F.col("verdict").isin(POISONED, UNKNOWN) & F.col("item").isNotNull())
-        .orderBy((F.col("verdict") != POISONED).cast("int"), "node", "item")
-        .limit(EXAMPLES_MAX)
-    )
-
-
-def find_errors(verdicts: DataFrame) -> DataFrame:
-    """(error) of what did not answer, each once."""
-    failed = (F.col("state") == UNAVAILABLE) | (
-        (F.col("verdict") == UNKNOWN) & (F.col("state") == LIVE) & (F.col("cached") == "")
-    )
-    return verdicts.where(failed).select("error").distinct().orderBy("error").limit(ERRORS_MAX)
-
-
-def audit(session: SparkSession, scope: AuditScope, *, repairs: bool = False) -> AuditSummary:
-    """Read, compare and count; remove what is poisoned, where that is asked for. What does not answer is in the
-    summary; only bugs raise."""
-    verdicts = compare_entries(read_entries(session, scope), scope, repairs=repairs).persist()
-    try:
-        counted = count_verdicts(verdicts).collect()
-        counts = {(row["state"], row["verdict"]): row["count"] for row in counted}
-        examples = tuple(
-            Example(**{**row.asDict(), "item": bytes(row["item"]).decode("ascii", "backslashreplace")})
-            for row in find_examples(verdicts).drop("state", "repaired").collect()
-        )
-        errors = tuple(row["error"] for row in find_errors(verdicts).collect())
-    finally:
-        verdicts.unpersist()
-
-    def total(*wanted: str) -> int:
-        return sum(
-            count for (state, verdict), count in counts.items() if verdict in wanted and state != UNAVAILABLE
-        )
-
-    return AuditSummary(
-        nodes=len(scope.nodes),
-        entries=sum(count for (state, _), count in counts.items() if state != UNAVAILABLE),
-        live=sum(count for (state, _), count in counts.items() if state == LIVE),
-        compared=total(EQUAL, POISONED, IN_FLIGHT),
-        poisoned=total(POISONED),
-        in_flight=total(IN_FLIGHT),
-        unknown=total(UNKNOWN),
-        not_comparable=total(NOT_COMPARABLE),
-        repaired=sum(row["repaired"] for row in counted),
-        unavailable=errors,
-        examples=examples,
-    )
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:

@@ -20,12 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from freshness.errors import ConfigError, FormatError
 from freshness.history.columns import VERSION_KEY
-from spark.audit import __main__ as job
+from spark.audit import __main__ as command
 from spark.audit import verdict
-from spark.audit.__main__ import ROWS_PER_BATCH_MAX, Audit, audit
 from spark.audit.actions import encode_actions
 from spark.audit.archive import read_archive
 from spark.audit.finding import Rules
+from spark.audit.job import ROWS_PER_BATCH_MAX, Audit, audit
 from spark.audit.part import Part
 from spark.audit.state import load_state, save_state
 from spark.history import read_actions, read_changes
@@ -239,7 +239,7 @@ def test_a_part_that_cannot_be_told_is_an_error(
 ) -> None:
     folders = write([_with_rows(worlds[0])], tmp_path)
     arguments = ["--archive", folders.archive, "--history", folders.history, "--report", str(tmp_path)]
-    assert job.main([*arguments, "--key-range=-80", *options], session) == 2
+    assert command.main([*arguments, "--key-range=-80", *options], session) == 2
     err = capsys.readouterr().err
     assert told in err
     assert "Traceback" not in err
@@ -419,7 +419,7 @@ def test_the_command_writes_its_report(
         "--json",
     ]
     options += ["--as-of", "2027-01-01T00:00:00Z", "--save-state", str(tmp_path / "state")]
-    assert job.main(options, session) == verdict.STALE_DATA
+    assert command.main(options, session) == verdict.STALE_DATA
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((tmp_path / "out/summary.json").read_text())
     assert {each["kind"] for each in printed["found"]} == {"stale_hit", "archive_gap"}
@@ -443,7 +443,7 @@ def test_the_command_tells_mistakes_without_a_traceback(
         "--report",
         str(tmp_path / "out"),
     ]
-    assert job.main(options, session) == 2
+    assert command.main(options, session) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 

@@ -29,7 +29,8 @@ from freshness.history.columns import CHANGES, KIND_KEY, VERSION_KEY
 from freshness.stream.source import RowChange
 from invalidator.archive.reader import open_archive
 from invalidator.archive.writer import RotationPolicy
-from spark.archive import __main__ as compact
+from spark.archive import __main__ as command
+from spark.archive.compaction import compact, find_holes
 from spark.failure import find_failure
 from spark.history import read_changes
 from spark.session import open_session
@@ -167,7 +168,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_merged_file(session: SparkSession, 
     # As if the stream had ended inside of what is merged now
     half = tmp_path / "half"
     begin = ArchiveFolder(str(folder)).read_footer(str(find_files(folder)[3].path)).before
-    compact.compact(session, str(folder), grace_seconds=0)
+    compact(session, str(folder), grace_seconds=0)
     follow(session, folder, "out", half / "checkpoint", since=str(begin))
     assert ordinals(session.read.parquet(str(half / "out"))) == list(range(1, 21)), "since lies within a file"
 
@@ -216,7 +217,7 @@ def test_merged_files_hold_the_same_and_replace_the_others(
 ) -> None:
     folder = write(tmp_path / "archive", range(11, 51), hours=2)
     before, files = messages_of(folder), find_files(folder)
-    assert compact.main([str(folder), "--json"], session) == 0
+    assert command.main([str(folder), "--json"], session) == 0
     result = json.loads(capsys.readouterr().out)
     assert [(each["inputs"], each["outputs"], each["rows"]) for each in result["merged"]] == [(10, 1, 20)]
     assert (result["deleted"], result["problems"]) == (0, [])
@@ -229,12 +230,24 @@ def test_merged_files_hold_the_same_and_replace_the_others(
     keys = parquet.read_table(merged).column("key").to_pylist()
     assert sum(one != other for one, other in pairwise(keys)) == len(set(keys)) - 1, "by key"
 
-    result = compact.compact(session, str(folder), grace_seconds=0)
+    result = compact(session, str(folder), grace_seconds=0)
     assert (result["deleted"], result["merged"]) == (10, [])
     assert messages_of(folder) == before
     with World(folder, TWO_PER_FILE) as world:
         world.writer.write(message(51, change(51)))
     assert len(messages_of(folder)) == len(before) + 1, "the writer goes on behind merged files"
+
+
+def test_a_check_merges_nothing_and_says_so_to_a_person_and_as_json(
+    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path / "archive", range(11, 31), hours=2)
+    count = len(list(folder.rglob("*.parquet")))
+    assert command.main([str(folder), "--check"], session) == 0
+    assert capsys.readouterr().out == "0 files deleted, 0 problems\n"
+    assert command.main([str(folder), "--check", "--json"], session) == 0
+    assert json.loads(capsys.readouterr().out) == {"problems": [], "holes": {}, "merged": [], "deleted": 0}
+    assert len(list(folder.rglob("*.parquet"))) == count
 
 
 def test_a_reader_that_has_listed_the_small_files_finds_them_in_the_large_one(
@@ -244,8 +257,8 @@ def test_a_reader_that_has_listed_the_small_files_finds_them_in_the_large_one(
     reader = ArchiveFolder(str(folder))
     [shard] = reader.list_shards()
     spans = shard.spans(2, 8)
-    compact.compact(session, str(folder), grace_seconds=0)
-    compact.compact(session, str(folder), grace_seconds=0)
+    compact(session, str(folder), grace_seconds=0)
+    compact(session, str(folder), grace_seconds=0)
     assert not any(Path(span.path).exists() for span in spans)
     read = [
         ordinal
@@ -258,7 +271,7 @@ def test_a_reader_that_has_listed_the_small_files_finds_them_in_the_large_one(
 
 def test_old_files_are_deleted_from_the_front(session: SparkSession, tmp_path: Path) -> None:
     folder = write(tmp_path / "archive", range(11, 31), hours=2)
-    compact.compact(session, str(folder), keep_days=1, clock=lambda: 2e9)
+    compact(session, str(folder), keep_days=1, clock=lambda: 2e9)
     left = find_files(folder)
     assert [file.last for file in left] == [20], "never the newest, and nothing that was merged comes back"
     [shard] = ArchiveFolder(str(folder)).list_shards()
@@ -286,7 +299,7 @@ def test_what_is_not_whole_is_told_and_nothing_is_merged(
             other = find_files(folder)[5].path
             rewrite(file, parquet.read_table(other).set_column(4, "ordinal", table.column("ordinal")), footer)
     count = len(list(folder.rglob("*.parquet")))
-    code = compact.main([str(folder), "--json"], session)
+    code = command.main([str(folder), "--json"], session)
     told = capsys.readouterr()
     assert code == 4, told
     assert json.loads(told.out)["problems"], damage
@@ -304,7 +317,7 @@ def test_a_killed_run_leaves_nothing_that_is_read(session: SparkSession, tmp_pat
     left = find_files(folder)[2].path.parent / ".changes-x.merging"
     left.write_bytes(b"half")
     assert messages_of(folder) == before
-    compact.compact(session, str(folder))
+    compact(session, str(folder))
     assert not left.exists()
 
 
@@ -312,8 +325,8 @@ def test_sources_with_holes_are_named() -> None:
     from freshness.position import parse_position
 
     whole = f"{SOURCE}:1-9"
-    assert compact.find_holes(parse_position("mysql", whole)) == []
-    assert compact.find_holes(parse_position("mysql", f"{SOURCE}:1-5:7-9")) == [f"{SOURCE}:1-5:7-9"]
+    assert find_holes(parse_position("mysql", whole)) == []
+    assert find_holes(parse_position("mysql", f"{SOURCE}:1-5:7-9")) == [f"{SOURCE}:1-5:7-9"]
 
 
 # -- what is refused -------------------------------------------------------------------------------------------
@@ -346,7 +359,7 @@ def test_an_empty_folder_is_an_error_and_not_an_empty_stream(
     assert isinstance(error, ConfigError)
     assert "no file of an archive" in str(error)
     assert isinstance(failure_of(lambda: load(session, tmp_path / "none").count()), ConfigError)
-    assert compact.main([str(tmp_path)], session) == 2
+    assert command.main([str(tmp_path)], session) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

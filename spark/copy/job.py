@@ -1,0 +1,333 @@
+"""An external copy of tables: dumped in parallel, then kept up to date by the update stream.
+
+A later run continues from the state of the former one. The job takes no lock and needs no privilege but SELECT,
+because the dump need not be one snapshot: the position B is read before the first row, as something that every later
+SELECT shows, and the head H after the last. A row that changed after B is in the stream with its whole after-image; a
+row that did not change is in the dump as it was at B. So the dump with the stream from B on is exact at every
+position from H on, and it is not published before that. A published copy only moves forward.
+
+`spark.copy.state` says what is published, `spark.copy.table` reads the rows. Called by ``spark.copy``'s main.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from freshness.config.settings import Keyspace, Shard
+from freshness.database.connection import connect, executed_position, read_rows, translated
+from freshness.errors import ConfigError, SourceUnavailable
+from freshness.position import Position, parse_position
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import parse_token, token_sql
+from spark.copy.state import PARQUET, CopyState, TableState, read_state, write_state
+from spark.copy.table import IS_GONE, IS_WHOLE, KEY, PLACE, CopyTable, dump_span, find_spans, read_table
+from spark.failure import SPARK_ERRORS
+from spark.stream import source as updatestream
+from spark.stream.archive_folder import to_batches
+
+ROWS_PER_RANGE: Final = 100_000
+WAIT_SECONDS: Final = 60.0
+POLL_SECONDS: Final = 1.0
+ROUNDS_MAX: Final = 100
+"""Rounds of stream and dump in one run; a table that is changed as a whole in each of them would never end."""
+
+GENERATIONS_KEPT: Final = 2
+"""The published one and the one before it, for those that read it."""
+
+
+PROBE: Final = (
+    "key binary, number bigint, amount decimal(38,0), text string, day date, at timestamp, share double"
+)
+"""A column of each type that a copy can have."""
+
+
+def require_format(session: SparkSession, out: Path, file_format: str) -> None:
+    """Write an empty table into a folder, read it back, and compare. Raises `ConfigError` where that does not go.
+
+    A format without its package, one that writes elsewhere than to a folder (jdbc, kafka), and one that keeps no
+    types (csv, json) are found out before the first row is read.
+    """
+    if file_format == PARQUET:
+        return
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=out) as folder:
+        try:
+            empty = session.createDataFrame([], PROBE)
+            empty.write.format(file_format).mode("overwrite").save(folder)
+            found = session.read.format(file_format).load(folder).dtypes
+        except SPARK_ERRORS as error:
+            # A class that is missing comes as Java's own error
+            text = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
+            told = next(iter(str(text).splitlines()), "")[:300]
+            raise ConfigError(
+                f"a copy cannot be kept as {file_format!r}: {told}",
+                hint="is Spark's package for it there (spark-submit --packages …), and does it write to folders? "
+                "--format parquet needs nothing",
+            ) from error
+    if found != empty.dtypes:
+        raise ConfigError(
+            f"a copy cannot be kept as {file_format!r}: columns come back with other types, or not at all",
+            hint="take --format parquet or orc, or what else keeps types",
+        )
+
+
+# -- positions of the primaries --------------------------------------------------------------------------------
+
+
+def read_floor(keyspace: Keyspace, shard: Shard) -> EventToken:
+    """A position that every SELECT on the primary shows from now on (F2). Raises `ConfigError` without heartbeats."""
+    with closing(connect(shard.primary)) as connection:
+        try:
+            rows = read_rows(connection, token_sql(keyspace.flavor))
+        except Exception as error:
+            raise translated(error, shard.primary, "reading the heartbeat table") from error
+    token = parse_token(keyspace.flavor, shard.lineage, shard.name, rows)
+    if token is None or token.position.is_empty:
+        raise ConfigError(
+            f"shard {shard.lineage} has no heartbeats: nothing is known of what its primary shows",
+            hint="start `invalidator run`, or `spark.sink`, which write them",
+        )
+    return token
+
+
+def read_head(keyspace: Keyspace, shard: Shard) -> Position:
+    """All that the primary has executed: more than any SELECT before it has shown."""
+    with closing(connect(shard.primary)) as connection:
+        try:
+            return executed_position(connection, keyspace.flavor)
+        except Exception as error:
+            raise translated(error, shard.primary, "reading the head") from error
+
+
+# -- the job ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """One run. ``source``: options of the update stream."""
+
+    session: SparkSession
+    keyspace: Keyspace
+    out: Path
+    tables: Sequence[str]
+    source: Mapping[str, str]
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rows_per_range: int = ROWS_PER_RANGE
+    wait_seconds: float = WAIT_SECONDS
+    file_format: str = PARQUET
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    layouts: dict[str, CopyTable] = field(default_factory=dict)
+
+    def run(self) -> CopyState:
+        """Until every table is published at the stream's end, or the wait is over. Raises `FreshnessError`."""
+        state = self._open()
+        deadline = self.clock() + self.wait_seconds
+        for _ in range(ROUNDS_MAX):
+            for name, table in state.tables.items():
+                if table.needs_dump:
+                    self._dump(state, name, deadline)
+            self._follow(state)
+            if not any(table.needs_dump for table in state.tables.values()):
+                if all(table.published == table.folder for table in state.tables.values()):
+                    break
+                if self.clock() > deadline:
+                    break
+                self.sleep(POLL_SECONDS)
+        return state
+
+    def _open(self) -> CopyState:
+        self.out.mkdir(parents=True, exist_ok=True)
+        require_format(self.session, self.out, self.file_format)
+        state = read_state(self.out)
+        if state is None:
+            begin = {
+                shard.lineage: read_floor(self.keyspace, shard) for shard in self.keyspace.serving_shards
+            }
+            state = CopyState(
+                self.keyspace.name,
+                self.keyspace.flavor,
+                {lineage: str(token) for lineage, token in begin.items()},
+                {lineage: str(token.position) for lineage, token in begin.items()},
+                {name: TableState() for name in self.tables},
+            )
+            write_state(self.out, state)
+        if state.keyspace != self.keyspace.name or set(state.tables) != set(self.tables):
+            raise ConfigError(
+                f"{self.out} is a copy of keyspace {state.keyspace}, tables {', '.join(sorted(state.tables))}",
+                hint="give the same ones, or another folder",
+            )
+        if set(state.begin) != {shard.lineage for shard in self.keyspace.serving_shards}:
+            raise ConfigError(f"{self.out} is a copy of other shards", hint="begin anew in another folder")
+        for name, table in state.tables.items():
+            self._clean(name, {table.folder, table.published})
+            self._layout(name)
+        return state
+
+    def _layout(self, name: str) -> CopyTable:
+        """As the first shard has it."""
+        if name not in self.layouts:
+            primary = self.keyspace.serving_shards[0].primary
+            self.layouts[name] = read_table(primary, name, self.left_out.get(name, ()))
+        return self.layouts[name]
+
+    def _dump(self, state: CopyState, name: str, deadline: float) -> None:
+        """All rows of all shards, none older than the stream's position."""
+        for shard in self.keyspace.serving_shards:
+            applied = parse_position(state.flavor, state.position[shard.lineage])
+            while not read_floor(self.keyspace, shard).position.contains(applied):
+                if self.clock() > deadline:
+                    raise SourceUnavailable(
+                        f"the primary of {shard.lineage} does not show {applied} yet",
+                        hint="are heartbeats written? on MariaDB they say what is visible",
+                    )
+                self.sleep(POLL_SECONDS)
+        self.layouts.pop(name, None)
+        layout, table = self._layout(name), state.tables[name]
+        folder = self._next_folder(name, table)
+        frames = [self._dump_shard(layout, shard) for shard in self.keyspace.serving_shards]
+        dumped = frames[0]
+        for frame in frames[1:]:
+            dumped = dumped.unionAll(frame)
+        dumped.write.format(self.file_format).mode("overwrite").save(str(self.out / folder))
+        until = {
+            shard.lineage: str(read_head(self.keyspace, shard)) for shard in self.keyspace.serving_shards
+        }
+        table.folder, table.until, table.needs_dump = folder, until, False
+        write_state(self.out, state)
+
+    def _dump_shard(self, layout: CopyTable, shard: Shard) -> DataFrame:
+        spans, address = find_spans(shard.primary, layout, self.rows_per_range), shard.primary
+        arrow = to_arrow_schema(layout.schema())
+
+        def read(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+            for batch in batches:
+                for place in batch.column("id").to_pylist():
+                    yield from to_batches(dump_span(address, layout, spans[place]), arrow)
+
+        return self.session.range(0, len(spans), 1, len(spans)).mapInArrow(read, layout.schema())
+
+    def _next_folder(self, name: str, table: TableState) -> str:
+        table.generation += 1
+        return f"{name}/{table.generation:09d}"
+
+    def _follow(self, state: CopyState) -> None:
+        """Apply what the stream has by now, and publish what is exact."""
+        updatestream.register(self.session)
+        options = {**self.source, "since": ",".join(state.begin.values()), "keyspace": self.keyspace.name}
+        frame = self.session.readStream.format(updatestream.NAME).options(**options).load()
+
+        def take(batch: DataFrame, number: int) -> None:
+            if number > state.batch:
+                self._apply(state, batch, number)
+
+        writer = frame.writeStream.foreachBatch(take).option(
+            "checkpointLocation", str(self.out / "checkpoint")
+        )
+        query = updatestream.start_query(writer.trigger(availableNow=True))
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        self._publish(state)
+
+    def _apply(self, state: CopyState, batch: DataFrame, number: int) -> None:
+        """One micro-batch. The state is written once at its end: before that it counts for nothing."""
+        batch.persist()
+        try:
+            position = {
+                lineage: parse_position(state.flavor, text) for lineage, text in state.position.items()
+            }
+            for row in batch.where("op IN ('begin', 'empty')").select("lineage", "gtid").distinct().collect():
+                if row["lineage"] not in position:
+                    raise ConfigError(
+                        f"{row['lineage']} came to the stream", hint="begin anew in another folder"
+                    )
+                own = parse_position(state.flavor, row["gtid"])
+                position[row["lineage"]] = position[row["lineage"]].union(own)
+            told = batch.where(F.col("table").isNotNull()).groupBy("table")
+            counts = {
+                row["table"]: row["raised"]
+                for row in told.agg(F.max(F.col("op") == "raise").alias("raised")).collect()
+            }
+            for name, table in state.tables.items():
+                if counts.get(name):
+                    table.needs_dump = True
+                if name in counts and not table.needs_dump:
+                    self._merge(name, table, batch)
+        finally:
+            batch.unpersist()
+        state.batch = number
+        state.position = {lineage: str(each) for lineage, each in position.items()}
+        self._publish(state)
+
+    def _merge(self, name: str, table: TableState, batch: DataFrame) -> None:
+        """A new generation: the last one with the newest change of each key."""
+        layout = self._layout(name)
+        arrow = to_arrow_schema(layout.change_schema())
+
+        def tell(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+            for each in batches:
+                rows = (change for row in each.to_pylist() for change in layout.to_changes(row))
+                yield from to_batches(rows, arrow)
+
+        rows = batch.where((F.col("table") == name) & F.col("op").isin("insert", "update", "delete"))
+        changes = (
+            rows.select("ordinal", "row", "before", "after")
+            .mapInArrow(tell, layout.change_schema())
+            .persist()
+        )
+        try:
+            if changes.where(~F.col(IS_WHOLE)).limit(1).count():
+                table.needs_dump = True
+                return
+            columns = [F.col(field.name) for field in layout.schema().fields if field.name != KEY]
+            newest = changes.groupBy(KEY).agg(
+                F.max_by(F.struct(F.col(IS_GONE), *columns), F.struct(*map(F.col, PLACE))).alias("_newest")
+            )
+            now = newest.where(~F.col(f"_newest.{IS_GONE}")).select(
+                KEY,
+                *(
+                    F.col("_newest").getField(field.name).alias(field.name)
+                    for field in layout.schema().fields[1:]
+                ),
+            )
+            former = (
+                self.session.read.schema(layout.schema())
+                .format(self.file_format)
+                .load(str(self.out / table.folder))
+            )
+            folder = self._next_folder(name, table)
+            kept = former.join(newest.select(KEY), KEY, "left_anti").select(*layout.schema().names)
+            kept.unionAll(now).write.format(self.file_format).mode("overwrite").save(str(self.out / folder))
+            table.folder = folder
+        finally:
+            changes.unpersist()
+
+    def _publish(self, state: CopyState) -> None:
+        """Tables whose dump is behind the stream: those are exact. Then remove what nobody reads."""
+        for table in state.tables.values():
+            if not table.needs_dump and state.contains(table.until):
+                table.published = table.folder
+        write_state(self.out, state)
+        for name, table in state.tables.items():
+            self._clean(name, {table.folder, table.published})
+
+    def _clean(self, name: str, used: set[str]) -> None:
+        kept = sorted(used - {""})
+        folders = sorted(path for path in (self.out / name).glob("0*") if path.is_dir())
+        for path in folders[:-GENERATIONS_KEPT]:
+            if f"{name}/{path.name}" not in kept:
+                shutil.rmtree(path)

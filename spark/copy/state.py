@@ -1,0 +1,100 @@
+"""What a copy has published, and how far it has applied the stream: ``state.json`` in its folder.
+
+The file is replaced as a whole, and names for each table the folder that readers get. Programs that use a copy call
+`read_copy`; the job, `spark.copy.job`, reads and writes the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from freshness.errors import ConfigError, FormatError
+from freshness.position import parse_position
+from spark.copy.table import KEY
+
+STATE: Final = "state.json"
+PARQUET: Final = "parquet"
+VERSION: Final = 1
+
+
+@dataclass(slots=True)
+class TableState:
+    """``folder``: what is made; ``published``: what readers get, "" for nothing yet. ``until``: by lineage, the head
+    after the dump, before which it is not published. ``needs_dump``: not dumped yet, or changed as a whole."""
+
+    needs_dump: bool = True
+    folder: str = ""
+    published: str = ""
+    until: dict[str, str] = field(default_factory=dict)
+    generation: int = 0
+
+
+@dataclass(slots=True)
+class CopyState:
+    """``begin``: by lineage the token from which the stream is applied; ``position``: up to where. ``batch``: the
+    micro-batch that was applied last."""
+
+    keyspace: str
+    flavor: str
+    begin: dict[str, str]
+    position: dict[str, str]
+    tables: dict[str, TableState]
+    batch: int = -1
+    version: int = VERSION
+
+    def contains(self, position: Mapping[str, str]) -> bool:
+        """Whether the stream was applied up to there, in every lineage."""
+        return all(
+            parse_position(self.flavor, self.position.get(lineage, "")).contains(
+                parse_position(self.flavor, text)
+            )
+            for lineage, text in position.items()
+        )
+
+
+def read_state(out: Path) -> CopyState | None:
+    """None where there is none yet. Raises `FormatError`."""
+    path = out / STATE
+    try:
+        found = json.loads(path.read_text())
+        if found["version"] != VERSION:
+            raise FormatError(
+                f"{path}: version {found['version']}", hint=f"this program reads version {VERSION}"
+            )
+        tables = {name: TableState(**each) for name, each in found.pop("tables").items()}
+        return CopyState(tables=tables, **found)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{path} is no state of a copy: {error}", hint="move the folder away and begin anew"
+        ) from error
+
+
+def write_state(out: Path, state: CopyState) -> None:
+    """As a whole, or not at all."""
+    draft = out / f".{STATE}.draft"
+    with draft.open("w") as file:
+        json.dump(asdict(state), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(out / STATE)
+
+
+def read_copy(session: SparkSession, out: str | Path, table: str, file_format: str = PARQUET) -> DataFrame:
+    """The published copy of a table. Raises `ConfigError` where there is none."""
+    state = read_state(Path(out))
+    if state is None or table not in state.tables or not state.tables[table].published:
+        raise ConfigError(
+            f"{out} has no published copy of {table}", hint="run spark.copy until it ends with 0"
+        )
+    return session.read.format(file_format).load(str(Path(out) / state.tables[table].published)).drop(KEY)
