@@ -1,7 +1,7 @@
 """The columns of every DataFrame that the jobs hand on: the one place that names their types.
 
-The field names are those of the dataclasses that travel as rows (`spark.live.entry.Entry`,
-`spark.live.comparison.Verdict`); a unit test holds them together.
+The field names are those of the dataclasses that travel as rows (`spark.live.entry.NodeEntry`,
+`spark.live.comparison.EntryVerdict`); a unit test holds them together.
 """
 
 from __future__ import annotations

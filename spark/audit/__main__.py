@@ -19,7 +19,7 @@ from freshness.errors import ConfigError, FormatError, FreshnessError
 from spark.audit.finding import Rules
 from spark.audit.job import ROWS_PER_BATCH_MAX, audit
 from spark.audit.page import write_report
-from spark.audit.part import Part
+from spark.audit.part import AuditPart
 from spark.audit.state import load_state, save_state
 from spark.audit.summary import Summary, print_summary
 from spark.failure import SPARK_ERRORS, tell_failure
@@ -54,7 +54,7 @@ def _run(session: SparkSession, options: argparse.Namespace) -> Summary:
         tombstone_ttl_us=round(options.tombstone_ttl_seconds * 1e6),
         view_us=round(options.node_refresh_seconds * 1e6),
     )
-    part = Part.parse(options.key_range, options.sharding) if options.key_range else None
+    part = AuditPart.parse(options.key_range, options.sharding) if options.key_range else None
     if part is not None and (options.state or options.save_state):
         raise ConfigError(
             "--key-range does not go with --state or --save-state", hint="carry over whole audits only"

@@ -7,7 +7,7 @@ Functions of DataFrames; called by the audit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -32,11 +32,12 @@ from spark.audit.itemlog import (
     ROW,
     SERVED_STALE,
     UNANSWERED,
-    Stamp,
+    PlacedStamp,
     pack_stamps,
 )
 from spark.audit.replay import PACKED
 from spark.audit.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
+from spark.batch import Batches, BatchFunction
 from spark.schema import REPLAY
 
 ACTIONS: Final = ("fill", "hit", "refusal", "invalidation", "publish", "dropped")
@@ -48,9 +49,6 @@ PACK_MIN: Final = 4
 STAMPS_HELD_MAX: Final = 65_536
 
 _PART, _LIST = "\x1e", "\x1f"
-
-Batches = Iterable[pyarrow.RecordBatch]
-BatchFunction = Callable[[Batches], Iterator[pyarrow.RecordBatch]]
 
 
 def _joined(name: str) -> Column:
@@ -238,7 +236,7 @@ def _digest(name: str) -> Column:
 
 
 def _positions(with_floors: Column) -> Column:
-    """All that a `Stamp` is made of, as one text: batches hold few different ones."""
+    """All that a `PlacedStamp` is made of, as one text: batches hold few different ones."""
     lives = F.array_join(F.transform("lives", F.hex), _LIST)
     floors = F.when(with_floors, _joined("floors")).otherwise("")
     return F.concat_ws(_PART, _joined("lineages"), _joined("epochs"), lives, _joined("positions"), floors)
@@ -276,7 +274,7 @@ def _find_stamps(
     return found
 
 
-def read_stamps(lineages: Mapping[str, Lineage], text: str) -> tuple[list[Stamp], int]:
+def read_stamps(lineages: Mapping[str, Lineage], text: str) -> tuple[list[PlacedStamp], int]:
     """(stamps, `BELOW_FLOOR` or 0) of a text as `_positions` makes it."""
     names, epochs, lives, positions, floors = text.split(_PART)
     parts = [part.split(_LIST) for part in (epochs, lives, positions)]
@@ -284,13 +282,13 @@ def read_stamps(lineages: Mapping[str, Lineage], text: str) -> tuple[list[Stamp]
     if not names:
         return [], 0
     if any(len(part) != len(wanted) for part in parts):
-        return [Stamp(0, NOTHING, Place(0, (), MALFORMED))], 0
+        return [PlacedStamp(0, NOTHING, Place(0, (), MALFORMED))], 0
     bounds = floors.split(_LIST) if floors else []
     stamps, flags = [], 0
     for at, name in enumerate(wanted):
         lineage, (epoch, life, position) = lineages.get(name), (part[at] for part in parts)
         place = Place(0, (), NO_ARCHIVE) if lineage is None else _place(lineage, epoch, position)
-        stamps.append(Stamp(0 if lineage is None else lineage.number, _life(life), place))
+        stamps.append(PlacedStamp(0 if lineage is None else lineage.number, _life(life), place))
         if lineage is not None and at < len(bounds) and _lacks(lineage.flavor, position, bounds[at]):
             flags = BELOW_FLOOR
     return stamps, flags

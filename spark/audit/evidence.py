@@ -15,11 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark.audit import verdict
-from spark.audit.actions import Batches, Stock
+from spark.audit.actions import Stock
 from spark.audit.archive import Archive, Damage
 from spark.audit.finding import Evidence, format_evidence
 from spark.audit.itemlog import NO_NUMBER
 from spark.audit.timeline import NOTHING, Lineage, find_holes, holds_any
+from spark.batch import Batches
 from spark.schema import VIOLATION
 
 BROADCAST_MAX: Final = 100_000

@@ -45,7 +45,7 @@ _STAMP: Final = struct.Struct("<qqqiI")
 _EXTRA: Final = struct.Struct("<q")
 
 
-class Stamp(NamedTuple):
+class PlacedStamp(NamedTuple):
     """A position of one lineage, as a row carries it."""
 
     lineage: int
@@ -53,7 +53,7 @@ class Stamp(NamedTuple):
     place: Place
 
 
-def pack_stamps(stamps: Iterable[Stamp]) -> bytes:
+def pack_stamps(stamps: Iterable[PlacedStamp]) -> bytes:
     parts = []
     for lineage, life, (prefix, extras, flags) in stamps:
         parts.append(_STAMP.pack(lineage, life, prefix, flags, len(extras)))
@@ -62,14 +62,14 @@ def pack_stamps(stamps: Iterable[Stamp]) -> bytes:
 
 
 @lru_cache(65536)
-def unpack_stamps(data: bytes) -> tuple[Stamp, ...]:
+def unpack_stamps(data: bytes) -> tuple[PlacedStamp, ...]:
     stamps, at = [], 0
     while at < len(data):
         lineage, life, prefix, flags, count = _STAMP.unpack_from(data, at)
         at += _STAMP.size
         extras = struct.unpack_from(f"<{count}q", data, at)
         at += 8 * count
-        stamps.append(Stamp(lineage, life, Place(prefix, extras, flags)))
+        stamps.append(PlacedStamp(lineage, life, Place(prefix, extras, flags)))
     return tuple(stamps)
 
 

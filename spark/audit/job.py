@@ -20,8 +20,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from freshness.errors import FormatError
 from spark.audit import verdict
 from spark.audit.actions import (
-    Batches,
-    BatchFunction,
     Stock,
     collect_lives,
     collect_raise_acks,
@@ -34,10 +32,11 @@ from spark.audit.archive import RAISES_MAX, Archive, find_raises, read_archive
 from spark.audit.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
 from spark.audit.finding import Knowledge, Life, Rules, Tally, format_evidence, format_tally, merge_tally
 from spark.audit.itemlog import CHANGE, NO_NUMBER
-from spark.audit.part import Part, find_items
+from spark.audit.part import AuditPart, find_items
 from spark.audit.replay import replay
 from spark.audit.state import State
 from spark.audit.summary import Summary, summarize
+from spark.batch import Batches, BatchFunction
 from spark.schema import REPLAYED
 
 ROWS_PER_BATCH_MAX: Final = 20_000
@@ -129,7 +128,7 @@ def audit(
     as_of_us: int | None = None,
     previous: State | None = None,
     partitions: int | None = None,
-    part: Part | None = None,
+    part: AuditPart | None = None,
 ) -> Audit:
     """Audit recorded history that continues ``previous``. ``rules.as_of_us`` is set from ``as_of_us``, which is by
     default a little before the archive's end. ``part``: the only items that are judged, without a ``previous``.

@@ -20,7 +20,7 @@ from freshness.config.settings import ShardingFunction
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keyrange import KeyRange
 from freshness.values.json import from_json
-from spark.audit.actions import Batches, BatchFunction
+from spark.batch import Batches, BatchFunction
 
 _FUNCTIONS: Final = "freshness.database.sharding"
 _ITEMS: Final = "items array<binary>"
@@ -28,7 +28,7 @@ _SCHEMA: Final = pyarrow.schema([("items", pyarrow.list_(pyarrow.binary()))])
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AuditPart:
     """``column`` and ``function``: as in ``[keyspaces.NAME.sharding]``."""
 
     key_range: KeyRange
@@ -36,7 +36,7 @@ class Part:
     function: str
 
     @classmethod
-    def parse(cls, key_range: str, sharding: str) -> Part:
+    def parse(cls, key_range: str, sharding: str) -> AuditPart:
         """``sharding``: COLUMN:FUNCTION. Raises `FormatError` and `ConfigError`."""
         column, _, function = sharding.rpartition(":")
         functions = get_args(ShardingFunction)
@@ -77,7 +77,7 @@ class Part:
             return True
 
 
-def find_items(changes: DataFrame, part: Part) -> DataFrame:
+def find_items(changes: DataFrame, part: AuditPart) -> DataFrame:
     """(h1, h2) of the items of a part, each once."""
     rows = changes.where(F.size("items") > 0).select("items", "table", "before", "after")
     item = F.col("item")
@@ -85,7 +85,7 @@ def find_items(changes: DataFrame, part: Part) -> DataFrame:
     return items.select(F.xxhash64(item).alias("h1"), F.hash(item).alias("h2")).distinct()
 
 
-def _chooser(part: Part) -> BatchFunction:
+def _chooser(part: AuditPart) -> BatchFunction:
     def choose(batches: Batches) -> Any:
         for batch in batches:
             rows = zip(

@@ -32,7 +32,7 @@ from spark.audit.itemlog import (
     SERVED_STALE,
     UNANSWERED,
     Log,
-    Stamp,
+    PlacedStamp,
     unpack_stamps,
 )
 from spark.audit.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, FRAGMENTED, NOTHING, UNKNOWN_FLAGS
@@ -170,7 +170,7 @@ class ItemReplay:
                 entry.stamps, entry.digest, entry.flags & ABSENT, failure, span
             )
 
-    def _judge_fill(self, entry: Entry, observed: int, span: Span, stamps: Sequence[Stamp]) -> str:
+    def _judge_fill(self, entry: Entry, observed: int, span: Span, stamps: Sequence[PlacedStamp]) -> str:
         """The failure mode of the fill, "" for none. What was judged before is classified again and not told."""
         is_told = self._is_told(entry, span)
         unknown = _find_unknown(stamps)
@@ -189,7 +189,7 @@ class ItemReplay:
             return "F16"
         return self._judge_digest(entry, span, "fill", is_told)
 
-    def _judge_order(self, entry: Entry, observed: int, span: Span, stamp: Stamp, is_told: bool) -> str:
+    def _judge_order(self, entry: Entry, observed: int, span: Span, stamp: PlacedStamp, is_told: bool) -> str:
         """Whether the stub that was replaced is younger than the tombstone of a change that the position lacks."""
         log = self._logs.get(stamp.lineage)
         found = None if log is None else log.find_ack(stamp.place, entry.node, stamp.life)
@@ -255,7 +255,7 @@ class ItemReplay:
             self._found(verdict.DIGEST_MISMATCH, failure, entry, span, evidence, stamp.lineage)
         return failure
 
-    def _row_at(self, stamp: Stamp, log: Log, who: int) -> tuple[bool, int] | None:
+    def _row_at(self, stamp: PlacedStamp, log: Log, who: int) -> tuple[bool, int] | None:
         if stamp.place.extras and any(ordinal in stamp.place.extras for ordinal in log.ordinals):
             return None
         at = log.first_missing(stamp.place)
@@ -265,7 +265,7 @@ class ItemReplay:
         raises = self._raises(who, stamp, log.ordinals[at - 1])
         return None if any(map(stamp.place.contains, raises)) else log.afters[at - 1]
 
-    def _raises(self, who: int, stamp: Stamp, after: int) -> list[int]:
+    def _raises(self, who: int, stamp: PlacedStamp, after: int) -> list[int]:
         """Where the object's tables changed as a whole, after an ordinal."""
         if not self._known.raises:
             return []
@@ -341,7 +341,7 @@ class ItemReplay:
             held = self._standings[key] = self._find_standing(entry, unpack_stamps(entry.stamps))
         return held
 
-    def _find_standing(self, entry: Entry, stamps: Sequence[Stamp]) -> Standing:
+    def _find_standing(self, entry: Entry, stamps: Sequence[PlacedStamp]) -> Standing:
         unknown = _find_unknown(stamps)
         if unknown:
             return Standing(unknown=unknown)
@@ -353,7 +353,7 @@ class ItemReplay:
             standing = standing._replace(dead_after_us=dead_us)
         return standing
 
-    def _with_changes(self, standing: Standing, node: int, stamp: Stamp) -> Standing:
+    def _with_changes(self, standing: Standing, node: int, stamp: PlacedStamp) -> Standing:
         log = self._logs.get(stamp.lineage)
         at = log.first_missing(stamp.place) if log is not None else 0
         if log is None or at == len(log.ordinals):
@@ -374,7 +374,7 @@ class ItemReplay:
             ),
         )
 
-    def _with_raises(self, standing: Standing, entry: Entry, stamp: Stamp) -> Standing:
+    def _with_raises(self, standing: Standing, entry: Entry, stamp: PlacedStamp) -> Standing:
         for ordinal in self._raises(entry.who, stamp, stamp.place.prefix):
             if stamp.place.contains(ordinal):
                 continue
@@ -393,7 +393,7 @@ class ItemReplay:
                 )
         return standing
 
-    def _find_end(self, node: int, stamp: Stamp) -> int:
+    def _find_end(self, node: int, stamp: PlacedStamp) -> int:
         """When nobody may serve from that life any more."""
         lives = self._known.lives.get((node, stamp.lineage), ())
         begun = next((life.first_begin_us for life in lives if life.life == stamp.life), None)
@@ -567,7 +567,7 @@ def _why(flags: int) -> str:
     return verdict.NO_POSITION
 
 
-def _committed(known: Knowledge, stamps: Sequence[Stamp]) -> int:
+def _committed(known: Knowledge, stamps: Sequence[PlacedStamp]) -> int:
     """When the newest transaction of the prefixes was committed, at the earliest."""
     latest = NOTHING
     for stamp in stamps:
@@ -577,7 +577,7 @@ def _committed(known: Knowledge, stamps: Sequence[Stamp]) -> int:
     return latest
 
 
-def _find_unknown(stamps: Sequence[Stamp]) -> str:
+def _find_unknown(stamps: Sequence[PlacedStamp]) -> str:
     """Why these positions cannot be judged; "" where they can."""
     if not stamps:
         return verdict.NO_POSITION

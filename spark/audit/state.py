@@ -20,13 +20,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.errors import ConfigError, FormatError
-from spark.audit.actions import Batches
 from spark.audit.archive import Archive, RunRow, rebuild
 from spark.audit.evidence import Names, Who
 from spark.audit.finding import Knowledge, Life
 from spark.audit.itemlog import CHANGE, HIT, JUDGED
 from spark.audit.replay import PACKED
 from spark.audit.timeline import Run
+from spark.batch import Batches
 from spark.schema import REPLAY
 
 STATE_VERSION: Final = 1

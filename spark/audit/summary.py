@@ -72,7 +72,7 @@ class Nines:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ViolationCount:
     """Violations of one kind and failure mode: how many entries, how many actions, the longest in seconds."""
 
     kind: str
@@ -102,7 +102,7 @@ class Summary:
     nines: Sequence[Nines]
     audited: Share
     poisoned: Share
-    found: Sequence[Found]
+    found: Sequence[ViolationCount]
     unknown: Mapping[str, int]
     wrong_clocks: Sequence[str]
     hot: Sequence[tuple[str, int]]
@@ -213,7 +213,7 @@ def _within(histogram: Sequence[int]) -> dict[str, Share]:
 # -- what is shown ---------------------------------------------------------------------------------------
 
 
-def _count(violations: DataFrame) -> list[Found]:
+def _count(violations: DataFrame) -> list[ViolationCount]:
     rows: list[Any] = (
         violations.groupBy("kind", "failure")
         .agg(
@@ -225,7 +225,9 @@ def _count(violations: DataFrame) -> list[Found]:
     )
     order = list(verdict.KIND_BY_NAME)
     found = [
-        Found(row["kind"], row["failure"], row["entries"], row["actions"], (row["longest_us"] or 0) / 1e6)
+        ViolationCount(
+            row["kind"], row["failure"], row["entries"], row["actions"], (row["longest_us"] or 0) / 1e6
+        )
         for row in rows
     ]
     return sorted(found, key=lambda it: (order.index(it.kind), it.failure))

@@ -69,16 +69,6 @@ class Place(NamedTuple):
     def contains(self, ordinal: int) -> bool:
         return ordinal <= self.prefix or ordinal in self.extras
 
-    def covers(self, other: Place) -> bool:
-        """Whether everything of ``other`` that the archive knows is in this position."""
-        return all(
-            self.contains(ordinal)
-            for ordinal in (
-                *other.extras,
-                *range(self.prefix + 1, min(other.prefix, self.prefix + 1 + EXTRAS_MAX) + 1),
-            )
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Chain:

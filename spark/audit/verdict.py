@@ -31,7 +31,7 @@ RECORDER_GAP: Final = "recorder_gap"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ViolationKind:
     """``is_poison``: the cache held or served, or could serve, what it must not. ``is_damage``: the evidence is
     damaged, so that more may be wrong than was found. Neither: it is told, and where it matters verdicts are unknown.
 
@@ -46,7 +46,7 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind(
+    ViolationKind(
         POISONED_FILL,
         True,
         False,
@@ -54,21 +54,21 @@ KINDS: Final = (
         "a value was stored after an invalidation that its position lacks: blindly (F1), past a tombstone that was "
         "gone (F5) or had expired (F6), or below the floor that the reader itself had seen (F16)",
     ),
-    Kind(
+    ViolationKind(
         FILL_BELOW_FLOOR,
         True,
         False,
         ("F16",),
         "a value was stored from a position that lacks the node's floor",
     ),
-    Kind(
+    ViolationKind(
         DIGEST_MISMATCH,
         True,
         False,
         ("F2", "F46"),
         "the value stored is not the row at its position: an older one, so the token ran ahead (F2), or none of them",
     ),
-    Kind(
+    ViolationKind(
         STALE_HIT,
         True,
         False,
@@ -76,38 +76,41 @@ KINDS: Final = (
         "a value was served after an invalidation that its position lacks was acknowledged: the fill's own failure, "
         "or the entry outlived the invalidation (F11), or a change of the whole table (F21)",
     ),
-    Kind(DEAD_LIFE_HIT, True, False, ("F7",), "a value of a former life of the node was served"),
-    Kind(
+    ViolationKind(DEAD_LIFE_HIT, True, False, ("F7",), "a value of a former life of the node was served"),
+    ViolationKind(
         THIN_AIR_HIT,
         True,
         False,
         ("F45",),
         "a value was served that nobody stored, or another than was stored",
     ),
-    Kind(
+    ViolationKind(
         MISSED_INVALIDATION,
         True,
         False,
         ("F14",),
         "progress names a change, and the item was not invalidated for it: lost, not late",
     ),
-    Kind(ARCHIVE_GAP, False, True, ("F15",), "ordinals are missing in the archive of a lineage"),
-    Kind(GTID_GAP, False, True, ("F27",), "a server executed a transaction that was never streamed"),
-    Kind(ARCHIVE_DUPLICATE, False, True, ("F32",), "a transaction is in the archive twice"),
-    Kind(ARCHIVE_REORDERING, False, True, ("F29",), "the numbers of a source run backwards in the archive"),
-    Kind(
+    ViolationKind(ARCHIVE_GAP, False, True, ("F15",), "ordinals are missing in the archive of a lineage"),
+    ViolationKind(GTID_GAP, False, True, ("F27",), "a server executed a transaction that was never streamed"),
+    ViolationKind(ARCHIVE_DUPLICATE, False, True, ("F32",), "a transaction is in the archive twice"),
+    ViolationKind(
+        ARCHIVE_REORDERING, False, True, ("F29",), "the numbers of a source run backwards in the archive"
+    ),
+    ViolationKind(
         CLOCK_ANOMALY,
         False,
         False,
         ("F3", "F4", "F36"),
         "a commit's time runs backwards (F3) or ahead (F4), or a client's clock contradicts the order (F36)",
     ),
-    Kind(
+    ViolationKind(
         RECORDER_GAP, False, True, ("I8",), "actions of a client are missing in the history, or there twice"
     ),
 )
 KIND_BY_NAME: Final = {kind.name: kind for kind in KINDS}
 
+# Why something could not be decided.
 NO_POSITION: Final = "position unreadable or of a source that the archive does not have"
 BEFORE_ARCHIVE: Final = "position from before the archive begins"
 FRAGMENTED: Final = "position in too many pieces"
@@ -117,18 +120,6 @@ NO_PUBLISH: Final = "no invalidation of a change, and no progress of its node re
 ROW_UNKNOWN: Final = "the value is no row that the archive has, but the archive lacks transactions there"
 WRONG_CLOCK: Final = "times of a client whose clock is wrong"
 NO_HISTORY: Final = "nothing of the history could be judged"
-UNKNOWNS: Final = (
-    NO_POSITION,
-    BEFORE_ARCHIVE,
-    FRAGMENTED,
-    NOT_FILLED_LOST,
-    NOT_INVALIDATED_LOST,
-    NO_PUBLISH,
-    ROW_UNKNOWN,
-    WRONG_CLOCK,
-    NO_HISTORY,
-)
-"""Why something could not be decided."""
 
 
 def find_exit_code(kinds: Collection[str], unknown: int) -> int:

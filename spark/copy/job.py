@@ -32,11 +32,11 @@ from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import parse_token, token_sql
+from spark.batch import to_batches
 from spark.copy.state import PARQUET, CopyState, TableState, read_state, write_state
 from spark.copy.table import IS_GONE, IS_WHOLE, KEY, PLACE, CopyTable, dump_span, find_spans, read_table
 from spark.failure import SPARK_ERRORS
 from spark.stream import source as updatestream
-from spark.stream.archive_folder import to_batches
 
 ROWS_PER_RANGE: Final = 100_000
 WAIT_SECONDS: Final = 60.0

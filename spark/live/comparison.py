@@ -27,7 +27,7 @@ from spark.live.entry import (
     LIVE,
     UNAVAILABLE,
     UNTRUSTED,
-    Entry,
+    NodeEntry,
     digest_bytes,
     digest_value,
     find_key_values,
@@ -50,7 +50,7 @@ NOT_SERVED: Final = "not_served"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EntryVerdict:
     """A row of `spark.schema.VERDICT`."""
 
     node: str
@@ -65,8 +65,8 @@ class Verdict:
     repaired: bool = False
 
 
-Row: TypeAlias = dict[str, Any]
-RowsFound: TypeAlias = Mapping[bytes, Sequence[Row]]
+DatabaseRow: TypeAlias = dict[str, Any]
+RowsFound: TypeAlias = Mapping[bytes, Sequence[DatabaseRow]]
 """By identity. More than one: the row is in several shards, since it moves between them."""
 
 
@@ -75,7 +75,7 @@ class PrimaryReader(Protocol):
 
     def read_rows(
         self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
-    ) -> dict[bytes, Row]: ...
+    ) -> dict[bytes, DatabaseRow]: ...
 
     def read_position(self) -> Position: ...
 
@@ -99,7 +99,7 @@ class Comparison:
         self._sleep = sleep
         self._repairs = repairs
 
-    def compare(self, entries: Sequence[Entry]) -> list[Verdict]:
+    def compare(self, entries: Sequence[NodeEntry]) -> list[EntryVerdict]:
         """One verdict for each entry, in any order. A database or node that fails makes its entries unknown."""
         verdicts = [_verdict(entry, _find_early_verdict(self._scope, entry)) for entry in entries]
         open_ones = [entry for entry in entries if not _find_early_verdict(self._scope, entry)]
@@ -115,8 +115,8 @@ class Comparison:
         return verdicts
 
     def _compare_rows(
-        self, definition: ObjectDefinition, lineages: Sequence[str], entries: Sequence[Entry]
-    ) -> list[Verdict]:
+        self, definition: ObjectDefinition, lineages: Sequence[str], entries: Sequence[NodeEntry]
+    ) -> list[EntryVerdict]:
         primaries = {lineage: self._find_primary(lineage) for lineage in lineages}
         rows = _read_rows(primaries.values(), definition, entries)
         differing = [entry for entry in entries if _differs(entry, rows)]
@@ -131,17 +131,17 @@ class Comparison:
         self,
         primaries: Iterable[PrimaryReader],
         definition: ObjectDefinition,
-        entries: Sequence[Entry],
+        entries: Sequence[NodeEntry],
         heads: Mapping[str, Position],
-    ) -> list[Verdict]:
-        verdicts: list[Verdict] = []
+    ) -> list[EntryVerdict]:
+        verdicts: list[EntryVerdict] = []
         looks = dict.fromkeys((_place(entry) for entry in entries), 0)
-        left: list[Entry] = list(entries)
+        left: list[NodeEntry] = list(entries)
         rows: RowsFound = {}
         for _ in range(RECHECKS_MAX):
             self._sleep(RECHECK_WAIT_SECONDS)
             rows = _read_rows(primaries, definition, left)
-            undecided: list[Entry] = []
+            undecided: list[NodeEntry] = []
             for entry, (now, records) in zip(left, self._read_again(left), strict=True):
                 if _is_another(now, entry) or not _differs(entry, rows):
                     verdicts.append(_verdict(entry, IN_FLIGHT))
@@ -162,7 +162,7 @@ class Comparison:
             _condemned(entry, UNKNOWN, rows, _why_unknown(entry, rows, heads)) for entry in left
         ]
 
-    def _remove(self, entry: Entry) -> bool:
+    def _remove(self, entry: NodeEntry) -> bool:
         """Remove it by CAS: what took its place meanwhile, or was written again, stays. False: it was not there."""
         name, item = _place(entry)
         node = self._find_node(name)
@@ -173,10 +173,10 @@ class Comparison:
         return reply is DONE
 
     def _read_again(
-        self, entries: Sequence[Entry]
-    ) -> list[tuple[Entry | None, Mapping[str, NodeRecord | None]]]:
+        self, entries: Sequence[NodeEntry]
+    ) -> list[tuple[NodeEntry | None, Mapping[str, NodeRecord | None]]]:
         """What is under the keys now, None where nothing is, and the records of its node as of before."""
-        answers: dict[tuple[str, bytes], tuple[Entry | None, Mapping[str, NodeRecord | None]]] = {}
+        answers: dict[tuple[str, bytes], tuple[NodeEntry | None, Mapping[str, NodeRecord | None]]] = {}
         for name, group in groupby(sorted(entries, key=_node), key=_node):
             items = [_place(entry)[1] for entry in group]
             records, replies = read_items(self._scope, self._find_node(name), items)
@@ -188,7 +188,7 @@ class Comparison:
         return [answers[_place(entry)] for entry in entries]
 
 
-def _find_early_verdict(scope: AuditScope, entry: Entry) -> str:
+def _find_early_verdict(scope: AuditScope, entry: NodeEntry) -> str:
     """What can be said without the database; "" for an entry that is to be compared."""
     if entry.state in (UNAVAILABLE, UNTRUSTED):
         return UNKNOWN
@@ -198,23 +198,23 @@ def _find_early_verdict(scope: AuditScope, entry: Entry) -> str:
 
 
 def _read_rows(
-    primaries: Iterable[PrimaryReader], definition: ObjectDefinition, entries: Sequence[Entry]
+    primaries: Iterable[PrimaryReader], definition: ObjectDefinition, entries: Sequence[NodeEntry]
 ) -> RowsFound:
     keys = [key for entry in entries if (key := find_key_values(definition, entry.identity)) is not None]
-    found: dict[bytes, list[Row]] = {}
+    found: dict[bytes, list[DatabaseRow]] = {}
     for primary in primaries:
         for identity, row in primary.read_rows(definition, keys).items():
             found.setdefault(identity, []).append(row)
     return found
 
 
-def _differs(entry: Entry, rows: RowsFound) -> bool:
+def _differs(entry: NodeEntry, rows: RowsFound) -> bool:
     """Also where the row is there twice: which of them is right cannot be told."""
     found = rows.get(entry.identity, ())
     return len(found) > 1 or entry.value_digest != (digest_value(found[0]) if found else "")
 
 
-def _is_another(now: Entry | None, entry: Entry) -> bool:
+def _is_another(now: NodeEntry | None, entry: NodeEntry) -> bool:
     """The entry went, or was replaced, or is a hit no longer. An untrusted node says nothing of that."""
     return now is None or now.entry_digest != entry.entry_digest or now.state not in (LIVE, UNTRUSTED)
 
@@ -225,15 +225,15 @@ def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Position
     return all(record is not None and record.progress.contains(heads[name]) for name, record in found.items())
 
 
-def _why_unknown(entry: Entry, rows: RowsFound, heads: Mapping[str, Position]) -> str:
+def _why_unknown(entry: NodeEntry, rows: RowsFound, heads: Mapping[str, Position]) -> str:
     if len(rows.get(entry.identity, ())) > 1:
         return f"the row is in several of the shards {', '.join(heads)}: does it move between them just now?"
     told = ", ".join(f"{lineage}: {head}" for lineage, head in heads.items())
     return f"the node did not acknowledge the primary's head ({told}) in {RECHECKS_MAX} looks"
 
 
-def _verdict(entry: Entry, verdict: str, *, error: str = "") -> Verdict:
-    return Verdict(
+def _verdict(entry: NodeEntry, verdict: str, *, error: str = "") -> EntryVerdict:
+    return EntryVerdict(
         entry.node,
         entry.item,
         entry.object,
@@ -244,9 +244,9 @@ def _verdict(entry: Entry, verdict: str, *, error: str = "") -> Verdict:
     )
 
 
-def _condemned(entry: Entry, verdict: str, rows: RowsFound, why: str = "") -> Verdict:
+def _condemned(entry: NodeEntry, verdict: str, rows: RowsFound, why: str = "") -> EntryVerdict:
     found = rows.get(entry.identity, ())
-    return Verdict(
+    return EntryVerdict(
         entry.node,
         entry.item,
         entry.object,
@@ -264,14 +264,14 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
 
 
-def _place(entry: Entry) -> tuple[str, bytes]:
+def _place(entry: NodeEntry) -> tuple[str, bytes]:
     assert entry.item is not None, "an entry to compare has a key"
     return entry.node, entry.item
 
 
-def _node(entry: Entry) -> str:
+def _node(entry: NodeEntry) -> str:
     return entry.node
 
 
-def _object_in_shards(entry: Entry) -> tuple[str, tuple[str, ...]]:
+def _object_in_shards(entry: NodeEntry) -> tuple[str, tuple[str, ...]]:
     return entry.object, tuple(entry.lineages)

@@ -42,7 +42,7 @@ _NOBODY_VOUCHES: Final = "the node's record is missing, closed or of another rin
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class NodeEntry:
     """A row of `spark.schema.ENTRY`. ``state``: `LIVE`, or why it is no hit. ``lineages``: of the shards that have a
     say in it. ``value``: as encoded, None for "no such row". ``value_digest`` is of the value as it would be encoded
     now, "" for "no such row"."""
@@ -65,7 +65,7 @@ def read_node(
     node: CacheNode,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Entry]:
+) -> Iterator[NodeEntry]:
     """All entries of the namespace on one node; after a failure, one `UNAVAILABLE` row and no more."""
     try:
         with open_entry_keys(node.name, scope.namespace, sleep) as keys:
@@ -75,12 +75,12 @@ def read_node(
                 count += len(batch)
                 sleep(max(0.0, began + count / ENTRIES_PER_SECOND_MAX - clock()))
     except FreshnessError as error:
-        yield Entry(node.name, None, "", b"", UNAVAILABLE, error=str(error))
+        yield NodeEntry(node.name, None, "", b"", UNAVAILABLE, error=str(error))
     finally:
         node.close()
 
 
-def read_batch(scope: AuditScope, node: CacheNode, items: Sequence[bytes]) -> Iterator[Entry]:
+def read_batch(scope: AuditScope, node: CacheNode, items: Sequence[bytes]) -> Iterator[NodeEntry]:
     """These items of a node, with the node's records read before them. Those that are gone are left out."""
     records, replies = read_items(scope, node, items)
     for item, reply in zip(items, replies, strict=True):
@@ -101,22 +101,22 @@ def read_items(
 
 def judge(
     scope: AuditScope, node: str, item: bytes, data: bytes, records: Mapping[str, NodeRecord | None]
-) -> Entry:
+) -> NodeEntry:
     """What these bytes are under this key, by the rule that readers go by."""
     name = item[len(scope.namespace) + 1 :].split(b":", 1)[0].decode("latin-1")
     definition = scope.definitions.get(name)
     if data == STUB:
-        return Entry(node, item, name, b"", STUBBED)
+        return NodeEntry(node, item, name, b"", STUBBED)
     if definition is None:
-        return Entry(node, item, name, b"", UNCONFIGURED)
+        return NodeEntry(node, item, name, b"", UNCONFIGURED)
     try:
         filled = Filled.decode(data)
         value_digest = "" if filled.value is None else digest_value(decode_value(filled.value))
     except FormatError as error:
-        return Entry(node, item, name, b"", FOREIGN, error=str(error))
+        return NodeEntry(node, item, name, b"", FOREIGN, error=str(error))
     policy, identity = _find_served(definition, item, filled)
     state = _find_state(scope, policy, identity, filled, records)
-    return Entry(
+    return NodeEntry(
         node,
         item,
         name,

@@ -7,9 +7,9 @@ DataFrame; `spark.live.entry` and `spark.live.comparison` decide about one row a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow
@@ -20,17 +20,15 @@ from pyspark.sql.types import StructType
 
 from freshness.database.primary import Primary
 from freshness.nodes.memcached import MemcachedNode
+from spark.batch import Batches, BatchFunction, to_batches
 from spark.live.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, Comparison
-from spark.live.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, Entry, read_node
+from spark.live.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, NodeEntry, read_node
 from spark.live.report import AuditSummary, Example
 from spark.schema import ENTRY, VERDICT
 from spark.scope import AuditScope
 
 EXAMPLES_MAX: Final = 20
 ERRORS_MAX: Final = 20
-
-Batches = Iterable[pyarrow.RecordBatch]
-BatchFunction = Callable[[Batches], Iterator[pyarrow.RecordBatch]]
 
 
 # -- on the executors ------------------------------------------------------------------------------------
@@ -70,22 +68,16 @@ def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction
 
             comparison = Comparison(scope, find_node, find_primary, repairs=repairs)
             for batch in batches:
-                entries = [Entry(**row) for row in batch.to_pylist()]
+                entries = [NodeEntry(**row) for row in batch.to_pylist()]
                 yield from _batched(comparison.compare(entries), VERDICT)
 
     return compare
 
 
 def _batched(rows: Iterable[Any], schema: StructType) -> Iterator[pyarrow.RecordBatch]:
-    arrow = to_arrow_schema(schema)
-    held: list[dict[str, Any]] = []
-    for row in rows:
-        held.append(asdict(row))
-        if len(held) == ENTRIES_PER_BATCH_MAX:
-            yield pyarrow.RecordBatch.from_pylist(held, schema=arrow)
-            held = []
-    if held:
-        yield pyarrow.RecordBatch.from_pylist(held, schema=arrow)
+    """Rows are objects with the fields of the schema."""
+    cells = map(attrgetter(*schema.names), rows)
+    return to_batches(cells, to_arrow_schema(schema), ENTRIES_PER_BATCH_MAX)
 
 
 # -- the frames ------------------------------------------------------------------------------------------

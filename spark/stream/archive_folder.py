@@ -9,7 +9,7 @@ that names the file. Knows nothing of Spark. Called by ``spark.stream.source``, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +24,8 @@ from freshness.history.archive_file import ArchiveFile, choose_files
 from freshness.history.columns import CHANGES
 from freshness.history.footer import ArchiveFooter, read_footer
 from freshness.position.token import EventToken
+from spark.batch import BATCH_ROWS
 
-BATCH_ROWS: Final = 4_000
 FOOTERS_KEPT_MAX: Final = 100_000
 """Footers that a reader remembers; beyond it they are read again (I6)."""
 
@@ -33,7 +33,7 @@ _RESTORE: Final = "a complete file never is: was it cut by a full disk or a copy
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """Transactions of one file: those with ordinals above ``after`` and up to ``last``."""
 
     path: str
@@ -61,7 +61,7 @@ class ArchivedShard:
     def last(self) -> int:
         return max(file.last for file in self.files)
 
-    def spans(self, after: int, last: int) -> list[Span]:
+    def spans(self, after: int, last: int) -> list[FileSpan]:
         """The files that hold these transactions. Raises `HistoryPurged` where some were deleted."""
         if after + 1 < self.first:
             raise HistoryPurged(
@@ -69,7 +69,7 @@ class ArchivedShard:
                 hint="old files were deleted: start anew from the archive's beginning or from a snapshot",
             )
         return [
-            Span(str(file.path), max(after, file.first - 1), min(last, file.last))
+            FileSpan(str(file.path), max(after, file.first - 1), min(last, file.last))
             for file in self.files
             if file.last > after and file.first <= last and file.last >= file.first
         ]
@@ -147,7 +147,7 @@ class ArchiveFolder:
         return footer
 
     def read(
-        self, keyspace: str, lineage: str, span: Span, columns: Sequence[str], condition: Any = None
+        self, keyspace: str, lineage: str, span: FileSpan, columns: Sequence[str], condition: Any = None
     ) -> Iterator[pyarrow.RecordBatch]:
         """Rows of the span, in no order that could be relied on. ``condition``: an expression of Arrow.
 
@@ -172,7 +172,9 @@ class ArchiveFolder:
             for other in shard.spans(span.after, span.last):
                 yield from self._read_file(other, columns, condition)
 
-    def _read_file(self, span: Span, columns: Sequence[str], condition: Any) -> Iterator[pyarrow.RecordBatch]:
+    def _read_file(
+        self, span: FileSpan, columns: Sequence[str], condition: Any
+    ) -> Iterator[pyarrow.RecordBatch]:
         filesystem, _ = self.locate()
         filesystem.open_input_file(span.path).close()  # FileNotFoundError, whatever the file system
         self.read_footer(span.path)
@@ -196,24 +198,3 @@ class ArchiveFolder:
 
 
 ALL_COLUMNS: Final = tuple(column.name for column in CHANGES)
-
-
-def to_batches(
-    rows: Iterable[tuple[Any, ...]], schema: pyarrow.Schema, rows_max: int = BATCH_ROWS
-) -> Iterator[pyarrow.RecordBatch]:
-    """Rows as batches of a bounded size."""
-    held: list[tuple[Any, ...]] = []
-    for row in rows:
-        held.append(row)
-        if len(held) == rows_max:
-            yield _to_batch(held, schema)
-            held = []
-    if held:
-        yield _to_batch(held, schema)
-
-
-def _to_batch(rows: Sequence[tuple[Any, ...]], schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    arrays = [
-        pyarrow.array(column, part.type) for column, part in zip(zip(*rows, strict=True), schema, strict=True)
-    ]
-    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)

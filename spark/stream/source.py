@@ -45,8 +45,9 @@ from pyspark.sql.types import StructType
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
+from spark.batch import to_batches
 from spark.schema import CHANGES
-from spark.stream.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, Span, to_batches
+from spark.stream.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, FileSpan
 from spark.stream.http import LivePiece, Service, make_mark, read_heads, read_piece
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class ArchivePartition(InputPartition):  # type: ignore[misc]
 
     keyspace: str
     lineage: str
-    spans: tuple[Span, ...]
+    spans: tuple[FileSpan, ...]
     begin: EventToken | None
     end: EventToken | None
 
@@ -416,7 +417,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
                 end[shard.lineage] = self._end_of(spans[-1], latest[shard.lineage])
         return end
 
-    def _end_of(self, span: Span, latest: dict[str, Any]) -> dict[str, Any]:
+    def _end_of(self, span: FileSpan, latest: dict[str, Any]) -> dict[str, Any]:
         if span.last == latest["ordinal"]:
             return latest  # it may lie within a file that was merged since
         assert self._options.folder is not None, "spans are of an archive"

@@ -18,11 +18,10 @@ from freshness.position import MysqlGtidSet, Position
 from spark.audit import itemlog, timeline, verdict
 from spark.audit.actions import read_stamps
 from spark.audit.finding import Knowledge, Life, Rules, Tally, format_tally, merge_tally
-from spark.audit.itemlog import CHANGE, FILL, HIT, INVALIDATION, NO_NUMBER, ROW, Stamp, pack_stamps
+from spark.audit.itemlog import CHANGE, FILL, HIT, INVALIDATION, NO_NUMBER, ROW, PlacedStamp, pack_stamps
 from spark.audit.page import format_page, format_percent, format_seconds
 from spark.audit.replay import PACKED, Found, replay
-from spark.audit.summary import Found as Violations
-from spark.audit.summary import Share, Summary
+from spark.audit.summary import Share, Summary, ViolationCount
 from spark.audit.timeline import Lineage, Place, Run, build_chains, find_holes
 
 SID: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -135,7 +134,7 @@ KNOWN: Final = Knowledge({7: LINEAGE}, history_from_us={7: 0}, lives={(NODE, 7):
 
 
 def stamps(prefix: int, *extras: int, flags: int = 0, life: int = LIFE) -> bytes:
-    return pack_stamps([Stamp(7, life, Place(prefix, extras, flags))])
+    return pack_stamps([PlacedStamp(7, life, Place(prefix, extras, flags))])
 
 
 def row(kind: int, begin: float, **columns: Any) -> tuple[Any, ...]:
@@ -367,7 +366,7 @@ def test_bounds_of_shares_are_wilsons() -> None:
     assert round(Share.of_counts(999_999, 1_000_000).nines, 1) == 5.2
 
 
-def summary_of(*found: Violations, examples: Sequence[Any] = ()) -> Summary:
+def summary_of(*found: ViolationCount, examples: Sequence[Any] = ()) -> Summary:
     share = Share.of_counts(1, 2)
     return Summary(
         1,
@@ -411,8 +410,8 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows() -> None:
 
 def test_the_page_says_what_was_found_and_does_not_point_at_itself() -> None:
     found = (
-        Violations(verdict.STALE_HIT, "F11", 1200, 4411, 3700.0),
-        Violations(verdict.CLOCK_ANOMALY, "F36", 7, 7, 0.0),
+        ViolationCount(verdict.STALE_HIT, "F11", 1200, 4411, 3700.0),
+        ViolationCount(verdict.CLOCK_ANOMALY, "F36", 7, 7, 0.0),
     )
     page = format_page(summary_of(*found))
     assert "poison: the cache held or served what it must not" in page

@@ -26,7 +26,7 @@ from spark.audit.actions import encode_actions
 from spark.audit.archive import read_archive
 from spark.audit.finding import Rules
 from spark.audit.job import ROWS_PER_BATCH_MAX, Audit, audit
-from spark.audit.part import Part
+from spark.audit.part import AuditPart
 from spark.audit.state import load_state, save_state
 from spark.history import read_actions, read_changes
 from spark.session import open_session
@@ -205,7 +205,7 @@ def test_parts_together_are_one_audit(session: SparkSession, worlds: list[Plante
     chosen = [_with_rows(world) for world in worlds[:300]]
     folders = write(chosen, tmp_path)
     whole = run(session, folders)
-    parts = [run(session, folders, part=Part.parse(text, "id:hash")) for text in ("-80", "80-")]
+    parts = [run(session, folders, part=AuditPart.parse(text, "id:hash")) for text in ("-80", "80-")]
     one, two = (_of_items(found_in(part)) for part in parts)
     changed = {item for world in chosen for row in world.history.changes for item in row["items"]}
     together = _of_items(found_in(whole))

@@ -29,8 +29,8 @@ from freshness.position import Position, parse_position
 from freshness.values.codec import encode_value
 from spark import schema
 from spark.live import comparison, entry
-from spark.live.comparison import Comparison, Verdict
-from spark.live.entry import Entry, find_key_values, read_batch
+from spark.live.comparison import Comparison, EntryVerdict
+from spark.live.entry import NodeEntry, find_key_values, read_batch
 from spark.live.metadump import BUSY_RETRIES_MAX, find_entry_key, open_entry_keys
 from spark.live.report import AuditSummary, Example, print_summary
 from spark.scope import AuditScope, PrimaryAddress
@@ -197,15 +197,15 @@ class World:
         filled = Filled((stamp,), identity, None if value is None else encode_value(value))
         self.put(f"shop:{name}:{key}".encode(), filled.encode())
 
-    def read(self, *items: str) -> list[Entry]:
+    def read(self, *items: str) -> list[NodeEntry]:
         names = items or ("shop:customer:1",)
         return list(read_batch(SCOPE, self.node, [name.encode() for name in names]))
 
-    def compare(self) -> Verdict:
+    def compare(self) -> EntryVerdict:
         [verdict] = self.compare_all(self.read())
         return verdict
 
-    def compare_all(self, entries: list[Entry]) -> list[Verdict]:
+    def compare_all(self, entries: list[NodeEntry]) -> list[EntryVerdict]:
         comparison = Comparison(SCOPE, lambda _: self.node, lambda _: self, self._wait, repairs=self.repairs)
         return comparison.compare(entries)
 
@@ -427,7 +427,7 @@ def test_what_is_not_compared_says_why(world: World) -> None:
     entries = world.read("shop:customer:1", "shop:profile:1")
     world.record(10, is_open=False)
     entries += world.read("shop:profile:1")
-    entries.append(Entry(NODE, None, "", b"", entry.UNAVAILABLE, error="silent"))
+    entries.append(NodeEntry(NODE, None, "", b"", entry.UNAVAILABLE, error="silent"))
     verdicts = {(one.object, one.state): one.verdict for one in world.compare_all(entries)}
     assert verdicts == {
         ("customer", "dead"): comparison.NOT_SERVED,
@@ -503,7 +503,7 @@ class ShardedWorld(World):
         filled = Filled(stamps, identity, None if value is None else encode_value(value))
         self.put(f"shop:{name}:{str(key).lower()}".encode(), filled.encode())
 
-    def judge(self, *items: str) -> list[Verdict]:
+    def judge(self, *items: str) -> list[EntryVerdict]:
         names = items or ("shop:customer:200",)
         entries = list(read_batch(self.scope, self.node, [name.encode() for name in names]))
         return Comparison(
@@ -633,7 +633,7 @@ def test_the_report_shows_keys_as_they_are() -> None:
 
 
 def test_the_rows_are_those_of_the_schema() -> None:
-    for kind, wanted in ((Entry, schema.ENTRY), (Verdict, schema.VERDICT)):
+    for kind, wanted in ((NodeEntry, schema.ENTRY), (EntryVerdict, schema.VERDICT)):
         assert [one.name for one in fields(kind)] == wanted.fieldNames()
 
 
