@@ -1,7 +1,7 @@
 """The columns of every DataFrame that the jobs hand on: the one place that names their types.
 
-The field names are those of the dataclasses that travel as rows (`spark.live.entry.NodeEntry`,
-`spark.live.comparison.EntryVerdict`); a unit test holds them together.
+The field names and types are those of the classes whose objects travel as rows; each schema names its class, and a
+unit test holds them together.
 """
 
 from __future__ import annotations
@@ -48,25 +48,30 @@ def _longs(*names: str) -> list[StructField]:
     return [StructField(name, LongType()) for name in names]
 
 
+def _list(name: str, *fields: StructField) -> StructField:
+    return StructField(name, ArrayType(StructType(list(fields))))
+
+
 REPLAY: Final = StructType(
     [
         *_longs("h1"),
         StructField("h2", IntegerType()),
         StructField("kind", IntegerType()),
-        *_longs("node", "version", "observed", "begin_us", "end_us", "digest", "other"),
+        *_longs("lineage", "ordinal"),
+        StructField("row", IntegerType()),
+        *_longs("node", "version", "observed", "begin_us", "end_us", "digest", "before"),
         StructField("flags", IntegerType()),
         *_longs("who", "client", "sequence"),
         StructField("stamps", BinaryType()),
         StructField("packed", BinaryType()),
     ]
 )
-"""What goes through the audit's shuffle: an item (two hashes), what happened to it, and when; names as hashes.
+"""What goes through the audit's shuffle: `spark.audit.row.ReplayRow`."""
 
-Of a change: ``node`` is its lineage, ``version`` its ordinal, ``begin_us`` its commit, ``digest`` and ``other`` the
-row after and before, ``sequence`` its place in the transaction. See `spark.audit.itemlog` and `spark.audit.replay`.
-"""
+REFERENCE: Final = StructType([StructField("role", StringType()), *_longs("source", "sequence", "row")])
+"""Which record of the history shows a finding: `spark.audit.finding.Reference`."""
 
-REPLAYED: Final = StructType(
+FINDING: Final = StructType(
     [
         StructField("kind", StringType()),
         StructField("failure", StringType()),
@@ -75,10 +80,29 @@ REPLAYED: Final = StructType(
         *_longs("node", "version", "lineage", "who"),
         StructField("clients", ArrayType(LongType())),
         *_longs("count", "first_us", "last_us", "longest_us"),
-        StructField("evidence", StringType()),
+        StructField("evidence", ArrayType(REFERENCE)),
     ]
 )
-"""What comes out of the replay: findings, changes that are pending, and the tally of a partition (as JSON)."""
+"""A violation in hashes: `spark.audit.finding.Finding`."""
+
+PENDING: Final = StructType([*_longs("h1"), StructField("h2", IntegerType()), *_longs("lineage", "ordinal")])
+"""A change that cannot be judged yet: `spark.audit.finding.PendingChange`."""
+
+TALLY: Final = StructType(
+    [
+        _list("hits", *_longs("who"), StructField("counts", ArrayType(LongType()))),
+        _list("unknown", *_longs("who"), StructField("why", StringType()), *_longs("count")),
+        _list("counts", StructField("name", StringType()), *_longs("count")),
+        StructField("delays", ArrayType(LongType())),
+        _list("hot", *_longs("hits", "h1"), StructField("h2", IntegerType())),
+    ]
+)
+"""The counts of one partition: `spark.audit.finding.TallyRow`."""
+
+REPLAYED: Final = StructType(
+    [StructField("finding", FINDING), StructField("pending", PENDING), StructField("tally", TALLY)]
+)
+"""What comes out of the replay: in each row one of the three. `spark.audit.finding.Replayed`."""
 
 VIOLATION: Final = StructType(
     [
@@ -110,7 +134,8 @@ ENTRY: Final = StructType(
         StructField("error", StringType(), nullable=False),
     ]
 )
-"""What a node held of one key. ``item`` is null in the one row of a node that could not be read to its end."""
+"""What a node held of one key: `spark.live.entry.NodeEntry`. ``item`` is null in the row of a node that could not be
+read to its end."""
 
 VERDICT: Final = StructType(
     [
@@ -126,4 +151,5 @@ VERDICT: Final = StructType(
         StructField("repaired", BooleanType(), nullable=False),
     ]
 )
-"""What became of one entry; ``cached`` and ``primary`` are shown values, and only of those that differ."""
+"""What became of one entry: `spark.live.comparison.EntryVerdict`. ``cached`` and ``primary`` are shown values, and
+only of entries that differ."""

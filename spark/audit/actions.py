@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from freshness.errors import FormatError
 from freshness.position import parse_position
 from spark.audit.finding import Life
-from spark.audit.itemlog import (
+from spark.audit.row import (
     ABSENT,
     AFTER_ABSENT,
     BEFORE_ABSENT,
@@ -29,13 +29,13 @@ from spark.audit.itemlog import (
     FILL,
     HIT,
     INVALIDATION,
+    PACKED,
     ROW,
     SERVED_STALE,
     UNANSWERED,
     PlacedStamp,
     pack_stamps,
 )
-from spark.audit.replay import PACKED
 from spark.audit.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
 from spark.batch import Batches, BatchFunction
 from spark.schema import REPLAY
@@ -178,17 +178,16 @@ def encode_changes(changes: DataFrame, duplicates: Sequence[tuple[int, int, int]
         F.xxhash64(item).alias("h1"),
         F.hash(item).alias("h2"),
         F.lit(CHANGE).alias("kind"),
-        lineage.alias("node"),
-        F.col("ordinal").alias("version"),
-        _none("observed"),
+        lineage.alias("lineage"),
+        "ordinal",
+        "row",
+        *map(_none, ("node", "version", "observed")),
         F.least("timestamp_us", "received_us").alias("begin_us"),
         F.col("received_us").alias("end_us"),
         _digest("after_digest").alias("digest"),
-        _digest("before_digest").alias("other"),
+        _digest("before_digest").alias("before"),
         flags.alias("flags"),
-        F.lit(0).cast("long").alias("who"),
-        F.lit(0).cast("long").alias("client"),
-        F.col("row").cast("long").alias("sequence"),
+        *map(_none, ("who", "client", "sequence")),
         F.lit(None).cast("binary").alias("stamps"),
         F.lit(None).cast("binary").alias("packed"),
     )
@@ -207,13 +206,15 @@ def encode_actions(actions: DataFrame, lineages: Mapping[str, Lineage]) -> DataF
         F.xxhash64(item).alias("h1"),
         F.hash(item).alias("h2"),
         kind.alias("kind"),
+        *map(_none, ("lineage", "ordinal")),
+        F.lit(None).cast("int").alias("row"),
         F.xxhash64("node").alias("node"),
         "version",
         "observed",
         "begin_us",
         "end_us",
         _digest("digest").alias("digest"),
-        _none("other"),
+        _none("before"),
         flags.alias("flags"),
         who().alias("who"),
         F.xxhash64("client").alias("client"),

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from freshness.errors import FormatError
 from spark.audit import verdict
-from spark.audit.finding import Evidence, Rules
+from spark.audit.finding import Evidence, Reference, Rules
 from spark.audit.timeline import NOTHING, Lineage, Run, build_chains, find_holes
 
 RUNS_MAX: Final = 1_000_000
@@ -244,7 +244,7 @@ def _run_row(row: Any) -> RunRow:
 
 
 def _double(row: Any) -> Damage:
-    evidence: Evidence = (("change", row["number"], row["first"], 0),)
+    evidence: Evidence = (Reference("change", row["number"], row["first"], 0),)
     return Damage(
         verdict.ARCHIVE_DUPLICATE,
         "F32",
@@ -363,7 +363,7 @@ def _cut(run: Run, held: Sequence[tuple[int, int]]) -> Iterator[tuple[Run, bool]
 
 
 def _damage(kind: str, failure: str, row: RunRow, run: Run) -> Damage:
-    evidence: Evidence = (("change", row.number, run.ordinal, 0),)
+    evidence: Evidence = (Reference("change", row.number, run.ordinal, 0),)
     return Damage(
         kind, failure, row.lineage, row.number, run.source, run.number, run.last_number, NOTHING, evidence
     )
@@ -384,7 +384,10 @@ def _find_gaps(rows: Sequence[RunRow], known: int, order: _Order) -> None:
         if after <= known:
             continue
         first = rows[0]
-        evidence: Evidence = (("change", first.number, before, 0), ("change", first.number, after, 0))
+        evidence: Evidence = (
+            Reference("change", first.number, before, 0),
+            Reference("change", first.number, after, 0),
+        )
         order.damages.append(
             Damage(
                 verdict.ARCHIVE_GAP,
@@ -492,7 +495,7 @@ def _find_odd_times(heads: DataFrame, lineages: Mapping[int, Lineage], rules: Ru
             row["ordinal"],
             row["ordinal"],
             row["timestamp_us"],
-            (("change", row["number"], row["ordinal"], 0),),
+            (Reference("change", row["number"], row["ordinal"], 0),),
         )
         for row in rows
     ]

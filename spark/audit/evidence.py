@@ -13,15 +13,16 @@ from typing import Any, Final, NamedTuple
 import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
 from spark.audit import verdict
 from spark.audit.actions import Stock
 from spark.audit.archive import Archive, Damage
-from spark.audit.finding import Evidence, format_evidence
-from spark.audit.itemlog import NO_NUMBER
+from spark.audit.finding import NO_ROW, Evidence, Reference
+from spark.audit.row import NO_NUMBER
 from spark.audit.timeline import NOTHING, Lineage, find_holes, holds_any
 from spark.batch import Batches
-from spark.schema import VIOLATION
+from spark.schema import FINDING, VIOLATION
 
 BROADCAST_MAX: Final = 100_000
 """Findings up to which they travel to the history, and not the history to them."""
@@ -94,8 +95,8 @@ def find_recorder_gaps(
         mine = {lineages[name].number for each in its for name in each.lineages if name in lineages}
         lost |= mine or {lineage.number for lineage in lineages.values()}
         evidence: Evidence = (
-            ("action", its[0].client_number, first, -1),
-            ("action", its[0].client_number, last, -1),
+            Reference("action", its[0].client_number, first),
+            Reference("action", its[0].client_number, last),
         )
         begin_us = min(each.begin_us for each in its)
         source = f"{client}: {max(missing, dropped) if missing >= 0 else -missing} of {last - first + 1}"
@@ -154,8 +155,8 @@ def find_gtid_gaps(
     for row in rows:
         number, _, name, source, first, last, ordinal = holes[row["at"]]
         evidence: Evidence = (
-            ("change", number, ordinal, 0),
-            ("action", row["first"]["client"], row["first"]["sequence"], -1),
+            Reference("change", number, ordinal, 0),
+            Reference("action", row["first"]["client"], row["first"]["sequence"]),
         )
         begin_us = row["first"]["begin_us"]
         damages.append(Damage(verdict.GTID_GAP, "F27", name, number, source, first, last, begin_us, evidence))
@@ -163,8 +164,6 @@ def find_gtid_gaps(
 
 
 # -- names and records -----------------------------------------------------------------------------------
-
-_REFERENCES: Final = "array<array<string>>"
 
 
 def name_violations(
@@ -175,19 +174,19 @@ def name_violations(
     damages: Sequence[Damage],
     items: DataFrame | None = None,
 ) -> DataFrame:
-    """Findings (`REPLAYED`) and damages as `VIOLATION`, with the records that show them.
+    """Findings (`FINDING`) and damages as `VIOLATION`, with the records that show them.
 
     ``items``: (h1, h2, item) of what an earlier audit left open, whose records may be in its history only.
     """
     session = findings.sparkSession
-    damaged = _damage_rows(session, damages)
     count = findings.count()
-    both = findings if not damages else findings.unionByName(damaged, allowMissingColumns=True)
     if not damages and not count:
         return session.createDataFrame([], VIOLATION)
-    subject = F.coalesce("subject", F.lit("")) if damages else F.lit("")
+    both = findings.withColumn("subject", F.lit(""))
+    if damages:
+        both = both.unionByName(_damage_rows(session, damages))
     named_by = ("kind", "failure", "h1", "h2", "node", "version", "lineage", "clients", "evidence")
-    both = both.withColumn("subject", subject).withColumn("id", F.xxhash64(*named_by)).persist()
+    both = both.withColumn("id", F.xxhash64(*named_by)).persist()
     try:
         return _named(both, names, changes, actions, items, count + len(damages)).localCheckpoint()
     finally:
@@ -195,33 +194,25 @@ def name_violations(
 
 
 def _damage_rows(session: SparkSession, damages: Sequence[Damage]) -> DataFrame:
+    """Damages as `FINDING`, with the column ``subject``: they concern no item, and carry their first number as the
+    version."""
     rows = [
-        (
-            each.kind,
-            each.failure,
-            0,
-            0,
-            each.first,
-            each.number,
-            each.last - each.first + 1,
-            each.at_us,
-            each.source or each.lineage,
-            format_evidence(each.evidence),
-        )
+        {
+            **dict.fromkeys(("h1", "h2", "node", "who", "longest_us"), 0),
+            "kind": each.kind,
+            "failure": each.failure,
+            "version": each.first,
+            "lineage": each.number,
+            "clients": [],
+            "count": each.last - each.first + 1,
+            "first_us": each.at_us,
+            "last_us": each.at_us,
+            "evidence": each.evidence,
+            "subject": each.source or each.lineage,
+        }
         for each in damages
     ]
-    columns = (
-        "kind string, failure string, h1 long, h2 int, version long, lineage long, count long, first_us long"
-    )
-    columns += ", subject string, evidence string"
-    frame = session.createDataFrame(rows, columns)
-    return (
-        frame.withColumn("node", F.lit(0).cast("long"))
-        .withColumn("who", F.lit(0).cast("long"))
-        .withColumn("clients", F.array().cast("array<bigint>"))
-        .withColumn("last_us", F.col("first_us"))
-        .withColumn("longest_us", F.lit(0).cast("long"))
-    )
+    return session.createDataFrame(rows, StructType([*FINDING.fields, StructField("subject", StringType())]))
 
 
 def _named(
@@ -272,7 +263,7 @@ def _named(
         F.when(F.col("first_us") != NOTHING, F.col("first_us")).alias("first_us"),
         F.when(F.col("last_us") != NOTHING, F.col("last_us")).alias("last_us"),
         "longest_us",
-        F.coalesce("records", "evidence").alias("evidence"),
+        F.coalesce("records", F.lit("[]")).alias("evidence"),
     )
 
 
@@ -280,18 +271,8 @@ def _records(
     both: DataFrame, table: DataFrame, changes: DataFrame, actions: DataFrame, *, is_small: bool
 ) -> DataFrame:
     """(id, first_item, records): the records that each finding refers to, in its order, as JSON."""
-    parsed = F.posexplode(F.from_json("evidence", _REFERENCES)).alias("place", "reference")
-    references = both.select("id", "h1", "h2", parsed).select(
-        "id",
-        "h1",
-        "h2",
-        "place",
-        F.col("reference")[0].alias("role"),
-        F.col("reference")[1].cast("long").alias("source"),
-        F.col("reference")[2].cast("long").alias("sequence"),
-        F.col("reference")[3].cast("long").alias("row"),
-    )
-    held = references.withColumn("row", F.greatest("row", F.lit(-1)))
+    placed = F.posexplode("evidence").alias("place", "reference")
+    held = both.select("id", "h1", "h2", placed).select("id", "h1", "h2", "place", "reference.*")
     hint = F.broadcast(held) if is_small else held
     on = ["source", "sequence", "row"]
     found = _action_records(actions).join(hint, on).unionByName(_change_records(changes).join(hint, on))
@@ -338,7 +319,7 @@ def _action_records(actions: DataFrame) -> DataFrame:
     return actions.select(
         F.xxhash64("client").alias("source"),
         "sequence",
-        F.lit(-1).cast("long").alias("row"),
+        F.lit(NO_ROW).cast("long").alias("row"),
         "item",
         F.lit(None).cast("array<binary>").alias("items"),
         record.alias("record"),

@@ -7,11 +7,10 @@ Spark.
 from __future__ import annotations
 
 import heapq
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from spark.audit.timeline import Lineage
 
@@ -28,8 +27,22 @@ STALENESS_EDGES_US: Final = (
 """Hits are counted by staleness: up to each of these, and beyond the last."""
 HOT_ITEMS: Final = 20
 
-Evidence: TypeAlias = tuple[tuple[str, int, int, int], ...]
-"""(role, client or lineage, sequence or ordinal, row of the change or -1): which records show it."""
+NO_ROW: Final = -1
+
+
+class Reference(NamedTuple):
+    """A record of the history that shows a finding, and its role in that.
+
+    Of an action: the hash of its client and its sequence. Of a change: the hash of its lineage, its ordinal, its row.
+    """
+
+    role: str
+    source: int
+    sequence: int
+    row: int = NO_ROW
+
+
+Evidence: TypeAlias = tuple[Reference, ...]
 
 
 class Life(NamedTuple):
@@ -76,15 +89,21 @@ class Knowledge:
 
 @dataclass(slots=True)
 class Finding:
-    """A violation, or of one cause all of an entry. ``clients``: whose clocks it rests on; empty: on no clock."""
+    """A violation, or all violations of one entry by one cause; a row of `spark.schema.FINDING`.
+
+    ``h1``, ``h2``: hashes of the item. ``clients``: the clients whose clocks it rests on, none for an order by
+    positions and versions.
+    """
 
     kind: str
     failure: str
+    h1: int
+    h2: int
     node: int
     version: int
     lineage: int
-    clients: tuple[int, ...]
     who: int
+    clients: tuple[int, ...]
     count: int
     first_us: int
     last_us: int
@@ -92,9 +111,29 @@ class Finding:
     evidence: Evidence
 
 
+class PendingChange(NamedTuple):
+    """A change of an item that cannot be judged yet; a row of `spark.schema.PENDING`."""
+
+    h1: int
+    h2: int
+    lineage: int
+    ordinal: int
+
+
+class TallyRow(NamedTuple):
+    """A `Tally` as it travels; a row of `spark.schema.TALLY`. Dictionaries are lists of their keys and values."""
+
+    hits: Sequence[tuple[int, Sequence[int]]]
+    unknown: Sequence[tuple[int, str, int]]
+    counts: Sequence[tuple[str, int]]
+    delays: Sequence[int]
+    hot: Sequence[tuple[int, int, int]]
+
+
 @dataclass(slots=True)
 class Tally:
-    """Counts of a partition. ``hits``: by `who`, how many up to each of `STALENESS_EDGES_US`."""
+    """Counts of a partition. ``hits``: by `who`, how many up to each of `STALENESS_EDGES_US`. ``hot``: the items with
+    the most hits, as (hits, h1, h2)."""
 
     hits: dict[int, list[int]] = field(default_factory=dict)
     unknown: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -114,34 +153,28 @@ class Tally:
         elif hits > self.hot[0][0]:
             heapq.heapreplace(self.hot, (hits, h1, h2))
 
+    def to_row(self) -> TallyRow:
+        unknown = [(who, why, count) for (who, why), count in self.unknown.items() if count]
+        return TallyRow(list(self.hits.items()), unknown, list(self.counts.items()), self.delays, self.hot)
 
-def format_evidence(evidence: Evidence) -> str:
-    return json.dumps(evidence, separators=(",", ":"))
+    def add(self, other: TallyRow) -> None:
+        """Add what another partition counted."""
+        for who, histogram in other.hits:
+            mine = self.staleness(who)
+            for at, count in enumerate(histogram):
+                mine[at] += count
+        for who, why, count in other.unknown:
+            self.unknown[who, why] += count
+        for name, count in other.counts:
+            self.counts[name] += count
+        self.delays = [mine + theirs for mine, theirs in zip(self.delays, other.delays, strict=True)]
+        for hits, h1, h2 in other.hot:
+            self.add_hot(hits, h1, h2)
 
 
-def format_tally(tally: Tally) -> str:
-    """As JSON; `merge_tally` reads it."""
-    return json.dumps(
-        {
-            "hits": list(tally.hits.items()),
-            "unknown": [[who, why, count] for (who, why), count in tally.unknown.items() if count],
-            "counts": dict(tally.counts),
-            "delays": tally.delays,
-            "hot": tally.hot,
-        }
-    )
+class Replayed(NamedTuple):
+    """A row of `spark.schema.REPLAYED`: one of the three is there, the others are None. ``finding``: as a row."""
 
-
-def merge_tally(into: Tally, text: str) -> None:
-    """Add what another partition counted."""
-    other = json.loads(text)
-    for who, histogram in other["hits"]:
-        mine = into.staleness(who)
-        for at, count in enumerate(histogram):
-            mine[at] += count
-    for who, why, count in other["unknown"]:
-        into.unknown[who, why] += count
-    into.counts.update(other["counts"])
-    into.delays = [mine + theirs for mine, theirs in zip(into.delays, other["delays"], strict=True)]
-    for hits, h1, h2 in other["hot"]:
-        into.add_hot(hits, h1, h2)
+    finding: tuple[Any, ...] | None = None
+    pending: PendingChange | None = None
+    tally: TallyRow | None = None

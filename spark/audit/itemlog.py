@@ -1,76 +1,22 @@
-"""What changed one item in one lineage, and when each node acknowledged that; rows as they travel to the replay.
+"""What changed one item in one lineage, and when each node acknowledged that.
 
-A row carries kinds and flags as numbers, names as hashes, and positions as packed stamps, so that no text goes
-through the shuffle. Plain Python, called by `spark.audit.replay` and by what makes its rows.
+Plain Python, called by `spark.audit.replay`.
 """
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from freshness.errors import FormatError
+from spark.audit.row import AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW, ItemChange
 from spark.audit.timeline import Place
 
-CHANGE, INVALIDATION, FILL, HIT = range(4)
-"""Kinds of rows, in the order in which they come."""
-
-ROW: Final = 1
-"""Of a change: the item's whole value is the row."""
-AFTER_ABSENT: Final = 2
-BEFORE_ABSENT: Final = 4
-ABSENT: Final = 8
-"""Of a fill or hit: the value is that there is no such row."""
-UNANSWERED: Final = 16
-"""Of a fill: it may be stored or not."""
-SERVED_STALE: Final = 32
-"""Of a hit: the caller asked for values of any age."""
-BELOW_FLOOR: Final = 64
-"""Of a fill: its position lacks the floor that came with it."""
-JUDGED: Final = 128
-"""Judged by an earlier audit: it is only context now."""
-
-NO_NUMBER: Final = -(1 << 63)
-"""Stands for null in a column of integers."""
 NEVER: Final = 1 << 62
 
 CHANGES_HELD_MAX: Final = 5_000_000
 """Changes of one item in one lineage; 300 bytes each, and as much again for their acknowledgements."""
-
-_STAMP: Final = struct.Struct("<qqqiI")
-_EXTRA: Final = struct.Struct("<q")
-
-
-class PlacedStamp(NamedTuple):
-    """A position of one lineage, as a row carries it."""
-
-    lineage: int
-    life: int
-    place: Place
-
-
-def pack_stamps(stamps: Iterable[PlacedStamp]) -> bytes:
-    parts = []
-    for lineage, life, (prefix, extras, flags) in stamps:
-        parts.append(_STAMP.pack(lineage, life, prefix, flags, len(extras)))
-        parts.extend(map(_EXTRA.pack, extras))
-    return b"".join(parts)
-
-
-@lru_cache(65536)
-def unpack_stamps(data: bytes) -> tuple[PlacedStamp, ...]:
-    stamps, at = [], 0
-    while at < len(data):
-        lineage, life, prefix, flags, count = _STAMP.unpack_from(data, at)
-        at += _STAMP.size
-        extras = struct.unpack_from(f"<{count}q", data, at)
-        at += 8 * count
-        stamps.append(PlacedStamp(lineage, life, Place(prefix, extras, flags)))
-    return tuple(stamps)
 
 
 @dataclass(slots=True)
@@ -141,14 +87,14 @@ class Log:
     covered: list[int] = field(default_factory=list)
     has_rows: bool = False
 
-    def add(self, ordinal: int, committed_us: int, flags: int, before: int, after: int, row: int) -> None:
+    def add(self, change: ItemChange, committed_us: int) -> None:
         """The next change. Several rows of a transaction, or a row archived twice: one change, the last state.
 
         Raises `FormatError` above `CHANGES_HELD_MAX`."""
-        is_row = bool(flags & ROW)
+        is_row = bool(change.flags & ROW)
         self.has_rows |= is_row
-        last = _state(flags & AFTER_ABSENT, after) if is_row else None
-        if self.ordinals and self.ordinals[-1] == ordinal:
+        last = _state(change.flags & AFTER_ABSENT, change.after) if is_row else None
+        if self.ordinals and self.ordinals[-1] == change.ordinal:
             if is_row:
                 self.afters[-1] = last
             return
@@ -157,12 +103,12 @@ class Log:
                 f"one item has more than {CHANGES_HELD_MAX:,} changes",
                 hint="audit shorter spans, each with the state of the one before (--as-of, --save-state, --state)",
             )
-        self.ordinals.append(ordinal)
+        self.ordinals.append(change.ordinal)
         self.committed.append(committed_us)
-        self.flags.append(flags)
-        self.befores.append(_state(flags & BEFORE_ABSENT, before) if is_row else None)
+        self.flags.append(change.flags)
+        self.befores.append(_state(change.flags & BEFORE_ABSENT, change.before) if is_row else None)
         self.afters.append(last)
-        self.rows.append(row)
+        self.rows.append(change.row)
 
     def has_later(self, at: int, value: tuple[bool, int], until_us: int) -> bool:
         """Whether the row had this value from ``at`` on, or one that is not known, before ``until_us``."""

@@ -1,14 +1,62 @@
-"""Audit by replay: does recorded history prove that the cache never served what it must not? The job and its main.
+"""The audit by replay: does recorded history prove that the cache never served what it must not?
 
-``python -m spark.audit --archive … --history … --report out/``, or spark-submit. One shuffle by item, one sort, one
-pass (`spark.audit.replay`); what is small (the archive's order, lives of nodes, names) travels to the executors
-beside it. Exit codes: 0 clean, 2 usage or history that will not do, 3 not decided, 5 poison. See docs/spark.md.
+Theory of operation
+-------------------
+
+A value is stale if a change that its position lacks was acknowledged before it was served. To decide that for every
+action, the audit brings together all rows of one item: its changes, invalidations, fills and hits. There is one
+shuffle, by item, and it moves numbers only. Everything that is not of one item is small: the driver collects it once,
+and it travels to the executors in the closure of the replay.
+
+::
+
+    archive: changes                            history: actions
+      |          |                                |          |
+      |          +--- read_archive                |          +--- take_stock, find_published
+      |               order, damages, times       |               clients, lives, acknowledged raises
+      |                         |                 |                         |
+      |                         +------ survey_history: on the driver ------+
+      |                                           |         |
+      |                                     Archive, Names, Knowledge
+      v                                           |         |
+    encode_changes                          encode_actions  |
+    a row for each item of a change         a row for each fill, invalidation and hit;
+      |                                     hits of one entry in a row; positions resolved to places
+      |                                           |         |
+      +-------------- ReplayRow ------------------+         | broadcast
+                          | + rows of the former audit      |
+                          v                                 |
+      ===== THE SHUFFLE: by item (h1, h2) ==============    |
+      sorted by kind, then by ordinal or time               |
+                          |                                 |
+                          v                                 |
+                       replay, one item at a time <---------+
+                          |
+                          v
+      Replayed:  Finding       PendingChange       TallyRow, one for each partition
+                    |                |                 |
+                    v                |                 v
+         judge_clocks drops          |        Tally, added up on the driver
+         what rests on a wrong       |                 |
+         clock                       |                 |
+                    |                v                 |
+                    |              State               |
+                    v           (next audit)           v
+         name_violations                            Summary
+         findings are broadcast to the records
+         of the history that show them
+                    |
+                    v
+                violations
+
+A clean audit has no findings, so it joins nothing after the replay. Called by ``spark.audit``'s main.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow
@@ -17,38 +65,25 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from freshness.errors import FormatError
 from spark.audit import verdict
-from spark.audit.actions import (
-    Stock,
-    collect_lives,
-    collect_raise_acks,
-    encode_actions,
-    encode_changes,
-    find_published,
-    take_stock,
-)
-from spark.audit.archive import RAISES_MAX, Archive, find_raises, read_archive
-from spark.audit.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
-from spark.audit.finding import Knowledge, Life, Rules, Tally, format_evidence, format_tally, merge_tally
-from spark.audit.itemlog import CHANGE, NO_NUMBER
+from spark.audit.actions import encode_actions, encode_changes
+from spark.audit.evidence import Names, name_violations
+from spark.audit.finding import Finding, Knowledge, PendingChange, Replayed, Rules, Tally
 from spark.audit.part import AuditPart, find_items
 from spark.audit.replay import replay
+from spark.audit.row import CHANGE, NO_NUMBER, ReplayRow
 from spark.audit.state import State
 from spark.audit.summary import Summary, summarize
-from spark.batch import Batches, BatchFunction
-from spark.schema import REPLAYED
+from spark.audit.survey import Survey, survey_history
+from spark.batch import Batches, BatchFunction, to_batches
+from spark.schema import FINDING, REPLAYED
 
 ROWS_PER_BATCH_MAX: Final = 20_000
-SETTLE_US: Final = 5_000_000
-"""How long before the archive's end an audit stops by itself: what was committed then may not be archived yet."""
-TALLY: Final = "tally"
-PENDING: Final = "pending"
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result. ``violations`` (`VIOLATION`) and ``rows`` (`REPLAY`) are persisted until `close`."""
+    """The result. ``violations`` (`VIOLATION`) and what ``state`` refers to are persisted until `close`."""
 
     summary: Summary
     violations: DataFrame
@@ -58,66 +93,6 @@ class Audit:
     def close(self) -> None:
         for frame in self._held:
             frame.unpersist()
-
-
-# -- on the executors ------------------------------------------------------------------------------------
-
-
-def replayer(rules: Rules, known: Knowledge) -> BatchFunction:
-    """Sorted batches of `REPLAY` become batches of `REPLAYED`."""
-    schema = to_arrow_schema(REPLAYED)
-
-    def run(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        tally = Tally()
-        held: list[tuple[Any, ...]] = []
-        for h1, h2, findings, pending in replay(_rows(batches), rules, known, tally):
-            for found in findings:
-                evidence = format_evidence(found.evidence)
-                spans = (found.count, found.first_us, found.last_us, found.longest_us)
-                where = (found.node, found.version, found.lineage, found.who)
-                held.append((found.kind, found.failure, h1, h2, *where, found.clients, *spans, evidence))
-            held.extend(
-                (PENDING, "", h1, h2, 0, ordinal, lineage, 0, (), 1, 0, 0, 0, "")
-                for lineage, ordinal in pending
-            )
-            if len(held) >= ROWS_PER_BATCH_MAX:
-                yield _batch(held, schema)
-                held = []
-        held.append((TALLY, "", 0, 0, 0, 0, 0, 0, (), 1, 0, 0, 0, format_tally(tally)))
-        yield _batch(held, schema)
-
-    return run
-
-
-def _rows(batches: Batches) -> Iterator[tuple[Any, ...]]:
-    for batch in batches:
-        columns = [
-            column.to_pylist()
-            if pyarrow.types.is_binary(column.type)
-            else pyarrow.compute.fill_null(column, NO_NUMBER if column.type == pyarrow.int64() else 0)
-            .to_numpy()
-            .tolist()
-            for column in batch.columns
-        ]
-        yield from zip(*columns, strict=True)
-
-
-def _batch(rows: Sequence[tuple[Any, ...]], schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    columns = list(zip(*rows, strict=True))
-    return pyarrow.RecordBatch.from_arrays(
-        [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)],
-        schema=schema,
-    )
-
-
-# -- the frames ------------------------------------------------------------------------------------------
-
-
-def replay_rows(rows: DataFrame, rules: Rules, known: Knowledge, partitions: int) -> DataFrame:
-    """Rows (`REPLAY`) in any order become what was found (`REPLAYED`): one shuffle, one sort, one pass."""
-    order = F.when(F.col("kind") == CHANGE, F.col("version")).otherwise(F.col("begin_us"))
-    sorted_rows = rows.repartition(partitions, "h1", "h2").sortWithinPartitions("h1", "h2", "kind", order)
-    return sorted_rows.mapInArrow(replayer(rules, known), REPLAYED)
 
 
 def audit(
@@ -133,137 +108,113 @@ def audit(
     """Audit recorded history that continues ``previous``. ``rules.as_of_us`` is set from ``as_of_us``, which is by
     default a little before the archive's end. ``part``: the only items that are judged, without a ``previous``.
     Raises `FormatError` for history that cannot be understood."""
-    assert part is None or previous is None, "what a state carries is not of a part"
-    rules = rules or Rules(0)
-    archive = read_archive(changes, rules, previous.archive if previous else None)
-    if not archive.lineages:
-        raise FormatError(
-            "the archive is empty", hint="nothing can be proved without the changes; is it the right folder?"
-        )
-    rules = replace(rules, as_of_us=archive.end_us - SETTLE_US if as_of_us is None else as_of_us)
-    stock = take_stock(actions)
-    by_name = {lineage.name: lineage for lineage in archive.lineages.values()}
-    published = find_published(actions, by_name).persist()
-    raises = _collect_raises(changes, previous)
-    recorded = find_recorder_gaps(stock, by_name, previous)
-    known = _know(archive, stock, raises, published, recorded.lost, previous)
-    told = previous.told if previous else frozenset()
-    gaps = find_gtid_gaps(actions, archive, told)
-    damages = [*archive.damages, *recorded.damages, *gaps]
-    rows = encode_changes(changes, archive.duplicates).unionByName(encode_actions(actions, by_name))
+    assert part is None or previous is None, "a state is never of a part"
+    survey = survey_history(changes, actions, rules or Rules(0), as_of_us, previous)
+    rows = encode_rows(changes, actions, survey, previous, part)
+    pieces = partitions or max(8, 4 * changes.sparkSession.sparkContext.defaultParallelism)
+    replayed = replay_rows(rows, survey.rules, survey.known, pieces).persist()
+    tally = sum_tallies(replayed)
+    findings, wrong_clocks = judge_clocks(replayed, tally, survey.names)
+    items = previous.items if previous else None
+    violations = name_violations(findings, survey.names, changes, actions, survey.damages, items).persist()
+    state = _carry(rows, replayed, survey, changes, actions, items)
+    summary = summarize(
+        violations,
+        tally,
+        survey.names,
+        survey.archive,
+        survey.stock,
+        survey.rules,
+        wrong_clocks,
+        changes,
+        actions,
+    )
+    held = (survey.published, replayed, violations)
+    return Audit(replace(summary, part=str(part or "")), violations, state, held)
+
+
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+def encode_rows(
+    changes: DataFrame,
+    actions: DataFrame,
+    survey: Survey,
+    previous: State | None = None,
+    part: AuditPart | None = None,
+) -> DataFrame:
+    """All rows of the replay (`REPLAY`), those that a former audit kept too."""
+    rows = encode_changes(changes, survey.archive.duplicates)
+    rows = rows.unionByName(encode_actions(actions, survey.lineages))
     if part is not None:
         rows = rows.join(find_items(changes, part), ["h1", "h2"], "left_semi")
-    if previous is not None:
-        rows = rows.unionByName(previous.rows)
-    found = replay_rows(
-        rows, rules, known, partitions or max(8, 4 * changes.sparkSession.sparkContext.defaultParallelism)
-    ).persist()
-    tally = Tally()
-    for row in found.where(F.col("kind") == TALLY).select("evidence").toLocalIterator():
-        merge_tally(tally, row["evidence"])
-    names = Names.of(archive, stock, previous)
-    violations, wrong_clocks = _judge_clocks(found, tally, names)
-    before = previous.items if previous else None
-    named = name_violations(violations, names, changes, actions, damages, before).persist()
-    pending = found.where(F.col("kind") == PENDING).select(
-        "h1", "h2", "lineage", F.col("version").alias("ordinal")
-    )
-    state = State(
-        rows=rows,
-        pending=pending,
-        items=_name_items(pending, changes, actions, rules.as_of_us, before),
-        archive=archive,
-        known=known,
-        names=names,
-        sequences=recorded.sequences,
-        raises=raises,
-        told=told | {(gap.number, gap.source, gap.first) for gap in gaps},
-        as_of_us=rules.as_of_us,
-    )
-    summary = summarize(named, tally, names, archive, stock, rules, wrong_clocks, changes, actions)
-    summary = replace(summary, part=str(part or ""))
-    return Audit(summary, named, state, (published, found, named))
+    return rows if previous is None else rows.unionByName(previous.rows)
 
 
-def _name_items(
-    pending: DataFrame, changes: DataFrame, actions: DataFrame, as_of_us: int, before: DataFrame | None
-) -> DataFrame:
-    """(h1, h2, item) of what is pending, and of actions that are judged next time: their records are here only."""
-    item = F.col("item")
-    hashed = F.xxhash64(item).alias("h1"), F.hash(item).alias("h2"), item
-    now = changes.select(F.explode("items").alias("item")).select(*hashed)
-    known = now if before is None else now.unionByName(before)
-    open_items = known.join(pending, ["h1", "h2"], "left_semi")
-    late = actions.where((F.col("end_us") > as_of_us) & item.isNotNull()).select(*hashed)
-    return open_items.unionByName(late).dropDuplicates(["h1", "h2"])
+def replay_rows(rows: DataFrame, rules: Rules, known: Knowledge, partitions: int) -> DataFrame:
+    """Rows (`REPLAY`) in any order become what was found (`REPLAYED`): one shuffle, one sort, one pass."""
+    order = F.when(F.col("kind") == CHANGE, F.col("ordinal")).otherwise(F.col("begin_us"))
+    sorted_rows = rows.repartition(partitions, "h1", "h2").sortWithinPartitions("h1", "h2", "kind", order)
+    return sorted_rows.mapInArrow(replayer(rules, known), REPLAYED)
 
 
-def _collect_raises(changes: DataFrame, previous: State | None) -> frozenset[tuple[int, str, int]]:
-    rows: list[Any] = find_raises(changes).limit(RAISES_MAX + 1).collect()
-    if len(rows) > RAISES_MAX:
-        raise FormatError(
-            f"more than {RAISES_MAX:,} statements changed whole tables", hint="audit a shorter span"
-        )
-    new = frozenset((row["number"], row["table"], row["ordinal"]) for row in rows)
-    return new | (previous.raises if previous else frozenset())
+# -- on the executors ------------------------------------------------------------------------------------
 
 
-def _know(
-    archive: Archive,
-    stock: Sequence[Stock],
-    raises: frozenset[tuple[int, str, int]],
-    published: DataFrame,
-    lost: frozenset[int],
-    previous: State | None,
-) -> Knowledge:
-    numbers = {lineage.name: number for number, lineage in archive.lineages.items()}
-    by_table: dict[tuple[int, str], list[int]] = {}
-    for lineage, table, ordinal in sorted(raises):
-        by_table.setdefault((lineage, table), []).append(ordinal)
-    since: dict[int, int] = {}
-    for each in stock:
-        for name in each.lineages:
-            if name in numbers:
-                since[numbers[name]] = min(since.get(numbers[name], each.begin_us), each.begin_us)
-    before = previous.known if previous else Knowledge({})
-    acks = {**before.raise_acks}
-    for key, end_us in collect_raise_acks(published, raises).items():
-        acks[key] = min(end_us, acks.get(key, end_us))
-    return Knowledge(
-        lineages=archive.lineages,
-        lives=_merge_lives(before.lives, collect_lives(published)),
-        raises=by_table,
-        raise_acks=acks,
-        tables={**before.tables, **{each.who: each.tables for each in stock if each.tables}},
-        lost=lost | before.lost,
-        history_from_us={**since, **before.history_from_us},
-    )
+def replayer(rules: Rules, known: Knowledge) -> BatchFunction:
+    """Sorted batches of `REPLAY` become batches of `REPLAYED`, with one tally for the partition."""
+
+    def run(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        tally = Tally()
+
+        def results() -> Iterator[Replayed]:
+            for found in replay(_rows(batches), rules, known, tally):
+                yield _replayed(found)
+            yield Replayed(tally=tally.to_row())
+
+        yield from to_batches(results(), to_arrow_schema(REPLAYED), ROWS_PER_BATCH_MAX)
+
+    return run
 
 
-def _merge_lives(
-    before: Mapping[tuple[int, int], Sequence[Life]], now: Mapping[tuple[int, int], Sequence[Life]]
-) -> dict[tuple[int, int], Sequence[Life]]:
-    merged: dict[tuple[int, int], dict[int, Life]] = {}
-    for lives in (before, now):
-        for place, of_place in lives.items():
-            held = merged.setdefault(place, {})
-            for life in of_place:
-                old = held.get(life.life, life)
-                held[life.life] = Life(
-                    life.life,
-                    min(old.first_begin_us, life.first_begin_us),
-                    min(old.first_end_us, life.first_end_us),
-                    min(old.floor, life.floor),
-                    max(old.progress, life.progress),
-                )
-    return {
-        place: sorted(held.values(), key=lambda life: life.first_begin_us) for place, held in merged.items()
-    }
+def _rows(batches: Batches) -> Iterator[ReplayRow]:
+    for batch in batches:
+        columns = [
+            column.to_pylist()
+            if pyarrow.types.is_binary(column.type)
+            else pyarrow.compute.fill_null(column, NO_NUMBER if column.type == pyarrow.int64() else 0)
+            .to_numpy()
+            .tolist()
+            for column in batch.columns
+        ]
+        yield from map(ReplayRow._make, zip(*columns, strict=True))
 
 
-def _judge_clocks(found: DataFrame, tally: Tally, names: Names) -> tuple[DataFrame, frozenset[int]]:
-    """What rests on a clock that is wrong is not known. ``tally`` is changed accordingly."""
-    findings = found.where(~F.col("kind").isin(TALLY, PENDING))
+_cells = attrgetter(*FINDING.names)
+
+
+def _replayed(found: Finding | PendingChange) -> Replayed:
+    return Replayed(pending=found) if isinstance(found, PendingChange) else Replayed(finding=_cells(found))
+
+
+# -- what the replay found -------------------------------------------------------------------------------
+
+
+def sum_tallies(replayed: DataFrame) -> Tally:
+    """The counts of all partitions."""
+    total = Tally()
+    for row in replayed.where(F.col("tally").isNotNull()).select("tally.*").toLocalIterator():
+        total.add(row)
+    return total
+
+
+def judge_clocks(replayed: DataFrame, tally: Tally, names: Names) -> tuple[DataFrame, frozenset[int]]:
+    """The findings (`FINDING`) that stand, and the clients whose clocks are wrong.
+
+    A finding that rests on a wrong clock proves nothing: it is counted as unknown in ``tally``, and so are the hits
+    of such a client. Each wrong clock is one finding itself.
+    """
+    findings = replayed.where(F.col("finding").isNotNull()).select("finding.*")
     is_clock = F.col("kind") == verdict.CLOCK_ANOMALY
     clocks = _once_for_each_client(findings.where(is_clock))
     rows: list[Any] = (
@@ -295,3 +246,42 @@ def _once_for_each_client(clocks: DataFrame) -> DataFrame:
         )
         .select(*clocks.columns)
     )
+
+
+# -- what the next audit gets ----------------------------------------------------------------------------
+
+
+def _carry(
+    rows: DataFrame,
+    replayed: DataFrame,
+    survey: Survey,
+    changes: DataFrame,
+    actions: DataFrame,
+    before: DataFrame | None,
+) -> State:
+    pending = replayed.where(F.col("pending").isNotNull()).select("pending.*")
+    return State(
+        rows=rows,
+        pending=pending,
+        items=_name_items(pending, changes, actions, survey.rules.as_of_us, before),
+        archive=survey.archive,
+        known=survey.known,
+        names=survey.names,
+        sequences=survey.sequences,
+        raises=survey.raises,
+        told=survey.told,
+        as_of_us=survey.rules.as_of_us,
+    )
+
+
+def _name_items(
+    pending: DataFrame, changes: DataFrame, actions: DataFrame, as_of_us: int, before: DataFrame | None
+) -> DataFrame:
+    """(h1, h2, item) of what is pending, and of actions that are judged next time: their records are here only."""
+    item = F.col("item")
+    hashed = F.xxhash64(item).alias("h1"), F.hash(item).alias("h2"), item
+    now = changes.select(F.explode("items").alias("item")).select(*hashed)
+    known = now if before is None else now.unionByName(before)
+    open_items = known.join(pending, ["h1", "h2"], "left_semi")
+    late = actions.where((F.col("end_us") > as_of_us) & item.isNotNull()).select(*hashed)
+    return open_items.unionByName(late).dropDuplicates(["h1", "h2"])

@@ -13,72 +13,59 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
 from spark.audit import verdict
-from spark.audit.finding import STALENESS_EDGES_US, Evidence, Finding, Knowledge, Rules, Tally
-from spark.audit.itemlog import (
+from spark.audit.finding import (
+    STALENESS_EDGES_US,
+    Evidence,
+    Finding,
+    Knowledge,
+    PendingChange,
+    Reference,
+    Rules,
+    Tally,
+)
+from spark.audit.itemlog import NEVER, Log
+from spark.audit.row import (
     ABSENT,
     BELOW_FLOOR,
+    CHANGE,
     FILL,
     HIT,
-    INVALIDATION,
     JUDGED,
-    NEVER,
     NO_NUMBER,
+    PACKED,
     SERVED_STALE,
     UNANSWERED,
-    Log,
+    ActionSpan,
+    AuditedEntry,
+    ItemChange,
     PlacedStamp,
+    ReplayRow,
     unpack_stamps,
 )
 from spark.audit.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, FRAGMENTED, NOTHING, UNKNOWN_FLAGS
 
 FILLS_HELD_MAX: Final = 2_000_000
 """Fills of one item that are remembered for its hits; later ones replace nothing, and their hits are not traced."""
-PACKED: Final = numpy.dtype([("begin", "<i8"), ("end", "<i8"), ("sequence", "<i8")])
-"""Hits of one entry by one client that travel together."""
 
 _EDGES: Final = numpy.array(STALENESS_EDGES_US, numpy.int64)
 
-Row: TypeAlias = tuple[Any, ...]
 
-
-class Entry(NamedTuple):
-    """What a row says of the value: where it is, which one, and how it stands to the database (packed stamps)."""
-
-    node: int
-    version: int
-    digest: int
-    flags: int
-    who: int
-    stamps: bytes
-
-
-class Span(NamedTuple):
-    """One action, or several of a kind: whose and which the first one is, how many, from when to when."""
-
-    client: int
-    sequence: int
-    actions: int
-    first_us: int
-    last_us: int
-
-    def ref(self, role: str) -> tuple[str, int, int, int]:
-        return role, self.client, self.sequence, -1
-
-
-class Filled(NamedTuple):
+class RememberedFill(NamedTuple):
     """A fill as its hits need it. ``failure``: what was wrong with it."""
 
     stamps: bytes
     digest: int
     is_absent: int
     failure: str
-    span: Span
+    span: ActionSpan
 
 
 class Standing(NamedTuple):
@@ -101,11 +88,14 @@ class Standing(NamedTuple):
 
 
 class ItemReplay:
-    """Takes the rows of one item in their order; `finish` gives the findings."""
+    """Takes the rows of one item in their order; `finish` gives the findings, and ``pending`` the changes that cannot
+    be judged yet."""
 
     __slots__ = (
         "_fills",
         "_findings",
+        "_h1",
+        "_h2",
         "_hits",
         "_known",
         "_logs",
@@ -118,30 +108,28 @@ class ItemReplay:
         "pending",
     )
 
-    def __init__(self, rules: Rules, known: Knowledge, tally: Tally) -> None:
+    def __init__(self, h1: int, h2: int, rules: Rules, known: Knowledge, tally: Tally) -> None:
+        self._h1, self._h2 = h1, h2
         self._rules, self._known, self._tally = rules, known, tally
         self._logs: dict[int, Log] = {}
-        self._fills: dict[tuple[int, int, int], Filled] = {}
+        self._fills: dict[tuple[int, int, int], RememberedFill] = {}
         self._unanswered: set[tuple[int, bytes, int]] = set()
         self._standings: dict[tuple[int, bytes, int], Standing] = {}
         self._findings: dict[tuple[Any, ...], Finding] = {}
         self._nodes: dict[int, bool] = {}
         self._was_recorded = False
         self._hits = 0
-        self.pending: list[tuple[int, int]] = []
+        self.pending: list[PendingChange] = []
 
     # -- changes and their invalidations ------------------------------------------------------------------
 
-    def add_change(
-        self, lineage: int, ordinal: int, at_us: int, change: Entry, before: int, row: int
-    ) -> None:
-        log = self._logs.get(lineage)
+    def add_change(self, change: ItemChange) -> None:
+        log = self._logs.get(change.lineage)
         if log is None:
-            log = self._logs[lineage] = Log()
-        committed_us = self._known.lineages[lineage].lifted(ordinal, at_us)
-        log.add(ordinal, committed_us, change.flags, before, change.digest, row)
+            log = self._logs[change.lineage] = Log()
+        log.add(change, self._known.lineages[change.lineage].lifted(change.ordinal, change.committed_us))
 
-    def add_invalidation(self, entry: Entry, span: Span) -> None:
+    def add_invalidation(self, entry: AuditedEntry, span: ActionSpan) -> None:
         self._nodes.setdefault(entry.node, False)
         self._was_recorded |= bool(entry.flags & JUDGED)
         stamps = unpack_stamps(entry.stamps)
@@ -156,7 +144,7 @@ class ItemReplay:
 
     # -- fills --------------------------------------------------------------------------------------------
 
-    def add_fill(self, entry: Entry, observed: int, span: Span) -> None:
+    def add_fill(self, entry: AuditedEntry, observed: int, span: ActionSpan) -> None:
         self._nodes[entry.node] = True
         self._was_recorded |= bool(entry.flags & JUDGED)
         stamps = unpack_stamps(entry.stamps)
@@ -166,11 +154,13 @@ class ItemReplay:
             self._unanswered.add((entry.node, entry.stamps, entry.digest))
         failure = "" if entry.flags & UNANSWERED else self._judge_fill(entry, observed, span, stamps)
         if entry.version != NO_NUMBER and stamps and len(self._fills) < FILLS_HELD_MAX:
-            self._fills[entry.node, entry.version, stamps[0].life] = Filled(
+            self._fills[entry.node, entry.version, stamps[0].life] = RememberedFill(
                 entry.stamps, entry.digest, entry.flags & ABSENT, failure, span
             )
 
-    def _judge_fill(self, entry: Entry, observed: int, span: Span, stamps: Sequence[PlacedStamp]) -> str:
+    def _judge_fill(
+        self, entry: AuditedEntry, observed: int, span: ActionSpan, stamps: Sequence[PlacedStamp]
+    ) -> str:
         """The failure mode of the fill, "" for none. What was judged before is classified again and not told."""
         is_told = self._is_told(entry, span)
         unknown = _find_unknown(stamps)
@@ -185,11 +175,13 @@ class ItemReplay:
                 return failure
         if entry.flags & BELOW_FLOOR:
             if is_told:
-                self._found(verdict.FILL_BELOW_FLOOR, "F16", entry, span, (span.ref("fill"),))
+                self._found(verdict.FILL_BELOW_FLOOR, "F16", entry, span, (span.reference("fill"),))
             return "F16"
         return self._judge_digest(entry, span, "fill", is_told)
 
-    def _judge_order(self, entry: Entry, observed: int, span: Span, stamp: PlacedStamp, is_told: bool) -> str:
+    def _judge_order(
+        self, entry: AuditedEntry, observed: int, span: ActionSpan, stamp: PlacedStamp, is_told: bool
+    ) -> str:
         """Whether the stub that was replaced is younger than the tombstone of a change that the position lacks."""
         log = self._logs.get(stamp.lineage)
         found = None if log is None else log.find_ack(stamp.place, entry.node, stamp.life)
@@ -204,9 +196,9 @@ class ItemReplay:
         if is_told:
             acked_by = log.acks[entry.node, stamp.life].refs[found.at]
             evidence: Evidence = (
-                ("change", stamp.lineage, log.ordinals[found.missing], log.rows[found.missing]),
-                ("invalidation", *acked_by, -1),
-                span.ref("fill"),
+                Reference("change", stamp.lineage, log.ordinals[found.missing], log.rows[found.missing]),
+                Reference("invalidation", *acked_by),
+                span.reference("fill"),
             )
             clients = () if is_ordered else (span.client, acked_by[0])
             self._found(verdict.POISONED_FILL, failure, entry, span, evidence, stamp.lineage, clients)
@@ -221,7 +213,7 @@ class ItemReplay:
 
     # -- the row at the token -----------------------------------------------------------------------------
 
-    def _judge_digest(self, entry: Entry, span: Span, role: str, is_told: bool) -> str:
+    def _judge_digest(self, entry: AuditedEntry, span: ActionSpan, role: str, is_told: bool) -> str:
         """A composite has no row to be compared with; nor has a row that the archive does not tell."""
         value = (True, NO_NUMBER) if entry.flags & ABSENT else (False, entry.digest)
         stamps = unpack_stamps(entry.stamps)
@@ -251,7 +243,10 @@ class ItemReplay:
         is_older = value in log.afters[: max(0, at - 1)] or (at > 0 and log.befores[0] == value)
         failure = "F2" if is_older else "F46"
         if is_told:
-            evidence: Evidence = (("change", stamp.lineage, log.ordinals[max(0, at - 1)], 0), span.ref(role))
+            evidence: Evidence = (
+                Reference("change", stamp.lineage, log.ordinals[max(0, at - 1)], 0),
+                span.reference(role),
+            )
             self._found(verdict.DIGEST_MISMATCH, failure, entry, span, evidence, stamp.lineage)
         return failure
 
@@ -278,7 +273,7 @@ class ItemReplay:
 
     # -- hits ---------------------------------------------------------------------------------------------
 
-    def add_hit(self, entry: Entry, span: Span) -> None:
+    def add_hit(self, entry: AuditedEntry, span: ActionSpan) -> None:
         self._nodes[entry.node] = True
         self._was_recorded |= bool(entry.flags & JUDGED)
         if not self._is_told(entry, span):
@@ -299,7 +294,7 @@ class ItemReplay:
         elif span.first_us > standing.dead_after_us:
             self._dead(entry, standing, span)
 
-    def add_hits(self, entry: Entry, client: int, packed: bytes) -> None:
+    def add_hits(self, entry: AuditedEntry, client: int, packed: bytes) -> None:
         """Many hits of one entry by one client: see `PACKED`."""
         self._nodes[entry.node] = True
         hits = numpy.frombuffer(packed, PACKED)
@@ -331,17 +326,17 @@ class ItemReplay:
         if is_dead.any():
             self._dead(entry, standing, _summary(client, hits[is_dead]))
 
-    def _is_told(self, entry: Entry, span: Span) -> bool:
+    def _is_told(self, entry: AuditedEntry, span: ActionSpan) -> bool:
         return not entry.flags & JUDGED and span.first_us <= self._rules.as_of_us
 
-    def _standing(self, entry: Entry) -> Standing:
+    def _standing(self, entry: AuditedEntry) -> Standing:
         key = (entry.node, entry.stamps, entry.who if self._known.raises else 0)
         held = self._standings.get(key)
         if held is None:
             held = self._standings[key] = self._find_standing(entry, unpack_stamps(entry.stamps))
         return held
 
-    def _find_standing(self, entry: Entry, stamps: Sequence[PlacedStamp]) -> Standing:
+    def _find_standing(self, entry: AuditedEntry, stamps: Sequence[PlacedStamp]) -> Standing:
         unknown = _find_unknown(stamps)
         if unknown:
             return Standing(unknown=unknown)
@@ -369,12 +364,12 @@ class ItemReplay:
             acked_by=ref[0],
             is_raise=False,
             evidence=(
-                ("change", stamp.lineage, log.ordinals[found.missing], log.rows[found.missing]),
-                ("invalidation", *ref, -1),
+                Reference("change", stamp.lineage, log.ordinals[found.missing], log.rows[found.missing]),
+                Reference("invalidation", *ref),
             ),
         )
 
-    def _with_raises(self, standing: Standing, entry: Entry, stamp: PlacedStamp) -> Standing:
+    def _with_raises(self, standing: Standing, entry: AuditedEntry, stamp: PlacedStamp) -> Standing:
         for ordinal in self._raises(entry.who, stamp, stamp.place.prefix):
             if stamp.place.contains(ordinal):
                 continue
@@ -389,7 +384,7 @@ class ItemReplay:
                     lineage=stamp.lineage,
                     acked_by=0,
                     is_raise=True,
-                    evidence=(("change", stamp.lineage, ordinal, 0),),
+                    evidence=(Reference("change", stamp.lineage, ordinal, 0),),
                 )
         return standing
 
@@ -402,10 +397,10 @@ class ItemReplay:
         later = (life.first_end_us for life in lives if life.first_begin_us > begun)
         return min(later, default=NEVER) + self._rules.clock_error_us + self._rules.view_us
 
-    def _trace(self, entry: Entry, standing: Standing, span: Span) -> str:
+    def _trace(self, entry: AuditedEntry, standing: Standing, span: ActionSpan) -> str:
         """Find who stored the value. The failure mode of that fill, "" where it was right or is not known."""
         fill = self._fills.get((entry.node, entry.version, standing.life))
-        evidence: Evidence = (span.ref("hit"),)
+        evidence: Evidence = (span.reference("hit"),)
         if fill is not None:
             if (fill.stamps, fill.digest, fill.is_absent) == (
                 entry.stamps,
@@ -415,7 +410,7 @@ class ItemReplay:
                 if span.last_us + self._rules.clock_wrong_us < fill.span.first_us:
                     self._check_filler(fill.span, span, standing)
                 return fill.failure
-            evidence = (fill.span.ref("fill"), *evidence)
+            evidence = (fill.span.reference("fill"), *evidence)
         elif (entry.node, entry.stamps, entry.digest) in self._unanswered:
             return self._judge_digest(entry, span, "hit", True)
         elif not self._is_within_history(entry, standing):
@@ -427,7 +422,7 @@ class ItemReplay:
         self._found(verdict.THIN_AIR_HIT, "F45", entry, span, evidence)
         return "F45"
 
-    def _is_within_history(self, entry: Entry, standing: Standing) -> bool:
+    def _is_within_history(self, entry: AuditedEntry, standing: Standing) -> bool:
         """Whether the value must have been stored while actions were recorded: its position is younger."""
         since = [
             self._known.history_from_us.get(stamp.lineage, NEVER) for stamp in unpack_stamps(entry.stamps)
@@ -435,43 +430,45 @@ class ItemReplay:
         is_whole = len(self._fills) < FILLS_HELD_MAX
         return is_whole and standing.committed_us > max(since) + self._rules.clock_error_us
 
-    def _stale(self, entry: Entry, standing: Standing, failure: str, span: Span) -> None:
+    def _stale(self, entry: AuditedEntry, standing: Standing, failure: str, span: ActionSpan) -> None:
         failure = "F21" if standing.is_raise else failure if failure in _FILL_FAILURES else "F11"
-        evidence: Evidence = (*standing.evidence, span.ref("hit"))
+        evidence: Evidence = (*standing.evidence, span.reference("hit"))
         clients = (span.client, standing.acked_by) if standing.acked_by else (span.client,)
         longest_us = max(0, span.last_us - standing.stale_after_us + self._rules.clock_error_us)
         self._found(verdict.STALE_HIT, failure, entry, span, evidence, standing.lineage, clients, longest_us)
 
-    def _dead(self, entry: Entry, standing: Standing, span: Span) -> None:
+    def _dead(self, entry: AuditedEntry, standing: Standing, span: ActionSpan) -> None:
         longest_us = max(0, span.last_us - standing.dead_after_us)
-        evidence: Evidence = (span.ref("hit"),)
+        evidence: Evidence = (span.reference("hit"),)
         self._found(verdict.DEAD_LIFE_HIT, "F7", entry, span, evidence, 0, (span.client,), longest_us)
 
     # -- clocks -------------------------------------------------------------------------------------------
 
-    def _check_clock(self, span: Span, committed_us: int) -> None:
+    def _check_clock(self, span: ActionSpan, committed_us: int) -> None:
         """Nobody holds a position before its last transaction was committed, and nothing ends before it begins."""
         if span.last_us < span.first_us - self._rules.clock_error_us:
-            self._wrong_clock(span.client, span.last_us, span.first_us, (span.ref("action"),))
+            self._wrong_clock(span.client, span.last_us, span.first_us, (span.reference("action"),))
         elif span.last_us + self._rules.clock_wrong_us < committed_us:
-            self._wrong_clock(span.client, span.last_us, committed_us, (span.ref("action"),))
+            self._wrong_clock(span.client, span.last_us, committed_us, (span.reference("action"),))
 
-    def _check_filler(self, fill: Span, hit: Span, standing: Standing) -> None:
+    def _check_filler(self, fill: ActionSpan, hit: ActionSpan, standing: Standing) -> None:
         """Somebody read the value before it was stored: the filler is early, unless the reader is late."""
         if hit.last_us + self._rules.clock_wrong_us >= standing.committed_us:
-            self._wrong_clock(fill.client, hit.last_us, fill.first_us, (fill.ref("fill"), hit.ref("hit")))
+            self._wrong_clock(
+                fill.client, hit.last_us, fill.first_us, (fill.reference("fill"), hit.reference("hit"))
+            )
 
     def _wrong_clock(self, client: int, first_us: int, last_us: int, evidence: Evidence) -> None:
-        nothing = Entry(0, NO_NUMBER, 0, 0, 0, b"")
-        span = Span(client, 0, 1, first_us, last_us)
+        nothing = AuditedEntry(0, NO_NUMBER, 0, 0, 0, b"")
+        span = ActionSpan(client, 0, 1, first_us, last_us)
         self._found(verdict.CLOCK_ANOMALY, "F36", nothing, span, evidence, 0, (client,), last_us - first_us)
 
     # -- the end ------------------------------------------------------------------------------------------
 
-    def finish(self, h1: int, h2: int) -> list[Finding]:
+    def finish(self) -> list[Finding]:
         tally = self._tally
         if self._hits:
-            tally.add_hot(self._hits, h1, h2)
+            tally.add_hot(self._hits, self._h1, self._h2)
         tally.counts["items changed"] += bool(self._logs)
         if self._nodes:
             tally.counts["items recorded"] += 1
@@ -488,7 +485,7 @@ class ItemReplay:
             if log.flags[at] & JUDGED and self._was_recorded:
                 continue
             if log.committed[at] + rules.missed_after_us > rules.as_of_us:
-                self.pending.append((lineage, log.ordinals[at]))
+                self.pending.append(PendingChange(self._h1, self._h2, lineage, log.ordinals[at]))
                 continue
             if log.covered and log.covered[at] != NEVER:
                 delay_us = max(0, log.covered[at] - log.committed[at])
@@ -507,9 +504,9 @@ class ItemReplay:
         if passed is not None and lineage in self._known.lost:
             self._tally.unknown[0, verdict.NOT_INVALIDATED_LOST] += 1
         elif passed is not None:
-            entry = Entry(passed, ordinal, 0, 0, 0, b"")
-            span = Span(0, 0, 1, committed_us, committed_us)
-            evidence: Evidence = (("change", lineage, ordinal, log.rows[at]),)
+            entry = AuditedEntry(passed, ordinal, 0, 0, 0, b"")
+            span = ActionSpan(0, 0, 1, committed_us, committed_us)
+            evidence: Evidence = (Reference("change", lineage, ordinal, log.rows[at]),)
             late_us = self._rules.as_of_us - committed_us
             self._found(verdict.MISSED_INVALIDATION, "F14", entry, span, evidence, lineage, (), late_us)
         elif any(ordinal <= life.floor for _, life in lives):
@@ -518,14 +515,14 @@ class ItemReplay:
             self._tally.unknown[0, verdict.NO_PUBLISH] += 1
         else:
             self._tally.counts["changes not yet acknowledged"] += 1
-            self.pending.append((lineage, ordinal))
+            self.pending.append(PendingChange(self._h1, self._h2, lineage, ordinal))
 
     def _found(
         self,
         kind: str,
         failure: str,
-        entry: Entry,
-        span: Span,
+        entry: AuditedEntry,
+        span: ActionSpan,
         evidence: Evidence,
         lineage: int = 0,
         clients: tuple[int, ...] = (),
@@ -537,11 +534,13 @@ class ItemReplay:
             self._findings[key] = Finding(
                 kind,
                 failure,
+                self._h1,
+                self._h2,
                 entry.node,
                 entry.version,
                 lineage,
-                clients,
                 entry.who,
+                clients,
                 span.actions,
                 span.first_us,
                 span.last_us,
@@ -584,11 +583,11 @@ def _find_unknown(stamps: Sequence[PlacedStamp]) -> str:
     return next((_why(stamp.place.flags) for stamp in stamps if stamp.place.flags & UNKNOWN_FLAGS), "")
 
 
-def _span(client: int, hit: Any) -> Span:
-    return Span(client, int(hit["sequence"]), 1, int(hit["begin"]), int(hit["end"]))
+def _span(client: int, hit: Any) -> ActionSpan:
+    return ActionSpan(client, int(hit["sequence"]), 1, int(hit["begin"]), int(hit["end"]))
 
 
-def _summary(client: int, hits: NDArray[Any]) -> Span:
+def _summary(client: int, hits: NDArray[Any]) -> ActionSpan:
     first = _span(client, hits[int(hits["begin"].argmin())])
     return first._replace(actions=len(hits), last_us=int(hits["end"].max()))
 
@@ -596,57 +595,22 @@ def _summary(client: int, hits: NDArray[Any]) -> Span:
 # -- a partition -----------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
-    """Findings of an item, and changes of it (lineage, ordinal) that cannot be judged yet."""
-
-    h1: int
-    h2: int
-    findings: Sequence[Finding]
-    pending: Sequence[tuple[int, int]]
-
-
-def replay(rows: Iterable[Row], rules: Rules, known: Knowledge, tally: Tally) -> Iterator[Found]:
-    """Replay sorted rows (`spark.schema.REPLAY`, null as `NO_NUMBER`). Items without findings yield nothing."""
-    item: ItemReplay | None = None
-    h1 = h2 = 0
-    for (
-        row_h1,
-        row_h2,
-        kind,
-        node,
-        version,
-        observed,
-        begin_us,
-        end_us,
-        digest,
-        other,
-        flags,
-        who,
-        client,
-        sequence,
-        stamps,
-        packed,
-    ) in rows:
-        if item is None or row_h1 != h1 or row_h2 != h2:
-            if item is not None:
-                yield from _finish(item, h1, h2)
-            item, h1, h2 = ItemReplay(rules, known, tally), row_h1, row_h2
-        entry = Entry(node, version, digest, flags, who, stamps)
-        if packed is not None:
-            item.add_hits(entry, client, packed)
-        elif kind == HIT:
-            item.add_hit(entry, Span(client, sequence, 1, begin_us, end_us))
-        elif kind == FILL:
-            item.add_fill(entry, observed, Span(client, sequence, 1, begin_us, end_us))
-        elif kind == INVALIDATION:
-            item.add_invalidation(entry, Span(client, sequence, 1, begin_us, end_us))
-        else:
-            item.add_change(node, version, begin_us, entry, other, sequence)
-    if item is not None:
-        yield from _finish(item, h1, h2)
-
-
-def _finish(item: ItemReplay, h1: int, h2: int) -> Iterator[Found]:
-    findings = item.finish(h1, h2)
-    if findings or item.pending:
-        yield Found(h1, h2, findings, item.pending)
+def replay(
+    rows: Iterable[ReplayRow], rules: Rules, known: Knowledge, tally: Tally
+) -> Iterator[Finding | PendingChange]:
+    """Replay sorted rows, and add to the tally. Raises `FormatError` for an item with too many changes."""
+    for (h1, h2), of_item in groupby(rows, attrgetter("h1", "h2")):
+        item = ItemReplay(h1, h2, rules, known, tally)
+        for row in of_item:
+            if row.kind == CHANGE:
+                item.add_change(row.change())
+            elif row.packed is not None:
+                item.add_hits(row.entry(), row.client, row.packed)
+            elif row.kind == HIT:
+                item.add_hit(row.entry(), row.span())
+            elif row.kind == FILL:
+                item.add_fill(row.entry(), row.observed, row.span())
+            else:
+                item.add_invalidation(row.entry(), row.span())
+        yield from item.finish()
+        yield from item.pending

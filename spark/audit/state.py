@@ -23,19 +23,18 @@ from freshness.errors import ConfigError, FormatError
 from spark.audit.archive import Archive, RunRow, rebuild
 from spark.audit.evidence import Names, Who
 from spark.audit.finding import Knowledge, Life
-from spark.audit.itemlog import CHANGE, HIT, JUDGED
-from spark.audit.replay import PACKED
+from spark.audit.row import CHANGE, HIT, JUDGED, PACKED
 from spark.audit.timeline import Run
 from spark.batch import Batches
-from spark.schema import REPLAY
+from spark.schema import PENDING, REPLAY
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
 ITEMS: Final = "h1 long, h2 int, item binary"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``pending``: (h1, h2, lineage, ordinal) of changes that were not judged yet. ``told``: gaps reported.
+    """``rows`` as `REPLAY`. ``pending`` as `PENDING`. ``told``: gaps reported, as (lineage, source, first number).
 
     ``items``: (h1, h2, item), the names of what is pending: the next audit may not see them otherwise.
     """
@@ -57,13 +56,10 @@ def keep_rows(state: State, carry_us: int) -> DataFrame:
     assert state.pending is not None, "only an audit's own state can be saved"
     rows, as_of_us = state.rows, state.as_of_us
     since_us = as_of_us - carry_us
-    pending = state.pending.select(
-        "h1", "h2", F.col("lineage").alias("node"), F.col("ordinal").alias("version")
-    )
     of_change = F.col("kind") == CHANGE
     changes = rows.where(of_change)
-    waiting = changes.join(pending, ["h1", "h2", "node", "version"], "left_semi")
-    judged = _judged(changes.join(pending, ["h1", "h2", "node", "version"], "left_anti"))
+    waiting = changes.join(state.pending, PENDING.names, "left_semi")
+    judged = _judged(changes.join(state.pending, PENDING.names, "left_anti"))
     others = rows.where(~of_change & (F.col("kind") != HIT))
     late = others.where(F.col("begin_us") > as_of_us)
     early = _judged(others.where(F.col("begin_us") <= as_of_us))
@@ -71,9 +67,9 @@ def keep_rows(state: State, carry_us: int) -> DataFrame:
     places = _judged(hits.where(F.col("begin_us") <= as_of_us)).dropDuplicates(["h1", "h2", "node"])
     kept = waiting.unionByName(late).unionByName(places.withColumn("packed", F.lit(None).cast("binary")))
     kept = kept.unionByName(hits.mapInArrow(_later_than(as_of_us), REPLAY))
-    for frame, order in ((judged, "version"), (early, "begin_us")):
+    for frame, place, order in ((judged, "lineage", "ordinal"), (early, "node", "begin_us")):
         kept = kept.unionByName(frame.where(F.col("begin_us") > since_us))
-        kept = kept.unionByName(_newest(frame.where(F.col("begin_us") <= since_us), order))
+        kept = kept.unionByName(_newest(frame.where(F.col("begin_us") <= since_us), place, order))
     return kept.select(*REPLAY.names)
 
 
@@ -81,9 +77,10 @@ def _judged(rows: DataFrame) -> DataFrame:
     return rows.withColumn("flags", F.col("flags").bitwiseOR(F.lit(JUDGED)))
 
 
-def _newest(rows: DataFrame, order: str) -> DataFrame:
+def _newest(rows: DataFrame, place: str, order: str) -> DataFrame:
+    """The newest row of each item and kind in each place, a lineage or a node."""
     whole = F.max_by(F.struct(*REPLAY.names), order).alias("row")
-    return rows.groupBy("h1", "h2", "kind", "node").agg(whole).select("row.*")
+    return rows.groupBy("h1", "h2", "kind", place).agg(whole).select("row.*")
 
 
 def _later_than(as_of_us: int) -> Any:

@@ -17,10 +17,25 @@ from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
 from spark.audit import itemlog, timeline, verdict
 from spark.audit.actions import read_stamps
-from spark.audit.finding import Knowledge, Life, Rules, Tally, format_tally, merge_tally
-from spark.audit.itemlog import CHANGE, FILL, HIT, INVALIDATION, NO_NUMBER, ROW, PlacedStamp, pack_stamps
+from spark.audit.finding import Finding, Knowledge, Life, Rules, Tally
 from spark.audit.page import format_page, format_percent, format_seconds
-from spark.audit.replay import PACKED, Found, replay
+from spark.audit.replay import replay
+from spark.audit.row import (
+    ABSENT,
+    AFTER_ABSENT,
+    CHANGE,
+    FILL,
+    HIT,
+    INVALIDATION,
+    NO_NUMBER,
+    PACKED,
+    ROW,
+    SERVED_STALE,
+    UNANSWERED,
+    PlacedStamp,
+    ReplayRow,
+    pack_stamps,
+)
 from spark.audit.summary import Share, Summary, ViolationCount
 from spark.audit.timeline import Lineage, Place, Run, build_chains, find_holes
 
@@ -137,51 +152,36 @@ def stamps(prefix: int, *extras: int, flags: int = 0, life: int = LIFE) -> bytes
     return pack_stamps([PlacedStamp(7, life, Place(prefix, extras, flags))])
 
 
-def row(kind: int, begin: float, **columns: Any) -> tuple[Any, ...]:
-    held = {
-        "h1": 1,
-        "h2": 1,
-        "kind": kind,
-        "node": NODE,
-        "version": NO_NUMBER,
-        "observed": NO_NUMBER,
-        "begin_us": int(begin * SECOND),
-        "end_us": int(begin * SECOND) + 1000,
-        "digest": 100,
-        "other": NO_NUMBER,
-        "flags": 0,
-        "who": WHO,
-        "client": READER,
-        "sequence": 1,
-        "stamps": None,
-        "packed": None,
-        **columns,
-    }
-    return tuple(held.values())
+def row(kind: int, begin: float, **columns: Any) -> ReplayRow:
+    begin_us = int(begin * SECOND)
+    missing = dict.fromkeys(("lineage", "ordinal", "version", "observed", "before"), NO_NUMBER)
+    held = {"h1": 1, "h2": 1, "kind": kind, "row": 0, "node": NODE, "digest": 100, "flags": 0, "who": WHO}
+    held |= {"begin_us": begin_us, "end_us": begin_us + 1000, "client": READER, "sequence": 1}
+    return ReplayRow(**{**missing, **held, "stamps": None, "packed": None, **columns})
 
 
-def change(ordinal: int, after: int, before: int = NO_NUMBER, flags: int = ROW) -> tuple[Any, ...]:
-    return row(CHANGE, ordinal, node=7, version=ordinal, digest=after, other=before, flags=flags, sequence=0)
+def change(ordinal: int, after: int, before: int = NO_NUMBER, flags: int = ROW) -> ReplayRow:
+    return row(CHANGE, ordinal, lineage=7, ordinal=ordinal, digest=after, before=before, flags=flags)
 
 
-def invalidation(begin: float, ordinal: int, version: int = NO_NUMBER, **columns: Any) -> tuple[Any, ...]:
+def invalidation(begin: float, ordinal: int, version: int = NO_NUMBER, **columns: Any) -> ReplayRow:
     return row(INVALIDATION, begin, version=version, stamps=stamps(0, ordinal), client=WRITER, **columns)
 
 
-def fill(begin: float, prefix: int, version: int, observed: int, **columns: Any) -> tuple[Any, ...]:
+def fill(begin: float, prefix: int, version: int, observed: int, **columns: Any) -> ReplayRow:
     return row(FILL, begin, **{"version": version, "observed": observed, "stamps": stamps(prefix), **columns})
 
 
-def hit(begin: float, prefix: int, version: int, **columns: Any) -> tuple[Any, ...]:
+def hit(begin: float, prefix: int, version: int, **columns: Any) -> ReplayRow:
     return row(HIT, begin, **{"version": version, "stamps": stamps(prefix), **columns})
 
 
 def found(
-    *rows: tuple[Any, ...], known: Knowledge = KNOWN, tally: Tally | None = None
+    *rows: ReplayRow, known: Knowledge = KNOWN, tally: Tally | None = None
 ) -> list[tuple[str, str, int]]:
-    in_order = sorted(rows, key=lambda each: (each[2], each[6]))
-    items: list[Found] = list(replay(in_order, RULES, known, tally or Tally()))
-    return [(each.kind, each.failure, each.count) for item in items for each in item.findings]
+    in_order = sorted(rows, key=lambda each: (each.kind, each.begin_us))
+    results = replay(in_order, RULES, known, tally or Tally())
+    return [(each.kind, each.failure, each.count) for each in results if isinstance(each, Finding)]
 
 
 def test_the_nodes_own_order_decides_and_not_the_clocks() -> None:
@@ -222,8 +222,8 @@ def test_a_row_may_be_newer_than_its_token_and_not_older() -> None:
 
 
 def test_a_deleted_row_is_absent() -> None:
-    rows = (change(10, NO_NUMBER, 100, flags=ROW | itemlog.AFTER_ABSENT), invalidation(10.1, 10))
-    absent = {"digest": NO_NUMBER, "flags": itemlog.ABSENT}
+    rows = (change(10, NO_NUMBER, 100, flags=ROW | AFTER_ABSENT), invalidation(10.1, 10))
+    absent = {"digest": NO_NUMBER, "flags": ABSENT}
     assert found(*rows, fill(11, 10, version=60, observed=55, **absent)) == []
     assert found(*rows, fill(11, 10, version=60, observed=55, digest=100)) == [("digest_mismatch", "F2", 1)]
 
@@ -258,11 +258,11 @@ def test_packed_hits_are_judged_like_single_ones() -> None:
 
 def test_who_asked_for_values_of_any_age_gets_them() -> None:
     rows = (change(10, 101, 100), invalidation(13, 10), fill(5, 5, 60, 55))
-    assert found(*rows, hit(20, 5, 60, flags=itemlog.SERVED_STALE)) == []
+    assert found(*rows, hit(20, 5, 60, flags=SERVED_STALE)) == []
 
 
 def test_a_fill_that_was_not_answered_may_have_been_stored() -> None:
-    unanswered = row(FILL, 5, observed=55, stamps=stamps(5), flags=itemlog.UNANSWERED)
+    unanswered = row(FILL, 5, observed=55, stamps=stamps(5), flags=UNANSWERED)
     assert found(change(2, 100, 99), invalidation(3, 2), unanswered, hit(6, 5, 60)) == []
     assert found(change(2, 100, 99), invalidation(3, 2), hit(6, 5, 60)) == [("thin_air_hit", "F45", 1)]
 
@@ -308,13 +308,10 @@ def test_hits_at_unknown_positions_are_counted_as_unknown() -> None:
 
 
 def test_items_of_one_hash_are_told_apart_by_the_other() -> None:
-    two = [list(each) for each in (change(10, 101, 100), fill(5, 5, 60, 55))]
-    for each in two:
-        each[1] = 2
-    rows = (invalidation(13, 10, version=70), hit(20, 5, 60))
-    assert [
-        item.h2 for item in replay([*rows, *map(tuple, two)], RULES, KNOWN, Tally()) if item.findings
-    ] == [1, 2]
+    other = [each._replace(h2=2) for each in (change(10, 101, 100), fill(5, 5, 60, 55))]
+    rows = (invalidation(13, 10, version=70), hit(20, 5, 60), *other)
+    found = replay(rows, RULES, KNOWN, Tally())
+    assert [each.h2 for each in found if isinstance(each, Finding)] == [1, 2]
 
 
 def test_what_is_held_of_one_item_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +326,7 @@ def test_tallies_add_up() -> None:
     rows = (change(10, 101, 100), invalidation(13, 10), fill(5, 5, 60, 55), hit(6, 5, 60))
     assert found(*rows, tally=tally) == []
     for _ in range(2):
-        merge_tally(total, format_tally(tally))
+        total.add(tally.to_row())
     assert total.hits[WHO][0] == 2
     assert total.counts["fills"] == 2
     assert [hits for hits, *_ in total.hot] == [1, 1]

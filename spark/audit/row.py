@@ -1,0 +1,155 @@
+"""Rows as they travel to the replay: a change of an item, or an action of a client or an invalidator on it.
+
+One frame carries both, since the replay needs both in one order. A row holds kinds and flags as numbers, names as
+hashes, and positions as packed stamps, so that no text goes through the shuffle. `spark.audit.actions` makes the
+rows, `spark.audit.state` keeps them for the next audit, and `spark.audit.replay` judges them. Plain Python.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy
+
+from spark.audit.finding import Reference
+from spark.audit.timeline import Place
+
+CHANGE, INVALIDATION, FILL, HIT = range(4)
+"""Kinds of rows, in the order in which they come."""
+
+ROW: Final = 1
+"""Of a change: the item's whole value is the row."""
+AFTER_ABSENT: Final = 2
+BEFORE_ABSENT: Final = 4
+ABSENT: Final = 8
+"""Of a fill or hit: the value is that there is no such row."""
+UNANSWERED: Final = 16
+"""Of a fill: it may be stored or not."""
+SERVED_STALE: Final = 32
+"""Of a hit: the caller asked for values of any age."""
+BELOW_FLOOR: Final = 64
+"""Of a fill: its position lacks the floor that came with it."""
+JUDGED: Final = 128
+"""Judged by an earlier audit: it is only context now."""
+
+NO_NUMBER: Final = -(1 << 63)
+"""Stands for null in a column of integers."""
+
+PACKED: Final = numpy.dtype([("begin", "<i8"), ("end", "<i8"), ("sequence", "<i8")])
+"""Hits of one entry by one client that travel together, in the column ``packed``."""
+
+
+class ItemChange(NamedTuple):
+    """A transaction changed the item. ``before``, ``after``: digests of the row; ``row``: its place in the
+    transaction."""
+
+    lineage: int
+    ordinal: int
+    committed_us: int
+    flags: int
+    before: int
+    after: int
+    row: int
+
+
+class AuditedEntry(NamedTuple):
+    """The entry that an action was about: its node and CAS version, the digest of its value, and its positions.
+
+    ``who`` is the hash that hits are counted by. ``stamps`` are packed.
+    """
+
+    node: int
+    version: int
+    digest: int
+    flags: int
+    who: int
+    stamps: bytes
+
+
+class ActionSpan(NamedTuple):
+    """One action, or several of a kind: the client and sequence of the first one, their number, and their times."""
+
+    client: int
+    sequence: int
+    actions: int
+    first_us: int
+    last_us: int
+
+    def reference(self, role: str) -> Reference:
+        return Reference(role, self.client, self.sequence)
+
+
+class ReplayRow(NamedTuple):
+    """A row of `spark.schema.REPLAY`. Null is `NO_NUMBER`, and 0 in a column of 32 bits.
+
+    ``h1``, ``h2``: hashes of the item. A change alone has ``lineage``, ``ordinal``, ``row`` and ``before``; its
+    ``begin_us`` is the time of the commit, its ``digest`` that of the row afterwards. An action alone has ``node``,
+    ``version``, ``observed`` (the version of the stub that a fill replaced), ``who``, ``client``, ``sequence``,
+    ``stamps`` and ``packed``.
+    """
+
+    h1: int
+    h2: int
+    kind: int
+    lineage: int
+    ordinal: int
+    row: int
+    node: int
+    version: int
+    observed: int
+    begin_us: int
+    end_us: int
+    digest: int
+    before: int
+    flags: int
+    who: int
+    client: int
+    sequence: int
+    stamps: bytes
+    packed: bytes | None
+
+    def change(self) -> ItemChange:
+        return ItemChange(
+            self.lineage, self.ordinal, self.begin_us, self.flags, self.before, self.digest, self.row
+        )
+
+    def entry(self) -> AuditedEntry:
+        return AuditedEntry(self.node, self.version, self.digest, self.flags, self.who, self.stamps)
+
+    def span(self) -> ActionSpan:
+        return ActionSpan(self.client, self.sequence, 1, self.begin_us, self.end_us)
+
+
+_STAMP: Final = struct.Struct("<qqqiI")
+_EXTRA: Final = struct.Struct("<q")
+
+
+class PlacedStamp(NamedTuple):
+    """A position of one lineage, as a row carries it."""
+
+    lineage: int
+    life: int
+    place: Place
+
+
+def pack_stamps(stamps: Iterable[PlacedStamp]) -> bytes:
+    parts = []
+    for lineage, life, (prefix, extras, flags) in stamps:
+        parts.append(_STAMP.pack(lineage, life, prefix, flags, len(extras)))
+        parts.extend(map(_EXTRA.pack, extras))
+    return b"".join(parts)
+
+
+@lru_cache(65536)
+def unpack_stamps(data: bytes) -> tuple[PlacedStamp, ...]:
+    stamps, at = [], 0
+    while at < len(data):
+        lineage, life, prefix, flags, count = _STAMP.unpack_from(data, at)
+        at += _STAMP.size
+        extras = struct.unpack_from(f"<{count}q", data, at)
+        at += 8 * count
+        stamps.append(PlacedStamp(lineage, life, Place(prefix, extras, flags)))
+    return tuple(stamps)
