@@ -1,4 +1,4 @@
-"""What went wrong inside Spark, in the words of the project's own errors.
+"""Errors inside Spark, in the words of the project's own errors.
 
 Spark hands an error of a Python worker on as text, with the worker's traceback; a user wants its last line, and a
 scheduler the exit code of the error that it was. Called by the mains.
@@ -17,7 +17,7 @@ from freshness import errors
 from freshness.errors import FreshnessError
 
 SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
-"""What comes out of Spark: the second where several tasks failed at once, or a class is missing."""
+"""The errors that Spark raises: the second one if several tasks failed at once, or if a class is missing."""
 
 _NAMED = re.compile(r"^\s*(?:freshness\.errors\.)(\w+): (.*)$", re.MULTILINE)
 

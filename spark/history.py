@@ -68,7 +68,7 @@ def drop_merged(files: Sequence[str]) -> list[str]:
 
 
 def _check(file: str, kind: str, version: int, columns: Sequence[str]) -> str:
-    """What is wrong with a file; "" for nothing."""
+    """The problem of a file, "" for none."""
     filesystem, path = fs.FileSystem.from_uri(file)
     try:
         footer = parquet.read_metadata(path, filesystem=filesystem)

@@ -66,7 +66,7 @@ REPLAY: Final = StructType(
         StructField("packed", BinaryType()),
     ]
 )
-"""What goes through the audit's shuffle: `spark.audit.row.ReplayRow`."""
+"""A row of the audit's shuffle: `spark.audit.row.ReplayRow`."""
 
 REFERENCE: Final = StructType([StructField("role", StringType()), *_longs("source", "sequence", "row")])
 """Which record of the history shows a finding: `spark.audit.finding.Reference`."""
@@ -102,7 +102,7 @@ TALLY: Final = StructType(
 REPLAYED: Final = StructType(
     [StructField("finding", FINDING), StructField("pending", PENDING), StructField("tally", TALLY)]
 )
-"""What comes out of the replay: in each row one of the three. `spark.audit.finding.Replayed`."""
+"""A result of the replay, one of the three: `spark.audit.finding.Replayed`."""
 
 VIOLATION: Final = StructType(
     [
@@ -134,7 +134,7 @@ ENTRY: Final = StructType(
         StructField("error", StringType(), nullable=False),
     ]
 )
-"""What a node held of one key: `spark.live.entry.NodeEntry`. ``item`` is null in the row of a node that could not be
+"""An entry of a node: `spark.live.entry.NodeEntry`. ``item`` is null in the row of a node that could not be
 read to its end."""
 
 VERDICT: Final = StructType(
@@ -151,5 +151,5 @@ VERDICT: Final = StructType(
         StructField("repaired", BooleanType(), nullable=False),
     ]
 )
-"""What became of one entry: `spark.live.comparison.EntryVerdict`. ``cached`` and ``primary`` are shown values, and
+"""The verdict on one entry: `spark.live.comparison.EntryVerdict`. ``cached`` and ``primary`` are shown values, and
 only of entries that differ."""

@@ -1,4 +1,4 @@
-"""What an audit covers, as one value that travels to the executors: objects, placement, primaries.
+"""The scope of a live audit, as one value that travels to the executors: objects, placement, primaries.
 
 It holds the addresses of the primaries with their passwords, since the executors log in: it must never be printed.
 Built by the mains, read by everything that runs on executors.

@@ -47,7 +47,7 @@ _SORT: Final = [(name, "ascending") for name in ("table", "key_hash", "key", "or
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What became of one folder. ``inputs``: files that are within the new ones now."""
+    """The merge of one folder. ``inputs``: the files whose rows are in the new files now."""
 
     folder: str
     inputs: int
@@ -59,7 +59,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What one file holds. ``problem``: "" where it is whole."""
+    """The check of one file. ``problem``: "" if the file is whole."""
 
     path: str
     transactions: int
@@ -182,7 +182,7 @@ def _hash(key: str) -> int:
 
 
 def check_file(archive: str, path: str) -> Checked:
-    """Whether a file holds what its name and its footer say: every ordinal once, whole transactions, and the
+    """Check that a file holds what its name and its footer say: every ordinal once, whole transactions, and the
     positions of all of them between its two."""
     file = parse_name(Path(path))
     assert file is not None, "listed by its name"
@@ -224,7 +224,7 @@ def _find_problem(file: ArchiveFile, ordinals: Sequence[int]) -> str:
 
 
 def check_borders(archive: ArchiveFolder, files: Iterable[ArchiveFile]) -> list[Checked]:
-    """What is wrong between files: where one ends, the next must begin, in ordinals and in positions."""
+    """Problems between files: the next one must begin where one ends, in ordinals and in positions."""
     problems = []
     for former, file in pairwise(files):
         if (former.keyspace, former.lineage_hash) != (file.keyspace, file.lineage_hash):
@@ -403,7 +403,7 @@ def _result(
 
 
 def check(session: SparkSession, archive: str, paths: Sequence[Path]) -> list[Checked]:
-    """What is wrong with the files that count; each is a task."""
+    """Problems of the files that no larger one replaces. Each file is a task."""
     files = choose_files(paths)
     names = [str(file.path) for file in files]
     checked = _run(session, names, lambda path: check_file(archive, path), _CHECKED_SCHEMA, Checked)

@@ -42,7 +42,7 @@ from spark.schema import REPLAY
 
 ACTIONS: Final = ("fill", "hit", "refusal", "invalidation", "publish", "dropped")
 INVENTORY_MAX: Final = 1_000_000
-"""Combinations of client, object, node, outcome that are told apart."""
+"""The most combinations of client, object, node and outcome."""
 LIVES_MAX: Final = 1_000_000
 PACK_MIN: Final = 4
 """Hits of one entry in one batch from which on they travel together."""
@@ -70,7 +70,8 @@ def who() -> Column:
 class Stock(NamedTuple):
     """How many actions of one kind a client recorded about one object on one node.
 
-    ``lost``: how many it said were dropped. ``first``, ``last``: of its sequence. Numbers are hashes of names.
+    ``lost``: how many actions the client dropped, by its own count. ``first``, ``last``: its sequence numbers.
+    Fields named ``number`` are hashes of names.
     """
 
     who: int

@@ -1,4 +1,4 @@
-"""What the archive says of itself: its order (`spark.audit.timeline.Lineage`), and where it is damaged.
+"""The order of the archive (`spark.audit.timeline.Lineage`), and the damages in it.
 
 Runs of consecutive numbers are found by one aggregation, without a sort; only what is out of order is looked at row
 by row. Called by the audit, first of all. Functions of DataFrames; reads no file.
@@ -28,7 +28,7 @@ TIMES_MAX: Final = 2_000_000
 """Times that are kept of an archive; with more transactions several share one."""
 RAISES_MAX: Final = 100_000
 DAMAGES_MAX: Final = 10_000
-"""Findings about one archive that are told one by one."""
+"""The most damages of one archive that are reported one by one."""
 
 
 class RunRow(NamedTuple):
@@ -136,7 +136,7 @@ def find_runs(heads: DataFrame) -> DataFrame:
 
 
 def find_islands(heads: DataFrame, lineages: Sequence[str]) -> DataFrame:
-    """The same for lineages that are not whole, exactly: each consecutive piece, with its doubles counted."""
+    """Exact runs of lineages that are damaged: each consecutive piece, with its doubles counted."""
     each = (
         heads.where(F.col("lineage").isin(list(lineages)))
         .withColumn("delta", F.col("sequence") - F.col("ordinal"))
@@ -180,7 +180,8 @@ def find_raises(changes: DataFrame) -> DataFrame:
 
 
 def read_archive(changes: DataFrame, rules: Rules, previous: Archive | None = None) -> Archive:
-    """The order and the damages of an archive that continues ``previous``. Damages are told once: in its own part.
+    """The order and the damages of an archive that continues ``previous``. A damage is reported once, by the audit of
+    its own part.
 
     Raises `FormatError` for a GTID that cannot be read, and for an archive of more than `RUNS_MAX` runs.
     """
@@ -504,7 +505,7 @@ def _find_odd_times(heads: DataFrame, lineages: Mapping[int, Lineage], rules: Ru
 def rebuild(
     runs: Sequence[RunRow], bucket: int, times: Mapping[int, Mapping[int, int]], end_us: int
 ) -> Archive:
-    """The archive as an earlier audit left it; its damages have been told."""
+    """The archive as an earlier audit left it, without its damages, which that audit has reported."""
     order = _order(runs, None)
     lineages = {
         number: _with_times(lineage, bucket, times.get(number, {}))

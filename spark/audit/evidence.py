@@ -78,7 +78,7 @@ class Recorded(NamedTuple):
 def find_recorder_gaps(
     stock: Iterable[Stock], lineages: Mapping[str, Lineage], previous: Any | None
 ) -> Recorded:
-    """Clients whose numbers have gaps, or who said that they dropped actions."""
+    """Clients whose sequences have gaps, or that recorded that they dropped actions."""
     sequences: dict[str, int] = dict(previous.sequences) if previous is not None else {}
     by_client: dict[str, list[Stock]] = {}
     for each in stock:
@@ -107,7 +107,8 @@ def find_recorder_gaps(
 def find_gtid_gaps(
     actions: DataFrame, archive: Archive, told: frozenset[tuple[int, str, int]]
 ) -> list[Damage]:
-    """Numbers that the archive leaves out and that some server had executed: nobody was told of those changes.
+    """Numbers that the archive leaves out and that some server had executed: nothing was invalidated for
+    those changes.
 
     Numbers that no position names were never executed (Group Replication hands out blocks).
     """

@@ -1,4 +1,4 @@
-"""What a replay is told, what it finds in an item, and what it counts.
+"""The inputs of a replay, its findings about an item, and its counts.
 
 Written by `spark.audit.replay`, which judges, and read by what merges and shows it. Plain Python: knows nothing of
 Spark.
@@ -33,7 +33,8 @@ NO_ROW: Final = -1
 class Reference(NamedTuple):
     """A record of the history that shows a finding, and its role in that.
 
-    Of an action: the hash of its client and its sequence. Of a change: the hash of its lineage, its ordinal, its row.
+    An action is named by the hash of its client and its sequence; a change by the hash of its lineage, its ordinal
+    and its row.
     """
 
     role: str
@@ -46,7 +47,10 @@ Evidence: TypeAlias = tuple[Reference, ...]
 
 
 class Life(NamedTuple):
-    """What was published of one life of a node for a lineage. Ordinals; times in microseconds."""
+    """The publishes of one life of a node for a lineage: its first times, lowest floor and highest progress.
+
+    Times are microseconds, floor and progress are ordinals.
+    """
 
     life: int
     first_begin_us: int
@@ -71,7 +75,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What is known beside the item's own rows. Keys are hashes of names.
+    """All that a replay needs beside the item's own rows. Keys are hashes of names.
 
     ``raises``: by (lineage, table), the ordinals at which the whole table changed; ``raise_acks``: by (node, lineage,
     life, ordinal), when the node acknowledged that. ``tables``: by `who`, the object's tables. ``lost``: lineages of

@@ -1,4 +1,4 @@
-"""What changed one item in one lineage, and when each node acknowledged that.
+"""The changes of one item in one lineage, and the time at which each node acknowledged each of them.
 
 Plain Python, called by `spark.audit.replay`.
 """
@@ -21,7 +21,7 @@ CHANGES_HELD_MAX: Final = 5_000_000
 
 @dataclass(slots=True)
 class Acks:
-    """Of one node in one life: when each change of a log was acknowledged, by time and by the node's version.
+    """Acknowledgements of one node in one life: of each change of a log, by time and by the node's version.
 
     ``blind_ends``: only of those whose version the node did not say. ``best``: of each change and all after it the
     earliest (end, version, blind end), which is what a position that lacks the change lacks.
@@ -54,7 +54,7 @@ class Acks:
 
 
 class Ack(NamedTuple):
-    """Of what a position lacks: when first acknowledged, in which version at first, and when without a version.
+    """The first acknowledgement of a change that a position lacks: by time, by version, by time without a version.
 
     ``at``: which change; ``missing``: the first that the position lacks.
     """
@@ -111,7 +111,7 @@ class Log:
         self.rows.append(change.row)
 
     def has_later(self, at: int, value: tuple[bool, int], until_us: int) -> bool:
-        """Whether the row had this value from ``at`` on, or one that is not known, before ``until_us``."""
+        """True if the row had this value from ``at`` on, or one that is not known, before ``until_us``."""
         for later in range(at, len(self.ordinals)):
             if self.committed[later] > until_us:
                 return False

@@ -24,7 +24,7 @@ _WIDTH: Final = 940
 _BAR: Final = 22
 _LABEL: Final = 230
 _NAME_CHARACTERS_MAX: Final = 32
-"""What fits beside the bars; the whole name is shown when one points at it."""
+"""Characters that fit beside the bars. The browser shows the whole name at the pointer."""
 _NINES_MAX: Final = 7.0
 _STYLE: Final = """
 :root { --ink: #1d2433; --soft: #667085; --line: #d9dee7; --bar: #3b6fb6;
@@ -102,7 +102,7 @@ _NINES_TOLD: Final = (
 
 
 def _conclude(summary: Summary) -> str:
-    """What is said elsewhere, but that this is the report."""
+    """The conclusion, without a pointer to this very report."""
     if summary.exit_code != verdict.STALE_DATA:
         return conclude(summary)
     return "poison: the cache held or served what it must not; the violations are below"

@@ -5,7 +5,7 @@ fills of one item are held at a time, some hundred bytes each, and hits pass thr
 Order comes from ordinals and from the node's own CAS versions; times decide only what nothing else can, with an error
 allowed (F3, F36).
 
-What it is told and what it finds is in `spark.audit.finding`. Plain Python: knows nothing of Spark. Called by
+Its inputs and its findings are classes of `spark.audit.finding`. Plain Python: knows nothing of Spark. Called by
 ``spark.audit`` on the executors; never reads a file or a clock.
 """
 
@@ -182,13 +182,13 @@ class ItemReplay:
     def _judge_order(
         self, entry: AuditedEntry, observed: int, span: ActionSpan, stamp: PlacedStamp, is_told: bool
     ) -> str:
-        """Whether the stub that was replaced is younger than the tombstone of a change that the position lacks."""
+        """Judge whether the replaced stub is younger than the tombstone of a change that the position lacks."""
         log = self._logs.get(stamp.lineage)
         found = None if log is None else log.find_ack(stamp.place, entry.node, stamp.life)
         if log is None or found is None:
             return ""
         is_ordered = observed != NO_NUMBER and found.version < observed
-        # Where node and client both said versions, they decide; a time, only where one of them is not known.
+        # Versions decide if node and client both recorded them; else the times do.
         blind_us = found.end_us if observed == NO_NUMBER else found.blind_end_us
         if not is_ordered and blind_us + self._rules.clock_error_us >= span.first_us:
             return ""
@@ -214,7 +214,7 @@ class ItemReplay:
     # -- the row at the token -----------------------------------------------------------------------------
 
     def _judge_digest(self, entry: AuditedEntry, span: ActionSpan, role: str, is_told: bool) -> str:
-        """A composite has no row to be compared with; nor has a row that the archive does not tell."""
+        """Compare the value with the row at its position. A composite has no row, and the archive may lack one."""
         value = (True, NO_NUMBER) if entry.flags & ABSENT else (False, entry.digest)
         stamps = unpack_stamps(entry.stamps)
         of_row = [(stamp, self._logs[stamp.lineage]) for stamp in stamps if stamp.lineage in self._logs]
@@ -423,7 +423,7 @@ class ItemReplay:
         return "F45"
 
     def _is_within_history(self, entry: AuditedEntry, standing: Standing) -> bool:
-        """Whether the value must have been stored while actions were recorded: its position is younger."""
+        """True if the value must have been stored while actions were recorded: its position is younger."""
         since = [
             self._known.history_from_us.get(stamp.lineage, NEVER) for stamp in unpack_stamps(entry.stamps)
         ]

@@ -21,17 +21,17 @@ CHANGE, INVALIDATION, FILL, HIT = range(4)
 """Kinds of rows, in the order in which they come."""
 
 ROW: Final = 1
-"""Of a change: the item's whole value is the row."""
+"""A change: the item's whole value is the row."""
 AFTER_ABSENT: Final = 2
 BEFORE_ABSENT: Final = 4
 ABSENT: Final = 8
-"""Of a fill or hit: the value is that there is no such row."""
+"""A fill or hit: the value is that there is no such row."""
 UNANSWERED: Final = 16
-"""Of a fill: it may be stored or not."""
+"""A fill: the node did not answer, so the value may be stored or not."""
 SERVED_STALE: Final = 32
-"""Of a hit: the caller asked for values of any age."""
+"""A hit: the caller asked for values of any age."""
 BELOW_FLOOR: Final = 64
-"""Of a fill: its position lacks the floor that came with it."""
+"""A fill: its position lacks the floor that came with it."""
 JUDGED: Final = 128
 """Judged by an earlier audit: it is only context now."""
 

@@ -1,4 +1,4 @@
-"""What one audit hands to the next, so that each day reads only its own history.
+"""The state that one audit hands to the next, so that each day reads only its own history.
 
 Rows that later actions can be judged by (changes, invalidations and fills of the last days, the newest of each kind
 that is older, which nodes an item was served from), rows that are not judged yet, and everything small beside them.
@@ -84,7 +84,7 @@ def _newest(rows: DataFrame, place: str, order: str) -> DataFrame:
 
 
 def _later_than(as_of_us: int) -> Any:
-    """Of packed hits only those that are not judged yet."""
+    """A function that keeps the hits which are not judged yet, also within packed ones."""
     schema = to_arrow_schema(REPLAY)
 
     def trim(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
@@ -107,7 +107,7 @@ def _later_than(as_of_us: int) -> Any:
 
 
 def save_state(state: State, path: str, carry_us: int) -> None:
-    """Write the folder anew. ``carry_us``: how far back rows are kept."""
+    """Write the folder in place of the last state. ``carry_us``: how far back rows are kept."""
     session = state.rows.sparkSession
     keep_rows(state, carry_us).write.mode("overwrite").parquet(f"{path}/rows")
     state.items.write.mode("overwrite").parquet(f"{path}/items")

@@ -28,7 +28,7 @@ EXAMPLES_PER_KIND: Final = 5
 GROUPS_MAX: Final = 200
 """Rows of one table of nines; the worst come first."""
 CONFIDENCE_Z: Final = 1.959964
-"""Of the bounds: 95 %."""
+"""The bounds hold for 95 %."""
 DIMENSIONS: Final = ("all", "table", "shard", "node", "version")
 
 
@@ -56,7 +56,7 @@ class Share:
 
     @property
     def nines(self) -> float:
-        """Of the lower bound, which is what was shown: 2.0 means that 99 % is sure."""
+        """Nines of the lower bound, the share that is sure: 2.0 means 99 %."""
         return -math.log10(max(1 - self.low, 1e-18))
 
 
@@ -130,7 +130,7 @@ def summarize(
     changes: DataFrame,
     actions: DataFrame,
 ) -> Summary:
-    """Everything that is told about an audit. ``violations`` as `VIOLATION`."""
+    """The summary of an audit. ``violations`` as `VIOLATION`."""
     did: Counter[str] = Counter()
     for each in stock:
         did[each.action] += each.actions

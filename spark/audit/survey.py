@@ -1,7 +1,7 @@
-"""What the driver collects before the shuffle: the archive's order, and everything of the history that is small.
+"""The survey that the driver makes before the shuffle: the archive's order, and all of the history that is small.
 
-The clients, nodes and objects, the lives of nodes, the statements that changed whole tables, and the gaps in the
-evidence itself. From these comes the `Knowledge` that every executor judges by. Called by the audit, first of all.
+It collects the clients, nodes and objects, the lives of nodes, the statements that changed whole tables, and the gaps
+in the evidence itself. Every executor judges by the `Knowledge` that is made of them. Called by the audit.
 """
 
 from __future__ import annotations

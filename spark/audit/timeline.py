@@ -1,7 +1,7 @@
 """The archive's own order: where in it a position stands, so that containment becomes a comparison of integers.
 
 A position that holds the first n transactions of a lineage's archive and no other is the number n, its **prefix**.
-What it holds beyond its prefix (a replica that commits out of order, one event of a tombstone) is kept as the set
+Transactions beyond the prefix (a replica that commits out of order, one event of a tombstone) are kept as the set
 of their ordinals, so that nothing is rounded. Built by `spark.audit.archive` from the archive's runs, carried to the
 executors by the audit. No Spark and no I/O here, and no clock in any answer about order.
 """
@@ -178,7 +178,8 @@ class Lineage:
     def _of(
         self, source: str, chain: Chain, intervals: Mapping[str, Sequence[tuple[int, int]]]
     ) -> Sequence[tuple[int, int]]:
-        """What a position holds of a chain. MariaDB: another server at the very number is another history (F59)."""
+        """The numbers of a chain that a position holds. MariaDB: the same number of another server is another history
+        (F59)."""
         held = intervals.get(source, ())
         if self.flavor == "mysql" or not held:
             return held
@@ -206,7 +207,7 @@ class Lineage:
         return max(time_us, self.time(ordinal - 1))
 
     def has_break(self, first: int, last: int) -> bool:
-        """Whether the archive lacks something after one of these ordinals."""
+        """True if the archive lacks something after one of these ordinals."""
         at = bisect_left(self.breaks, first)
         return at < len(self.breaks) and self.breaks[at] <= last
 
@@ -252,7 +253,7 @@ def _find_gaps(runs: Iterable[Run]) -> list[int]:
 
 
 def holds_any(flavor: str, text: str, source: str, first: int, last: int) -> bool:
-    """Whether a position names one of these numbers. Not of MariaDB, whose positions name only their ends."""
+    """True if a position names one of these numbers. Never for MariaDB, whose positions name only their ends."""
     if flavor != "mysql":
         return False
     try:
@@ -268,7 +269,7 @@ def _servers_of(intervals: Mapping[str, Sequence[tuple[int, int]]], source: str)
 
 @lru_cache(65536)
 def _intervals(flavor: str, text: str) -> Mapping[str, tuple[tuple[int, int], ...]]:
-    """By source, the numbers that a position holds. Of MariaDB also, under ``domain@``, the servers at its end."""
+    """By source, the numbers that a position holds. For MariaDB ``domain@`` has the servers at its end."""
     position = parse_position(flavor, text)
     found = position.intervals()
     if isinstance(position, MariadbPosition):

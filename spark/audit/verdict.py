@@ -1,4 +1,4 @@
-"""What the audit can say of a record: the kinds of violation, the failure modes behind them, and the exit code.
+"""The verdicts of the audit: the kinds of violation, the failure modes behind them, and the exit code.
 
 A **violation** is proved by records that are kept with it. **Lag** is what was late and came. **Unknown** is what
 could not be decided; it is counted, and an audit with unknowns is not green. Used by every step of the audit, by its
@@ -33,7 +33,8 @@ RECORDER_GAP: Final = "recorder_gap"
 @dataclass(frozen=True, slots=True)
 class ViolationKind:
     """``is_poison``: the cache held or served, or could serve, what it must not. ``is_damage``: the evidence is
-    damaged, so that more may be wrong than was found. Neither: it is told, and where it matters verdicts are unknown.
+    damaged, so that more may be wrong than was found. A kind with
+    neither is reported, and verdicts that rest on it are unknown.
 
     ``failures``: the failure modes it is classified by, see docs/failure-modes.md.
     """

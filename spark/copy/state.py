@@ -1,7 +1,7 @@
-"""What a copy has published, and how far it has applied the stream: ``state.json`` in its folder.
+"""The state of a copy: its published tables, and the position up to which the stream is applied.
 
-The file is replaced as a whole, and names for each table the folder that readers get. Programs that use a copy call
-`read_copy`; the job, `spark.copy.job`, reads and writes the rest.
+``state.json`` in the copy's folder is replaced as a whole, and names for each table the folder that readers get.
+Programs that use a copy call `read_copy`; the job, `spark.copy.job`, reads and writes the rest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CopyState:
     version: int = VERSION
 
     def contains(self, position: Mapping[str, str]) -> bool:
-        """Whether the stream was applied up to there, in every lineage."""
+        """True if the stream was applied up to there, in every lineage."""
         return all(
             parse_position(self.flavor, self.position.get(lineage, "")).contains(
                 parse_position(self.flavor, text)
@@ -76,7 +76,8 @@ def read_state(out: Path) -> CopyState | None:
         if isinstance(error, FormatError):
             raise
         raise FormatError(
-            f"{path} is no state of a copy: {error}", hint="move the folder away and begin anew"
+            f"{path} is no state of a copy: {error}",
+            hint="move the folder away and run the copy again: it starts over",
         ) from error
 
 

@@ -1,8 +1,9 @@
-"""Rows of one table for an external copy: read from the primary in ranges of the primary key, or told by the
+"""Rows of one table for an external copy: read from the primary in ranges of the primary key, or decoded from the
 stream.
 
 Both ways give the same cells for the same row, so that a copy can be made of the one and kept up to date by the
-other. What cannot be told alike is refused before anything is read. Knows nothing of Spark but its types. Called by
+other. A column that the two ways decode differently is refused before
+anything is read. Knows nothing of Spark but its types. Called by
 ``spark.copy``, on the driver and on executors.
 """
 
@@ -74,7 +75,7 @@ class CopyColumn:
     length: int = 0
 
     def to_cell(self, value: Any) -> Any:
-        """A value as PyMySQL or the log gives it, as the copy holds it. What is no value (a zero date) is null."""
+        """A value as PyMySQL or the log gives it, as the copy holds it. A zero date is null."""
         if value is None or value is UNREADABLE:
             return None
         if isinstance(self.type, StringType):
@@ -102,7 +103,7 @@ class CopyTable:
     key: tuple[str, ...]
 
     def schema(self) -> StructType:
-        """Of the copy."""
+        """The schema of the copy."""
         return StructType(
             [
                 StructField(KEY, StringType()),
@@ -111,7 +112,7 @@ class CopyTable:
         )
 
     def change_schema(self) -> StructType:
-        """Of what the stream says: the copy's columns, with the place in the stream, and whether the row is gone."""
+        """The schema of changes: the copy's columns, with the place in the stream, and whether the row is gone."""
         place = [StructField(name, LongType()) for name in PLACE]
         flags = [StructField(name, BooleanType()) for name in (IS_GONE, IS_WHOLE)]
         return StructType([*place, *flags, *self.schema().fields])
@@ -122,9 +123,9 @@ class CopyTable:
         return (self._key(cells), *cells.values())
 
     def to_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-        """What a row of the update stream means: that a row is gone, is there now, or both, when its key changed.
+        """Decode a row of the update stream: a row is gone, is there now, or both, if its key changed.
 
-        A change that lacks columns (``binlog_row_image``, or the table has others now) is told as not whole.
+        A change that lacks columns (``binlog_row_image``, or the table has others now) is marked as not whole.
         """
         place = change["ordinal"], change["row"]
         nothing = (None,) * (len(self.columns) + 1)
@@ -160,8 +161,8 @@ def _spell(cell: Any) -> Any:
 
 
 def read_table(address: ServerAddress, table: str, left_out: Sequence[str] = ()) -> CopyTable:
-    """What a table looks like now. ``left_out``: columns that are not copied. Raises `ConfigError` for a table that
-    cannot be copied, and what `connect` raises."""
+    """The columns and the key of a table now. ``left_out``: columns that are not copied. Raises `ConfigError` for a
+    table that cannot be copied, and what `connect` raises."""
     with closing(connect(address)) as connection:
         try:
             rows = read_rows(connection, _COLUMNS, (address.database, table))

@@ -1,11 +1,11 @@
-"""Whether what the cache serves is what the primary has. Runs on executors, after the entries were read.
+"""Compares the entries that the cache serves with the rows of the primary. Runs on executors.
 
 A difference alone proves nothing: the invalidation may be on its way. It is **poisoned** when the row differed, then
 the primary's head was read, and at two later looks the node had acknowledged all of that head, the entry was still
 the same and live, and the row still differed (I1). An entry that went, changed or came to equal the row was **in
-flight**; where neither can be said within the tries it is **unknown**, which is never good news.
+flight**; an entry that is neither after all tries is **unknown**, which is never good news.
 
-Rows and head are those of the shard that holds the key; of all shards where the key does not tell.
+Rows and head are those of the shard that holds the key, and of all shards if the key does not determine one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ RowsFound: TypeAlias = Mapping[bytes, Sequence[DatabaseRow]]
 
 
 class PrimaryReader(Protocol):
-    """What is asked of a primary; see `freshness.database.primary.Primary`."""
+    """The reads that a comparison needs of a primary; see `freshness.database.primary.Primary`."""
 
     def read_rows(
         self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
@@ -175,7 +175,7 @@ class Comparison:
     def _read_again(
         self, entries: Sequence[NodeEntry]
     ) -> list[tuple[NodeEntry | None, Mapping[str, NodeRecord | None]]]:
-        """What is under the keys now, None where nothing is, and the records of its node as of before."""
+        """The entries under the keys now, None for an absent one, and the records of their node, read before them."""
         answers: dict[tuple[str, bytes], tuple[NodeEntry | None, Mapping[str, NodeRecord | None]]] = {}
         for name, group in groupby(sorted(entries, key=_node), key=_node):
             items = [_place(entry)[1] for entry in group]
@@ -189,7 +189,7 @@ class Comparison:
 
 
 def _find_early_verdict(scope: AuditScope, entry: NodeEntry) -> str:
-    """What can be said without the database; "" for an entry that is to be compared."""
+    """The verdict that needs no database, "" for an entry that is to be compared."""
     if entry.state in (UNAVAILABLE, UNTRUSTED):
         return UNKNOWN
     if entry.state != LIVE:
@@ -220,7 +220,7 @@ def _is_another(now: NodeEntry | None, entry: NodeEntry) -> bool:
 
 
 def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Position]) -> bool:
-    """Whether the node has acknowledged all of these heads."""
+    """True if the node has acknowledged all of these heads."""
     found = {lineage: records.get(lineage) for lineage in heads}
     return all(record is not None and record.progress.contains(heads[name]) for name, record in found.items())
 

@@ -1,4 +1,4 @@
-"""What one node holds, entry by entry, and whether each would be a hit. Runs on executors.
+"""Reads the entries of one node, and decides for each whether it would be a hit. Runs on executors.
 
 Reads only, with the project's own client, in batches and no faster than a bound. A node that fails becomes a row that
 says so: what was not read is never taken for absent. Called by ``spark.live``, `judge` by the comparison too.
@@ -36,7 +36,7 @@ STUBBED: Final = "stub"
 FOREIGN: Final = "foreign"
 UNCONFIGURED: Final = "unconfigured"
 UNTRUSTED: Final = "untrusted"
-"""Nobody vouches for the node now, or it is closed, or of another ring: it cannot be told whether it is a hit."""
+"""The node's record is missing, closed or of another ring: nobody knows whether the entry is a hit."""
 UNAVAILABLE: Final = "unavailable"
 _NOBODY_VOUCHES: Final = "the node's record is missing, closed or of another ring: see `invalidator status`"
 
@@ -81,7 +81,7 @@ def read_node(
 
 
 def read_batch(scope: AuditScope, node: CacheNode, items: Sequence[bytes]) -> Iterator[NodeEntry]:
-    """These items of a node, with the node's records read before them. Those that are gone are left out."""
+    """These items of a node, with the node's records read before them. Absent ones are left out."""
     records, replies = read_items(scope, node, items)
     for item, reply in zip(items, replies, strict=True):
         if isinstance(reply, Item):
@@ -102,7 +102,7 @@ def read_items(
 def judge(
     scope: AuditScope, node: str, item: bytes, data: bytes, records: Mapping[str, NodeRecord | None]
 ) -> NodeEntry:
-    """What these bytes are under this key, by the rule that readers go by."""
+    """Judge the bytes under a key, by the rule that readers go by."""
     name = item[len(scope.namespace) + 1 :].split(b":", 1)[0].decode("latin-1")
     definition = scope.definitions.get(name)
     if data == STUB:
@@ -201,7 +201,7 @@ def _parse_spelling(column: KeyColumn, text: str) -> Any:
 
 
 def digest_value(value: object) -> str:
-    """Of a value that is there. Equal digests are equal values."""
+    """The digest of a value that is there. Equal digests are equal values."""
     return digest_bytes(encode_value(value))
 
 

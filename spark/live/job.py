@@ -121,8 +121,8 @@ def find_errors(verdicts: DataFrame) -> DataFrame:
 
 
 def audit(session: SparkSession, scope: AuditScope, *, repairs: bool = False) -> AuditSummary:
-    """Read, compare and count; remove what is poisoned, where that is asked for. What does not answer is in the
-    summary; only bugs raise."""
+    """Read, compare and count; remove what is poisoned, where that is asked for. A node or database that does
+    not answer is in the summary; only bugs raise."""
     verdicts = compare_entries(read_entries(session, scope), scope, repairs=repairs).persist()
     try:
         counted = count_verdicts(verdicts).collect()

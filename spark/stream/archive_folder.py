@@ -66,7 +66,7 @@ class ArchivedShard:
         if after + 1 < self.first:
             raise HistoryPurged(
                 f"the archive of {self.lineage} begins with transaction {self.first}, wanted is {after + 1}",
-                hint="old files were deleted: start anew from the archive's beginning or from a snapshot",
+                hint="old files were deleted: start over from the archive's beginning or from a snapshot",
             )
         return [
             FileSpan(str(file.path), max(after, file.first - 1), min(last, file.last))
@@ -151,7 +151,7 @@ class ArchiveFolder:
     ) -> Iterator[pyarrow.RecordBatch]:
         """Rows of the span, in no order that could be relied on. ``condition``: an expression of Arrow.
 
-        A file that was merged into another since it was listed is looked for anew. Raises `FormatError`.
+        A file that was merged into another since it was listed is looked for again. Raises `FormatError`.
         """
         try:
             yield from self._read_file(span, columns, condition)

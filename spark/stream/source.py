@@ -64,7 +64,7 @@ OPTIONS: Final = ("path", "url", "token_file", "keyspace", "key_range", "since",
 STARTS_MAX: Final = 5
 START_SEEN_SECONDS: Final = 0.1
 _TOO_SLOW: Final = "Python worker failed to connect back"
-"""What Spark says of a stream's Python process that has not connected within ten seconds. It has no setting."""
+"""Spark's error for a Python process of a stream that has not connected within ten seconds. It has no setting."""
 
 Offset: TypeAlias = dict[str, dict[str, Any]]
 """By lineage: ``token``, everything delivered; of an archive also its ``ordinal``."""
@@ -98,7 +98,7 @@ def start_query(writer: DataStreamWriter) -> StreamingQuery:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What was asked for, checked. Exactly one of ``folder`` and ``service`` is there."""
+    """The options of a query, checked. Exactly one of ``folder`` and ``service`` is there."""
 
     folder: ArchiveFolder | None
     service: Service | None
@@ -244,7 +244,7 @@ def _plan_archive(
 
 
 def _choose_shards(options: StreamOptions) -> list[ArchivedShard]:
-    """Those that overlap the key range. Raises `ConfigError` where one lies only partly in it."""
+    """The shards that overlap the key range. Raises `ConfigError` where one lies only partly in it."""
     assert options.folder is not None, "asked of an archive only"
     chosen = []
     for shard in options.folder.list_shards(options.keyspace):

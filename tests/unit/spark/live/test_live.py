@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.objects.registry import ObjectDefinition, ShardFinder
 from freshness.position import Position, parse_position
 from freshness.values.codec import encode_value
-from spark import schema
 from spark.live import comparison, entry
 from spark.live.comparison import Comparison, EntryVerdict
 from spark.live.entry import NodeEntry, find_key_values, read_batch
@@ -630,11 +629,6 @@ def test_the_report_shows_keys_as_they_are() -> None:
 
 
 # -- what travels ----------------------------------------------------------------------------------------
-
-
-def test_the_rows_are_those_of_the_schema() -> None:
-    for kind, wanted in ((NodeEntry, schema.ENTRY), (EntryVerdict, schema.VERDICT)):
-        assert [one.name for one in fields(kind)] == wanted.fieldNames()
 
 
 def test_a_scope_travels_and_shows_no_password() -> None:
