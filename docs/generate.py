@@ -1,4 +1,4 @@
-"""Writes what the documentation takes from the code and from the catalogue of failures: ``make docs``.
+"""Writes the parts of the documentation that come from code, contracts and the catalogue of failures: ``make docs``.
 
 A table stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by
 hand. ``tests/repository/test_docs.py`` calls `render` and fails where a page is not what the code says.
@@ -53,6 +53,18 @@ def errors_table() -> str:
         if issubclass(kind, FreshnessError)
     )
     return _table(("error", "exit code", "worth a retry"), rows)
+
+
+def layers_table() -> str:
+    """The order of the folders, from the top, as the import contracts check it."""
+    linter = tomllib.loads((PAGES.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
+    rows = (
+        (f"`{package}`", " → ".join(layer.replace(" | ", ", ") for layer in contract["layers"]))
+        for contract in linter["contracts"]
+        if contract["type"] == "layers"
+        for package in contract["containers"]
+    )
+    return _table(("in", "from the top"), rows)
 
 
 # -- the catalogue of failures -------------------------------------------------------------------------
@@ -123,6 +135,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "metrics": metrics_table,
     "outcomes": outcomes_table,
     "errors": errors_table,
+    "layers": layers_table,
     "failures": failures_table,
     "failuresindetail": failures_in_detail,
 }
