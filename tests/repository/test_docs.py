@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,19 @@ from invalidator.process.app import Invalidator
 from invalidator.process.metrics import Metrics
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("appclient", "freshness", "invalidator", "spark")
 DOCS = CHECKOUT / "docs"
 PAGES = sorted([CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+PLAIN_PAGES = [CHECKOUT / "README.md", *sorted(DOCS.glob("*.md"))]
+"""The pages in plain English. Decision records and the changelog are history."""
 ENVIRONMENT = dict.fromkeys(("SHOP_PASSWORD", "INVALIDATOR_PASSWORD", "WEBAPP_PASSWORD"), "x")
 _SNIPPET = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+_TEXTS_OF_CODE = re.compile(r"<!-- generated: (?!failures).*?<!-- end -->", re.DOTALL)
+_START = re.compile(r"\s*(?:[*-] |\d+\. |> )?[*_\"“(]*")
+_SENTENCE_END = re.compile(r"(?<=[.!?])[*_\"”)]*\s+")
+_NAMELESS_SUBJECT = re.compile(r"(?:What|Whoever|Of|Those)\b")
+_OBSOLETE_WORD = re.compile(r"\b(?:for ever|anew|whoever)\b", re.IGNORECASE)
 
 
 def _name(page: Path) -> str:
@@ -48,6 +58,19 @@ def _snippets(page: Path, language: str) -> list[tuple[str, str]]:
 
 def _prose(page: Path) -> str:
     return _SNIPPET.sub("", page.read_text())
+
+
+def _names_of(module: str) -> set[str]:
+    """The names at the top of one of our modules, found without importing it."""
+    path = CHECKOUT.joinpath(*module.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    body = ast.parse(source.read_text()).body
+    names = {
+        name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    return names | {
+        node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    }
 
 
 def _anchors(page: Path) -> set[str]:
@@ -82,6 +105,12 @@ class TestEveryPage:
         for _, text in _snippets(page, "python"):
             ast.parse(text)
 
+    def test_python_imports_what_is_there(self, page: Path) -> None:
+        for _, text in _snippets(page, "python"):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PACKAGES):
+                    assert {name.name for name in node.names} <= _names_of(node.module), node.module
+
     def test_generated_tables_are_what_the_code_says(self, page: Path) -> None:
         text = page.read_text()
         assert render(text) == text, "run: make docs"
@@ -90,6 +119,69 @@ class TestEveryPage:
         prose = re.sub(r"<!-- generated.*?<!-- end -->", "", _prose(page), flags=re.DOTALL)
         long = [line for line in prose.splitlines() if len(line) > 130 and not line.startswith("|")]
         assert long == []
+
+
+# -- plain English -----------------------------------------------------------------------------------------
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """The sentences of a page, each on one line: of its paragraphs, list items and table cells. Headings, code and
+    the tables that take their text from code are left out."""
+    text = _TEXTS_OF_CODE.sub("", _SNIPPET.sub("", text))
+    text = re.sub(r"`[^`]*`", "CODE", text)
+    text = re.sub(r"\]\([^)]+\)", "]", text).replace("[", "").replace("]", "")
+    part: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        is_apart = not line.strip() or line.startswith(("|", "#", "<!--", "!"))
+        if is_apart or re.match(r"\s*(?:[*-]|\d+\.) ", line):
+            yield from _SENTENCE_END.split(" ".join(part))
+            part = []
+        if line.startswith("|"):
+            for cell in line.strip("|").split("|"):
+                yield from _SENTENCE_END.split(cell.strip())
+        elif not is_apart:
+            part.append(line.strip())
+
+
+def _breaches(text: str) -> list[str]:
+    """The sentences that break the rule for plain English."""
+    return [
+        sentence
+        for sentence in _sentences(text)
+        if _NAMELESS_SUBJECT.match(sentence, _START.match(sentence).end())  # type: ignore[union-attr]
+        or _OBSOLETE_WORD.search(sentence)
+    ]
+
+
+@pytest.mark.parametrize("page", PLAIN_PAGES, ids=_name)
+def test_pages_are_in_plain_english(page: Path) -> None:
+    """The subject of a sentence is a noun of the glossary."""
+    assert _breaches(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "What is stored stays.",
+        "A line. Whoever reads it\nsees all.",
+        "A line that ends.\nOf the nodes one is down.",
+        "* Those that are down leave.",
+        "1. **What it does** is this.",
+        "| a | Of all nodes. |",
+        "The node is down. (What it held is lost.)",
+        "It is read for\never.",
+        "The node joins anew.",
+        "Ask whoever wrote it.",
+    ],
+)
+def test_a_sentence_that_is_not_plain_is_found(planted: str) -> None:
+    assert len(_breaches(f"# What a heading says\n\nA node is a server.\n{planted}\n\nThe end.\n")) == 1
+
+
+def test_headings_code_and_plain_sentences_are_no_breach() -> None:
+    assert (
+        _breaches("## What runs where\n\n```sh\n# Of all\n```\n\nA node: what it holds, and `anew`.\n") == []
+    )
 
 
 def test_every_table_is_in_one_page() -> None:
@@ -102,6 +194,14 @@ def test_every_page_is_reachable_from_the_index() -> None:
         (DOCS / path).resolve() for path in re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text())
     }
     assert {page for page in DOCS.rglob("*.md") if page.name != "index.md"} <= linked
+
+
+def test_the_architecture_names_every_folder_and_where_to_change_it() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    for package in PACKAGES:
+        for marker in (CHECKOUT / package).rglob("__init__.py"):
+            assert _name(marker.parent) in text, f"{_name(marker.parent)} is not in docs/architecture.md"
+    assert len(re.findall(r"^\| .*\]\(\.\./", text, re.MULTILINE)) >= 30
 
 
 def test_decision_records_are_numbered_and_complete() -> None:
