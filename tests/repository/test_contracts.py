@@ -38,6 +38,10 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
         "import invalidator.binlog.keys.plan",
     ),
     "the loop reaches no socket, no thread and no database": ("invalidator/loop/loop.py", "import socket"),
+    "what the sink sends and acknowledges reaches no socket, no thread and no database": (
+        "spark/sink/acknowledger.py",
+        "import threading",
+    ),
     "the Spark jobs do not know each other, and share the stream": (
         "spark/copy/table.py",
         "import spark.live.entry",

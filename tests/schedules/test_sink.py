@@ -7,8 +7,7 @@ acknowledged, as without a checkpoint.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -24,6 +23,8 @@ from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet, Position
+from freshness.stream.source import Heartbeat, RowChange
+from freshness.stream.source import Transaction as StreamTransaction
 from spark.sink.acknowledger import Acknowledger
 from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
 from tests.schedules.world import (
@@ -45,6 +46,7 @@ from tests.schedules.world import (
     World,
     lookup,
 )
+from tests.simulation.sink import Row, rows_of
 
 KEY: Final = lookup(1).item
 LOST: Final = 60
@@ -170,7 +172,7 @@ class Job:
             self.streamed = self.read_head().position if start is None else start
         return Ticket(1, {LINEAGE: permit})
 
-    def send(self, ticket: Ticket, rows: Sequence[Mapping[str, Any]]) -> list[Part]:
+    def send(self, ticket: Ticket, rows: Sequence[Row]) -> list[Part]:
         """One task."""
         sender, driver = Sender(self.plan, ticket), BlockingDriver(self.open_nodes(), self.world.sleep)
         driver.run(sender.take(rows))
@@ -196,44 +198,28 @@ class Job:
             self.run_batch()
             self.world.sleep(1.0)
 
-    def plan_tasks(self) -> list[list[dict[str, Any]]]:
-        """The rows of the update stream, as the partitions deliver them."""
+    def plan_tasks(self) -> list[list[Row]]:
+        """The rows of the update stream, a partition for each transaction."""
         streamed = self.streamed
         assert streamed is not None, "begin comes first"
-        new = [each for each in self.world.database.transactions if not streamed.contains(each.position)]
-        tasks = []
-        for ordinal, made in enumerate(new or [None], 1):
-            before = streamed
-            streamed = streamed if made is None else streamed.union(made.position)
-            tasks.append(list(self._rows(ordinal, before, made, streamed)))
+        tasks: list[list[Row]] = []
+        for made in self.world.database.transactions:
+            if not streamed.contains(made.position):
+                tasks.append(list(rows_of("shop", LINEAGE, [self._change(made)], streamed, len(tasks))))
+                streamed = streamed.union(made.position)
         self.streamed = streamed
-        return tasks
+        return tasks or [list(rows_of("shop", LINEAGE, [], streamed))]
 
-    def _rows(
-        self, ordinal: int, before: Position, made: Transaction | None, streamed: Position
-    ) -> Iterable[dict[str, Any]]:
-        bare: dict[str, Any] = {
-            "keyspace": "shop", "lineage": LINEAGE, "epoch": 1, "row": -1, "timestamp_us": 0,
-            "table": None, "before": None, "after": None, "detail": None,
-        }  # fmt: skip
-        yield {**bare, "ordinal": ordinal - 1, "op": "begin", "gtid": str(before)}
-        if made is None:
-            return
-        row = {**bare, "ordinal": ordinal, "gtid": str(made.position)}
+    def _change(self, made: Transaction) -> StreamTransaction:
+        changes = []
         for item in sorted(made.keys):
             _, name, key = item.decode().split(":")
             (table,) = [each.tables[0] for each in (CUSTOMER, ORDER) if each.name == name]
-            image = json.dumps({"id": int(key)})
-            yield {**row, "op": "update", "table": table, "before": image, "after": image}
-        for table in sorted(made.raised):
-            yield {**row, "op": "raise", "table": table, "detail": "TRUNCATE"}
-        if made.number in self.beats:
-            beat = {
-                "instance": self.instance, "sequence": self.beats[made.number], "min_us": 0, "max_us": 0,
-                "epoch": self.world.database.epoch,
-            }  # fmt: skip
-            yield {**row, "op": "heartbeat", "detail": json.dumps(beat)}
-        yield {**bare, "ordinal": ordinal, "op": "empty", "gtid": str(streamed)}
+            changes.append(RowChange(table, "update", {"id": int(key)}, {"id": int(key)}))
+        sequence = self.beats.get(made.number)
+        beat = Heartbeat(self.instance, sequence or 0, 0, 0, self.world.database.epoch)
+        beats = () if sequence is None else (beat,)
+        return StreamTransaction(made.position, made.timestamp_us, tuple(changes), made.raised, beats)
 
 
 def read_fresh(

@@ -144,7 +144,7 @@ class Options:
         chance = Random(f"reshard {seed}")
         if chance.random() < RESHARD_SHARE:
             return _reshard(shaped, chance)
-        chance = Random(f"sink {seed}")
+        chance = Random(f"driver {seed}")
         return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,10 +22,11 @@ from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.objects.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet, Position
 from freshness.stream.source import Heartbeat, RowChange, Transaction
-from freshness.values.json import to_json_row
 from invalidator.loop.shard import ShardInvalidator
 from spark.sink.acknowledger import Acknowledger
 from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
+from tests.simulation.sink import Row
+from tests.simulation.sink import rows_of as make_rows
 from tests.unit.invalidator.archive.archive_world import NODES, SOURCE, make_config, make_registry
 
 LINEAGE: Final = "shop/-"
@@ -65,33 +65,9 @@ STREAM: Final = (
 KEYS: Final = range(1, 12)
 
 
-def rows_of(transactions: Sequence[Transaction], before: int, *, first: int = 0) -> list[dict[str, Any]]:
+def rows_of(transactions: Sequence[Transaction], before: int, *, first: int = 0) -> list[Row]:
     """As the source delivers them, with the rows that begin and end a partition."""
-    head = {"keyspace": "shop", "lineage": LINEAGE, "epoch": 1, "timestamp_us": 0, "table": None}
-    nothing = {"before": None, "after": None, "detail": None, "row": -1}
-    rows = [{**head, **nothing, "ordinal": first, "op": "begin", "gtid": str(upto(before))}]
-    last = first
-    for last, each in enumerate(transactions, first + 1):
-        own = {**head, **nothing, "ordinal": last, "gtid": str(each.position)}
-        made = []
-        for place, change in enumerate(each.changes):
-            images = {
-                name: json.dumps(to_json_row(image))
-                for name, image in (("before", change.before), ("after", change.after))
-            }
-            made.append({**own, **images, "row": place, "op": change.op, "table": change.table})
-        for table in each.raised_tables:
-            made.append({**own, "op": "raise", "table": table, "detail": "; ".join(each.reasons)})
-        for heart in each.heartbeats:
-            detail = {
-                name: getattr(heart, name) for name in ("instance", "sequence", "min_us", "max_us", "epoch")
-            }
-            made.append({**own, "op": "heartbeat", "detail": json.dumps(detail)})
-        rows += made or [{**own, "op": "empty"}]
-    return [
-        *rows,
-        {**head, **nothing, "ordinal": last, "op": "empty", "gtid": str(upto(before + len(transactions)))},
-    ]
+    return list(make_rows("shop", LINEAGE, transactions, upto(before), first))
 
 
 class FlakyNode(MemoryNode):
@@ -177,7 +153,7 @@ class World:
         )
         return ticket
 
-    def send(self, ticket: Ticket, rows: Sequence[dict[str, Any]]) -> list[Part]:
+    def send(self, ticket: Ticket, rows: Sequence[Row]) -> list[Part]:
         """One task."""
         sender, driver = Sender(self.plan, ticket), BlockingDriver(self.open_nodes(), self.sleep)
         driver.run(sender.take(rows))
