@@ -42,7 +42,7 @@ from invalidator.mailbox import TRANSACTION_ROWS_MAX
 
 HELD_PACKETS_MAX: Final = 64
 HELD_BYTES_MAX: Final = 1 << 20
-"""Of one transaction. A larger one goes the general way, which can hand it out in pieces."""
+"""The bounds of one transaction. A larger one goes the general way, which can hand it out in pieces."""
 
 SOURCES_KEPT_MAX: Final = 1024
 """Texts of MySQL server UUIDs that are kept."""
@@ -52,7 +52,7 @@ _BODY: Final = 20
 
 _QUERY_HEAD: Final = 13
 _USUAL_PACKETS: Final = {"mysql": 5, "mariadb": 4}
-"""Of a transaction of one row event."""
+"""Packets of a transaction of one row event."""
 _BEGIN: Final = b"BEGIN"
 _ROWS: Final = frozenset((23, 24, 25, 30, 31, 32))
 
@@ -61,8 +61,8 @@ _u8 = struct.Struct("<Q").unpack_from
 _mariadb_gtid = struct.Struct("<QIB").unpack_from
 
 _IDLE, _BEGUN, _BETWEEN, _IN_ROWS, _GENERAL = range(5)
-"""What came last: nothing, a GTID of MySQL, the begin or the end of a statement, a table map or rows that do not
-end their statement; or the general way has the transaction."""
+"""The stages, by the packet that came last: nothing, a GTID of MySQL, the begin or the end of a statement, a table
+map or rows that do not end their statement; or the general way has the transaction."""
 
 
 class FastTrack:

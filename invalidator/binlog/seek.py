@@ -272,9 +272,9 @@ def scan_doubtful(marks: Iterable[Mark], start: Position, cut_us: int, now_us: i
 
 
 class TimeIndex:
-    """What had been received of one stream at which time: one position a second for a while, one a minute for long.
+    """The position of one stream at each time: one position a second for a while, one a minute for long.
 
-    When something was received it had been committed: so, unlike the times in a log, this can be trusted up to the
+    A transaction that was received had been committed. So these times, unlike those in a log, are right up to the
     difference of two clocks. Memory is bounded by ``bytes_max`` of encoded positions, the oldest go first. `note` and
     `find` may be called by different threads.
     """

@@ -43,7 +43,7 @@ Cascades: TypeAlias = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What the reader of the stream asked for."""
+    """The database and tables that a source follows."""
 
     flavor: str
     database: str
@@ -95,7 +95,7 @@ class _Group:
             self.reasons.append(reason)
 
     def take(self, *, is_last: bool, is_prepared: bool = False) -> Transaction:
-        """What there is of the transaction since the last piece, or all of it."""
+        """The part of the transaction since the last piece, or all of it."""
         taken = Transaction(
             self.start.position,
             self.start.timestamp_us,
@@ -131,7 +131,7 @@ class _Prepared:
 
 
 class TransactionAssembler:
-    """One for each stream. What it knows of prepared XA transactions outlives `restart`."""
+    """One for each stream. Prepared XA transactions outlive `restart`."""
 
     def __init__(
         self,

@@ -37,6 +37,10 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
         "invalidator/binlog/wire/tablemap.py",
         "import invalidator.binlog.keys.plan",
     ),
+    "the library that the decoder is tested against is imported by nothing that runs in production": (
+        "invalidator/binlog/rows/value.py",
+        "import pymysqlreplication",
+    ),
     "the loop reaches no socket, no thread and no database": ("invalidator/loop/loop.py", "import socket"),
     "what the sink sends and acknowledges reaches no socket, no thread and no database": (
         "spark/sink/acknowledger.py",

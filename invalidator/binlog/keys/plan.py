@@ -49,7 +49,7 @@ PATTERNS_MAX: Final = 6
 """NULL patterns of one image that get a branch of their own."""
 
 CODES_MAX: Final = 64
-"""Functions of one table (it is announced anew when its columns change). More bitmaps than that start over."""
+"""Functions of one table (a change of its columns brings a new table map). More bitmaps than that start over."""
 
 Read = Callable[[bytes, int, int], list[bytes]]
 """(packet, place of the first row, end of the last) → items. Raises anything where the bytes do not add up."""

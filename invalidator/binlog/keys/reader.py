@@ -22,7 +22,7 @@ from invalidator.binlog.wire.rowevent import check_table_map_head, not_announced
 from invalidator.binlog.wire.tablemap import NAMES_START, read_columns, read_name
 
 TABLES_MAPPED_MAX: Final = 4096
-"""Table maps kept of one log file; a statement announces each of its tables anew, so the oldest is not needed."""
+"""Table maps kept of one log file; each statement announces its tables again, so the oldest is not needed."""
 
 PLANS_MAX: Final = 1024
 """Different table maps whose plan is kept over log files."""

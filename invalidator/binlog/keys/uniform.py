@@ -1,11 +1,11 @@
 """Row events in which every row is laid out as the first: the same NULLs and the same lengths.
 
-So are most rows of a table without columns of variable length, and rows with codes and hashes of one length. There,
-each key column is at one distance from one row to the next, and all keys are read in one call. Whether the rows are
-alike is looked at in every one: where its NULL bits and length bytes are those of the first row, a walk through it
-would take the same steps and end where the next row begins.
+Most rows of a table without columns of variable length are alike, and so are rows with codes of one length. Each key
+column is then at one distance from one row to the next, and all keys are read in one call. The NULL bits and length
+bytes of every row are compared with the first row's: where they are equal, a walk through the row would take the same
+steps and end where the next row begins.
 
-Called by ``invalidator.binlog.keys.plan``, which walks through the rows wherever this says that they are not alike.
+Called by ``invalidator.binlog.keys.plan``, which walks through rows that are not alike.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class UniformRow:
         )
 
     def format(self, wanted: Mapping[str, FieldFormat]) -> tuple[str, list[str], list[str]]:
-        """Of one row for `struct`, without the byte order; the values among these that it gives, in their order; and
-        those that are NULL."""
+        """The format of one row for `struct`, without the byte order; the wanted values in their order; and those of
+        them that are NULL."""
         codes, found, nulls, at = [], [], [], 0
         for name, place in self.values:
             if name not in wanted:
@@ -71,7 +71,7 @@ class UniformRow:
 class NumberReader:
     """The items of rows that are all alike and whose keys are numbers: all in one piece of text, which is cut.
 
-    That needs a format as long as the rows are many. Those of an event's usual sizes are kept.
+    That needs a format as long as the rows are many. The formats of an event's usual sizes are kept.
     """
 
     def __init__(self, row_format: str, template: bytes) -> None:

@@ -23,7 +23,8 @@ PLANS_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedTable:
-    """What a TABLE_MAP event announces. ``wanted``: its rows are asked for. ``problem``: why they cannot be read."""
+    """The table that a TABLE_MAP event announces. ``wanted``: its rows are asked for. ``problem``: why they
+    cannot be read."""
 
     database: str
     name: str

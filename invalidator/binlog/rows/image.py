@@ -38,7 +38,7 @@ _SAME: Final = frozenset(
 _EXACT_CHARSETS: Final = frozenset(
     ("utf8mb3", "utf8mb4", "ascii", "latin1", "ucs2", "utf16", "utf16le", "utf32")
 )
-"""Decoded by Python as by the server. Of the others only ASCII is known to be."""
+"""Decoded by Python as by the server. In the others only ASCII is certain to be."""
 
 _FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
 """Before it the log has the zero date alone."""
@@ -105,7 +105,7 @@ def digest_image(
 
 
 def _as_read(value: Any, shape: Shape) -> object:
-    """What PyMySQL returns for it, or `UNREADABLE`."""
+    """The value that PyMySQL returns, or `UNREADABLE`."""
     if shape.rule == "untold":
         return UNREADABLE  # also for None: a JSON null looks like NULL
     if value is None or value is UNREADABLE or shape.rule == "same":

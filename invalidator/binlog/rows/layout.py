@@ -1,7 +1,8 @@
-"""Which columns a table's rows are told apart by, and which a ``SELECT *`` shows.
+"""The primary key of each table, and the columns that ``SELECT *`` shows.
 
-The log names all columns, and neither of these on MariaDB. Read from the primary when a stream is opened, and again
-for a table that was raised, since its columns may have changed. Called by those who write the stream down.
+The log names all columns, but on MariaDB neither of these. Layouts are read from the primary when a stream is opened,
+and again for a table that was raised, since its columns may have changed. Called by the writers of the update stream
+and of the archive.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Layouts: TypeAlias = Mapping[str, Layout]
 
 
 def read_layouts(address: ServerAddress) -> dict[str, Layout]:
-    """Of all tables of the address's database, by name. Raises `SourceUnavailable` or `SourceUnsuitable`."""
+    """The layouts of all tables of a database, by name. Raises `SourceUnavailable` or `SourceUnsuitable`."""
     connection = connect(address)
     try:
         rows = read_rows(connection, _COLUMNS, (address.database,))

@@ -1,6 +1,6 @@
 """Compressed events: MariaDB's one by one (zlib), MySQL's as whole transactions (zstd).
 
-What comes out are the events as they would have been written without compression. What does not add up raises
+The unpacked events are those that the server would have written without compression. Bytes that do not add up raise
 `StreamStopped`: nothing in a stream is skipped. Called by ``invalidator.binlog.keys.reader`` and
 ``invalidator.binlog.decoder``.
 """
@@ -26,7 +26,7 @@ _SECOND_VERSION: Final = 30
 _UPDATES: Final = (24, 31)
 
 EVENT_BYTES_MAX: Final = 1 << 30
-"""Of one event when it is unpacked; both servers bound an event to this."""
+"""The size of one unpacked event; both servers bound an event to this."""
 
 _KIND_PLACE: Final = 5
 _SIZE_PLACE: Final = 10

@@ -1,7 +1,7 @@
 """Events of the binary log as bytes: their numbers, their headers, and the bodies that mark transactions.
 
 The row events are left to ``invalidator.binlog.rows.decoder``. A body is parsed by fixed offsets that both servers
-keep stable; what is too short or unknown raises `StreamStopped`, never a guess. Called by
+keep stable; a body that is too short or unknown raises `StreamStopped`, never a guess. Called by
 ``invalidator.binlog.decoder``.
 """
 
@@ -101,7 +101,7 @@ def parse_event(packet: bytes, *, has_checksum: bool) -> LogEvent:
 
 
 class FormatDescription(NamedTuple):
-    """What a log file says of the events that follow."""
+    """A log file's description of the events that follow."""
 
     post_header_lengths: tuple[int, ...]
     has_checksum: bool

@@ -25,7 +25,7 @@ NAMES: Final[Mapping[str, Any]] = {
     },
     **{f"i{size}": struct.Struct(f"<{code}").unpack_from for size, code in _CODES.items()},
 }
-"""What the texts call; the row's bytes are ``b``."""
+"""The functions that the texts call; the row's bytes are ``b``."""
 
 
 class FieldFormat(NamedTuple):

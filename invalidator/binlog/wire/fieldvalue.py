@@ -87,7 +87,7 @@ def is_ascii_safe(collation: int, flavor: str) -> bool:
 
 
 def find_decoder(column: MappedColumn, flavor: str) -> Decode:
-    """How the values of this column are read. What it returns raises `FormatError` for bytes that do not fit."""
+    """The decoder of this column's values. It raises `FormatError` for bytes that do not fit."""
     kind = column.kind
     if kind in INTEGER_BYTES:
         return lambda raw: int.from_bytes(raw, "little", signed=not column.is_unsigned)

@@ -1,9 +1,10 @@
 """Packets of a replication stream from a socket, many at once, and the checksums of the events in them.
 
 A client library reads a packet with several calls and makes an object of it; here one large read is cut into all
-the packets that it holds. It is read into memory that stays: to get as much anew for each read costs as much as to
-fill it. Not for the compressed protocol, which is not asked for. Never reconnects, and looks at
-nothing in a packet but its first byte. Called by the reader thread of ``invalidator.binlog.source``.
+the packets that it holds. Reads go into one preallocated buffer; allocating a new one for each read costs as much as
+filling it. Not for the compressed protocol, which is not asked for. Never reconnects, and looks at nothing in a
+packet but its first byte. Called by ``invalidator.binlog.dump`` and the reader thread of
+``invalidator.binlog.source``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from freshness.errors import SourceUnavailable, StreamStopped
 
 RECEIVE_BYTES: Final = 1 << 18
 EVENT_BYTES_MAX: Final = (1 << 30) + (1 << 20)
-"""Of one event, joined from its packets; max_allowed_packet of both servers is at most 1 GB."""
+"""The size of one event, joined from its packets; max_allowed_packet of both servers is at most 1 GB."""
 
 _WHOLE: Final = 0xFFFFFF
 """A packet of this size goes on in the next one."""
@@ -62,8 +63,8 @@ class PacketReader:
         """The next packets, each with the OK byte before its event: at least one, and all that are here already.
 
         Raises what the socket raises, pymysql's error for an error packet, `SourceUnavailable` where the stream
-        ended or its packets are out of order, `StreamStopped` for one too large. What came before an error is
-        returned first, and the error at the next call.
+        ended or its packets are out of order, `StreamStopped` for one too large. The packets before an error
+        are returned first, and the error is raised at the next call.
         """
         packets = self._cut()
         while not packets:

@@ -1,8 +1,8 @@
-"""What a TABLE_MAP event says of a table: its columns with types, names, signs, character sets and labels.
+"""The columns of a table, as a TABLE_MAP event describes them: types, names, signs, character sets and labels.
 
-Needs the full metadata (binlog_row_metadata=FULL). Reads bytes alone and knows no table. What is too short, or
-does not add up, raises `FormatError`: the table is then raised, never guessed at. Metadata of kinds that it does
-not know are stepped over by their length. Called by ``invalidator.binlog.keys.reader`` and
+Needs the full metadata (binlog_row_metadata=FULL). Reads bytes alone and knows no table. An event that is too short,
+or does not add up, raises `FormatError`: the table is then raised, never guessed at. Metadata of unknown kinds are
+skipped by their length. Called by ``invalidator.binlog.keys.reader`` and
 ``invalidator.binlog.rows.decoder``.
 """
 
