@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from freshness.errors import FormatError
@@ -31,7 +30,8 @@ from invalidator.binlog.wire.fieldvalue import (
 from invalidator.binlog.wire.tablemap import MappedColumn
 from invalidator.charset import find_charset, find_codec
 
-_naive: Final = partial(datetime, tzinfo=None)
+_naive: Final = datetime
+"""The log has no time zones."""
 _EPOCH: Final = datetime.fromisoformat("1970-01-01")
 _YEAR_ZERO: Final = 1900
 _UTF_8: Final = "utf-8"

@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from datetime import time as time_of_day
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from freshness.errors import FormatError
@@ -35,7 +34,8 @@ _INLINE_WHEN_SMALL: Final = frozenset((_LITERAL, 5, 6))
 _INLINE_WHEN_LARGE: Final = frozenset((_LITERAL, 5, 6, 7, 8))
 """Literals and integers that stand in their entry, in place of an offset."""
 
-_naive: Final = partial(datetime, tzinfo=None)
+_naive: Final = datetime
+"""The log has no time zones."""
 _ZERO_DATETIME: Final = "0000-00-00 00:00:00"
 _TIMES: Final = frozenset((types.TIME, types.TIME2))
 _DATETIMES: Final = frozenset(
