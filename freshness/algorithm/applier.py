@@ -336,7 +336,7 @@ class Applier:
         of them are behind. ``failed``: nodes that did not take all, and why.
         """
         assert not self.is_sender, "this process sends, and knows what it sent"
-        # Of this batch's history alone: a later floor must not hold what was streamed before the epoch was raised.
+        # Only this batch's history: a later floor must not hold what was streamed before the epoch was raised.
         self.streamed, self.streamed_epoch = streamed, self.epoch
         batch = Batch({}, raised, before, streamed, self.find_own_heartbeat(beats))
         ready = []
