@@ -51,15 +51,6 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
         "import spark.live.entry",
     ),
     "the steps of the audit are layers": ("spark/audit/replay.py", "import spark.audit.evidence"),
-    "the library that the decoder is tested against is imported by nothing that runs in production": (
-        "invalidator/binlog/rows/decoder.py",
-        "import pymysqlreplication",
-    ),
-    "what the sink sends and acknowledges reaches no socket, no thread and no database": (
-        "spark/sink/acknowledger.py",
-        "import threading",
-    ),
-    "the steps of the audit are layers": ("spark/audit/verdict.py", "import spark.audit.summary"),
     "only the folders of adapters know third-party packages": (
         "freshness/objects/registry.py",
         "import msgspec",
