@@ -449,3 +449,36 @@ def _is_wrong_in_library(column: Column | None, value: object) -> bool:
         or "utf16 COLLATE uca1400" in column.sql
         or column.sql == "JSON "
     )
+
+
+@pytest.mark.parametrize("flavor", ["mariadb"], indirect=True)
+def test_temporal_columns_of_old_mariadb(pair: Pair) -> None:
+    """Without a fraction they are read. With one their width is not in the log: the table is raised."""
+    server = pair.primary
+    values = {
+        "TIME": "'-12:34:56'",
+        "DATETIME": "'2024-02-29 12:34:56'",
+        "TIMESTAMP": "'2024-02-29 12:34:56'",
+    }
+    server.execute("SET GLOBAL mysql56_temporal_format = OFF")
+    try:
+        with connect(address_of(server), read_timeout_seconds=60.0) as connection:
+            for digits in range(7):
+                for kind, value in values.items():
+                    with connection.cursor() as cursor:
+                        cursor.execute("DROP TABLE IF EXISTS goods")
+                        column = f"v {kind}({digits}) NOT NULL DEFAULT {value}"
+                        cursor.execute(f"CREATE TABLE goods (rid INT, {column}, k VARCHAR(20))")
+                        start = executed_position(connection, server.flavor)
+                        literal = f"{value[:-1]}.654321'" if digits else value
+                        cursor.execute(f"INSERT INTO goods VALUES (1, {literal}, 'k')")
+                        cursor.execute("SELECT rid, v, k FROM goods")
+                        [(rid, shown, k)] = cursor.fetchall()
+                    [rows] = decode(server.flavor, read_log(server, start)).rows
+                    if digits:
+                        assert "cannot be decoded" in rows.problem, (kind, digits)
+                    else:
+                        [change] = rows.changes
+                        assert change.after == {"rid": rid, "v": shown, "k": k}
+    finally:
+        server.execute("SET GLOBAL mysql56_temporal_format = ON")
