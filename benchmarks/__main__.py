@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.codec import measure_codec
+from benchmarks.cores import Placement, name_of, placed
 from benchmarks.decode import measure_decode
 from benchmarks.end_to_end import measure_end_to_end
 from benchmarks.growth import measure_growth
@@ -40,16 +41,30 @@ from freshness.errors import ConfigError, FreshnessError
 
 Benchmark = Callable[[int], list[Result]]
 
+
+def in_both_placements(benchmark: Benchmark) -> Benchmark:
+    """The benchmark with its cache nodes on the client's core, and once more with them on another one."""
+
+    def measure(rounds: int) -> list[Result]:
+        results: list[Result] = []
+        for placement in Placement:
+            with placed(placement):
+                results += (name_of(result, placement) for result in benchmark(rounds))
+        return results
+
+    return measure
+
+
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "decode": measure_decode,
-    "invalidation": measure_invalidation,
-    "end_to_end": measure_end_to_end,
-    "lag": measure_lag,
+    "invalidation": in_both_placements(measure_invalidation),
+    "end_to_end": in_both_placements(measure_end_to_end),
+    "lag": in_both_placements(measure_lag),
     "memory": measure_memory,
     "profile": measure_profile,
     "growth": measure_growth,
-    "hit": measure_hit,
-    "get_many": measure_get_many,
+    "hit": in_both_placements(measure_hit),
+    "get_many": in_both_placements(measure_get_many),
     "codec": measure_codec,
 }
 HERE: Final = Path(__file__).resolve().parent

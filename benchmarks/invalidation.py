@@ -17,6 +17,7 @@ from meta_memcache.configuration import ServerAddress, connection_pool_factory_b
 from meta_memcache.protocol import SetMode
 from pymemcache.client.base import Client
 
+from benchmarks.cores import settle_node
 from benchmarks.measure import Criterion, Result, Timings, interleave, stopwatch
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, apply_batch
@@ -50,6 +51,7 @@ Send = Callable[[list[bytes], int], None]
 def measure_invalidation(rounds: int) -> list[Result]:
     """Tombstone absent, tombstone present, and the whole path of a batch with the record's progress."""
     with Memcached(memory_mb=256) as server:
+        settle_node(server.pid)
         address = server.address
         node = MemcachedNode(address)
         client = Client(address, no_delay=True)

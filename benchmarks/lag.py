@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import pymysql
 
+from benchmarks.cores import settle_rest
 from benchmarks.decode import FLAVORS
 from benchmarks.measure import Criterion, Result, Timings, interleave
 from benchmarks.pipeline import TABLE, Pipeline, address_of, open_nodes, open_pipeline, open_server
@@ -107,6 +108,8 @@ class _Writer:
         self._here, there = context.Pipe()
         self._process = context.Process(target=_write, args=(address, first, there), daemon=True)
         self._process.start()
+        assert self._process.pid is not None
+        settle_rest(self._process.pid)
         there.close()
         self._receive()
 

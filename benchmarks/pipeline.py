@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from benchmarks.cores import settle_node, settle_rest
 from benchmarks.decode import SINGLE, SMALL
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.membership import NodePolicy
@@ -73,6 +74,7 @@ def open_server(flavor: Flavor) -> Iterator[DatabaseServer]:
     try:
         server.launch()
         server.wait_ready()
+        settle_rest(server.pid)
         server.execute(f"CREATE DATABASE {SCHEMA}")
         for statement in (SMALL, SINGLE):
             server.execute(statement, database=SCHEMA)
@@ -209,7 +211,10 @@ def open_pipeline(
 def open_nodes(count: int) -> Iterator[tuple[Memcached, ...]]:
     """Empty memcached servers. Raises `ServerFailed`."""
     with ExitStack() as stack:
-        yield tuple(stack.enter_context(Memcached(memory_mb=NODE_MEMORY_MB)) for _ in range(count))
+        nodes = tuple(stack.enter_context(Memcached(memory_mb=NODE_MEMORY_MB)) for _ in range(count))
+        for node in nodes:
+            settle_node(node.pid)
+        yield nodes
 
 
 def find_definitions(

@@ -17,6 +17,7 @@ from pymemcache.client.base import Client
 
 from appclient import Cache
 from appclient.cache import Explanation
+from benchmarks.cores import settle_node, settle_rest
 from freshness.algorithm.rule import ReadOutcome
 from integration.configuration import write_config
 from integration.servers import Memcached, ServerFailed, database_pair
@@ -59,7 +60,8 @@ def open_shop(node_count: int) -> Iterator[Shop]:
     """Raises `ServerFailed` where a server does not start, or the cache is not filled within 60 s."""
     with ExitStack() as stack:
         pair = stack.enter_context(database_pair("mariadb"))
-        nodes = tuple(stack.enter_context(Memcached()).address for _ in range(node_count))
+        servers = tuple(stack.enter_context(Memcached()) for _ in range(node_count))
+        nodes = tuple(server.address for server in servers)
         keys = tuple(range(1, CUSTOMERS + 1))
         rows = ",".join(
             f"({key},'Customer {key}','customer{key}@example.org',{key % 90},'London')" for key in keys
@@ -74,6 +76,10 @@ def open_shop(node_count: int) -> Iterator[Shop]:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         path = write_config(folder, "mariadb", pair.primary.url, nodes, replicas=[pair.replica.url])
         invalidator = stack.enter_context(InvalidatorProcess(path))
+        for server in servers:
+            settle_node(server.pid)
+        for process in (pair.primary, pair.replica, invalidator):
+            settle_rest(process.pid)
         cache = Cache.open(path)
         stack.callback(cache.close)
         shop = Shop(pair, cache, keys, nodes)
