@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from appclient.database import Database
+from appclient.database import Database, require_patched_threads
 from appclient.loader import LoaderFunction, ObjectLoader
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.lookup import Loaded, Lookup
@@ -93,6 +93,7 @@ class Cache:
         self.config = config
         self.on_read = on_read
         self._open_node = open_node
+        require_patched_threads()
         self._clock, self._sleep, self._jitter = clock, sleep, jitter
         self._databases = {name: Database(keyspace) for name, keyspace in config.keyspaces.items()}
         self._definitions = build_registry(config, self._find_columns, keyspace_id)

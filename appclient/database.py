@@ -8,7 +8,9 @@ application (F19). A read goes to the next server when one fails, and to the pri
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +27,16 @@ from freshness.errors import ConfigError, FlavorMismatch, SourceUnavailable, Sou
 from freshness.position.token import EventToken, covers
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
 
+log = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
 Row = dict[str, Any]
 
 _DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)
-"""After any of these the state of the connection is unknown, and it is not used again (F46)."""
+"""What a server or a connection fails with; everything else is the loader's own, or an interruption."""
+
+IDLE_MAX: Final = 4
+"""Connections to one server that a thread keeps: as many as reads of it that stand inside one another."""
 
 RETRY_SECONDS: Final = 30.0
 """How long a thread avoids a server that failed, while another one answers."""
@@ -67,10 +74,12 @@ class LoaderConnection:
     As a rule that is one shard.
     """
 
-    __slots__ = ("_connections",)
+    __slots__ = ("_connections", "is_in_step")
 
     def __init__(self, *connections: Connection) -> None:
         self._connections = connections
+        self.is_in_step = True
+        """Whether every statement has had its whole answer. Else the next answer may be that of a former one."""
 
     @classmethod
     def join(cls, parts: Iterable[LoaderConnection]) -> LoaderConnection:
@@ -80,10 +89,12 @@ class LoaderConnection:
     def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
         """All rows of one SELECT; where it runs on several shards, the rows of all, shard by shard."""
         rows: list[Row] = []
+        self.is_in_step = False
         for connection in self._connections:
             with connection.cursor(DictCursor) as cursor:
                 cursor.execute(sql, params)
                 rows += cursor.fetchall()
+        self.is_in_step = True
         return rows
 
     def query_one(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Row | None:
@@ -95,7 +106,7 @@ class LoaderConnection:
 
 
 class _ThreadState(threading.local):
-    """One thread's connections, and until when it avoids each server that failed.
+    """One thread's idle connections, and until when it avoids each server that failed.
 
     Threads do not share the latter: one slow statement should not send the other threads to another server.
     """
@@ -103,20 +114,53 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.left_until: dict[ServerAddress, float] = {}
         self._process = os.getpid()
-        self._connections: dict[ServerAddress, Connection] = {}
+        self._idle: dict[ServerAddress, list[Connection]] = {}
 
-    def connections(self) -> dict[ServerAddress, Connection]:
-        """The connections of this process. A forked process must neither use its parent's connections nor close
-        them."""
+    def take(self, address: ServerAddress) -> Connection | None:
+        """An idle connection, which is the caller's from now on. A read inside another one gets another connection:
+        on the same one it would see the outer one's snapshot (F18)."""
+        idle = self._idle_of_this_process().get(address)
+        return idle.pop() if idle else None
+
+    def give_back(self, address: ServerAddress, connection: Connection) -> None:
+        """Keep a connection on which every statement has had its answer, and no transaction is open."""
+        idle = self._idle_of_this_process().setdefault(address, [])
+        if len(idle) < IDLE_MAX:
+            idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        idle, self._idle = self._idle_of_this_process(), {}
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
+    def _idle_of_this_process(self) -> dict[ServerAddress, list[Connection]]:
+        """A forked process must neither speak on its parent's connections nor close them."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self._connections = {}
-        return self._connections
+            self._idle = {}
+        return self._idle
 
-    def disconnect(self, address: ServerAddress) -> None:
-        connection = self.connections().pop(address, None)
-        if connection is not None:
-            connection.close()
+
+def require_patched_threads() -> None:
+    """Raise `ConfigError` where gevent or another library has replaced `threading.local` after this module was
+    imported: all its greenlets would share one thread's connections, and read each other's rows."""
+    if not issubclass(_ThreadState, threading.local):
+        raise ConfigError(
+            f"{threading.local.__module__} has patched threading after freshness was imported",
+            hint="patch first, e.g. gevent.monkey.patch_all() before every import (under gunicorn: no --preload, "
+            "or patch in its configuration file)",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """An application's loader raised; the connection is in order."""
+
+    error: Exception
 
 
 class Database:
@@ -170,19 +214,24 @@ class Database:
         if self.keyspace.flavor == "vitess":
             return self._nested_snapshot(lineages, load, ())
         begun: list[tuple[ShardDatabase, Connection, ServerAddress, EventToken | None]] = []
+        is_in_step = True
         try:
             for lineage in lineages:
                 shard = self.shards[lineage]
                 begun.append((shard, *shard.begin_snapshot()))
+            opened = LoaderConnection(*(connection for _, connection, _, _ in begun))
+            is_in_step = False
             try:
-                result = load(LoaderConnection(*(connection for _, connection, _, _ in begun)))
+                result = load(opened)
             except _DATABASE_ERRORS as error:
-                for shard, _, address, _ in begun:  # it is unknown which of them failed
-                    shard.disconnect(address)
                 raise translated(error, begun[0][2], "reading several shards") from error
+            except Exception:
+                is_in_step = opened.is_in_step
+                raise
+            is_in_step = opened.is_in_step
         finally:
             for shard, connection, address, _ in begun:
-                shard.end_snapshot(connection, address)
+                shard.end_snapshot(connection, address, is_in_step=is_in_step)
         return result, [token for _, _, _, token in begun]
 
     def _nested_snapshot(
@@ -217,6 +266,18 @@ class Database:
         """Close this thread's connections. The next read opens them again."""
         for shard in self.shards.values():
             shard.close()
+
+
+def _load(load: Callable[[LoaderConnection], Result], opened: LoaderConnection) -> Result | _Raised:
+    """The loader's value, or what it raised while the connection was in step. All other exceptions come out."""
+    try:
+        return load(opened)
+    except _DATABASE_ERRORS:
+        raise
+    except Exception as error:
+        if not opened.is_in_step:
+            raise
+        return _Raised(error)
 
 
 class ShardDatabase:
@@ -260,16 +321,19 @@ class ShardDatabase:
     def snapshot(self, load: Callable[[LoaderConnection], Result]) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one consistent snapshot, with the token that was read before it (F18, F33)."""
 
-        def read(connection: Connection, _: ServerAddress) -> tuple[Result, EventToken | None]:
+        def read(connection: Connection, _: ServerAddress) -> tuple[Result | _Raised, EventToken | None]:
             token = self.read_token(connection)
+            opened = LoaderConnection(connection)
             with connection.cursor() as cursor:
                 cursor.execute(_SNAPSHOT)
-                try:
-                    return load(LoaderConnection(connection)), token
-                finally:
-                    cursor.execute("ROLLBACK")
+                loaded = _load(load, opened)
+                cursor.execute("ROLLBACK")
+            return loaded, token
 
-        return self.run(read)
+        loaded, token = self.run(read)
+        if isinstance(loaded, _Raised):
+            raise loaded.error
+        return loaded, token
 
     def begin_snapshot(self) -> tuple[Connection, ServerAddress, EventToken | None]:
         """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
@@ -282,20 +346,20 @@ class ShardDatabase:
                 cursor.execute(_SNAPSHOT)
             return connection, address, token
 
-        return self.run(begin)
+        return self.run(begin, keeps_connection=True)
 
-    def end_snapshot(self, connection: Connection, address: ServerAddress) -> None:
-        if self._thread.connections().get(address) is not connection:
-            return  # closed after an error
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("ROLLBACK")
-        except _DATABASE_ERRORS:  # the connection is not used again, and the value was read before
-            self.disconnect(address)
-
-    def disconnect(self, address: ServerAddress) -> None:
-        """Close this thread's connection to a server."""
-        self._thread.disconnect(address)
+    def end_snapshot(self, connection: Connection, address: ServerAddress, *, is_in_step: bool) -> None:
+        """``is_in_step``: see `LoaderConnection`. A connection that is not, or that fails now, is closed: the value
+        was read before."""
+        if is_in_step:
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute("ROLLBACK")
+                self._thread.give_back(address, connection)
+                return
+            except _DATABASE_ERRORS as error:
+                log.info("a connection to %s:%s is closed: %s", address.host, address.port, error)
+        connection.close()
 
     def rows_with_token(self, sql: str, params: Sequence[Any]) -> tuple[list[Row], EventToken | None]:
         """One SELECT and the token that was read before it, on the same server."""
@@ -309,27 +373,37 @@ class ShardDatabase:
     def read_token(self, connection: Connection) -> EventToken | None:
         """A token whose position this server shows from now on. None where no invalidator has prepared the server
         yet."""
+        question = f"question_{random.getrandbits(48):012x}"
         try:
             with connection.cursor() as cursor:
-                cursor.execute(token_sql(self._flavor))
-                rows = cursor.fetchall()
+                cursor.execute(token_sql(self._flavor, question))
+                rows = [row[1:] for row in cursor.fetchall()]
+                answered = cursor.description[0][0] if cursor.description else ""
         except Exception as error:
             if error.args and error.args[0] == _NO_SUCH_TABLE and HEARTBEAT_TABLE in str(error):
                 return None
             raise
+        if answered != question:
+            raise SourceUnavailable(
+                f"a server of {self._shard.lineage} gave the answer to another question",
+                hint="the connection is one answer behind and was closed; is a proxy in between?",
+            )
         return parse_token(self._flavor, self._shard.lineage, self._shard.name, rows)
 
-    def run(self, read: Callable[[Connection, ServerAddress], Result]) -> Result:
+    def run(
+        self, read: Callable[[Connection, ServerAddress], Result], *, keeps_connection: bool = False
+    ) -> Result:
         """Run ``read`` on the first server that answers: the replicas in their order, then the primary.
 
         A server that failed is avoided for `RETRY_SECONDS`, unless all others fail too. ``read`` may be called again.
-        Raises `SourceUnavailable` when none answers.
+        ``keeps_connection``: the connection stays in use after ``read`` has returned. Raises `SourceUnavailable` when
+        none answers.
         """
         left_until = self._thread.left_until
         failures: list[SourceUnavailable | SourceUnsuitable] = []
         for address in self._find_order(left_until):
             try:
-                result = self._run_on(address, read)
+                result = self._run_on(address, read, keeps_connection)
             except SourceUnavailable as error:
                 failures.append(error)
                 left_until[address] = self._clock() + RETRY_SECONDS
@@ -353,29 +427,52 @@ class ShardDatabase:
         now = self._clock()
         return sorted(self._servers, key=lambda address: left_until.get(address, now) > now)
 
-    def _run_on(self, address: ServerAddress, read: Callable[[Connection, ServerAddress], Result]) -> Result:
-        connection = self._thread.connections().get(address)
-        is_reused = connection is not None
-        try:
-            return read(connection or self._connect(address), address)
-        except _DATABASE_ERRORS as error:  # all others are the loader's own: the connection is in order
-            self._thread.disconnect(address)
-            problem = translated(error, address, "reading")
-            if not is_reused or not isinstance(problem, SourceUnavailable):
-                raise problem from error
-        return self._run_on(address, read)  # closed while idle: once more, on a new connection
+    def _run_on(
+        self,
+        address: ServerAddress,
+        read: Callable[[Connection, ServerAddress], Result],
+        keeps_connection: bool,
+    ) -> Result:
+        """The connection belongs to this read until it ends in order. After any exception, a signal handler's too,
+        an answer may still be under way: the connection is closed, and nobody else ever reads from it (F46)."""
+        while True:
+            kept = self._thread.take(address)
+            connection = kept or self._connect(address)
+            try:
+                result = read(connection, address)
+            except _DATABASE_ERRORS as error:
+                connection.close()
+                problem = translated(error, address, "reading")
+                if kept is None or not isinstance(problem, SourceUnavailable):
+                    raise problem from error
+                continue  # it was closed while idle: once more
+            except BaseException:
+                connection.close()
+                raise
+            if not keeps_connection:
+                self._thread.give_back(address, connection)
+            return result
 
     def _connect(self, address: ServerAddress) -> Connection:
+        require_patched_threads()
         connection = connect(address, timeout_seconds=self._timeout_seconds)
-        self._thread.connections()[address] = connection
+        try:
+            self._set_up(connection)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, _DATABASE_ERRORS):
+                raise translated(error, address, "connecting") from error
+            raise
+        return connection
+
+    def _set_up(self, connection: Connection) -> None:
+        """What a new session needs."""
         with connection.cursor() as cursor:
             cursor.execute(_SESSION_MARIADB if self._flavor == "mariadb" else _SESSION)
-        return connection
 
     def close(self) -> None:
         """Close this thread's connections. The next read opens them again."""
-        for address in list(self._thread.connections()):
-            self._thread.disconnect(address)
+        self._thread.close()
 
 
 class VitessShardDatabase(ShardDatabase):
@@ -419,7 +516,5 @@ class VitessShardDatabase(ShardDatabase):
         """One SELECT and the token that was read before it, on the same tablet."""
         return self.snapshot(lambda connection: connection.query(sql, params))
 
-    def _connect(self, address: ServerAddress) -> Connection:
-        connection = connect(address, timeout_seconds=self._timeout_seconds)
-        self._thread.connections()[address] = connection
-        return connection
+    def _set_up(self, connection: Connection) -> None:
+        """Nothing: vtgate chooses the isolation."""

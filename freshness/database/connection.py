@@ -26,6 +26,10 @@ from freshness.position import Position, parse_position
 Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
+CONNECT_ERRORS: Final = (pymysql.MySQLError, OSError, RuntimeError, ValueError)
+"""What a connection attempt fails with. Anything else, such as what a signal handler raises, is no answer of the
+server."""
+
 _UTC: Final = "SET time_zone = '+00:00'"
 """A server shows a TIMESTAMP in the session's time zone. One value is cached for all sessions, so all use the time
 zone of the binary log."""
@@ -89,7 +93,7 @@ def connect(
             # On loopback TLS only costs; elsewhere it is negotiated where the server offers it.
             ssl_disabled=True if address.host in _LOOPBACK else None,
         )
-    except Exception as error:
+    except CONNECT_ERRORS as error:
         raise translated(error, address, "connecting") from error
 
 

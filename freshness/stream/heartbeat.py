@@ -26,12 +26,14 @@ _VISIBLE: Final = {
 }
 
 
-def token_sql(flavor: str) -> str:
+def token_sql(flavor: str, question: str = "") -> str:
     """The statement to run on the same connection before the rows are read, outside any older snapshot.
 
-    Its own snapshot may be older than the variable it returns; the statements after it are not.
+    Its own snapshot may be older than the variable it returns; the statements after it are not. ``question``: the
+    name of one more column, the first, by which the answer is known to be the one to this very statement.
     """
-    return f"SELECT {_VISIBLE[flavor]}, id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE}"
+    named = f"0 AS {question}, " if question else ""
+    return f"SELECT {named}{_VISIBLE[flavor]}, id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE}"
 
 
 def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[Any]]) -> EventToken | None:

@@ -6,6 +6,7 @@ then on no hit and no fill may lack the change (I1).
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 
 from appclient import (
@@ -266,6 +268,80 @@ def wait_until_gone(system: System, cache: Cache, name: str, key: Any, fresh: An
     )
     wait_for_hits(cache, name, [key], system.describe)
     assert cache.get(name, key) == fresh
+
+
+def test_a_cached_read_inside_a_loader_is_as_fresh_as_its_token(system: System, cache: Cache) -> None:
+    """The inner read takes its own token, so it must not read from the snapshot of the outer one (F18)."""
+    insert(system, 240)
+    changes = iter((5,))
+
+    @cache.loader("profile")
+    def load(database: LoaderConnection, customer_id: int) -> dict[str, Any]:
+        outer = database.query_one("SELECT v FROM customers WHERE id = %s", (customer_id,))
+        for value in changes:
+            system.execute(f"UPDATE customers SET v = {value} WHERE id = {customer_id}")
+            system.settle()
+        return {"outer": outer, "inner": cache.get("customer", customer_id)}
+
+    read(cache, "profile", 240)
+    assert read(cache, "customer", 240).value["v"] == 5
+    wait_for_hits(cache, "customer", [240])
+    assert read(cache, "customer", 240).value["v"] == 5
+
+
+class Interruption(Exception):
+    """What a time limit of a worker raises."""
+
+
+def test_a_read_that_a_signal_interrupts_never_gives_its_answer_to_another_one(
+    system: System, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two reads are interrupted when the statement is sent and no answer was read; other rows are asked for next.
+
+    On the same connection each of those would get the answer of two statements ago, also "no such row" (F46).
+    """
+    insert(system, *range(250, 258))
+    kind: Any = pymysql.connections.Connection
+    read_result = kind._read_query_result
+    left = iter(range(2))
+
+    def interrupt(*_: object) -> None:
+        raise Interruption
+
+    def interrupted(self: Any, unbuffered: bool = False) -> int:
+        if next(left, None) is not None:
+            signal.raise_signal(signal.SIGALRM)
+        affected: int = read_result(self, unbuffered)
+        return affected
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    monkeypatch.setattr(kind, "_read_query_result", interrupted)
+    try:
+        for _ in range(2):
+            with pytest.raises(Interruption):
+                cache.database().query("SELECT * FROM customers WHERE id = 250")
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert cache.database().query("SELECT * FROM customers WHERE id = 251").rows[0]["id"] == 251
+    for key in range(252, 258):
+        found = cache.get("customer", key)
+        assert found is not None
+        assert found["id"] == key
+
+
+def test_an_answer_to_another_question_is_noticed(system: System, cache: Cache) -> None:
+    """A connection that is one answer behind, as a proxy may hand it out: nothing is stored and nobody gets it."""
+    insert(system, 260, 261)
+    shard = cache.database().find_shard(None)
+
+    def skew(connection: Any, _: object) -> None:
+        connection._execute_command(
+            3, "SELECT * FROM customers WHERE id = 260"
+        )  # COM_QUERY; its answer is not read
+
+    shard.run(skew)
+    found = read(cache, "customer", 261)
+    assert found.value["id"] == 261
 
 
 def test_truncate_raises_the_table_floor(system: System, cache: Cache) -> None:

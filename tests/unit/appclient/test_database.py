@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -10,7 +11,14 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from appclient.database import RETRY_SECONDS, Database, LoaderConnection, ShardDatabase
+from appclient.database import (
+    IDLE_MAX,
+    RETRY_SECONDS,
+    Database,
+    LoaderConnection,
+    ShardDatabase,
+    require_patched_threads,
+)
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, SourceUnavailable, SourceUnsuitable
 
@@ -25,8 +33,9 @@ class Connected:
     address: ServerAddress
     trouble: Exception | None = None
     is_open: bool = True
+    statements: list[str] = field(default_factory=list)
 
-    def cursor(self) -> Self:
+    def cursor(self, _: object = None) -> Self:
         return self
 
     def __enter__(self) -> Self:
@@ -35,7 +44,11 @@ class Connected:
     def __exit__(self, *_: object) -> None:
         return
 
-    def execute(self, sql: str) -> None:
+    def fetchall(self) -> list[Any]:
+        return []
+
+    def execute(self, sql: str, params: object = None) -> None:
+        self.statements.append(sql)
         if self.trouble is not None:
             raise self.trouble
 
@@ -154,11 +167,94 @@ def test_every_server_that_failed_is_named(servers: Servers, database: ShardData
         database.run(host)
 
 
-def test_the_loaders_own_error_costs_no_connection(servers: Servers, database: ShardDatabase) -> None:
+def test_the_loaders_own_error_costs_no_connection(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+
+    def load(_: LoaderConnection) -> int:
+        raise KeyError("mine")
+
     with pytest.raises(KeyError):
-        database.run(raising(KeyError("mine")))
+        database.snapshot(load)
     assert database.run(host) == FIRST.host
     assert [each.is_open for each in servers.made] == [True]
+    assert servers.made[0].statements[-1] == "ROLLBACK", "the snapshot is over"
+
+
+class Interrupted(Exception):
+    """What a signal handler raises, wherever the program happens to be."""
+
+
+@pytest.mark.parametrize("interruption", [Interrupted(), KeyboardInterrupt()])
+def test_an_interrupted_statement_costs_the_connection(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch, interruption: BaseException
+) -> None:
+    """Its answer may still be under way, and would be taken for the answer to the next statement (F46)."""
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+
+    def load(connection: LoaderConnection) -> int:
+        servers.made[0].trouble = interruption  # type: ignore[assignment]
+        return len(connection.query("SELECT 1"))
+
+    with pytest.raises(type(interruption)):
+        database.snapshot(load)
+    assert database.run(host) == FIRST.host
+    assert [each.is_open for each in servers.made] == [False, True]
+
+
+def test_an_interruption_between_two_statements_of_ours_costs_the_connection(
+    servers: Servers, database: ShardDatabase
+) -> None:
+    with pytest.raises(Interrupted):
+        database.run(raising(Interrupted()))
+    assert database.run(host) == FIRST.host
+    assert [each.is_open for each in servers.made] == [False, True]
+
+
+def test_a_read_inside_another_one_has_a_connection_of_its_own(
+    servers: Servers, database: ShardDatabase
+) -> None:
+    """On the outer one's it would see the outer one's snapshot, which is older than its own token (F18)."""
+    seen: list[Any] = []
+
+    def inner(connection: Any, _: ServerAddress) -> str:
+        seen.append(connection)
+        return "inner"
+
+    def outer(connection: Any, _: ServerAddress) -> str:
+        seen.append(connection)
+        return database.run(inner)
+
+    for _ in range(3):
+        assert database.run(outer) == "inner"
+    assert all(one is not other for one, other in zip(seen[::2], seen[1::2], strict=True))
+    assert len(servers.made) == 2, "both are used again"
+
+
+def test_no_more_connections_are_kept_than_bounded(servers: Servers, database: ShardDatabase) -> None:
+    def nest(depth: int) -> int:
+        return database.run(lambda *_: nest(depth - 1)) if depth else 0
+
+    nest(IDLE_MAX + 2)
+    assert len(servers.made) == IDLE_MAX + 2
+    assert sum(each.is_open for each in servers.made) == IDLE_MAX
+
+
+def test_threads_that_were_patched_late_are_refused(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All greenlets would share the connections of one thread, and read each other's rows."""
+
+    class Local:
+        pass
+
+    monkeypatch.setattr(threading, "local", Local)
+    with pytest.raises(ConfigError, match="patched threading after freshness was imported"):
+        require_patched_threads()
+    with pytest.raises(ConfigError, match="patched threading"):
+        database.run(host)
+    assert servers.made == []
 
 
 def test_a_wrong_statement_is_not_tried_elsewhere(servers: Servers, database: ShardDatabase) -> None:
@@ -242,3 +338,20 @@ def test_after_a_failed_read_over_shards_no_connection_is_used_again(
     with pytest.raises(SourceUnavailable):
         sharded.snapshot(("shop/-80", "shop/80-"), load)
     assert [each.is_open for each in servers.made] == [False, False]
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_loader_that_raises_over_shards_costs_connections_only_where_an_answer_is_open(
+    servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+
+    def load(connection: LoaderConnection) -> int:
+        if is_interrupted:
+            servers.made[1].trouble = Interrupted()
+            connection.query("SELECT 1")
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        sharded.snapshot(("shop/-80", "shop/80-"), load)
+    assert [each.is_open for each in servers.made] == [not is_interrupted] * 2
