@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 Row = dict[str, Any]
 
 _DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)
-"""What a server or a connection fails with; everything else is the loader's own, or an interruption."""
+"""Errors of a server or a connection. Every other exception is the loader's own, or an interruption."""
 
 IDLE_MAX: Final = 4
 """Connections to one server that a thread keeps: as many as reads of it that stand inside one another."""
@@ -466,7 +466,7 @@ class ShardDatabase:
         return connection
 
     def _set_up(self, connection: Connection) -> None:
-        """What a new session needs."""
+        """Prepare a new session."""
         with connection.cursor() as cursor:
             cursor.execute(_SESSION_MARIADB if self._flavor == "mariadb" else _SESSION)
 

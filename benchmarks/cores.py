@@ -1,8 +1,9 @@
 """Which core does what: a benchmark of round trips is run once for each placement, and has one pace from end to end.
 
-A round trip on loopback takes about 15 µs where client and cache node share a core, and about 45 µs where the node has
-to be woken on another one. A scheduler that is left alone changes between the two from one minute to the next, and each
-of them suits another side: a loop that waits for every answer is three times as fast at the one as at the other.
+A round trip on loopback takes about 15 µs where client and cache node share a core, and about 45 µs where the node
+has to be woken on another one. A scheduler that is left alone changes between the two from one minute to the next,
+and each of them suits another side: a loop that waits for every answer is three times as fast at the one as at the
+other.
 
 So the client, which is this process, stays on the first core. Its cache nodes are on the same core or on the second
 one. Databases, writers and invalidators of their own process are always on the second one.
