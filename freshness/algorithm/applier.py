@@ -121,7 +121,10 @@ class Applier:
             return
         yield from self._join(missing)
         if not self.is_sender:
-            yield from self._join([member for member in missing if self._is_behind(member)])
+            behind = [member for member in missing if self._is_behind(member)]
+            for member in behind:
+                self._end_life(member, f"it has {member.applied}, the stream has passed {self.streamed}")
+            yield from self._join(behind)
         for member in self.joined:
             if member.joined_record().epoch < self.epoch:
                 member.leave()  # the epoch was raised; it begins a new life when it is joined next
@@ -144,16 +147,12 @@ class Applier:
                 self._note_joined(member)
 
     def _is_behind(self, member: Membership) -> bool:
-        """Whether a joined node lacks events that the stream has delivered and will not deliver again. Then its next
-        life is a new one."""
-        if not member.is_joined or member.joined_record().epoch != self.streamed_epoch:
-            return False
-        is_behind = not member.applied.contains(self.streamed)
-        if is_behind:
-            self._end_life(
-                member, f"it has acknowledged {member.applied}, the stream has passed {self.streamed}"
-            )
-        return is_behind
+        """Whether a joined node has not acknowledged all that the stream has delivered, in the same history."""
+        return (
+            member.is_joined
+            and member.joined_record().epoch == self.streamed_epoch
+            and not member.applied.contains(self.streamed)
+        )
 
     def _note_joined(self, member: Membership) -> None:
         self._rejoins[member.node] = _Rejoin(self._first_pause_seconds)

@@ -27,8 +27,7 @@ Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 CONNECT_ERRORS: Final = (pymysql.MySQLError, OSError, RuntimeError, ValueError)
-"""What a connection attempt fails with. Anything else, such as what a signal handler raises, is no answer of the
-server."""
+"""Errors of a connection attempt. Another exception, such as a signal handler's, is no answer of the server."""
 
 _UTC: Final = "SET time_zone = '+00:00'"
 """A server shows a TIMESTAMP in the session's time zone. One value is cached for all sessions, so all use the time

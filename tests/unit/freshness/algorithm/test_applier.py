@@ -1,0 +1,154 @@
+"""What both shapes of an applier share: own heartbeats, looks at the history, permits, nodes that are behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from freshness.algorithm.applier import (
+    HISTORY_CONFIRM_SECONDS,
+    RENEW_SECONDS,
+    RETRY_SECONDS,
+    Applier,
+    create_members,
+)
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.membership import HeartbeatSeen, NodePolicy
+from freshness.algorithm.request import Head
+from freshness.errors import HistoryLost
+from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.position import MysqlGtidSet
+from freshness.stream.source import Heartbeat
+
+SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+NODE = "n1"
+NOTHING = MysqlGtidSet()
+
+
+def up_to(number: int) -> MysqlGtidSet:
+    return MysqlGtidSet.parse(f"{SOURCE}:1-{number}")
+
+
+def beat(sequence: int, instance: str = "me") -> Heartbeat:
+    return Heartbeat(instance, sequence, 10 * sequence, 0, 1)
+
+
+@dataclass
+class Scene:
+    """One node in memory, a primary that is a number, and a clock that only pauses move."""
+
+    is_sender: bool = False
+    keeps_tombstones: bool = True
+    now: float = 1000.0
+    head: int = 10
+    begun: dict[int, float] = field(default_factory=dict)
+    pauses: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ttl_seconds = 700 if self.keeps_tombstones else None
+        store = MemoryStore(NODE, clock=lambda: self.now, temp_lru_ttl_seconds=ttl_seconds)
+        self.nonces = iter(range(1, 100))
+        self.applier = self.create(is_sender=self.is_sender)
+        self.driver = BlockingDriver(
+            {NODE: MemoryNode(store)}, self.sleep, read_head=lambda: Head(up_to(self.head), 1)
+        )
+
+    def create(self, *, is_sender: bool) -> Applier:
+        """A process that follows the lineage."""
+        policy = NodePolicy("shop", "shop/-", 7, {}, 120, 5, 108.0, 4.0, 1.0)
+        return Applier(
+            members=create_members(
+                [NODE], policy, lambda: self.now, lambda: bytes([next(self.nonces)] * 8), NOTHING
+            ),
+            instance="me",
+            clock=lambda: self.now,
+            find_heartbeat=self.begun.get,
+            streamed=NOTHING,
+            is_sender=is_sender,
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def join(self) -> bytes:
+        """The life that the node is in; empty where it was not joined."""
+        self.driver.run(self.applier.join_missing())
+        member = self.applier.members[NODE]
+        return member.joined_record().life if member.is_joined else b""
+
+
+def test_the_last_own_heartbeat_counts_in_any_order() -> None:
+    scene = Scene(begun={1: 5.0, 2: 6.0})
+    beats = [beat(2), beat(9, "another"), beat(1), beat(3)]
+    assert scene.applier.find_own_heartbeat(beats) == HeartbeatSeen(6.0, 20), "3 was never begun here"
+    assert scene.applier.find_own_heartbeat([beat(9, "another")]) is None
+
+
+def test_a_history_is_lost_after_so_many_looks() -> None:
+    applier = Scene().applier
+    looks = 0
+    while not applier.confirm_loss():
+        looks += 1
+    assert looks == HISTORY_CONFIRM_SECONDS / RETRY_SECONDS
+    applier.opened(up_to(10))
+    assert not applier.confirm_loss(), "counted from the start again"
+
+
+def test_leases_are_renewed_in_a_pause() -> None:
+    scene = Scene()
+    scene.driver.run(scene.applier.pause())
+    assert scene.pauses == [RENEW_SECONDS] * round(RETRY_SECONDS / RENEW_SECONDS)
+
+
+def test_the_history_must_be_checked_after_each_join() -> None:
+    scene = Scene()
+    scene.join()
+    assert not scene.applier.is_history_checked
+    scene.driver.run(scene.applier.check_history())
+    assert scene.applier.is_history_checked
+    scene.applier.leave_all()
+    scene.head = 9
+    scene.join()
+    assert not scene.applier.is_history_checked
+    with pytest.raises(HistoryLost, match=NODE):
+        scene.driver.run(scene.applier.check_history())
+
+
+def test_a_permit_names_the_nodes_that_are_joined() -> None:
+    scene = Scene()
+    assert scene.applier.permit().epochs == {}
+    scene.join()
+    permit = scene.applier.permit()
+    record = scene.applier.members[NODE].joined_record()
+    assert (permit.epochs, permit.tenures, permit.at) == ({NODE: 1}, {NODE: record.tenure}, scene.now)
+
+
+def test_a_node_in_head_mode_is_joined_by_a_sender_alone() -> None:
+    assert Scene(is_sender=True, keeps_tombstones=False).join()
+    assert not Scene(is_sender=False, keeps_tombstones=False).join()
+
+
+@pytest.mark.parametrize("is_sender", [True, False])
+def test_a_node_that_joins_behind_the_stream_is_sent_it_again_or_begins_a_new_life(is_sender: bool) -> None:
+    scene = Scene(is_sender)
+    life = scene.join()
+    scene.applier.leave_all()
+    scene.head = 12
+    scene.applier.opened(up_to(12))
+    assert (scene.join() == life) is is_sender
+    assert scene.applier.needs_rewind is is_sender
+
+
+def test_a_node_that_another_process_kept_up_to_date_keeps_its_life() -> None:
+    scene = Scene()
+    life = scene.join()
+    scene.applier.leave_all()
+    scene.head = 12
+    scene.applier.opened(up_to(12))
+    other = scene.create(is_sender=True)
+    scene.driver.run(other.join_missing())
+    other.opened(up_to(10))
+    scene.driver.run(other.send({NODE: {}}, {}, up_to(12), ()))
+    assert scene.join() == life
