@@ -17,6 +17,8 @@ from appclient.database import (
     Database,
     LoaderConnection,
     ShardDatabase,
+    _Raised,
+    _ThreadState,
     require_patched_threads,
 )
 from freshness.config.settings import Keyspace, ServerAddress, Shard
@@ -230,6 +232,50 @@ def test_a_read_inside_another_one_has_a_connection_of_its_own(
         assert database.run(outer) == "inner"
     assert all(one is not other for one, other in zip(seen[::2], seen[1::2], strict=True))
     assert len(servers.made) == 2, "both are used again"
+
+
+# -- each defence, planted out -------------------------------------------------------------------------
+
+
+def test_a_connection_that_stays_in_its_slot_is_seen_by_a_read_inside_another_one(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = _ThreadState.take
+
+    def keep(self: _ThreadState, address: ServerAddress) -> Any:
+        connection = take(self, address)
+        if connection is not None:
+            self.give_back(address, connection)
+        return connection
+
+    monkeypatch.setattr(_ThreadState, "take", keep)
+    database.run(host)
+    with pytest.raises(AssertionError):
+        test_a_read_inside_another_one_has_a_connection_of_its_own(servers, database)
+
+
+def test_an_interrupted_connection_that_counts_as_in_step_is_used_again(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_anyway(load: Callable[[LoaderConnection], Any], opened: LoaderConnection) -> Any:
+        try:
+            return load(opened)
+        except Interrupted as error:
+            servers.made[0].trouble = None  # the answer is still under way, and nobody looks
+            return _Raised(error)
+
+    monkeypatch.setattr("appclient.database._load", load_anyway)
+    with pytest.raises(AssertionError):
+        test_an_interrupted_statement_costs_the_connection(servers, database, monkeypatch, Interrupted())
+
+
+def test_without_the_look_at_threads_a_connection_is_opened_for_all_greenlets(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("appclient.database.require_patched_threads", lambda: None)
+    with pytest.raises(pytest.fail.Exception):
+        test_threads_that_were_patched_late_are_refused(servers, database, monkeypatch)
+    assert len(servers.made) == 1
 
 
 def test_no_more_connections_are_kept_than_bounded(servers: Servers, database: ShardDatabase) -> None:
