@@ -1,6 +1,7 @@
 """Read keys through the cache: the read half of the algorithm (docs/algorithm.md#reading).
 
-1. Get the entry; where there is none, leave a stub. A live entry is a hit.
+1. Get the node record, or use a young copy of it, and then the entry; where there is none, leave a stub. A live entry
+   is a hit. Since the record was read before it, the entry has every event that the record's progress names.
 2. Otherwise, and only after 1, the tombstone and then the node record, on the same node, never from a copy.
 3. Then the rows, with the token that was read from the same server before them.
 4. Store by CAS on the item observed in 1, and only if the rule of ``freshness.algorithm.rule`` allows it.
@@ -50,6 +51,10 @@ _REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, Read
 
 _HIT: Final = ReadOutcome.HIT
 _NO_TOKENS: Final[Mapping[str, EventToken]] = MappingProxyType({})
+
+FLOW_SECONDS_MAX: Final = 1.0
+"""How long one flow may take that reads the record. An answer that comes later may hold an entry of a time that the
+record does not vouch for."""
 
 LEASE_POLLS_MAX: Final = 4
 """How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
@@ -229,7 +234,8 @@ def _look_up(
         requests = _entry_gets(context, view, of_node)
         if view is None or sent_at - view.fetched_at >= refresh_seconds:
             view = None
-            requests += _record_gets(context.namespace, context.lineages)
+            # In front: a record that is read behind an entry vouches for a later moment than the entry's
+            requests = [*_record_gets(context.namespace, context.lineages), *requests]
         asked.append((node, of_node, view))
         flows.append(Flow(node, tuple(requests)))
     answers = yield Flows(tuple(flows))
@@ -240,11 +246,15 @@ def _look_up(
             for entry in of_node:
                 entry.state = _Refused(ReadOutcome.NODE_DOWN)
             continue
+        age_max = refresh_seconds
         if view is None:
-            view = context.views[node] = NodeView(context.lineages, replies[len(of_node) :], sent_at)
-        elif answered_at - view.fetched_at > refresh_seconds:
-            # This process stood still meanwhile (F58): what the view said may have ended before the entry was read.
-            view = yield from _fetch_view(context, node, view)
+            count = len(context.lineages)
+            view = context.views[node] = NodeView(context.lineages, replies[:count], sent_at)
+            replies, age_max = replies[count:], max(refresh_seconds, FLOW_SECONDS_MAX)
+        if answered_at - view.fetched_at > age_max:
+            # This process stood still meanwhile (F58): the view's lease may have ended before the entry was read.
+            context.views.pop(node, None)
+            view = NodeView(context.lineages, [MISSING] * len(context.lineages), sent_at)
         dead, stale = _judge(context, view, of_node, replies, max_staleness_seconds)
         if stale:
             yield from _serve_stale(context, node, stale)
@@ -271,21 +281,6 @@ def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_
             ttl_seconds = 0 if is_refused else context.fill_lease_ttl_seconds
         requests.append(Get(lookup.item, ttl_seconds))
     return requests
-
-
-def _fetch_view(context: ReadContext, node: str, old: NodeView) -> Procedure[NodeView]:
-    """The records as they are now; none of them where a life differs from ``old``, which was read before the
-    entries."""
-    sent_at = context.clock()
-    (replies,) = yield Flows((Flow(node, tuple(_record_gets(context.namespace, context.lineages))),))
-    if isinstance(replies, FreshnessError):
-        replies = [MISSING] * len(context.lineages)
-    view = context.views[node] = NodeView(context.lineages, replies, sent_at)
-    return (
-        view
-        if view.lives == old.lives
-        else NodeView(context.lineages, [MISSING] * len(context.lineages), sent_at)
-    )
 
 
 def _record_gets(namespace: str, lineages: Sequence[str]) -> list[Request]:

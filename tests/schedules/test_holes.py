@@ -53,6 +53,7 @@ from tests.schedules.world import (
     Run,
     World,
     is_record_write,
+    look_up_with_the_record_behind,
     lookup,
     version_of,
 )
@@ -545,13 +546,33 @@ def test_an_entry_is_judged_by_a_view_of_its_time(monkeypatch: pytest.MonkeyPatc
         return found.outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def keep(_: object, __: str, old: NodeView) -> Procedure[NodeView]:
-            return old
-            yield
+        patch.setattr(read, "NodeView", lambda lineages, replies, at: NodeView(lineages, replies, at + 1000))
 
-        patch.setattr(read, "_fetch_view", keep)
+    prove(schedule, ReadOutcome.NO_RECORD, plant, "I1", monkeypatch)
 
-    prove(schedule, ReadOutcome.TABLE_FLOOR, plant, "I1", monkeypatch)
+
+def test_a_record_is_read_before_the_entry_that_it_vouches_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F89: the record lapsed ten minutes ago, and the entry has been there since. Between the two requests of a
+    reader the node is revived, gets what it missed, and opens: a record that is read then is of the entry's life."""
+
+    def schedule(world: World) -> ReadOutcome:
+        start(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.sleep(10)
+        world.commit(KEY)
+        world.sleep(590)
+        reading = Reader(world, world.replica()).reading().until_kind(Get)
+        reading.advance()  # the first of its two requests
+        two = Invalidator(world).join()
+        two.apply()
+        assert world.record().is_open
+        (found,) = reading.finish()
+        return found.outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(read, "_look_up", look_up_with_the_record_behind)
+
+    prove(schedule, ReadOutcome.NO_RECORD, plant, "I7", monkeypatch)
 
 
 def test_the_second_that_a_node_gives_on_top_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

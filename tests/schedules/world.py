@@ -21,7 +21,7 @@ from freshness.algorithm.apply import Batch, apply_batch, renew
 from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key, resume_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
-from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.read import Read, ReadContext, _look_up, read_through
 from freshness.algorithm.request import (
     Add,
     Cas,
@@ -42,7 +42,7 @@ from freshness.algorithm.request import (
     Wait,
 )
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
-from freshness.errors import NodeUnavailable
+from freshness.errors import FreshnessError, NodeUnavailable
 from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
@@ -798,3 +798,31 @@ def version_of(world: World, key: bytes, node: str = NODE) -> int:
     item = world.stores[node].peek(key)
     assert isinstance(item, Item), f"{key!r} is not there"
     return item.version
+
+
+def look_up_with_the_record_behind(
+    context: ReadContext, entries: Sequence[Any], max_staleness_seconds: float | None
+) -> Procedure[None]:
+    """A planted bug: step 1 of a read whose records are asked for behind the entries, and not in front."""
+    procedure = _look_up(context, entries, max_staleness_seconds)
+    answer: Any = None
+    while True:
+        try:
+            step = procedure.send(answer)
+        except StopIteration:
+            return
+        if isinstance(step, Flows):
+            turned = [_turn(flow.requests, len(flow.requests) - len(entries)) for flow in step.flows]
+            flows = zip(step.flows, turned, strict=True)
+            answers = yield Flows(tuple(Flow(flow.node, tuple(requests)) for flow, requests in flows))
+            answer = [
+                replies if isinstance(replies, FreshnessError) else _turn(replies, len(entries))
+                for replies in answers
+            ]
+        else:
+            answer = yield step
+
+
+def _turn(things: Sequence[Any], count: int) -> list[Any]:
+    """The first ``count`` of them last."""
+    return [*things[count:], *things[:count]]

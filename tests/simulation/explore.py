@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import NodePolicy
-from freshness.algorithm.read import ReadContext, read_through
+from freshness.algorithm.read import Read, ReadContext, read_through
 from freshness.algorithm.request import (
     Add,
     Cas,
@@ -319,7 +319,8 @@ class Explorer:
             )  # fmt: skip
             for _ in range(self.world.reads):
                 (read,) = yield from read_through(context, [self.lookup])
-                yield ("read", read)
+                view = context.views.get(NODE)
+                yield ("read", read, None if view is None else view.records[LINEAGE])
 
         return program
 
@@ -462,8 +463,8 @@ class Explorer:
                 return f"{name} opens the stream", self._opened(state, place, step), ""
             case Poll():
                 return self._poll(state, place)
-            case ("read", read):
-                problem = self._find_stale_hit(state, place, read)
+            case ("read", read, record):
+                problem = self._find_stale_hit(state, place, read, record)
                 return f"{name} has read: {read.outcome.name}", self._answered(state, place, None), problem
         raise AssertionError(step)
 
@@ -597,7 +598,9 @@ class Explorer:
                 return f"I1: version {version} was filled after commit {number} was acknowledged"
         return ""
 
-    def _find_stale_hit(self, state: State, place: int, read: Any) -> str:
+    def _find_stale_hit(self, state: State, place: int, read: Read, record: NodeRecord | None) -> str:
+        """I1, and the lemma that read-your-writes will stand on: a live entry is the row at its own position and the
+        progress of the record that its reader judged it by."""
         if read.outcome is not ReadOutcome.HIT:
             return ""
         seen = state.actors[place].seen
@@ -607,6 +610,8 @@ class Explorer:
         for number in range(version + 1, state.committed + 1):
             if (entry.stamps[0].life, number) in seen[1]:
                 return f"I1: version {version} was hit after commit {number} was acknowledged"
+            if record is not None and record.progress.contains(_single(number)):
+                return f"lemma: version {version} was hit by a record whose progress names commit {number}"
         return ""
 
     def _find_unprotected(self, state: State) -> str:

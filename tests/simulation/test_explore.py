@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
+from freshness.algorithm import read
+from invalidator.loop.loop import Poll
+from tests.schedules.world import look_up_with_the_record_behind
 from tests.simulation.bugs import PLANTED
-from tests.simulation.explore import WORLDS, Explorer, SmallWorld
+from tests.simulation.explore import WORLDS, Done, Explorer, SmallWorld, State
 
 SMALL = tuple(world for world in WORLDS if world.name.startswith(("the ", "a reply", "head mode")))
 
@@ -34,6 +39,28 @@ def test_a_planted_bug_is_found_with_its_shortest_history(bug: str, world: Small
     assert result.violation
     assert result.history[-1] == result.violation
     assert len(result.history) < 60
+
+
+class AfterAFill(Explorer):
+    """The node is open and the first reader has filled before anything is explored."""
+
+    def initial(self) -> State:
+        state = self._committed(super().initial())._replace(applied=2)
+        state = self._moved(state, 0)
+        while not isinstance(self._step(state, 0), Poll):
+            state = self._moved(state, 0)
+        while not isinstance(self._step(state, 1), Done):
+            state = self._moved(state, 1)
+        return state
+
+
+def test_a_live_entry_has_what_the_record_before_it_names() -> None:
+    """The lemma on which read-your-writes will stand, in every state; and the order of reading that it needs."""
+    world = SmallWorld("a fill, then a change", readers=2, polls=2, commits=3)
+    assert AfterAFill(world).explore().violation == ""
+    with patch.object(read, "_look_up", look_up_with_the_record_behind):
+        result = AfterAFill(world).explore()
+    assert result.violation.startswith("lemma: version 2 was hit"), "\n".join(result.history)
 
 
 def test_a_world_that_is_too_large_says_so() -> None:
