@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from docs.figures import Results, figures
 from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.settings import describe_settings
@@ -20,6 +21,7 @@ from freshness.errors import FreshnessError
 from invalidator.process.metrics import Metrics
 
 PAGES: Final = Path(__file__).resolve().parent
+README: Final = PAGES.parent / "README.md"
 CATALOGUE: Final = PAGES / "failure_modes.toml"
 STATUSES: Final = ("defended", "detected", "documented", "later")
 PLANTED_BUGS: Final = "tests/simulation/bugs.py"
@@ -138,6 +140,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "layers": layers_table,
     "failures": failures_table,
     "failuresindetail": failures_in_detail,
+    "figures": lambda: figures(Results.load()),
 }
 
 
@@ -153,7 +156,7 @@ def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def main() -> None:
-    for page in sorted(PAGES.glob("*.md")):
+    for page in (README, *sorted(PAGES.glob("*.md"))):
         page.write_text(render(page.read_text()))
 
 
