@@ -17,7 +17,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from appclient.database import Database, require_patched_threads
+from appclient.connections import require_patched_threads
+from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.lookup import Loaded, Lookup

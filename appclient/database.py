@@ -9,9 +9,7 @@ application (F19). A read goes to the next server when one fails, and to the pri
 from __future__ import annotations
 
 import logging
-import os
 import random
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -19,6 +17,7 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.cursors import DictCursor
 
+from appclient.connections import ThreadConnections, require_patched_threads
 from freshness.algorithm.driver import running_clock
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.database.connection import Connection, connect, translated
@@ -34,9 +33,6 @@ Row = dict[str, Any]
 
 _DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, SourceUnsuitable)
 """Errors of a server or a connection. Every other exception is the loader's own, or an interruption."""
-
-IDLE_MAX: Final = 4
-"""Connections to one server that a thread keeps: as many as reads of it that stand inside one another."""
 
 RETRY_SECONDS: Final = 30.0
 """How long a thread avoids a server that failed, while another one answers."""
@@ -103,57 +99,6 @@ class LoaderConnection:
         if len(rows) > 1:
             raise ValueError(f"{len(rows)} rows where at most one was expected: {sql}")
         return rows[0] if rows else None
-
-
-class _ThreadState(threading.local):
-    """One thread's idle connections, and until when it avoids each server that failed.
-
-    Threads do not share the latter: one slow statement should not send the other threads to another server.
-    """
-
-    def __init__(self) -> None:
-        self.left_until: dict[ServerAddress, float] = {}
-        self._process = os.getpid()
-        self._idle: dict[ServerAddress, list[Connection]] = {}
-
-    def take(self, address: ServerAddress) -> Connection | None:
-        """An idle connection, which is the caller's from now on. A read inside another one gets another connection:
-        on the same one it would see the outer one's snapshot (F18)."""
-        idle = self._idle_of_this_process().get(address)
-        return idle.pop() if idle else None
-
-    def give_back(self, address: ServerAddress, connection: Connection) -> None:
-        """Keep a connection on which every statement has had its answer, and no transaction is open."""
-        idle = self._idle_of_this_process().setdefault(address, [])
-        if len(idle) < IDLE_MAX:
-            idle.append(connection)
-        else:
-            connection.close()
-
-    def close(self) -> None:
-        """Close the idle connections."""
-        idle, self._idle = self._idle_of_this_process(), {}
-        for connections in idle.values():
-            for connection in connections:
-                connection.close()
-
-    def _idle_of_this_process(self) -> dict[ServerAddress, list[Connection]]:
-        """A forked process must neither speak on its parent's connections nor close them."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._idle = {}
-        return self._idle
-
-
-def require_patched_threads() -> None:
-    """Raise `ConfigError` where gevent or another library has replaced `threading.local` after this module was
-    imported: all its greenlets would share one thread's connections, and read each other's rows."""
-    if not issubclass(_ThreadState, threading.local):
-        raise ConfigError(
-            f"{threading.local.__module__} has patched threading after freshness was imported",
-            hint="patch first, e.g. gevent.monkey.patch_all() before every import (under gunicorn: no --preload, "
-            "or patch in its configuration file)",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +241,7 @@ class ShardDatabase:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._servers = tuple(dict.fromkeys((*shard.replicas, shard.primary)))
-        self._thread = _ThreadState()
+        self._thread = ThreadConnections()
 
     def query(
         self,

@@ -11,15 +11,13 @@ from typing import Any, Self
 import pymysql
 import pytest
 
+from appclient.connections import IDLE_MAX, ThreadConnections, require_patched_threads
 from appclient.database import (
-    IDLE_MAX,
     RETRY_SECONDS,
     Database,
     LoaderConnection,
     ShardDatabase,
     _Raised,
-    _ThreadState,
-    require_patched_threads,
 )
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, SourceUnavailable, SourceUnsuitable
@@ -240,15 +238,15 @@ def test_a_read_inside_another_one_has_a_connection_of_its_own(
 def test_a_connection_that_stays_in_its_slot_is_seen_by_a_read_inside_another_one(
     servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = _ThreadState.take
+    take = ThreadConnections.take
 
-    def keep(self: _ThreadState, address: ServerAddress) -> Any:
+    def keep(self: ThreadConnections, address: ServerAddress) -> Any:
         connection = take(self, address)
         if connection is not None:
             self.give_back(address, connection)
         return connection
 
-    monkeypatch.setattr(_ThreadState, "take", keep)
+    monkeypatch.setattr(ThreadConnections, "take", keep)
     database.run(host)
     with pytest.raises(AssertionError):
         test_a_read_inside_another_one_has_a_connection_of_its_own(servers, database)
