@@ -298,7 +298,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (
         CACHE,
         "[stream]\nstart = 2025-11-21\n[cache]",
-        ["stream.start: found a date or time", "stays acknowledged"],
+        ["stream.start: found a date or time", "stay acknowledged"],
     ),
     (
         CACHE,
