@@ -614,7 +614,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "record put back from memory": 107,
     "opened before it caught up": 492,
     "losses ignored": 1146,
-    "tenure ignored": 1395,
+    "tenure ignored": 4195,
     "ring ignored": 283,
     "object coverage ignored": 104,
     "resume copy without table floors": 634,
@@ -635,7 +635,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "floor of a new life is empty": 236,
     "keys move when a node is down": 107,
     "snapshot before token": 277,
-    STAYS_OPEN: 2001,
+    STAYS_OPEN: 2307,
     "timestamps first": 1,
 }
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
