@@ -42,8 +42,10 @@ def figures(results: Results) -> str:
     """The list of README's section on speed."""
     singles, thousands = "end_to_end_[a-z]+_singles", "end_to_end_[a-z]+_thousands"
     times = math.floor(min(results.find(singles, "ratio") + results.find(thousands, "ratio")))
-    decoded = _millions(results.find("decode_[a-z_]+_rows", "value"))
-    fetched = _millions(results.find("stream_[a-z_]+_rows", "baseline_value"))
+    decoded = _millions(results.find("decode_[a-z]+_(varied_|wide_)?rows", "value"))
+    fetched = _millions(results.find("stream_[a-z]+_(varied_|wide_)?rows", "baseline_value"))
+    whole = "decode_[a-z]+_whole_(wide_)?rows"
+    faster = math.floor(min(results.find(whole, "ratio")))
     p50, p99 = (_up(results.find(f"lag_[a-z]+_{name}", "value"), -2) / 1000 for name in ("p50", "p99"))
     hit, many = _up(results.find("hit", "ratio"), 2), _up(results.find("get_many", "ratio"), 2)
     stream, transaction = (
@@ -54,7 +56,8 @@ def figures(results: Results) -> str:
         f"acknowledged tombstones, or {_down(results.find(thousands, 'value'))} rows of large transactions: at least "
         f"{times} times as much as a loop of mysql-replication and pymemcache. Keys are decoded at {decoded} million "
         f"rows a second, by the shape of the rows; the server's own tool fetches a log of row events at {fetched} "
-        "million.",
+        f"million. Whole rows are decoded at {_down(results.find(whole, 'value'))} rows a second and more, {faster} times "
+        "as fast as by mysql-replication.",
         f"Commit to acknowledged tombstone at 2,000 commits a second: {p50:g} ms, and {p99:g} ms at the 99th "
         "percentile.",
         f"A hit takes {hit:g} times a `get` of pymemcache; `get_many` over four nodes {many:g} of its "
