@@ -56,8 +56,8 @@ def figures(results: Results) -> str:
         f"acknowledged tombstones, or {_down(results.find(thousands, 'value'))} rows of large transactions: at least "
         f"{times} times as much as a loop of mysql-replication and pymemcache. Keys are decoded at {decoded} million "
         f"rows a second, by the shape of the rows; the server's own tool fetches a log of row events at {fetched} "
-        f"million. Whole rows are decoded at {_down(results.find(whole, 'value'))} rows a second and more, {faster} times "
-        "as fast as by mysql-replication.",
+        f"million. Whole rows are decoded at {_down(results.find(whole, 'value'))} rows a second and more, {faster} "
+        "times as fast as by mysql-replication.",
         f"Commit to acknowledged tombstone at 2,000 commits a second: {p50:g} ms, and {p99:g} ms at the 99th "
         "percentile.",
         f"A hit takes {hit:g} times a `get` of pymemcache; `get_many` over four nodes {many:g} of its "
