@@ -1,4 +1,4 @@
-"""What is on its way from a source's reader thread to the caller: bounded, in order, and errors come last.
+"""Transactions on their way from a source's reader thread to the caller: bounded, in order, and errors come last.
 
 Used by ``invalidator.binlog.source`` and ``invalidator.vstream.source``. Never drops anything: a full mailbox makes
 the reader wait, and with it the server.
@@ -67,7 +67,7 @@ class Mailbox(Generic[Mail]):
             if not self._put_at_once(mails):
                 for mail in mails:
                     while not self._put_at_once((mail,)):
-                        # Those before it may be taken meanwhile.
+                        # The caller may take earlier ones meanwhile.
                         self._changed.notify_all()
                         self._changed.wait()
             self._changed.notify_all()
@@ -91,7 +91,7 @@ class Mailbox(Generic[Mail]):
         return True
 
     def fail(self, error: FreshnessError) -> None:
-        """What `take` raises when everything before it was taken."""
+        """Make `take` raise this error as soon as everything before it was taken."""
         with self._changed:
             self._error = error
             self._changed.notify_all()

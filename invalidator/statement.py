@@ -24,7 +24,7 @@ _DEFINITION: Final = frozenset(("CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME",
 
 
 class StatementKind(Enum):
-    """What a statement does to the transaction that it stands in."""
+    """The effect of a statement on the transaction that it stands in."""
 
     BEGIN = "begin"
     COMMIT = "commit"

@@ -253,8 +253,8 @@ class Scan:
 def scan_doubtful(marks: Iterable[Mark], start: Position, cut_us: int, now_us: int) -> Scan:
     """``start`` and the transactions before the last one whose time, not after ``cut_us``, was the latest so far.
 
-    Those behind it that seem to be older began early, or were given a time: when they were committed is unknown. The
-    same goes for those whose time is yet to come.
+    Transactions behind it that seem to be older began early, or were given a time: the time of their commit is
+    unknown. The same holds for transactions whose time is yet to come.
     """
     position: Position | None = None
     reached, latest_us = start, 0

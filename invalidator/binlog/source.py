@@ -166,7 +166,7 @@ class _Reader:
                 try:
                     self._decoder.decode(packets, found)
                 finally:
-                    # Those before an error go before it.
+                    # Transactions before an error are delivered before it.
                     is_wanted = self.mailbox.put(found)
                 if not is_wanted:
                     return

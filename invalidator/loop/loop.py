@@ -50,7 +50,7 @@ LoopProcedure: TypeAlias = Generator[LoopStep, Any, None]
 
 
 class LoopObserver:
-    """What the loop tells about itself. Does nothing; the application's subclass counts."""
+    """The loop reports its steps here. This class ignores them; the application's subclass counts."""
 
     def stream_opened(self, start: Position) -> None: ...
 

@@ -1,6 +1,6 @@
 """The invalidation of one shard, with real connections: its composition root. One thread runs it.
 
-What it does is ``invalidator.loop.loop``; here the loop gets its connections, clock and randomness. It knows nothing
+Its steps are ``invalidator.loop.loop``; here the loop gets its connections, clock and randomness. It knows nothing
 of other shards: containment needs no order between them, so none ever waits for another. Made by
 ``invalidator.process.app``.
 """
@@ -51,9 +51,9 @@ STOP_SEEN_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one worker does. Two equal ones need no restart when the configuration is loaded again: ``objects`` is
-    all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: those of the cache's
-    nodes that the worker looks after."""
+    """The task of one worker. Two equal tasks need no restart when the configuration is loaded again: ``objects`` is
+    all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: the cache nodes that
+    the worker looks after."""
 
     keyspace: str
     flavor: str
@@ -77,8 +77,8 @@ class Assignment:
 class ShardWorker:
     """`run` returns when `stop` was called; anything it cannot handle it raises.
 
-    What is public is for ``invalidator.http.service``, which reads it from another thread. ``times``: what had been
-    received when, for consumers that begin at a time.
+    The public fields are for ``invalidator.http.service``, which reads them from another thread. ``times``: what had
+    been received when, for consumers that begin at a time.
     """
 
     assignment: Assignment
@@ -136,7 +136,8 @@ class ShardWorker:
     # -- set-up --------------------------------------------------------------------------------------------
 
     def _check(self) -> Cascades:
-        """Refuse a primary that would lose invalidations. What foreign keys change, by table (F23)."""
+        """Refuse a primary that would lose invalidations. Returns the tables that foreign keys change, by table
+        (F23)."""
         task = self.assignment
         primary = task.shard.writable
         connection = connect(primary)
@@ -234,7 +235,7 @@ class MetricsObserver(LoopObserver):
         self._worker.times.note(time.time_ns() // 1000, self._invalidator.streamed)
         self._metrics.batch_seconds.observe(now - begun)
         if self._has_commit_times and transactions[0].timestamp_us:
-            # Of the first alone: one for each transaction would cost as much as invalidating it.
+            # The first transaction alone: one sample for each would cost as much as invalidating it.
             lag_us = time.time_ns() // 1000 - transactions[0].timestamp_us
             self._metrics.commit_lag_seconds.observe(max(0, lag_us) / 1e6)
         self._metrics.transactions.inc(len(transactions))
@@ -254,7 +255,7 @@ class MetricsObserver(LoopObserver):
 
 
 def _open_vstream(vtgate: VtgateAddress, shard: str, registry: Mapping[str, ObjectDefinition]) -> Source:
-    """Of each table only the columns of keys are asked for. Raises `ConfigError` where grpcio is missing."""
+    """A source that asks for the key columns of each table alone. Raises `ConfigError` where grpcio is missing."""
     try:
         from invalidator.vstream.source import VStreamSource
     except ImportError as error:

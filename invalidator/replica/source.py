@@ -221,7 +221,7 @@ class ReplicaSource:
     def _try(self, server: Server, start: Position) -> CandidateVerdict | None:
         """Open the stream there; the verdict, where that failed."""
         if self._source is None or server is not self._current:
-            # What a source remembers of prepared XA transactions holds only as long as no other one is read
+            # A source's memory of prepared XA transactions holds only as long as no other source is read
             self._close_source()
             self._current, self._source = server, self._make_source(server.address)
         try:

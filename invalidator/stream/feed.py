@@ -201,7 +201,7 @@ class Feed:
             error = purged
         with self.changed:
             if self.is_leaving:
-                # What it did not deliver is in the logs of the shards that follow it, or they say so themselves.
+                # The logs of the shards that follow it have the rest, or those shards report that they do not.
                 log.warning("shard %s left before its end: %s", self.shard.name, error)
             else:
                 self._error = error

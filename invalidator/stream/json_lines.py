@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 class LineWriter:
     """Makes lines of messages. ``resume``: of the last whole transaction; at first, where the stream began.
 
-    Of a piece the last line is held back until the next one: only then it is known whether it is the transaction's.
+    The last line of a piece is held back until the next piece: only then it is known whether the transaction ends
+    there.
     """
 
     layouts: LayoutBook

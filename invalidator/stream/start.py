@@ -102,9 +102,9 @@ def _plan_position(positions: Mapping[str, Position], shard: Shard, flavor: str)
 def join_positions(flavor: str, positions: Iterable[Position]) -> Position:
     """Where to go on in a log that holds what all these streams delivered.
 
-    What was executed first by one of the sources comes from one stream alone: the union. A source that several of
-    the streams name is their common past, and what only some of them delivered of it must come again for the others:
-    the intersection.
+    A transaction that one of the sources executed first comes from one stream alone: the union. A source that several
+    of the streams name is their common past, and what only some of them delivered of it must come again for the
+    others: the intersection.
     """
     by_source: dict[str, Position] = {}
     for position in positions:

@@ -161,7 +161,8 @@ class ItemReplay:
     def _judge_fill(
         self, entry: AuditedEntry, observed: int, span: ActionSpan, stamps: Sequence[PlacedStamp]
     ) -> str:
-        """The failure mode of the fill, "" for none. What was judged before is classified again and not told."""
+        """The failure mode of the fill, "" for none. A fill that was judged before is classified again and not
+        reported."""
         is_told = self._is_told(entry, span)
         unknown = _find_unknown(stamps)
         if is_told:

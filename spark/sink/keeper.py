@@ -1,9 +1,9 @@
 """The keeper of the sink: the acknowledgers of all lineages in the driver's process, with real connections.
 
 Between micro-batches a thread for each lineage keeps the leases. A lease is extended only on the strength of an own
-heartbeat that came back through the stream (F71), so a job that stalls lets the nodes close. What is joined and
-acknowledged is ``spark.sink.acknowledger``; here it gets its connections, clock and randomness, and a lock, since
-the renewing thread uses it, too. ``spark.sink.sink`` speaks to the keeper over loopback.
+heartbeat that came back through the stream (F71), so a job that stalls lets the nodes close.
+``spark.sink.acknowledger`` joins nodes and acknowledges; here it gets its connections, clock and randomness, and a
+lock, since the renewing thread uses it, too. ``spark.sink.sink`` speaks to the keeper over loopback.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class KeeperAddress:
 
 @dataclass
 class Sent(WriterCommitMessage):  # type: ignore[misc]
-    """What one task has done."""
+    """The result of one task."""
 
     ticket: Ticket
     parts: list[Part]

@@ -1,4 +1,4 @@
-"""What an executor does for the sink: rows of the update stream become tombstones and deletes on the cache nodes.
+"""The executor's part of the sink: rows of the update stream become tombstones and deletes on the cache nodes.
 
 Nothing here is acknowledged: what was sent, and which nodes took it, is told to the driver, whose
 ``spark.sink.keeper`` alone writes records. Sent twice, by a second attempt or a second task, it does no harm. A node
@@ -38,8 +38,8 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """What an executor needs: no addresses of databases, no passwords. ``flavors`` by lineage; ``definitions`` by
-    keyspace and name."""
+    """The settings of an executor: no addresses of databases, no passwords. ``flavors`` by lineage; ``definitions``
+    by keyspace and name."""
 
     namespace: str
     backend: str
@@ -59,8 +59,8 @@ class Ticket:
 
 @dataclass(slots=True)
 class Part:
-    """What one task has sent of one lineage. ``ordinals``: of the transactions, as ranges [first, last]. ``before``:
-    everything before it, None without a row that says so. ``failed``: why, by node."""
+    """The part of one lineage that one task has sent. ``ordinals``: of the transactions, as ranges [first, last].
+    ``before``: everything before it, None without a row that says so. ``failed``: why, by node."""
 
     lineage: str
     before: Position | None = None

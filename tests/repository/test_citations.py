@@ -100,7 +100,7 @@ def test_a_citation_that_leads_nowhere_is_found() -> None:
 
 # -- plain English -----------------------------------------------------------------------------------------
 
-PLAIN = ("freshness/", "appclient/")
+PLAIN = ("freshness/", "invalidator/", "appclient/", "spark/")
 """Where a sentence has a noun of the glossary for its subject."""
 
 NOUNLESS = re.compile(r"(?:\A|(?<=[.:!?] )|(?<=\* ))(?:What|Whoever|Of|Those)\b")

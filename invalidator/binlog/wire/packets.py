@@ -87,7 +87,7 @@ class PacketReader:
             if is_plain and head >> 24 == number and 0 < size < _WHOLE and data[start] == _OK:
                 packets.append(data[start:end])
             elif packets:
-                # What is in front of it first, as this one may be an error.
+                # The packets in front of it are returned first, as this one may be an error.
                 break
             else:
                 self._place, self._number = place, number
