@@ -34,10 +34,14 @@ STOP_SECONDS: Final = 10.0
 Report = Callable[[ArchiveWriter, OpenedStream], None]
 
 
-def get_archive_path(config: Config, out: Path | None = None) -> Path:
+def get_archive_path(config: Config, out: str | None = None) -> Path:
     """Where the archive is: ``out``, or as the configuration says. Raises `ConfigError` where neither does."""
+    if out == "":
+        raise ConfigError(
+            "--out is empty", hint="is a variable of the shell not set? write . for this folder"
+        )
     if out is not None:
-        return out
+        return Path(out)
     if config.archive.path is None:
         raise ConfigError("where to write the archive?", hint="give --out, or set archive.path")
     return config.path.parent / config.archive.path
@@ -62,7 +66,7 @@ def record(
             f"the archive {folder} goes on where it ends, and not at {since!r}",
             hint="leave --since out, or begin another archive with --out",
         )
-    start = ResumeVector(keyspace.name, KeyRange(), tokens) if tokens else since or "now"
+    start = ResumeVector(keyspace.name, KeyRange(), tokens) if tokens else "now" if since is None else since
     opened = opener.open(keyspace.name, "-", start, minimize_skew=False)
     try:
         policy = RotationPolicy(config.archive.rotate_seconds, config.archive.rotate_mb << 20)

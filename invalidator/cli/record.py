@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def record(
-    out: Annotated[Path | None, typer.Option(help="Folder of the archive; default: archive.path.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the archive; default: archive.path.")] = None,
     keyspace: KeyspaceName = None,
     since: Since = None,
     config: ConfigPath = DEFAULT_CONFIG,

@@ -33,7 +33,9 @@ def stream(
     read_config = load_on_hangup(config)
     stopping = threading.Event()
     call_on_stop(stopping.set)
-    opened = StreamOpener(read_config).open(keyspace, key_range, since or "now", minimize_skew=skew)
+    opened = StreamOpener(read_config).open(
+        keyspace, key_range, "now" if since is None else since, minimize_skew=skew
+    )
     try:
         out = LineWriter(opened.layouts, opened.stream.resume.format())
         printed = 0

@@ -375,7 +375,8 @@ def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> No
         return hub.open(
             keyspace,
             key_range,
-            last_event_id or since or "now",  # a browser that comes back repeats the address it began with
+            # A browser that comes back repeats the address it began with
+            last_event_id or ("now" if since is None else since),
             minimize_skew=minimize_skew,
             count=count,
             media_type=_choose(accept),

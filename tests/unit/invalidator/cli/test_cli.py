@@ -220,6 +220,9 @@ def test_tokens_are_compared(
     [
         (["compare", "x", event_token(1)], "'x' is not an event token"),
         (["stream", "--since", "yesterday"], "start 'yesterday'"),
+        (["stream", "--since", ""], "start ''"),
+        (["record", "--out", "archive", "--since", ""], "start ''"),
+        (["record", "--out", ""], "--out is empty"),
         (["stream", "--keyspace", "none"], "there is no keyspace 'none'"),
         (["record"], "where to write the archive?"),
         (["replay", "nowhere"], "nowhere: cannot be read: No such file or directory"),

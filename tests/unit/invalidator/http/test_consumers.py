@@ -197,6 +197,15 @@ def test_events_have_the_resume_text_as_their_id(opener: ScriptedOpener) -> None
     assert opener.asked == [(None, "-", "fr1.x", None)], "what a browser has seen counts, not where it began"
 
 
+def test_an_empty_start_is_handed_on_and_not_taken_for_now(opener: ScriptedOpener) -> None:
+    """A variable of a shell that is not set would lose all changes until now."""
+    opener.streams = [ScriptedStream([insert(1)]), ScriptedStream([insert(1)])]
+    with serving(opener) as service:
+        service.get(f"{STREAM}?count=1&since=").read()
+        service.get(f"{STREAM}?count=1").read()
+    assert [since for _, _, since, _ in opener.asked] == ["", "now"], "the opener refuses the one"
+
+
 def test_an_idle_stream_says_where_it_is(opener: ScriptedOpener) -> None:
     opener.streams = [ScriptedStream([message(5)])]
     with serving(opener, ServePolicy(idle_seconds=0.1)) as service:
