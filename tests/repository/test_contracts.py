@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -112,5 +113,51 @@ def test_the_contract_fails_when_it_is_broken(contract: str, copy: Path) -> None
     file.write_text(f"{sound}\n{line}\n")
     try:
         assert contract in find_broken(copy)
+    finally:
+        file.write_text(sound)
+
+
+# -- circles inside of a folder, which no contract sees -----------------------------------------------------
+
+
+def find_imports(folder: Path) -> dict[str, set[str]]:
+    """Each module of the packages, and the modules that it imports, also inside of functions."""
+    modules = {
+        ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in (folder / package).rglob("*.py")
+    }
+    found: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        imported = found[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for each in node.names:
+                    whole = f"{node.module}.{each.name}"
+                    imported.add(whole if whole in modules else node.module)
+            elif isinstance(node, ast.Import):
+                imported |= {each.name for each in node.names}
+        imported.intersection_update(modules)
+    return found
+
+
+def find_circle(imports: dict[str, set[str]]) -> list[str]:
+    """The modules that remain when those without imports of the rest are taken away, again and again."""
+    left = {name: set(imported) for name, imported in imports.items()}
+    while free := {name for name, imported in left.items() if not imported}:
+        left = {name: imported - free for name, imported in left.items() if name not in free}
+    return sorted(left)
+
+
+def test_no_modules_import_each_other() -> None:
+    assert find_circle(find_imports(CHECKOUT)) == []
+
+
+def test_a_circle_is_found(copy: Path) -> None:
+    file = copy / "freshness/keys/keyrange.py"
+    sound = file.read_text()
+    file.write_text(f"{sound}\nimport freshness.stream.resume\n")
+    try:
+        assert {"freshness.keys.keyrange", "freshness.stream.resume"} <= set(find_circle(find_imports(copy)))
     finally:
         file.write_text(sound)
