@@ -272,7 +272,10 @@ class ShardDatabase:
             with connection.cursor() as cursor:
                 cursor.execute(_SNAPSHOT)
                 loaded = _load(load, opened)
-                cursor.execute("ROLLBACK")
+                if opened.is_in_step:
+                    cursor.execute("ROLLBACK")
+                else:
+                    connection.close()  # the loader caught an interruption; nobody may read what is still under way
             return loaded, token
 
         loaded, token = self.run(read)
@@ -394,7 +397,7 @@ class ShardDatabase:
             except BaseException:
                 connection.close()
                 raise
-            if not keeps_connection:
+            if connection.open and not keeps_connection:
                 self._thread.give_back(address, connection)
             return result
 

@@ -591,6 +591,8 @@ class Cursor:
 
 
 class FakeConnection:
+    open = True
+
     def __init__(self, server: Server) -> None:
         self._server = server
         self._snapshot: int | None = None

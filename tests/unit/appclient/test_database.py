@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -51,6 +52,10 @@ class Connected:
         self.statements.append(sql)
         if self.trouble is not None:
             raise self.trouble
+
+    @property
+    def open(self) -> bool:
+        return self.is_open
 
     def close(self) -> None:
         assert self.is_open, "closed twice"
@@ -203,6 +208,25 @@ def test_an_interrupted_statement_costs_the_connection(
     assert [each.is_open for each in servers.made] == [False, True]
 
 
+def test_a_loader_that_catches_an_interruption_costs_the_connection_too(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+
+    def load(connection: LoaderConnection) -> str:
+        servers.made[0].trouble = Interrupted()
+        with contextlib.suppress(Interrupted):
+            connection.query("SELECT 1")
+        return "a substitute"
+
+    assert database.snapshot(load) == ("a substitute", None)
+    assert not servers.made[0].is_open
+    database.close()
+    assert "ROLLBACK" not in servers.made[0].statements, (
+        "its answer would be that of the interrupted statement"
+    )
+
+
 def test_an_interruption_between_two_statements_of_ours_costs_the_connection(
     servers: Servers, database: ShardDatabase
 ) -> None:
@@ -260,6 +284,7 @@ def test_an_interrupted_connection_that_counts_as_in_step_is_used_again(
             return load(opened)
         except Interrupted as error:
             servers.made[0].trouble = None  # the answer is still under way, and nobody looks
+            opened.is_in_step = True
             return _Raised(error)
 
     monkeypatch.setattr("appclient.database._load", load_anyway)
