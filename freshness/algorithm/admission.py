@@ -3,10 +3,11 @@
 * Its record is there: an invalidator vouches for the node (this process before a restart, or another one).
   Join that life and continue from its progress.
 * The record has lapsed but its resume copy is there: the node kept its memory. **Revive** it: same life, closed. All
-  events since the copy's progress are sent again, and it opens with the primary's head as its floor.
+  events since the copy's progress are sent again before it opens. Stripes of the life that are still there hold all
+  that it ever acknowledged; the others refuse until they are put back.
 * Neither is there, or the life cannot be continued: **admit** it under a new life, whose floor is the primary's head.
 
-A record is only ever added closed, and its floor computed after it was added (F64).
+A record is only ever added closed, and the floor of a new life computed after it was added (F64).
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ from freshness.algorithm.request import (
     Flow,
     Get,
     Head,
-    InspectStorage,
     Item,
     Procedure,
     ReadHead,
-    StorageReport,
 )
 from freshness.errors import FreshnessError, MembershipLost
 from freshness.position import Position
@@ -54,14 +53,10 @@ def join(
 
 def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
     read_at = member.clock()
-    inspect = InspectStorage(member.policy.tombstone_ttl_seconds)
-    report, item, resume_item = yield Flow(
-        member.node, (inspect, Get(member.record_key), Get(member.resume_key))
-    )
+    gets = Get(member.record_key, is_bound=True), Get(member.resume_key, is_bound=True)
+    item, resume_item = yield Flow(member.node, gets)
     head = yield ReadHead()
-    member.is_trailing, member.why_not_trailing = report.keeps_tombstones, report.reason
-    member.inspected_at = read_at
-    record, resume = find_record(item), find_record(resume_item)
+    record, resume = find_record(item, member.node), find_record(resume_item, member.node)
     member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
     if isinstance(item, Item) and record is None:
         # Foreign bytes under our key; without a version where the backend gives those none that fits.
@@ -69,22 +64,23 @@ def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
         item = MISSING
     member.version = item.version if isinstance(item, Item) else 0
     if is_fresh:
-        yield from member.begin_life(report.losses)
+        yield from member.begin_life()
     elif record is not None:
-        yield from _join_alive(member, record, item, report, head, read_at)
-    elif resume is not None and _is_revivable(member, resume, head, report):
+        yield from _join_alive(member, record, item, head, read_at)
+    elif resume is not None and _is_revivable(member, resume, head):
         yield from _revive(member, resume)
     else:
-        yield from member.begin_life(report.losses)
+        yield from member.begin_life()
 
 
 def _join_alive(
-    member: Membership, record: NodeRecord, item: Item, report: StorageReport, head: Head, read_at: float
+    member: Membership, record: NodeRecord, item: Item, head: Head, read_at: float
 ) -> Procedure[None]:
     if is_of_another_configuration(record, member.policy):
         raise MembershipLost(
             f"{member.node}: its record was written under another configuration "
-            f"(objects {', '.join(sorted(record.objects)) or 'none'}; ring {record.ring:08x})",
+            f"(objects {', '.join(sorted(record.objects)) or 'none'}; ring {record.ring:08x}; "
+            f"{record.stripes} stripes)",
             hint="stop the invalidator that runs with another freshness.toml, then this one takes over",
         )
     if record.epoch > head.epoch:
@@ -93,10 +89,7 @@ def _join_alive(
             hint="the configured primary may be an old one",
         )
     if record.epoch < head.epoch or record.progress.flavor != member.streamed.flavor:
-        yield from member.begin_life(report.losses)
-        return
-    if _may_have_lost_tombstones(record, report):
-        yield from member.begin_life(report.losses)
+        yield from member.begin_life()
         return
     _start_from(member, record, item, read_at)
     if not record.is_open:
@@ -104,24 +97,13 @@ def _join_alive(
     yield from _cover_objects(member, head)
 
 
-def _may_have_lost_tombstones(record: NodeRecord, report: StorageReport) -> bool:
-    """Whether an acknowledged event may have lost its tombstone without being in the floor.
-
-    Then an entry may be poisoned, and only a new life makes it harmless.
-    """
-    if record.floor.contains(record.progress):
-        return False
-    return not report.keeps_tombstones or report.losses != record.losses
-
-
-def _is_revivable(member: Membership, resume: NodeRecord, head: Head, report: StorageReport) -> bool:
+def _is_revivable(member: Membership, resume: NodeRecord, head: Head) -> bool:
     return (
         not is_of_another_configuration(resume, member.policy)
         and resume.epoch == head.epoch
         and resume.progress.flavor == member.streamed.flavor
         and not resume.progress.is_empty
         and head.position.contains(resume.progress)
-        and not _may_have_lost_tombstones(resume, report)
     )
 
 
@@ -130,11 +112,11 @@ def _revive(member: Membership, resume: NodeRecord) -> Procedure[None]:
     # log: a heartbeat that is begun from now on comes through the stream after them.
     opens_after = member.clock()
     closed = replace(resume, is_open=False, tenure=member.nonce())
-    request = Add(member.record_key, closed.encode(), member.policy.lease_seconds - 1)
+    request = Add(member.record_key, closed.encode(), member.policy.lease_seconds - 1, is_bound=True)
     yield Flow(member.node, (request,))
     read_at = member.clock()
-    (item,) = yield Flow(member.node, (Get(member.record_key),))
-    record = find_record(item)
+    (item,) = yield Flow(member.node, (Get(member.record_key, is_bound=True),))
+    record = find_record(item, member.node)
     if record is None or record.tenure != closed.tenure:
         raise MembershipLost(f"{member.node}: another invalidator is joining it", hint="it is joined again")
     head = yield ReadHead()  # after the record was added: a head read before may miss what happened in between

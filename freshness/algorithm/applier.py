@@ -1,6 +1,6 @@
 """An applier: the memberships of one lineage's nodes, and how they follow the stream together.
 
-Two shapes use it. ``invalidator.loop.shard`` sends the tombstones itself and acknowledges them (`Applier.send`);
+Two shapes use it. ``invalidator.loop.shard`` sends the invalidations itself and acknowledges them (`Applier.send`);
 ``spark.sink.acknowledger`` acknowledges what executors have sent (`Applier.acknowledge`). Everything else is the same
 for both: nodes that are missing are joined again after a pause, a raised epoch ends all memberships, the primary must
 show what the nodes demand, leases are kept on the strength of own heartbeats.
@@ -19,8 +19,9 @@ from typing import Final
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, acknowledge, apply_batch, renew
 from freshness.algorithm.gather import gather
+from freshness.algorithm.invalidate import Target
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
-from freshness.algorithm.request import Procedure, ReadHead, Wait
+from freshness.algorithm.request import Procedure, ReadHead, Streamed, Wait
 from freshness.algorithm.witness import Witness
 from freshness.errors import FreshnessError, HistoryLost
 from freshness.position import Position, empty_position
@@ -51,13 +52,11 @@ FindHeartbeat = Callable[[int], float | None]
 class Permit:
     """Permission to send one batch to the nodes of a lineage, for processes that do not hold the memberships.
 
-    ``epochs`` and ``tenures``: by node, of the records of the nodes that are joined. ``at``: the applier's clock
-    before anything was sent.
+    Both by node, for the nodes that are joined: the stripes to append to, and the tenure of the record.
     """
 
-    epochs: Mapping[str, int]
+    targets: Mapping[str, Target]
     tenures: Mapping[str, bytes]
-    at: float
 
 
 @dataclass(slots=True)
@@ -85,9 +84,9 @@ class Applier:
     """See the module. ``streamed``: everything that the open stream started from or has delivered, in the history of
     ``streamed_epoch``. ``epoch``: the highest of the nodes' records.
 
-    ``is_sender`` is False where other processes send. Then a node is joined only if its floor trails, since a floor
-    at the head must stand before the tombstones. The stream is not opened again for a node that is behind it: the
-    node begins a new life, and a node that failed once is tried again at once, before it falls behind.
+    ``is_sender`` is False where other processes send. The stream is not opened again for a node that is behind it
+    then: the node begins a new life, and a node that failed once is tried again at once, before it falls behind.
+    ``passed``: how far the stream was when the latest own heartbeat came back (see `read_stream`).
     """
 
     members: Mapping[str, Membership]
@@ -100,6 +99,7 @@ class Applier:
     streamed_epoch: int = 0
     lost_looks: int = 0
     is_history_checked: bool = False
+    passed: Streamed | None = None
     _rejoins: dict[str, _Rejoin] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
 
@@ -139,10 +139,6 @@ class Applier:
         for member, result in zip(members, results, strict=True):
             if isinstance(result, FreshnessError):
                 self._postpone(member, str(result))
-            elif not (member.is_trailing or self.is_sender):
-                self._postpone(
-                    member, f"not for a job on a cluster, its floor cannot trail: {member.why_not_trailing}"
-                )
             else:
                 self._note_joined(member)
 
@@ -161,8 +157,6 @@ class Applier:
         record = member.joined_record()
         self.epoch = max(self.epoch, record.epoch)
         log.info("node %s joined: life %s, progress %s", member.node, record.life.hex(), record.progress)
-        if not member.is_trailing:
-            log.warning("node %s: its floor stands at the head: %s", member.node, member.why_not_trailing)
 
     def start_position(self) -> Position | None:
         """From where the stream must be opened so that no joined node misses an event; None: no node is joined."""
@@ -187,7 +181,7 @@ class Applier:
         Events that were streamed before belong to the former history and must not be in the new floors.
         """
         self.leave_all()
-        self.streamed = empty_position(self.streamed.flavor)
+        self.streamed, self.passed = empty_position(self.streamed.flavor), None
         self.lost_looks = 0
         self._ended.update(self.members)
 
@@ -285,16 +279,22 @@ class Applier:
 
     def opened(self, start: Position) -> None:
         """The stream was opened at ``start``, in a history that holds what the nodes demand."""
-        self.streamed, self.streamed_epoch, self.lost_looks = start, self.epoch, 0
+        self.streamed, self.streamed_epoch, self.lost_looks, self.passed = start, self.epoch, 0, None
 
     def permit(self) -> Permit:
         """For a batch that other processes send from now on."""
         records = {member.node: member.joined_record() for member in self.joined}
         return Permit(
-            {node: record.epoch for node, record in records.items()},
+            {
+                member.node: Target.of(member.policy.namespace, member.joined_record())
+                for member in self.joined
+            },
             {node: record.tenure for node, record in records.items()},
-            self.clock(),
         )
+
+    def read_stream(self, _: float) -> Streamed | None:
+        """The answer to `ReadStream`: for procedures that run beside this applier, from any thread."""
+        return self.passed
 
     def send(
         self,
@@ -309,7 +309,7 @@ class Applier:
         """
         assert self.is_sender, "other processes send"
         before, self.streamed = self.streamed, streamed
-        heartbeat = self.find_own_heartbeat(beats)
+        heartbeat = self._take_heartbeat(beats)
         members = self.joined
         results = yield from gather(
             [
@@ -337,7 +337,7 @@ class Applier:
         assert not self.is_sender, "this process sends, and knows what it sent"
         # Only this batch's history: a later floor must not hold what was streamed before the epoch was raised.
         self.streamed, self.streamed_epoch = streamed, self.epoch
-        batch = Batch({}, raised, before, streamed, self.find_own_heartbeat(beats))
+        batch = Batch({}, raised, before, streamed, self._take_heartbeat(beats))
         ready = []
         for member in self.joined:
             why = failed.get(member.node) or _find_gap(member, permit, before)
@@ -345,15 +345,18 @@ class Applier:
                 self._postpone(member, why)
             else:
                 ready.append(member)
-        results = yield from gather([acknowledge(member, batch, permit.at) for member in ready])
-        for member, result in zip(ready, results, strict=True):
-            if isinstance(result, FreshnessError):
-                self._postpone(member, str(result))
-            elif not result:
-                self._postpone(member, "the batch took longer than tombstones are safe: make it smaller")
+        results = yield from gather([acknowledge(member, batch) for member in ready])
+        self._note_failures(ready, results)
         # At once: after a restart the stream goes on behind this batch, and a copy that lacks it cannot be revived.
         yield from self._write_resume_copies()
         self._note_epoch(beats)
+
+    def _take_heartbeat(self, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
+        """See `find_own_heartbeat`. All that was streamed up to this batch is noted with it."""
+        heartbeat = self.find_own_heartbeat(beats)
+        if heartbeat is not None:
+            self.passed = Streamed(self.streamed, self.streamed_epoch, heartbeat.written_at)
+        return heartbeat
 
     def find_own_heartbeat(self, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
         """The last of this process's own heartbeats; those of others say nothing about this stream (F71)."""
@@ -375,8 +378,6 @@ def _find_gap(member: Membership, permit: Permit, before: Position) -> str:
     """Why a batch that others have sent cannot be acknowledged; "" where it can."""
     if permit.tenures.get(member.node) != member.joined_record().tenure:
         return "it was not joined all the while"
-    if not member.is_trailing:
-        return f"its floor cannot trail any more: {member.why_not_trailing}"
     if not member.applied.contains(before):
         return "the stream begins after what it has acknowledged"
     return ""

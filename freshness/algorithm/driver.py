@@ -21,9 +21,11 @@ from freshness.algorithm.request import (
     Load,
     Procedure,
     ReadHead,
+    ReadStream,
     Replies,
     Reply,
     Step,
+    Streamed,
     Wait,
 )
 from freshness.errors import FreshnessError
@@ -66,6 +68,7 @@ class BlockingDriver:
     sleep: Callable[[float], None]
     load: Callable[[Sequence[Any]], Any] = _no_database
     read_head: Callable[[], Head] = _no_database
+    read_stream: Callable[[float], Streamed | None] = _no_database
 
     def run(self, procedure: Procedure[Result]) -> Result:
         return drive(procedure, self.answer)
@@ -86,6 +89,8 @@ class BlockingDriver:
                 return self.load(step.lookups)
             case ReadHead():
                 return self.read_head()
+            case ReadStream():
+                return self.read_stream(step.begun_at)
             case Wait():
                 return self.sleep(step.seconds)
 

@@ -3,38 +3,44 @@
 Four kinds of item exist, each beginning with the same three bytes, magic, version and kind:
 
 * a **filled** entry, under the object's key: the value, its position, and the life of the node;
-* a **tombstone**, under the object's key with ``!`` appended: the positions of recent invalidations;
+* a **stripe**, one of a fixed number per node and lineage: the position that a fill of its keys must contain. It is
+  **pending** while it is put back;
 * a **node record** and its **resume copy**, one of each per lineage, in the node they speak of.
 
 A **stub** (the advisory lease on a miss) is the empty item that memcached itself makes, so it has no envelope.
+Invalidators append to stripes, be they whole or pending.
 Bytes that do not parse raise `FormatError` here and are never a hit. No pickle: a shared cache must not be
 able to run code in the application.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final
+from zlib import crc32
 
 from freshness.errors import FormatError
 from freshness.position import Position, decode_position
 from freshness.position.wire import Reader, Writer
 
 MAGIC: Final = 0xFA
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 LIFE_SIZE: Final = 8
 STUB: Final = b""
 LINEAGES_MAX: Final = 255
+CHUNK_BYTES_MAX: Final = 4096
+"""A position that takes more is appended to no stripe; the stripe is deleted in its place, which is always safe."""
 
 
 class Kind(IntEnum):
     FILLED = 1
     ABSENT_ROW = 2
-    TOMBSTONE = 3
+    STRIPE = 3
     RECORD = 4
+    PENDING = 5
 
 
 _HEAD: Final = {kind: bytes((MAGIC, FORMAT_VERSION, kind)) for kind in Kind}
@@ -143,72 +149,124 @@ def find_live_value(data: bytes, prefix_size: int, identity: bytes) -> int:
     return identity_at + len(wanted) if data.startswith(wanted, identity_at) else 0
 
 
-# -- tombstones ----------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=256)
-def _tombstone_start(count: int, lineage: str, epoch: int) -> bytes:
-    """The first bytes of a tombstone of this many positions, up to its first position."""
-    writer = Writer(_HEAD[Kind.TOMBSTONE])
-    writer.u8(count)
-    writer.short(lineage.encode())
-    writer.u64(epoch)
-    return writer.getvalue()
-
-
-def encode_single_tombstone(lineage: str, epoch: int, position: Position) -> bytes:
-    """``Tombstone.of(lineage, epoch, position).encode()``, faster, for the thousands of a batch."""
-    encoded = position.encode()
-    return b"%b%b%b" % (_tombstone_start(1, lineage, epoch), len(encoded).to_bytes(4, "big"), encoded)
+# -- stripes -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Tombstone:
-    """The events that invalidated a key lately: a position for each lineage and epoch.
+class Stripe:
+    """The position that every fill of this stripe's keys must contain, besides the record's floor.
 
-    It only ever grows (F56): see ``union``.
+    Its bytes are a head and chunks: (length, life, position). Invalidators append chunks. The first chunk names the
+    ``life`` in which the stripe was put back; ``position`` is the union of the chunks of that life. Chunks of another
+    life come from a paused invalidator and count for nothing (I5). ``chunk_count`` has all of them.
     """
 
-    positions: Mapping[tuple[str, int], Position]
-
-    @classmethod
-    def of(cls, lineage: str, epoch: int, position: Position) -> Tombstone:
-        return cls({(lineage, epoch): position})
-
-    def contains(self, lineage: str, epoch: int, position: Position) -> bool:
-        held = self.positions.get((lineage, epoch))
-        return held is not None and held.contains(position)
-
-    def union(self, lineage: str, epoch: int, position: Position) -> Tombstone:
-        """This tombstone with ``position`` added.
-
-        Positions of a former epoch of the lineage are dropped: reads of that epoch never fill, and no read of this
-        epoch could contain them.
-        """
-        kept = {key: at for key, at in self.positions.items() if key[0] != lineage or key[1] >= epoch}
-        held = kept.get((lineage, epoch))
-        return Tombstone({**kept, (lineage, epoch): position if held is None else held.union(position)})
+    life: bytes
+    position: Position
+    chunk_count: int = 1
 
     def encode(self) -> bytes:
-        if len(self.positions) == 1:
-            (((lineage, epoch), position),) = self.positions.items()
-            return encode_single_tombstone(lineage, epoch, position)
-        writer = Writer(_HEAD[Kind.TOMBSTONE])
-        writer.u8(len(self.positions))
-        for (lineage, epoch), position in sorted(self.positions.items(), key=lambda item: item[0]):
-            writer.short(lineage.encode())
-            writer.u64(epoch)
-            writer.long(position.encode())
-        return writer.getvalue()
+        return _HEAD[Kind.STRIPE] + encode_chunk(self.life, self.position)
 
     @classmethod
-    def decode(cls, data: bytes) -> Tombstone:
-        _, reader = _open(data, Kind.TOMBSTONE)
-        positions = {
-            (reader.read_name(), reader.u64()): decode_position(reader.long()) for _ in range(reader.u8())
-        }
-        reader.finish()
-        return cls(positions)
+    def decode(cls, data: bytes) -> Stripe:
+        _, reader = _open(data, Kind.STRIPE)
+        chunks = _read_chunks(reader)
+        if not chunks:
+            raise FormatError("a stripe without a chunk")
+        life, position = chunks[0]
+        return cls(life, _unite(position, life, chunks[1:]), len(chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStripe:
+    """A stripe that is being put back, and refuses until then; what is appended meanwhile is in ``chunks``.
+
+    ``nonce``: of the put-back. As long as it stands here, the item has not been absent since.
+    """
+
+    nonce: bytes
+    chunks: tuple[tuple[bytes, Position], ...] = ()
+
+    def encode(self) -> bytes:
+        """Without the chunks: those are appended."""
+        return _HEAD[Kind.PENDING] + self.nonce
+
+    @classmethod
+    def decode(cls, data: bytes) -> PendingStripe:
+        _, reader = _open(data, Kind.PENDING)
+        return cls(reader.read_bytes(LIFE_SIZE), tuple(_read_chunks(reader)))
+
+    def complete(self, life: bytes, position: Position) -> Stripe:
+        """The stripe of ``life`` with ``position`` and all that was appended in this life."""
+        return Stripe(life, _unite(position, life, self.chunks))
+
+
+def _read_chunks(reader: Reader) -> list[tuple[bytes, Position]]:
+    chunks = []
+    while reader.offset < len(reader.data):
+        chunks.append(_decode_chunk(reader.read_bytes(reader.count())))
+    return chunks
+
+
+def _unite(position: Position, life: bytes, chunks: Iterable[tuple[bytes, Position]]) -> Position:
+    more = [other for name, other in chunks if name == life]
+    if any(other.flavor != position.flavor for other in more):
+        raise FormatError("a stripe with positions of two flavors")
+    return position.union_all(more) if more else position
+
+
+def encode_chunk(life: bytes, position: Position) -> bytes:
+    """The bytes to append to a stripe. More than `CHUNK_BYTES_MAX` must not be appended."""
+    encoded = position.encode()
+    return b"%b%b%b" % (min(LIFE_SIZE + len(encoded), 0xFFFF).to_bytes(2, "big"), life, encoded)
+
+
+@lru_cache(maxsize=256)
+def _decode_chunk(data: bytes) -> tuple[bytes, Position]:
+    """(life, position) of a chunk; stripes that were changed by one batch share it."""
+    if len(data) <= LIFE_SIZE:
+        raise FormatError(f"a chunk of {len(data)} bytes")
+    return data[:LIFE_SIZE], decode_position(data[LIFE_SIZE:])
+
+
+def find_stripe(data: bytes, life: bytes) -> Stripe | None:
+    """The stripe in the bytes of an item; None for a stub, foreign bytes, and a stripe of another life."""
+    try:
+        stripe = Stripe.decode(data)
+    except FormatError:
+        return None
+    return stripe if stripe.life == life else None
+
+
+def stripe_number(item: bytes, stripes: int) -> int:
+    """Which of a lineage's ``stripes`` protects the key ``item``."""
+    return crc32(item) % stripes
+
+
+def stripe_key(namespace: str, lineage: str, number: int) -> bytes:
+    """Key of a stripe, on the node of the keys that it protects."""
+    return b"%b!%x" % (record_key(namespace, lineage), number)
+
+
+@lru_cache(maxsize=64)
+def stripe_keys(namespace: str, lineage: str, stripes: int) -> tuple[bytes, ...]:
+    """The keys of all stripes of a lineage, by number; made once, for those who write many."""
+    return tuple(stripe_key(namespace, lineage, number) for number in range(stripes))
+
+
+def wanted_key(namespace: str, lineage: str) -> bytes:
+    """Key of the list of stripes that were found missing: 4 bytes for each number, appended by those who saw it."""
+    return f"{namespace}:!{lineage}!wanted".encode()
+
+
+def encode_wanted(numbers: Iterable[int]) -> bytes:
+    return b"".join([number.to_bytes(4, "big") for number in numbers])
+
+
+def decode_wanted(data: bytes) -> list[int]:
+    """The numbers; bytes at the end that are no whole number are left out."""
+    return [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data) - 3, 4)]
 
 
 # -- node records --------------------------------------------------------------------------------------
@@ -229,8 +287,9 @@ class NodeRecord:
     ``tenure``: a nonce of one unbroken keeping of the record; another one says that the record lapsed in between.
     ``is_open``: fills and hits are allowed. ``as_of_us``: wall clock of the primary's heartbeat that this state has
     applied, for display. ``heartbeat_age_ms``: the age of that heartbeat when the record was written, by the
-    invalidator's own clock; with the record's remaining TTL it bounds the staleness of hits. ``losses``: the node's
-    counters of lost unevictable items at that time (F67).
+    invalidator's own clock; with the record's remaining TTL it bounds the staleness of hits. ``node``: the name of
+    the node as configured, so that two names of one server never share a record. ``stripes``: how many stripes the
+    lineage has on this node, fixed for the life. ``floor``: the position at which the life began; it never moves.
     """
 
     lineage: str
@@ -241,7 +300,8 @@ class NodeRecord:
     ring: int
     as_of_us: int
     heartbeat_age_ms: int
-    losses: int
+    node: str
+    stripes: int
     progress: Position
     floor: Position
     table_floors: Mapping[str, Position] = field(default_factory=dict)
@@ -257,7 +317,8 @@ class NodeRecord:
         writer.u32(self.ring)
         writer.i64(self.as_of_us)
         writer.u32(min(self.heartbeat_age_ms, 0xFFFFFFFF))
-        writer.u64(self.losses)
+        writer.short(self.node.encode())
+        writer.u32(self.stripes)
         writer.long(self.progress.encode())
         writer.long(self.floor.encode())
         writer.count(len(self.table_floors))
@@ -283,7 +344,8 @@ class NodeRecord:
             ring=reader.u32(),
             as_of_us=reader.i64(),
             heartbeat_age_ms=reader.u32(),
-            losses=reader.u64(),
+            node=reader.read_name(),
+            stripes=reader.u32(),
             progress=decode_position(reader.long()),
             floor=decode_position(reader.long()),
             table_floors={reader.read_name(): decode_position(reader.long()) for _ in range(reader.count())},

@@ -11,7 +11,6 @@ Applying batches and publishing progress is ``freshness.algorithm.apply``. Nothi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -44,27 +43,24 @@ CAS_ATTEMPTS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class NodePolicy:
-    """The settings that all nodes of a lineage share. D, L and W are in seconds.
+    """The settings that all nodes of a lineage share.
 
-    ``objects``: name → fingerprint of its definition. ``trail_seconds`` is W, and W + 2L + 2 ≤ D. ``is_serving``:
-    False for a shard that is followed and not read: its records are kept, and never open.
+    ``objects``: name → fingerprint of its definition. ``stripes``: of the lineage, on each node. ``lease_seconds`` is
+    L. ``is_serving``: False for a shard that is followed and not read: its records are kept, and never open.
     """
 
     namespace: str
     lineage: str
     ring: int
     objects: Mapping[str, int]
-    tombstone_ttl_seconds: int
+    stripes: int
     lease_seconds: int
-    trail_seconds: float
     heartbeat_age_max_seconds: float
     node_refresh_seconds: float
     is_serving: bool = True
 
     def __post_init__(self) -> None:
         assert self.lease_seconds >= 2, "L < 2: nodes count whole seconds"
-        assert self.node_refresh_seconds < self.trail_seconds, "a raised table would never be acknowledged"
-        assert self.trail_seconds + 2 * self.lease_seconds + 2 <= self.tombstone_ttl_seconds, "W + 2L + 2 > D"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +79,12 @@ class Membership:
     """One invalidator's knowledge of one node, from a join to the first failure.
 
     Theory of operation. The node record holds three promises: *progress*, the events that the node has acknowledged;
-    *floor*, the position that every fill must contain; and the *lease*, its own TTL, during which hits are allowed.
-    One CAS, `try_store`, decides floor and lease for every write and stores all three.
+    *floor*, the position at which its life began, which every fill must contain; and the *lease*, its own TTL, during
+    which hits are allowed. One CAS, `try_store`, decides the lease for every write and stores all three.
 
-    * **Floor.** A tombstone protects an event for W seconds after it was sent, and the floor protects it from then on
-      (I2). So this membership must know the age of each event that it answers for. ``recent`` has what it has sent in
-      the last W seconds. ``old`` has all other events, and every write adds ``old`` to the floor.
-    * **Progress.** ``applied`` grows only by events that the node has acknowledged in this life (I4). Another
-      invalidator may be ahead: ``foreign`` is its progress, whose age is unknown here. This membership waits until it
-      has sent the same events, or else the next write counts them as ``old`` (ADR 0016).
+    * **Progress.** ``applied`` grows only by events that the node has acknowledged in this life (I4), be it to this
+      invalidator or to another one. An event that progress names stands in each stripe that it concerns and that is
+      there (I2).
     * **Lease.** A record is open only while this invalidator's own heartbeat is young (F71). A node that was joined
       closed opens when ``target`` is applied and a heartbeat from after ``opens_after`` has come back.
     * **Resume.** A copy of the record without TTL lets a later join revive the life after a lapse. It is written
@@ -114,20 +107,6 @@ class Membership:
     streamed_epoch: int = 0
     applied: Position = field(init=False)
     """The events that this membership answers for: acknowledged by the node in this life."""
-    old: Position = field(init=False)
-    """The part of ``applied`` whose tombstones may have expired, which the floor must hold."""
-    known: Position = field(init=False)
-    """The part of ``applied`` whose age is known: sent by this membership, or in ``old``."""
-    foreign: Position | None = None
-    """The progress of another invalidator that this one has not sent yet."""
-    recent: deque[tuple[float, Position]] = field(default_factory=deque)
-    """(sent at, everything streamed by then) of the batches of the last W seconds."""
-    is_trailing: bool = False
-    """Whether the floor trails by W. False is head mode: the floor is everything streamed."""
-    why_not_trailing: str = ""
-    """The node's reason for head mode, for people."""
-    expects_tombstones: bool = False
-    """Whether most keys of the last batch had a tombstone: decides how the next batch is sent, never its effect."""
 
     # -- record and version: the CAS chain ----------------------------------------------------------------
 
@@ -135,8 +114,6 @@ class Membership:
     """The record as last read or stored; None while not joined."""
     version: Version = 0
     """The CAS unique of ``record`` on this connection; 0 where the node has none."""
-    inspected_at: float = float("-inf")
-    """When the node last reported its losses."""
     witness: Witness | None = None
     """The recorder of what was acknowledged, if there is one."""
 
@@ -162,7 +139,7 @@ class Membership:
     resume_written_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.applied = self.old = self.known = empty_position(self.streamed.flavor)
+        self.applied = empty_position(self.streamed.flavor)
 
     @property
     def record_key(self) -> bytes:
@@ -182,35 +159,19 @@ class Membership:
 
     def leave(self) -> None:
         """Forget everything: the next use must be a join."""
-        self.record = self.target = self.heartbeat = self.resume_version = self.foreign = None
-        self.resume_written_at = self.published_at = self.inspected_at = self.opens_after = float("-inf")
+        self.record = self.target = self.heartbeat = self.resume_version = None
+        self.resume_written_at = self.published_at = self.opens_after = float("-inf")
         self.version = 0
-        self.recent.clear()
 
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
-        """Take a record as read from the node. The age of events that only another invalidator has sent is
-        unknown."""
+        """Take a record as read from the node."""
         self.record, self.version = record, item.version
         self.lease_until = self.open_until = read_at + max(0, item.ttl_seconds) - 1
         self.applied = self.applied.union(record.progress)
-        self.foreign = None if self.known.contains(record.progress) else record.progress
 
     def start_from(self, position: Position) -> None:
-        """Answer for ``position`` from here on. Its age is unknown: old."""
-        self.applied = self.old = self.known = position
-        self.foreign = None
-        self.recent.clear()
-
-    def note_sent(self, streamed: Position) -> None:
-        """This membership has sent all events up to ``streamed`` to the node."""
-        self.known = self.known.union(streamed)
-        if self.foreign is not None and self.known.contains(self.foreign):
-            self.foreign = None
-
-    def take_foreign_for_old(self) -> None:
-        if self.foreign is not None:
-            self.old, self.known = self.old.union(self.foreign), self.known.union(self.foreign)
-            self.foreign = None
+        """Answer for ``position`` from here on."""
+        self.applied = position
 
     def everything(self, head: Head) -> Position:
         """All events that may have happened before now: the primary's head, and everything streamed from its history.
@@ -224,11 +185,11 @@ class Membership:
     def try_store(self, record: NodeRecord) -> Procedure[bool]:
         """One CAS on the record. False: another invalidator wrote meanwhile (see `reread`).
 
-        Floor and lease belong together (F64): both are decided here, for every write, and nowhere else. A missing
-        record is never put back from memory: that raises `MembershipLost`.
+        The lease is decided here, for every write, and nowhere else. A missing record is never put back from memory:
+        that raises `MembershipLost`.
         """
         now = self.clock()
-        leased, ttl_seconds = self._lease(self._with_floor(record, now), now)
+        leased, ttl_seconds = self._lease(record, now)
         (reply,) = yield Flow(self.node, (Cas(self.record_key, leased.encode(), self.version, ttl_seconds),))
         if isinstance(reply, Stored):
             self.record, self.version, self.lease_until = leased, reply.version, now + ttl_seconds
@@ -244,13 +205,6 @@ class Membership:
         raise NodeUnavailable(
             f"{self.node} refused the node record: {reply}", hint="the node has no memory left"
         )
-
-    def _with_floor(self, record: NodeRecord, now: float) -> NodeRecord:
-        """The record with the floor of this moment: all events whose tombstones may have expired."""
-        while self.recent and now - self.recent[0][0] >= self.policy.trail_seconds:
-            self.old = self.old.union(self.recent.popleft()[1])
-        self.take_foreign_for_old()
-        return replace(record, floor=record.floor.union(self.old if self.is_trailing else record.progress))
 
     def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int]:
         """(record, TTL): open only while this invalidator's own heartbeat is young (F71).
@@ -284,8 +238,8 @@ class Membership:
         A record that has lapsed and was added again, even in the same life, may lack what this one has published.
         """
         read_at = self.clock()
-        (reply,) = yield Flow(self.node, (Get(self.record_key),))
-        mine, current = self.joined_record(), find_record(reply)
+        (reply,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
+        mine, current = self.joined_record(), find_record(reply, self.node)
         if current is None or current.tenure != mine.tenure:
             raise MembershipLost(
                 f"{self.node}: the node record lapsed or its life has ended", hint="it is joined again"
@@ -314,7 +268,8 @@ class Membership:
         wanted = record or self.joined_record()
         for _ in range(CAS_ATTEMPTS_MAX):
             if self.resume_version is None:
-                (reply,) = yield Flow(self.node, (Add(self.resume_key, wanted.encode(), 0),))
+                added = Add(self.resume_key, wanted.encode(), 0, is_bound=True)
+                (reply,) = yield Flow(self.node, (added,))
             else:
                 (reply,) = yield Flow(
                     self.node, (Cas(self.resume_key, wanted.encode(), self.resume_version, 0),)
@@ -328,9 +283,9 @@ class Membership:
 
     def _reread_resume(self, wanted: NodeRecord, *, is_birth: bool) -> Procedure[bool]:
         """Read the copy that is in the way. Returns True where it serves as well."""
-        (held,) = yield Flow(self.node, (Get(self.resume_key),))
+        (held,) = yield Flow(self.node, (Get(self.resume_key, is_bound=True),))
         self.resume_version = held.version if isinstance(held, Item) else None
-        other = find_record(held)
+        other = find_record(held, self.node)
         if self.resume_version is None or other is None:
             if self.resume_version is not None:
                 # Foreign bytes; without a version where the backend gives those none that fits.
@@ -351,7 +306,7 @@ class Membership:
 
     # -- lives ---------------------------------------------------------------------------------------------
 
-    def begin_life(self, losses: int) -> Procedure[None]:
+    def begin_life(self) -> Procedure[None]:
         """Start a new life: all entries of the node become garbage, and its floor is the primary's head.
 
         The resume copy is written first: if this process died in between, the former life must not be revived. Then
@@ -359,16 +314,28 @@ class Membership:
         before the node got its invalidations (a stream can be ahead of what the primary shows).
         """
         nothing = empty_position(self.streamed.flavor)
-        life, ring = self.nonce(), self.policy.ring
+        life, policy = self.nonce(), self.policy
         newborn = NodeRecord(
-            self.policy.lineage, life, self.nonce(), False, 0, ring, 0, 0, losses, nothing, nothing
+            lineage=policy.lineage,
+            life=life,
+            tenure=self.nonce(),
+            is_open=False,
+            epoch=0,
+            ring=policy.ring,
+            as_of_us=0,
+            heartbeat_age_ms=0,
+            node=self.node,
+            stripes=policy.stripes,
+            progress=nothing,
+            floor=nothing,
         )
         version = self.version
         self.leave()
         yield from self.write_resume(newborn, is_birth=True)
         ttl_seconds = self.policy.lease_seconds - 1
         if version == 0:
-            (reply,) = yield Flow(self.node, (Add(self.record_key, newborn.encode(), ttl_seconds),))
+            added = Add(self.record_key, newborn.encode(), ttl_seconds, is_bound=True)
+            (reply,) = yield Flow(self.node, (added,))
         else:
             (reply,) = yield Flow(self.node, (Cas(self.record_key, newborn.encode(), version, ttl_seconds),))
         if not isinstance(reply, Stored):
@@ -376,15 +343,14 @@ class Membership:
                 f"{self.node}: another invalidator is admitting it", hint="it is joined again"
             )
         read_at = self.clock()
-        (item,) = yield Flow(self.node, (Get(self.record_key),))
-        current = find_record(item)
+        (item,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
+        current = find_record(item, self.node)
         if current is None or current.life != life:
             raise MembershipLost(f"{self.node}: the node record was replaced during admission")
         head = yield ReadHead()
         start = self.everything(head)
         self.start_from(start)
         self.adopt(current, item, read_at)
-        self.inspected_at = read_at
         objects = {name: Coverage(mark, start) for name, mark in self.policy.objects.items()}
         born = replace(current, epoch=head.epoch, progress=start, floor=start, objects=objects)
         if not (yield from self.try_store(born)):
@@ -395,17 +361,19 @@ class Membership:
 
 
 def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
-    """Whether a record speaks of another set of nodes, or of objects that this configuration does not know."""
-    return record.ring != policy.ring or any(
+    """Whether a record speaks of another set of nodes or number of stripes, or of objects that this configuration
+    does not know."""
+    return (record.ring, record.stripes) != (policy.ring, policy.stripes) or any(
         policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items()
     )
 
 
-def find_record(reply: Reply) -> NodeRecord | None:
-    """The record in a reply; None where there is none or the bytes are not one of ours."""
+def find_record(reply: Reply, node: str) -> NodeRecord | None:
+    """The record in a reply; None where there is none, and where the bytes are no record of this node's."""
     if not isinstance(reply, Item):
         return None
     try:
-        return NodeRecord.decode(reply.value)
+        record = NodeRecord.decode(reply.value)
     except FormatError:
         return None
+    return record if record.node == node else None

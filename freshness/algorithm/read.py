@@ -2,7 +2,7 @@
 
 1. Get the node record, or use a young copy of it, and then the entry; where there is none, leave a stub. A live entry
    is a hit. Since the record was read before it, the entry has every event that the record's progress names.
-2. Otherwise, and only after 1, the tombstone and then the node record, on the same node, never from a copy.
+2. Otherwise, and only after 1, the stripe of the key and then the node record, on the same node, never from a copy.
 3. Then the rows, with the token that was read from the same server before them.
 4. Store by CAS on the item observed in 1, and only if the rule of ``freshness.algorithm.rule`` allows it.
 
@@ -19,10 +19,24 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Stamp, Tombstone, record_key, resume_key
+from freshness.algorithm.envelope import (
+    STUB,
+    Filled,
+    NodeRecord,
+    Stamp,
+    Stripe,
+    encode_wanted,
+    find_stripe,
+    record_key,
+    resume_key,
+    stripe_key,
+    stripe_number,
+    wanted_key,
+)
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import (
     MISSING,
+    Append,
     Cas,
     Delete,
     Flow,
@@ -33,6 +47,7 @@ from freshness.algorithm.request import (
     Procedure,
     Refused,
     Replies,
+    Reply,
     Request,
     Stored,
     Version,
@@ -41,8 +56,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.view import NodeView
 from freshness.algorithm.witness import Witness, tell_fill, tell_hit, tell_refusal
-from freshness.errors import FormatError, FreshnessError
-from freshness.keys.cachekey import tombstone_key
+from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.value import value
 
@@ -109,10 +123,12 @@ class ReadContext:
 
 @value
 class _Refused:
-    """Nothing is stored. ``stub``: this reader's own stub, which it deletes for the next one."""
+    """Nothing is stored. ``stub``: this reader's own stub, which it deletes for the next one. ``wanted``: (lineage,
+    number) of stripes that were missing."""
 
     outcome: ReadOutcome
     stub: Version | None = None
+    wanted: Sequence[tuple[str, int]] = ()
 
 
 @value
@@ -120,24 +136,24 @@ class _Stub:
     """The stub observed in step 1, which alone a fill may replace.
 
     ``is_own``: this reader made it. ``is_leased``: another reader made it a moment ago and is about to fill.
-    ``lives``: of the node's records, read no later than the stub.
+    ``records``: of the node, read no later than the stub.
     """
 
     version: Version
     is_own: bool
     is_leased: bool
-    lives: Mapping[str, bytes | None]
+    records: Mapping[str, NodeRecord | None]
 
-    def refuse(self, outcome: ReadOutcome) -> _Refused:
-        return _Refused(outcome, self.version if self.is_own else None)
+    def refuse(self, outcome: ReadOutcome, wanted: Sequence[tuple[str, int]] = ()) -> _Refused:
+        return _Refused(outcome, self.version if self.is_own else None, wanted)
 
 
 @value
 class _Guarded:
-    """A stub with the tombstone and the records of step 2, which decide over its fill."""
+    """A stub with the stripes and the records of step 2, by lineage, which decide over its fill."""
 
     stub: _Stub
-    tombstone: Tombstone | None
+    stripes: Mapping[str, Stripe | None]
     records: Mapping[str, NodeRecord | None]
 
 
@@ -249,12 +265,12 @@ def _look_up(
         age_max = refresh_seconds
         if view is None:
             count = len(context.lineages)
-            view = context.views[node] = NodeView(context.lineages, replies[:count], sent_at)
+            view = context.views[node] = NodeView(node, context.lineages, replies[:count], sent_at)
             replies, age_max = replies[count:], max(refresh_seconds, FLOW_SECONDS_MAX)
         if answered_at - view.fetched_at > age_max:
             # This process stood still meanwhile (F58): the view's lease may have ended before the entry was read.
             context.views.pop(node, None)
-            view = NodeView(context.lineages, [MISSING] * len(context.lineages), sent_at)
+            view = NodeView(node, context.lineages, [MISSING] * len(context.lineages), sent_at)
         dead, stale = _judge(context, view, of_node, replies, max_staleness_seconds)
         if stale:
             yield from _serve_stale(context, node, stale)
@@ -263,7 +279,7 @@ def _look_up(
                 if isinstance(entry.state, Read) and isinstance(reply, Item):
                     tell_hit(witness, entry.lookup, entry.state.outcome, reply, sent_us)
         if dead:
-            yield from _claim(context, node, dead, view.lives)
+            yield from _claim(context, node, dead, view.records)
 
 
 def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_Pending]) -> list[Request]:
@@ -284,7 +300,7 @@ def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_
 
 
 def _record_gets(namespace: str, lineages: Sequence[str]) -> list[Request]:
-    return [Get(record_key(namespace, lineage)) for lineage in lineages]
+    return [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
 
 
 def _lineages_of(entries: Sequence[_Pending]) -> tuple[str, ...]:
@@ -304,7 +320,6 @@ def _judge(
     stale: list[tuple[_Pending, Item]] = []
     policy: ObjectPolicy | None = None
     closed: ReadOutcome | None = None
-    lives = view.lives
     for entry, reply in zip(entries, replies, strict=False):
         lookup = entry.lookup
         if lookup.policy is not policy:
@@ -314,7 +329,7 @@ def _judge(
             # Absent although a stub was asked for, or none was asked for since the node is closed
             entry.state = _Refused(closed or ReadOutcome.LOST_RACE)
         elif reply.value == STUB:
-            stub = _Stub(reply.version, reply.won, reply.lease, lives)
+            stub = _Stub(reply.version, reply.won, reply.lease, view.records)
             entry.state = stub if closed is None else stub.refuse(closed)
         elif closed is not None:
             entry.state = _Refused(closed)
@@ -340,7 +355,7 @@ def _claim(
     context: ReadContext,
     node: str,
     dead: Sequence[tuple[_Pending, Item]],
-    lives: Mapping[str, bytes | None],
+    records: Mapping[str, NodeRecord | None],
 ) -> Procedure[None]:
     """Put a stub in the place of entries that can never be a hit again. The reader that succeeds fills."""
     ttl = context.fill_lease_ttl_seconds
@@ -350,17 +365,17 @@ def _claim(
         return
     for (entry, _), reply in zip(dead, replies, strict=True):
         if isinstance(reply, Stored):
-            entry.state = _Stub(reply.version, True, False, lives)
+            entry.state = _Stub(reply.version, True, False, records)
 
 
 def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[_Pending, Item]]) -> Procedure[None]:
     """``on_stale = "serve"``: hits of unknown age, if they are of the life that the node had last."""
     lineages = _lineages_of([entry for entry, _ in stale])
-    keys = tuple(Get(resume_key(context.namespace, lineage)) for lineage in lineages)
+    keys = tuple(Get(resume_key(context.namespace, lineage), is_bound=True) for lineage in lineages)
     (replies,) = yield Flows((Flow(node, keys),))
     if isinstance(replies, FreshnessError):
         return
-    last = NodeView(lineages, replies, context.clock())
+    last = NodeView(node, lineages, replies, context.clock())
     for entry, item in stale:
         refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
         if refusal is None:
@@ -390,7 +405,7 @@ def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedu
     try:
         loaded: Sequence[Loaded] = yield Load(tuple(entry.lookup for entry in missing))
     except Exception:
-        yield from _drop_stubs(missing)
+        yield from _drop_stubs(context, missing)
         raise
     fills: list[tuple[_Pending, _Guarded, Loaded]] = []
     refused: list[tuple[_Pending, _Refused, Loaded]] = []
@@ -401,11 +416,12 @@ def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedu
             if refusal is None:
                 fills.append((entry, state, row))
                 continue
-            state = entry.state = state.stub.refuse(refusal)
+            wanted = _find_wanted(entry.lookup, state) if refusal is ReadOutcome.STRIPE_ABSENT else ()
+            state = entry.state = state.stub.refuse(refusal, wanted)
         assert isinstance(state, _Refused)
         refused.append((entry, state, row))
     yield from _fill(context, fills)
-    yield from _drop_stubs([entry for entry, _, _ in refused])
+    yield from _drop_stubs(context, [entry for entry, _, _ in refused])
     for entry, state, row in refused:
         entry.state = Read(state.outcome, value=row.value, tokens=row.tokens)
         if context.witness is not None:
@@ -413,9 +429,9 @@ def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedu
 
 
 def _fetch_guards(context: ReadContext, stubs: Sequence[_Pending]) -> Procedure[None]:
-    """Step 2: all tombstones of a node, then the records of these entries' lineages, in one flow.
+    """Step 2: the stripes of all keys of a node, then the records of these entries' lineages, in one flow.
 
-    Each stub becomes `_Guarded`, or `_Refused`: no answer, another life, or foreign bytes in place of the tombstone.
+    Each stub becomes `_Guarded`, or `_Refused`: no answer, or another life.
     """
     if not stubs:
         return
@@ -424,43 +440,65 @@ def _fetch_guards(context: ReadContext, stubs: Sequence[_Pending]) -> Procedure[
     flows = []
     for node, of_node in _by_node(stubs).items():
         lineages = _lineages_of(of_node)
-        tombstones: list[Request] = [Get(tombstone_key(entry.lookup.item)) for entry in of_node]
-        asked.append((node, of_node, lineages))
-        flows.append(Flow(node, (*tombstones, *_record_gets(context.namespace, lineages))))
+        gets = [get for entry in of_node for get in _stripe_gets(context.namespace, entry)]
+        asked.append((node, of_node, lineages, len(gets)))
+        flows.append(Flow(node, (*gets, *_record_gets(context.namespace, lineages))))
     answers = yield Flows(tuple(flows))
-    for (node, of_node, lineages), replies in zip(asked, answers, strict=True):
+    for (node, of_node, lineages, count), replies in zip(asked, answers, strict=True):
         if isinstance(replies, FreshnessError):
             for entry in of_node:
                 entry.state = _Refused(ReadOutcome.NODE_DOWN)  # its stub cannot be deleted either
             continue
-        view = NodeView(lineages, replies[len(of_node) :], sent_at)
+        view = NodeView(node, lineages, replies[count:], sent_at)
         if set(lineages) == set(context.lineages):
             context.views[node] = view  # it holds as much as any other
-        for entry, reply in zip(of_node, replies, strict=False):
-            stub = entry.state
+        held = iter(replies)
+        for entry in of_node:
+            stub, of_entry = entry.state, entry.lookup.policy.lineages
             assert isinstance(stub, _Stub)
-            if not _is_same_life(entry.lookup.policy, stub.lives, view.lives):
-                entry.state = stub.refuse(ReadOutcome.LIFE)  # CAS numbers may have begun again (F8)
+            found = dict(zip(of_entry, held, strict=False))
+            if any(_life_of(stub.records, lineage) != view.lives[lineage] for lineage in of_entry):
+                # The node has forgotten something since the stub was observed: CAS numbers may have begun again (F8)
+                entry.state = stub.refuse(ReadOutcome.LIFE)
                 continue
-            try:
-                tombstone = None if reply is MISSING else Tombstone.decode(reply.value)
-            except FormatError:
-                entry.state = stub.refuse(ReadOutcome.FOREIGN)
-                continue
-            entry.state = _Guarded(stub, tombstone, view.records)
+            stripes = {lineage: _find_stripe(view, lineage, reply) for lineage, reply in found.items()}
+            entry.state = _Guarded(stub, stripes, view.records)
 
 
-def _is_same_life(
-    policy: ObjectPolicy, before: Mapping[str, bytes | None], now: Mapping[str, bytes | None]
-) -> bool:
-    """Whether the node has forgotten nothing since the stub was observed, for each lineage of the object."""
-    return all(before.get(lineage) == now.get(lineage) for lineage in policy.lineages)
+def _stripe_gets(namespace: str, entry: _Pending) -> list[Request]:
+    """One for each lineage. How many stripes there are does not change in a life, so the records of step 1 know."""
+    assert isinstance(entry.state, _Stub)
+    item = entry.lookup.item
+    gets: list[Request] = []
+    for lineage in entry.lookup.policy.lineages:
+        record = entry.state.records.get(lineage)
+        number = stripe_number(item, record.stripes) if record is not None and record.stripes else 0
+        gets.append(Get(stripe_key(namespace, lineage, number)))
+    return gets
+
+
+def _life_of(records: Mapping[str, NodeRecord | None], lineage: str) -> bytes | None:
+    record = records.get(lineage)
+    return None if record is None else record.life
+
+
+def _find_stripe(view: NodeView, lineage: str, reply: Reply) -> Stripe | None:
+    record = view.records[lineage]
+    return find_stripe(reply.value, record.life) if record is not None and isinstance(reply, Item) else None
 
 
 def _find_refusal(context: ReadContext, lookup: Lookup, guarded: _Guarded, row: Loaded) -> ReadOutcome | None:
     if row.value is None and not lookup.is_exact:
         return ReadOutcome.KEY
-    return find_fill_refusal(lookup.policy, context.ring, guarded.records, guarded.tombstone, row.tokens)
+    return find_fill_refusal(lookup.policy, context.ring, guarded.records, guarded.stripes, row.tokens)
+
+
+def _find_wanted(lookup: Lookup, guarded: _Guarded) -> list[tuple[str, int]]:
+    return [
+        (lineage, stripe_number(lookup.item, record.stripes))
+        for lineage, record in guarded.records.items()
+        if record is not None and record.stripes and guarded.stripes.get(lineage, record) is None
+    ]
 
 
 def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guarded, Loaded]]) -> Procedure[None]:
@@ -500,14 +538,25 @@ def _stored(reply: object) -> ReadOutcome:
     return ReadOutcome.TOO_LARGE if isinstance(reply, Refused) else ReadOutcome.LOST_RACE
 
 
-def _drop_stubs(entries: Sequence[_Pending]) -> Procedure[None]:
-    """Delete this reader's own stubs, so that the next reader need not wait. A stub that stays expires by itself."""
+def _drop_stubs(context: ReadContext, entries: Sequence[_Pending]) -> Procedure[None]:
+    """Delete this reader's own stubs, so that the next reader need not wait. A stub that stays expires by itself.
+
+    The same flow notes missing stripes, for the invalidator to put back first.
+    """
     flows = []
     for node, of_node in _by_node(entries).items():
-        deletes = tuple(
+        requests: list[Request] = [
             Delete(entry.lookup.item, stub) for entry in of_node if (stub := entry.own_stub) is not None
-        )
-        if deletes:
-            flows.append(Flow(node, deletes))
+        ]
+        wanted: dict[str, list[int]] = {}
+        for entry in of_node:
+            for lineage, number in entry.state.wanted if isinstance(entry.state, _Refused) else ():
+                wanted.setdefault(lineage, []).append(number)
+        requests += [
+            Append(wanted_key(context.namespace, lineage), encode_wanted(numbers))
+            for lineage, numbers in wanted.items()
+        ]
+        if requests:
+            flows.append(Flow(node, tuple(requests)))
     if flows:
         yield Flows(tuple(flows))

@@ -1,8 +1,8 @@
 """The steps and requests of a procedure, and the replies to them.
 
 A procedure (see ``freshness.algorithm.read``, ``freshness.algorithm.invalidate``, ``freshness.algorithm.apply``) is a
-generator: it yields a step (`Flow`, `Flows`, `Load`, `ReadHead`, `Wait`) and is sent the answer. Drivers answer
-steps, cache backends answer the requests inside a flow. Nothing here does I/O.
+generator: it yields a step (`Flow`, `Flows`, `Load`, `ReadHead`, `ReadStream`, `Wait`) and is sent the answer. Drivers
+answer steps, cache backends answer the requests inside a flow. Nothing here does I/O.
 
 A miss, a lost race and a refusal are values (`MISSING`, `CONFLICT`, `Refused`); a node that did not answer is
 not a value: the driver raises `freshness.errors.NodeUnavailable` in the procedure, or, inside `Flows`, puts the
@@ -31,20 +31,26 @@ class Get:
 
     With ``vivify_ttl_seconds`` above 0 an absent key is created as an empty item (a stub) with that TTL, and
     the answer is that empty `Item`: ``won`` for the one client that created it, ``lease`` for all others until it
-    is replaced or expires (memcached ``mg N``).
+    is replaced or expires (memcached ``mg N``). ``is_bound``: see `Add`; not together with a TTL.
     """
 
     key: bytes
     vivify_ttl_seconds: int = 0
+    is_bound: bool = False
 
 
 @value
 class Add:
-    """Store if the key is absent. Answers `Stored` (version unknown, 0) or `CONFLICT`. Sent quietly."""
+    """Store if the key is absent. Answers `Stored` (version unknown, 0) or `CONFLICT`. Sent quietly.
+
+    ``is_bound``: the item belongs to the server process that stores it. A server that can bring items back after a
+    restart or a failover (Redis) shows a bound item of another process as absent. `Cas` and `Append` keep it bound.
+    """
 
     key: bytes
     value: bytes
     ttl_seconds: int
+    is_bound: bool = False
 
 
 @value
@@ -70,80 +76,49 @@ class Delete:
 
 
 @value
-class InspectStorage:
-    """Ask whether the node provably keeps tombstones for ``tombstone_ttl_seconds``. Answers `StorageReport`."""
+class Append:
+    """Add bytes to the end of an item, whatever its version; its TTL stays, and its version changes.
 
-    tombstone_ttl_seconds: int
+    Answers `Stored` (version unknown, 0), or `CONFLICT` where the item is absent or the node refuses it: then nothing
+    was appended, and the item may be gone.
+    """
+
+    key: bytes
+    value: bytes
 
 
-Request: TypeAlias = Get | Add | Cas | Delete | InspectStorage
+Request: TypeAlias = Get | Add | Cas | Delete | Append
 
 
-class _Pairs(Sequence["Add | Cas | Delete"]):
-    """Requests in pairs, one pair for a key, made where they are looked at.
+class Strikes(Sequence["Append | Delete"]):
+    """Append ``chunk`` to each of ``stripes``, then delete each of ``keys``, as one flow.
 
     A batch of invalidations has thousands of them. A backend may send them without making an object for each; any
     other user sees an ordinary sequence.
     """
 
-    __slots__ = ()
+    __slots__ = ("chunk", "keys", "stripes")
 
-    def pair(self, place: int) -> tuple[Add | Cas, Delete]:
-        raise NotImplementedError
+    def __init__(self, stripes: Sequence[bytes], chunk: bytes, keys: Sequence[bytes]) -> None:
+        self.stripes, self.chunk, self.keys = stripes, chunk, keys
+
+    def __len__(self) -> int:
+        return len(self.stripes) + len(self.keys)
 
     @overload
-    def __getitem__(self, index: int) -> Add | Cas | Delete: ...
+    def __getitem__(self, index: int) -> Append | Delete: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Add | Cas | Delete]: ...
+    def __getitem__(self, index: slice) -> list[Append | Delete]: ...
 
-    def __getitem__(self, index: int | slice) -> Add | Cas | Delete | list[Add | Cas | Delete]:
+    def __getitem__(self, index: int | slice) -> Append | Delete | list[Append | Delete]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        return self.pair(place // 2)[place % 2]
+        place, count = range(len(self))[index], len(self.stripes)
+        return Append(self.stripes[place], self.chunk) if place < count else Delete(self.keys[place - count])
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} of {len(self) // 2} keys"
-
-
-class Marks(_Pairs):
-    """For each key: add a tombstone, under the key with ``suffix``; delete the key."""
-
-    __slots__ = ("keys", "suffix", "tombstones", "ttl_seconds")
-
-    def __init__(
-        self, keys: Sequence[bytes], tombstones: Sequence[bytes], suffix: bytes, ttl_seconds: int
-    ) -> None:
-        self.keys, self.tombstones, self.suffix, self.ttl_seconds = keys, tombstones, suffix, ttl_seconds
-
-    def __len__(self) -> int:
-        return 2 * len(self.keys)
-
-    def pair(self, place: int) -> tuple[Add, Delete]:
-        key = self.keys[place]
-        return Add(key + self.suffix, self.tombstones[place], self.ttl_seconds), Delete(key)
-
-
-class Merges(_Pairs):
-    """For each key: replace its tombstone by CAS; delete the key. ``merged``: key → (bytes, version, TTL).
-
-    The `Stored` of these may leave the version out, and a refusal may fail the whole flow.
-    """
-
-    __slots__ = ("keys", "merged", "suffix")
-
-    def __init__(
-        self, keys: Sequence[bytes], merged: Sequence[tuple[bytes, Version, int]], suffix: bytes
-    ) -> None:
-        self.keys, self.merged, self.suffix = keys, merged, suffix
-
-    def __len__(self) -> int:
-        return 2 * len(self.keys)
-
-    def pair(self, place: int) -> tuple[Cas, Delete]:
-        key = self.keys[place]
-        return Cas(key + self.suffix, *self.merged[place]), Delete(key)
+        return f"Strikes of {len(self.stripes)} stripes and {len(self.keys)} keys"
 
 
 # -- replies ------------------------------------------------------------------------------------------
@@ -193,22 +168,7 @@ DONE: Final = Outcome.DONE
 STORED: Final = Stored()
 
 
-@value
-class StorageReport:
-    """A node's own account of its memory (F5, F51, F67).
-
-    ``keeps_tombstones``: an item with the given TTL is not evicted before it expires. ``reason`` says what is
-    missing where it is False, with the remedy. ``losses`` is the sum of the counters that show that something
-    unevictable was dropped or refused: trailing is allowed only while it does not move.
-    """
-
-    keeps_tombstones: bool
-    reason: str
-    losses: int
-    server: str
-
-
-Reply: TypeAlias = Item | Stored | Refused | Outcome | StorageReport
+Reply: TypeAlias = Item | Stored | Refused | Outcome
 
 
 # -- steps of a procedure -----------------------------------------------------------------------------
@@ -222,7 +182,7 @@ class Flow:
     """
 
     node: str
-    requests: tuple[Request, ...] | Marks | Merges
+    requests: tuple[Request, ...] | Strikes
 
 
 @value
@@ -254,13 +214,33 @@ class Head:
 
 
 @value
+class ReadStream:
+    """Ask how far the stream of this process is. ``begun_at``: an own heartbeat that was begun then or later is
+    waited for. Answer: `Streamed`, or None where no own heartbeat has come back yet."""
+
+    begun_at: float
+
+
+@value
+class Streamed:
+    """Everything that was streamed when the latest own heartbeat came back, in the history of ``epoch``.
+
+    ``begun_at``: when that heartbeat was begun, by the clock of the process.
+    """
+
+    position: Position
+    epoch: int
+    begun_at: float
+
+
+@value
 class Wait:
     """Let time pass. Answer: None."""
 
     seconds: float
 
 
-Step: TypeAlias = Flow | Flows | Load | ReadHead | Wait
+Step: TypeAlias = Flow | Flows | Load | ReadHead | ReadStream | Wait
 Result = TypeVar("Result")
 Procedure: TypeAlias = Generator[Step, Any, Result]
 Replies: TypeAlias = Sequence[Reply]

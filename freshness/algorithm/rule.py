@@ -1,6 +1,6 @@
 """The one rule: may this value be stored, and may this entry be served (docs/algorithm.md#reading).
 
-Pure functions of records, tombstones and tokens; ``freshness.algorithm.read`` reads them in the order that the rule
+Pure functions of records, stripes and tokens; ``freshness.algorithm.read`` reads them in the order that the rule
 needs. Doubt never fills: a missing, unknown or incomparable part is a refusal, with its cause.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from freshness.algorithm.envelope import Filled, NodeRecord, Tombstone
+from freshness.algorithm.envelope import Filled, NodeRecord, Stripe
 from freshness.position.token import EventToken
 
 
@@ -22,7 +22,8 @@ class ReadOutcome(Enum):
     STALE_SERVED = "stale_served"
     FILLED = "filled"
     LOST_RACE = "invalidated while it was read"
-    TOMBSTONE = "the replica lacks a recent invalidation of this key"
+    STRIPE = "the replica lacks a recent invalidation of this key, or of one that shares its stripe"
+    STRIPE_ABSENT = "the stripe of this key is missing; an invalidator puts it back"
     FLOOR = "the replica is behind the node's floor"
     TABLE_FLOOR = "the replica is behind a statement that changed the whole table"
     OBJECT = "the invalidator does not cover this object, or not in this definition"
@@ -56,29 +57,30 @@ def find_fill_refusal(
     policy: ObjectPolicy,
     ring: int,
     records: Mapping[str, NodeRecord | None],
-    tombstone: Tombstone | None,
+    stripes: Mapping[str, Stripe | None],
     tokens: Mapping[str, EventToken],
 ) -> ReadOutcome | None:
     """The cause why a value read at ``tokens`` must not be stored; None where it may be.
 
-    It may iff, for each lineage of the object, the node is open in this ring and epoch, covers the object, and
-    floor ∪ tombstone ∪ table floors ∪ object start ⊆ position of the token.
+    It may iff, for each lineage of the object, the node is open in this ring and epoch and covers the object, the
+    stripe of the key is there in the node's present life, and floor ∪ stripe ∪ table floors ∪ object start ⊆ position
+    of the token. ``stripes``: by lineage, of the key; None where it is absent or of another life.
     """
-    if tombstone is not None and not all(lineage in tokens for lineage, _ in tombstone.positions):
-        return ReadOutcome.TOMBSTONE
     for lineage in policy.lineages:
-        refusal = _find_lineage_refusal(policy, ring, records.get(lineage), tokens.get(lineage))
+        refusal = _find_lineage_refusal(
+            policy, ring, records.get(lineage), stripes.get(lineage), tokens.get(lineage)
+        )
         if refusal is not None:
             return refusal
-    for (lineage, epoch), position in tombstone.positions.items() if tombstone is not None else ():
-        token = tokens[lineage]
-        if token.epoch != epoch or not token.position.contains(position):
-            return ReadOutcome.TOMBSTONE
     return None
 
 
 def _find_lineage_refusal(
-    policy: ObjectPolicy, ring: int, record: NodeRecord | None, token: EventToken | None
+    policy: ObjectPolicy,
+    ring: int,
+    record: NodeRecord | None,
+    stripe: Stripe | None,
+    token: EventToken | None,
 ) -> ReadOutcome | None:
     closed = find_record_refusal(record, ring)
     if closed is not None:
@@ -97,7 +99,9 @@ def _find_lineage_refusal(
         floor = record.table_floors.get(table)
         if floor is not None and not token.position.contains(floor):
             return ReadOutcome.TABLE_FLOOR
-    return None
+    if stripe is None or stripe.life != record.life:
+        return ReadOutcome.STRIPE_ABSENT
+    return None if token.position.contains(stripe.position) else ReadOutcome.STRIPE
 
 
 def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | None:

@@ -25,14 +25,19 @@ _NO_BEGINNING: Final = (b"no entry begins like this", False)
 
 
 class NodeView:
-    """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock)."""
+    """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock).
+
+    ``node``: its name as configured; a record of another name is not trusted.
+    """
 
     __slots__ = ("_beginnings", "_covered", "_refusals", "_ttl_seconds", "fetched_at", "lives", "records")
 
-    def __init__(self, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float) -> None:
+    def __init__(
+        self, node: str, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float
+    ) -> None:
         self.fetched_at = fetched_at
         self.records: Mapping[str, NodeRecord | None] = {
-            lineage: _decode(lineage, reply) for lineage, reply in zip(lineages, replies, strict=True)
+            lineage: _decode(node, lineage, reply) for lineage, reply in zip(lineages, replies, strict=True)
         }
         self.lives = {lineage: record.life if record else None for lineage, record in self.records.items()}
         self._ttl_seconds = {
@@ -128,12 +133,13 @@ class NodeView:
         return known
 
 
-def _decode(lineage: str, reply: Reply) -> NodeRecord | None:
-    """The record in a reply; None where there is none, where it does not parse, or where it is of another lineage."""
+def _decode(node: str, lineage: str, reply: Reply) -> NodeRecord | None:
+    """The record in a reply; None where there is none, where it does not parse, and where it is of another lineage or
+    node."""
     if not isinstance(reply, Item):
         return None
     try:
         record = NodeRecord.decode(reply.value)
     except FormatError:
         return None
-    return record if record.lineage == lineage else None
+    return record if (record.lineage, record.node) == (lineage, node) else None

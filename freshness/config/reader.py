@@ -146,21 +146,7 @@ class _Reader:
         return cache
 
     def check_times(self, cache: CacheConfig, stream: StreamConfig) -> None:
-        lease, ttl = cache.lease_seconds, cache.tombstone_ttl_seconds
-        if cache.trail_seconds < 1:
-            self.report(
-                "cache.tombstone_ttl_seconds",
-                f"{ttl}, with cache.lease_seconds = {lease}",
-                f"at least 2 x {lease} + 3 = {2 * lease + 3}, as a tombstone must outlive two leases and the "
-                f"second by which the floor trails; raise tombstone_ttl_seconds or lower lease_seconds",
-            )
-        elif cache.node_refresh_seconds >= cache.trail_seconds:
-            self.report(
-                "cache.node_refresh_seconds",
-                f"{cache.node_refresh_seconds:g}",
-                f"less than tombstone_ttl_seconds - 2 x lease_seconds - 2 = {cache.trail_seconds}, or a change of "
-                "a whole table would never be acknowledged",
-            )
+        lease = cache.lease_seconds
         age_max, needed = cache.heartbeat_age_max_seconds, 2 * stream.heartbeat_seconds
         if age_max < needed and not math.isclose(age_max, needed):
             least = lease + cache.node_refresh_seconds + needed

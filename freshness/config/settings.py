@@ -147,7 +147,7 @@ def _split_url(rest: str) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """``[cache]``: the nodes, and the times on which the algorithm's safety rests (D and L)."""
+    """``[cache]``: the nodes, and the times on which the algorithm's safety rests."""
 
     backend: Backend = setting(
         'Where entries are kept; "memory" is embedded in one process, for tests.', "memcached"
@@ -160,12 +160,12 @@ class CacheConfig:
     value_ttl_seconds: int = setting(
         "TTL of a filled entry. Freshness does not depend on it.", 86_400, minimum=1, maximum=TTL_SECONDS_MAX
     )
-    tombstone_ttl_seconds: int = setting(
-        "D: TTL of a tombstone, which remembers the invalidations of one key. "
-        "A value from a replica that lags by more than D - 2L - 2 seconds is not stored.",
-        120,
-        minimum=5,
-        maximum=TTL_SECONDS_MAX,
+    stripes: int = setting(
+        "How many stripes each shard has on each node, of about 100 bytes. A value is stored only where the replica "
+        "has all recent invalidations of its stripe; with more stripes fewer neighbours are in the way.",
+        65_536,
+        minimum=1,
+        maximum=1 << 24,
     )
     lease_seconds: int = setting(
         "L: TTL of the node record, which the invalidator renews. Without a record nothing is stored.",
@@ -199,11 +199,6 @@ class CacheConfig:
         minimum=0,
         maximum=60_000,
     )
-
-    @property
-    def trail_seconds(self) -> int:
-        """W: how far a floor trails, D - 2L - 2 (F64). At least 1 in a validated configuration."""
-        return self.tombstone_ttl_seconds - 2 * self.lease_seconds - 2
 
     @property
     def heartbeat_age_max_seconds(self) -> float:

@@ -39,14 +39,17 @@ class Pulse:
         self._last = 0
         self._in_flight: float | None = None
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._begun_last = float("-inf")
+        self._waking = threading.Event()
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._is_stopping = True
+        self._waking.set()
         if self._thread.ident is not None:  # else it was never started
             self._thread.join(timeout=10)
         self._writer.close()
@@ -60,6 +63,11 @@ class Pulse:
             begun = self._begun.get(sequence)
             return self._in_flight if begun is None and sequence > self._last else begun
 
+    def hurry(self, since: float) -> None:
+        """Write the next heartbeat at once, unless one was begun ``since`` then."""
+        if self._begun_last < since:
+            self._waking.set()
+
     def _run(self) -> None:
         while True:
             try:
@@ -67,12 +75,14 @@ class Pulse:
             except FreshnessError as error:
                 self._on_failure()
                 log.warning("heartbeat not written: %s. Leases run out unless the next ones are.", error)
-            if self._stopping.wait(self._period_seconds):
+            self._waking.wait(self._period_seconds)
+            if self._is_stopping:
                 return
+            self._waking.clear()
 
     def _beat(self) -> None:
         with self._lock:
-            self._in_flight = begun = self._clock()
+            self._in_flight = self._begun_last = begun = self._clock()
         try:
             sequence = self._writer.beat()
             with self._lock:

@@ -31,7 +31,6 @@ from freshness.keys.keycolumn import INTEGER_MAX, INTEGER_MIN, ColumnKind, KeyCo
 
 ITEM_BYTES_MAX: Final = 240
 """memcached takes 250; the rest is for suffixes."""
-TOMBSTONE_SUFFIX: Final = b"!"
 _DIGEST_BYTES: Final = 20
 _PLAIN_SEQUENCES: Final = (tuple, list)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}", re.ASCII)
@@ -97,11 +96,6 @@ class KeyBuilder:
         item = self._prefix + ":".join(coarse for coarse, _ in spellings).encode("ascii")
         identity = ":".join(fine for _, fine in spellings).encode("ascii")
         return CacheKey(shorten_item(item), identity, self.is_exact)
-
-
-def tombstone_key(item: bytes) -> bytes:
-    """The memcached key of the tombstone that belongs to ``item``. No item ends with the suffix."""
-    return item + TOMBSTONE_SUFFIX
 
 
 def shorten_item(item: bytes) -> bytes:

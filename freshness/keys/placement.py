@@ -7,7 +7,7 @@ node while its own was down would be invalidated there, and found old when the n
 Names are compared as written: ``localhost:11211`` and ``127.0.0.1:11211`` are two nodes. Processes that disagree
 have another `ring_version`, which the node records carry, and then neither hit nor fill.
 Called by ``freshness.algorithm.read``, ``freshness.algorithm.invalidate`` and the node procedures, always with the
-object's own key: an object's tombstone lives where the object does, so never pass a tombstone key.
+object's own key: an object's stripe lives where the object does, so never pass a stripe's key.
 """
 
 from __future__ import annotations

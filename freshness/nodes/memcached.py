@@ -20,20 +20,17 @@ from typing import Any, Final
 from pymemcache.client.base import Client, normalize_server_spec
 from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
-from freshness.algorithm.node import lifetime_seconds
-from freshness.algorithm.request import Marks, Merges, Reply, Request, StorageReport
+from freshness.algorithm.request import Reply, Request, Strikes
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
 from freshness.nodes.meta import (
     FENCE,
-    VERSION_LIMIT,
     Plan,
     ProtocolError,
     ReplyReader,
-    Stats,
     decode_flow,
     encode_flow,
-    encode_pair_range,
-    plan_pairs,
+    encode_strikes,
+    plan_strikes,
 )
 
 OLDEST_VERSION: Final = (1, 6, 13)
@@ -42,25 +39,13 @@ would remove what it did not see."""
 
 RECEIVE_BYTES: Final = 16_384
 RECEIVE_MORE_BYTES: Final = 262_144
-PAIRS_PER_WRITE: Final = 500
+STRIKES_PER_WRITE: Final = 1000
 TLS_RECORD_BYTES: Final = 16_384
 """The most that a TLS record holds, and that memcached reads at once; see `_pack_records`."""
 
 UNREACHABLE_HINT: Final = (
     "see that memcached runs there and is reachable; nothing was concluded from the silence"
 )
-
-LOSS_COUNTERS: Final = (
-    "store_no_memory",  # a store was refused: nothing evictable was left; a refused CAS drops the former item
-    "slab_reassign_evictions_nomem",  # items dropped with a moved page, in no other counter (F67)
-    "slab_reassign_busy_deletes",  # items dropped with a moved page because somebody was using them
-    "cmd_flush",  # flush_all: all items, evictable or not (F7)
-)
-"""Counters of ``stats`` that only move when something that cannot be evicted may be gone.
-
-``evictions`` and ``evicted_*`` are left out: they count what may be evicted (the TEMP_LRU never is), and move
-all the time on a full node. ``slabs_moved`` too: a page whose items were all rescued lost nothing.
-"""
 
 
 class MemcachedNode:
@@ -93,7 +78,6 @@ class MemcachedNode:
         self._socket: socket.socket | None = None
         self._connections = -1  # the first one is number 0; what is encoded before is not sent
         self._waits_in_kernel = False
-        self._server = ""
         self._plan: Plan | None = None
         self._received = b""
         self._receive_bytes = RECEIVE_BYTES
@@ -104,10 +88,9 @@ class MemcachedNode:
         if self._plan is not None:
             self.close()  # answers that nobody received must not be taken for the ones to come
         # By type, as in `encode_flow`
-        if type(requests) is Marks or type(requests) is Merges:
-            is_large = len(requests) > 2 * PAIRS_PER_WRITE
-            if is_large and not self._is_tls and self._send_pairs(requests):
-                return
+        if type(requests) is Strikes and len(requests) > STRIKES_PER_WRITE and not self._is_tls:
+            self._send_strikes(requests)
+            return
         commands, plan = encode_flow(requests, self._connections)
         try:
             connected = self._socket
@@ -121,22 +104,14 @@ class MemcachedNode:
             self._fail(error)
             raise
 
-    def _send_pairs(self, pairs: Marks | Merges) -> bool:
-        """Thousands of them are encoded piece by piece: the server works on one while the next is made. False where
-        that cannot be, and then nothing was sent."""
+    def _send_strikes(self, strikes: Strikes) -> None:
+        """Thousands of them are encoded piece by piece: the server works on one while the next is made."""
         try:
             connected = self._socket or self._open()
-            versions_from = self._connections * VERSION_LIMIT
-            plan = plan_pairs(pairs, versions_from)
-            if plan is None:
-                return False
-            self._plan = plan
-            count = len(pairs.keys)
-            for start in range(0, count, PAIRS_PER_WRITE):
-                end = min(start + PAIRS_PER_WRITE, count)
-                self._write(connected, encode_pair_range(pairs, start, end, versions_from))
+            self._plan = plan_strikes(strikes)
+            for start in range(0, len(strikes), STRIKES_PER_WRITE):
+                self._write(connected, encode_strikes(strikes, start, start + STRIKES_PER_WRITE))
             self._write(connected, [FENCE])
-            return True
         except BaseException as error:
             self._fail(error)
             raise
@@ -146,7 +121,7 @@ class MemcachedNode:
         assert plan is not None, "receive without send"
         try:
             reader = ReplyReader(self._receive, self._received)
-            replies = decode_flow(plan, reader, self._report)
+            replies = decode_flow(plan, reader)
         except BaseException as error:
             self._fail(error)
             raise
@@ -255,11 +230,16 @@ class MemcachedNode:
             raise self._unsuitable(
                 f"has version {version!r}", f"install {oldest} or later: it needs meta commands"
             )
-        if _ask(client.stats, "settings").get(b"cas_enabled") not in (b"yes", True):
+        settings = _ask(client.stats, "settings")
+        if settings.get(b"cas_enabled") not in (b"yes", True):
             raise self._unsuitable(
                 "has no CAS", "start it without -C (--disable-cas): versions would all be 0"
             )
-        self._server = f"memcached {version}"
+        if settings.get(b"memory_file") not in (None, b"", b"(null)"):
+            raise self._unsuitable(
+                f"keeps its memory in {settings[b'memory_file'].decode(errors='replace')}",
+                "start it without -e (--memory-file): a restart would bring back old data under its old life",
+            )
 
     def _unsuitable(self, what: str, hint: str) -> NodeUnsuitable:
         return NodeUnsuitable(f"memcached {self.name} {what}", hint=hint)
@@ -322,43 +302,6 @@ class MemcachedNode:
                         raise TimeoutError
         connected.settimeout(None if self._waits_in_kernel else self._timeout_seconds)
         self._received += b"".join(received)
-
-    # -- storage ---------------------------------------------------------------------------------------
-
-    def _report(
-        self, stats: Stats, settings: Stats, items: Stats, tombstone_ttl_seconds: int
-    ) -> StorageReport:
-        """Whether the node keeps tombstones, by its own settings and counters (F5, F51, F67)."""
-        try:
-            losses = sum(int(stats[name]) for name in LOSS_COUNTERS)
-            # Kept per slab class also where a store goes on with another attempt
-            losses += sum(int(value) for name, value in items.items() if name.endswith(":outofmemory"))
-            temporary_ttl_seconds = int(settings["temporary_ttl"])
-            is_segmented = settings["lru_segmented"] == "yes"
-            has_temp_lru = settings["temp_lru"] == "yes"
-            moves_pages = settings["slab_automove"] != "0"
-            is_moving = stats["slab_reassign_running"] != "0"
-        except (KeyError, ValueError) as error:
-            return StorageReport(
-                False, f"its stats do not say: {error}; fills will wait for the floor", 0, self._server
-            )
-        needed_seconds = lifetime_seconds(tombstone_ttl_seconds) + 1
-        problems = []
-        if not is_segmented:
-            problems.append("it has no segmented LRU: start it without -o no_lru_maintainer and no_modern")
-        if not has_temp_lru or temporary_ttl_seconds < needed_seconds or tombstone_ttl_seconds == 0:
-            now = f"{temporary_ttl_seconds} s" if has_temp_lru else "off"
-            problems.append(
-                f"its TEMP_LRU is {now}: start it with -o temporary_ttl={needed_seconds}, or say "
-                f"'lru temp_ttl {needed_seconds}' to it"
-            )
-        if moves_pages:
-            problems.append(
-                "it moves slab pages by itself: start it with -o slab_automove=0, or say 'slabs automove 0' to it"
-            )
-        if is_moving:
-            problems.append("it is moving a slab page now, and counts what that drops only afterwards")
-        return StorageReport(not problems, "; ".join(problems), losses, self._server)
 
 
 def _ask(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -1,10 +1,9 @@
 """A cache node in this process: the reference implementation, the simulator's node, the embedded backend.
 
 It models what of memcached the algorithm can trip over: versions from a counter that starts again at a
-restart (F8), TTL in whole seconds, stubs and their lease, LRU eviction, the TEMP_LRU that is not evicted
-(F5), refusals for memory that drop the former item, losses that no counter shows (F67). It must stay
-deterministic: time comes from the clock it is given, and the order of eviction from the order of use. It
-never waits and never logs.
+restart (F8), TTL in whole seconds, stubs and their lease, LRU eviction, refusals for memory that drop the former
+item. It must stay deterministic: time comes from the clock it is given, and the order of eviction from the order
+of use. It never waits and never logs.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from freshness.algorithm.request import (
     DONE,
     MISSING,
     Add,
+    Append,
     Cas,
     Delete,
     Get,
-    InspectStorage,
     Item,
     Refused,
     Reply,
     Request,
-    StorageReport,
     Stored,
 )
 from freshness.errors import NodeUnavailable
@@ -35,25 +33,21 @@ from freshness.errors import NodeUnavailable
 ITEM_OVERHEAD_BYTES: Final = 60
 """About memcached's own bytes for an item besides key and value; only the size limit depends on it."""
 
-NO_MEMORY: Final = "out of memory storing object"
 TOO_LARGE: Final = "object too large for cache"
-REFUSAL_HINT: Final = "give the node more memory, or lower tombstone_ttl_seconds"
+REFUSAL_HINT: Final = "give the node more memory"
 
 
 class _Entry(NamedTuple):
     value: bytes
     version: int
     expires_at: int  # by the whole-second clock; 0: never
-    is_protected: bool  # in the TEMP_LRU; decided when stored
     is_leased: bool  # a stub whose win was given
 
 
 class MemoryStore:
     """The memory of one node, shared by any number of `MemoryNode` connections, from any thread.
 
-    ``temp_lru_ttl_seconds``: items stored with a TTL up to this are not evicted; None switches the TEMP_LRU
-    off. ``capacity_items`` None: nothing is ever evicted. ``down``: no connection gets an answer. ``losses``:
-    see `StorageReport`; tests may raise it.
+    ``capacity_items`` None: nothing is ever evicted. ``down``: no connection gets an answer.
     """
 
     def __init__(
@@ -62,16 +56,13 @@ class MemoryStore:
         *,
         clock: Callable[[], float],
         capacity_items: int | None = None,
-        temp_lru_ttl_seconds: int | None = None,
         item_size_max: int = 1_048_576,
     ) -> None:
         self.name = name
         self.clock = clock
         self.capacity_items = capacity_items
-        self.temp_lru_ttl_seconds = temp_lru_ttl_seconds
         self.item_size_max = item_size_max
         self.down = False
-        self.losses = 0
         self.restarts = 0
         self._last_version = 0
         self._entries: dict[bytes, _Entry] = {}  # least recently used first
@@ -91,19 +82,15 @@ class MemoryStore:
         with self._lock:
             self._entries = {}
             self._last_version = 0
-            self.losses = 0
             self.restarts += 1
 
     def flush(self) -> None:
-        """``flush_all`` by a stranger (F7): the items are gone, the process stays. Counted, as memcached
-        does."""
+        """``flush_all`` by a stranger (F7): the items are gone, the process stays."""
         with self._lock:
             self._entries = {}
-            self.losses += 1
 
     def evict(self, key: bytes) -> bool:
-        """Drop one item without a trace in any counter, be it protected or not (F5, F67). Whether it was
-        there."""
+        """Drop one item (F5). Whether it was there."""
         with self._lock:
             return self._entries.pop(key, None) is not None
 
@@ -126,13 +113,12 @@ class MemoryStore:
         return (
             items if self.capacity_items is not None else tuple(sorted(items)),
             self._last_version,
-            self.losses,
             self.down,
         )
 
     def restore(self, state: Any) -> None:
         """Go back to what `state` returned."""
-        items, self._last_version, self.losses, self.down = state
+        items, self._last_version, self.down = state
         self._entries = dict(items)
 
     # -- requests --------------------------------------------------------------------------------------
@@ -149,8 +135,8 @@ class MemoryStore:
                     return self._cas(request)
                 case Delete():
                     return self._delete(request)
-                case InspectStorage():
-                    return self._inspect(request)
+                case Append():
+                    return self._append(request)
 
     def _get(self, request: Get) -> Reply:
         entry = self._find(request.key)
@@ -159,9 +145,7 @@ class MemoryStore:
             return self._item(entry)
         if request.vivify_ttl_seconds <= 0:
             return MISSING
-        if self._make_room(request.key) is not None:
-            return MISSING
-        # memcached allocates a stub without its TTL, so it is never in the TEMP_LRU
+        self._make_room(request.key)
         entry = self._put(request.key, b"", request.vivify_ttl_seconds, is_stub=True)
         return Item(entry.value, entry.version, self._ttl_seconds(entry), won=True)
 
@@ -193,12 +177,18 @@ class MemoryStore:
         self._entries.pop(request.key, None)
         return DONE
 
-    def _inspect(self, request: InspectStorage) -> StorageReport:
-        needed_seconds = lifetime_seconds(request.tombstone_ttl_seconds)
-        temp_seconds = self.temp_lru_ttl_seconds
-        keeps = temp_seconds is not None and 0 < needed_seconds < temp_seconds
-        reason = "" if keeps else f"temp_lru_ttl_seconds is {temp_seconds}; set it above {needed_seconds}"
-        return StorageReport(keeps, reason, self.losses, "memory")
+    def _append(self, request: Append) -> Reply:
+        entry = self._find(request.key)
+        if entry is None:
+            return CONFLICT
+        value = entry.value + request.value
+        if len(request.key) + len(value) + ITEM_OVERHEAD_BYTES > self.item_size_max:
+            self._entries.pop(request.key)
+            return CONFLICT
+        self._last_version += 1
+        self._entries.pop(request.key)
+        self._entries[request.key] = _Entry(value, self._last_version, entry.expires_at, False)
+        return Stored()
 
     # -- storage ---------------------------------------------------------------------------------------
 
@@ -223,16 +213,9 @@ class MemoryStore:
 
     def _put(self, key: bytes, value: bytes, ttl_seconds: int, *, is_stub: bool = False) -> _Entry:
         expires_at = self._expiry(ttl_seconds)
-        temp_seconds = self.temp_lru_ttl_seconds
-        is_protected = (
-            not is_stub
-            and temp_seconds is not None
-            and expires_at != 0
-            and expires_at - self._now() <= temp_seconds
-        )
         self._last_version += 1
         self._entries.pop(key, None)
-        entry = _Entry(value, self._last_version, expires_at, is_protected, is_stub)
+        entry = _Entry(value, self._last_version, expires_at, is_stub)
         self._entries[key] = entry
         return entry
 
@@ -240,31 +223,22 @@ class MemoryStore:
         """Why the item cannot be stored; then the former item is dropped, whatever its version, as memcached
         does."""
         if len(request.key) + len(request.value) + ITEM_OVERHEAD_BYTES > self.item_size_max:
-            refusal: Refused | None = Refused(TOO_LARGE)
-        else:
-            refusal = self._make_room(request.key)
-        if refusal is not None:
             self._entries.pop(request.key, None)
-        return refusal
+            return Refused(TOO_LARGE)
+        self._make_room(request.key)
+        return None
 
-    def _make_room(self, key: bytes) -> Refused | None:
+    def _make_room(self, key: bytes) -> None:
         """Make sure that one more item can be stored: room is taken before the former item gives its own
         back."""
         if self.capacity_items is None or len(self._entries) < self.capacity_items:
-            return None
+            return
         for expired in [other for other in self._entries if self._find(other) is None]:
             del self._entries[expired]
-        if len(self._entries) < self.capacity_items:
-            return None
-        for other, entry in self._entries.items():
-            if not entry.is_protected and other != key:
-                del self._entries[other]
-                return None
-        own = self._entries.get(key)
-        if own is not None and not own.is_protected:
-            return None
-        self.losses += 1
-        return Refused(NO_MEMORY)
+        if len(self._entries) >= self.capacity_items:
+            oldest = next((other for other in self._entries if other != key), None)
+            if oldest is not None:
+                del self._entries[oldest]
 
 
 class MemoryNode:
@@ -326,8 +300,7 @@ class MemoryNode:
     @staticmethod
     def _check(requests: Sequence[Request]) -> None:
         for request in requests:
-            if not isinstance(request, InspectStorage):
-                check_key(request.key)
+            check_key(request.key)
             match request:
                 case Add() | Cas():
                     lifetime_seconds(request.ttl_seconds)

@@ -5,20 +5,22 @@ its position, except that a quiet request answers nothing when it did the usual 
 
 * a quiet ``ms … ME q O5`` answers nothing when it stored, ``NS O5`` when the key exists, and an error line,
   without its opaque, when it was refused;
+* a quiet ``ms … MA q k`` answers nothing when it appended, ``NS k<key>`` when the key is absent;
 * a quiet ``md`` still answers ``NF``, so an unconditional delete is the classic ``delete k noreply``, which
   answers nothing at all;
 * ``mn`` answers ``MN``.
 
 So every run of quiet requests that contains an add, or ends the flow, is fenced by ``mn``: what comes before
 its ``MN`` belongs to the run, what comes after it does not. Hence an error line is known to be a `Cas`'s own
-(`Refused`), or it is one of a quiet run's, and nobody knows whose: then the flow fails. Called by
+(`Refused`), or it is one of a quiet run's, and nobody knows whose: then the flow fails, or, where the run is a
+`Strikes`, all its appends count as refused. Called by
 ``freshness.nodes.memcached`` alone. It must never guess: what does not fit raises `ProtocolError`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -31,38 +33,32 @@ from freshness.algorithm.request import (
     MISSING,
     STORED,
     Add,
+    Append,
     Cas,
     Delete,
     Get,
-    InspectStorage,
     Item,
-    Marks,
-    Merges,
     Refused,
     Reply,
     Request,
-    StorageReport,
     Stored,
+    Strikes,
 )
 
 LINE_BYTES_MAX: Final = 8192
 """No reply line of memcached is longer; bytes without a line end beyond this are not the protocol."""
 
-STATS_LINES_MAX: Final = 10_000
 VALUE_BYTES_MAX: Final = 1 << 30
 """memcached's own upper limit for -I."""
 
 VERSION_LIMIT: Final = 1 << 64
 
 FENCE: Final = b"mn\r\n"
-INSPECTION: Final = b"stats\r\nstats settings\r\nstats items\r\n"
 
 REFUSALS: Final = (
     b"SERVER_ERROR object too large for cache",
     b"SERVER_ERROR out of memory storing object",
 )
-
-Stats = dict[str, str]
 
 
 class ProtocolError(Exception):
@@ -77,7 +73,7 @@ class ReplyKind(IntEnum):
     CAS = 2
     DELETED = 3
     PRESENCE = 4
-    STATS = 5
+    APPENDED = 5
 
 
 @dataclass(slots=True)
@@ -87,14 +83,12 @@ class Plan:
     ``replies``: one per request; already right for the quiet ones, of which usually nothing is heard.
     ``awaited``: what the node will say, with the index of the request; for a fence the index after its run. None
     where every request is a `Get`, and ``replies`` is empty then.
-    ``outcomes``: with which words a quiet request can say that it did not store.
     """
 
     requests: Sequence[Request]
     replies: list[Reply]
     awaited: list[tuple[ReplyKind, int]] | None
     versions_from: int
-    outcomes: Mapping[bytes, Reply]
 
 
 # -- requests to bytes ---------------------------------------------------------------------------------
@@ -109,12 +103,13 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     no item (F8).
     """
     versions_from = connection * VERSION_LIMIT
-    # By type: they are sequences in the sense of collections.abc, and to ask that costs more than to encode a Get
-    if type(requests) is Marks or type(requests) is Merges:
-        return _encode_pairs(requests, versions_from)
+    # By type: it is a sequence in the sense of collections.abc, and to ask that costs more than to encode a Get
+    if type(requests) is Strikes:
+        count = len(requests)
+        return ([*encode_strikes(requests, 0, count), FENCE] if count else []), plan_strikes(requests)
     gets = _encode_gets(requests)
     if gets is not None:
-        return gets, Plan(requests, [], None, versions_from, _ADD_OUTCOMES)
+        return gets, Plan(requests, [], None, versions_from)
     parts: list[bytes] = []
     replies: list[Reply] = []
     awaited: list[tuple[ReplyKind, int]] = []
@@ -153,7 +148,7 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     if is_quiet:
         parts.append(FENCE)
         awaited.append((ReplyKind.FENCE, len(replies)))
-    return parts, Plan(requests, replies, awaited, versions_from, _ADD_OUTCOMES)
+    return parts, Plan(requests, replies, awaited, versions_from)
 
 
 def _encode_gets(requests: Sequence[Request]) -> list[bytes] | None:
@@ -181,64 +176,39 @@ def _get_flags(vivify_ttl_seconds: int) -> bytes:
     return b" N%d v c t\r\n" % lifetime if lifetime else b" v c t\r\n"
 
 
-def _encode_pairs(pairs: Marks | Merges, versions_from: int) -> tuple[list[bytes], Plan]:
-    """As `encode_flow` encodes the same requests one by one."""
-    plan = plan_pairs(pairs, versions_from)
-    if plan is None:
-        return encode_flow(list(pairs), versions_from // VERSION_LIMIT)
-    count = len(pairs.keys)
-    return ([*encode_pair_range(pairs, 0, count, versions_from), FENCE] if count else []), plan
+def plan_strikes(strikes: Strikes) -> Plan:
+    """How the answer to all of them is to be read, a `FENCE` behind them."""
+    count = len(strikes)
+    replies: list[Reply] = [STORED] * len(strikes.stripes)
+    awaited = [(ReplyKind.FENCE, count)] if count else []
+    return Plan(strikes, replies + [DONE] * len(strikes.keys), awaited, 0)
 
 
-def plan_pairs(pairs: Marks | Merges, versions_from: int) -> Plan | None:
-    """How the answer to all of them is to be read, a `FENCE` behind them. None where a version is of another
-    connection: those must be asked for one by one."""
-    count = len(pairs.keys)
-    outcomes = _ADD_OUTCOMES
-    if isinstance(pairs, Merges):
-        outcomes = _CAS_OUTCOMES
-        versions = [version for _, version, _ in pairs.merged]
-        if count and not versions_from < min(versions) <= max(versions) < versions_from + VERSION_LIMIT:
-            return None
-    awaited = [(ReplyKind.FENCE, 2 * count)] if count else []
-    return Plan(pairs, [STORED, DONE] * count, awaited, versions_from, outcomes)
-
-
-def encode_pair_range(pairs: Marks | Merges, start: int, end: int, versions_from: int) -> list[bytes]:
+def encode_strikes(strikes: Strikes, start: int, end: int) -> list[bytes]:
     """The commands of some of them. Raises `FormatError` as `encode_flow`."""
-    keys = pairs.keys[start:end]
-    markers = [key + pairs.suffix for key in keys]
-    if not _are_keys(b"\n".join(markers)):
-        for marker in markers:
-            check_key(marker)
-    if isinstance(pairs, Merges):
-        return [
-            b"ms %b %d T%d C%d q O%d\r\n%b\r\ndelete %b noreply\r\n"
-            % (marker, len(value), lifetime_seconds(ttl), version - versions_from, 2 * place, value, key)
-            for place, marker, key, (value, version, ttl) in zip(
-                range(start, end), markers, keys, pairs.merged[start:end], strict=True
-            )
-        ]
-    lifetime = lifetime_seconds(pairs.ttl_seconds)
-    return [
-        b"ms %b %d T%d ME q O%d\r\n%b\r\ndelete %b noreply\r\n"
-        % (marker, len(value), lifetime, 2 * place, value, key)
-        for place, marker, key, value in zip(
-            range(start, end), markers, keys, pairs.tombstones[start:end], strict=True
-        )
-    ]
+    chunk, count = strikes.chunk, len(strikes.stripes)
+    stripes = strikes.stripes[start:end]
+    keys = strikes.keys[max(0, start - count) : max(0, end - count)]
+    names = [*stripes, *keys]
+    if names and not _are_keys(b"\n".join(names)):
+        for name in names:
+            check_key(name)
+    commands = []
+    if stripes:
+        tail = b" %d MA q k\r\n%b\r\n" % (len(chunk), chunk)
+        commands += [b"ms ", (tail + b"ms ").join(stripes), tail]
+    if keys:
+        commands += [b"delete ", b" noreply\r\ndelete ".join(keys), b" noreply\r\n"]
+    return commands
 
 
-def _encode_spoken(
-    request: Get | Cas | Delete | InspectStorage, versions_from: int
-) -> tuple[ReplyKind, bytes]:
+def _encode_spoken(request: Get | Cas | Delete | Append, versions_from: int) -> tuple[ReplyKind, bytes]:
     """A request that always gets an answer."""
-    if isinstance(request, InspectStorage):
-        lifetime_seconds(request.tombstone_ttl_seconds)
-        return ReplyKind.STATS, INSPECTION
     key = request.key
     if not is_key(key):
         check_key(key)
+    if isinstance(request, Append):
+        return ReplyKind.APPENDED, b"ms %b %d MA\r\n%b\r\n" % (key, len(request.value), request.value)
     if isinstance(request, Get):
         return ReplyKind.ITEM, b"mg " + key + _get_flags(request.vivify_ttl_seconds)
     lifetime = lifetime_seconds(request.ttl_seconds) if isinstance(request, Cas) else 0
@@ -257,15 +227,11 @@ def _encode_spoken(
 # -- bytes to replies ----------------------------------------------------------------------------------
 
 
-_ADD_OUTCOMES: Final[Mapping[bytes, Reply]] = {b"NS": CONFLICT}
-_CAS_OUTCOMES: Final[Mapping[bytes, Reply]] = {b"EX": CONFLICT, b"NF": MISSING}
 _are_keys: Final = re.compile(
     rb"[!-~\x80-\xff]{1,%d}(?:\n[!-~\x80-\xff]{1,%d})*" % (KEY_BYTES_MAX, KEY_BYTES_MAX)
 ).fullmatch
 """Truthy for keys, one a line, that `is_key` takes all."""
-_match_outcome: Final = re.compile(rb"(NS|EX|NF) O([0-9]{1,10})").fullmatch
-_match_outcomes: Final = re.compile(rb"(?:(?:NS|EX|NF) O[0-9]{1,10}\r\n)+").match
-_find_outcomes: Final = re.compile(rb"(NS|EX|NF) O([0-9]+)\r\n").findall
+_match_conflict: Final = re.compile(rb"NS O([0-9]{1,10})").fullmatch
 _match_item: Final = re.compile(rb"VA ([0-9]{1,10}) c([0-9]{1,20}) t(-?[0-9]{1,10})((?: [WXZ])*)\r\n").match
 
 
@@ -302,15 +268,6 @@ class ReplyReader:
                 add(Item(buffer[start:end], versions_from + int(version), int(ttl_seconds)))
         self._position = position
 
-    def outcomes(self) -> list[tuple[bytes, bytes]]:
-        """(word, opaque) of the lines that have arrived and say how quiet stores ended; they are taken."""
-        run = _match_outcomes(self._buffer, self._position)
-        if run is None:
-            return []
-        found: list[tuple[bytes, bytes]] = _find_outcomes(self._buffer, self._position, run.end())
-        self._position = run.end()
-        return found
-
     def line(self) -> bytes:
         """The next line, without its end."""
         end = self._buffer.find(b"\r\n", self._position)
@@ -341,34 +298,15 @@ class ReplyReader:
         self._position = end + 2
         return value
 
-    def stats(self) -> Stats:
-        """The lines of one ``stats`` answer, up to its END."""
-        stats: Stats = {}
-        for _ in range(STATS_LINES_MAX):
-            line = self.line()
-            if line == b"END":
-                return stats
-            word, _, rest = line.partition(b" ")
-            name, _, value = rest.partition(b" ")
-            if word != b"STAT":
-                raise ProtocolError(f"expected STAT or END, got {line[:200]!r}")
-            stats[name.decode("latin-1")] = value.decode("latin-1")
-        raise ProtocolError(f"more than {STATS_LINES_MAX} lines of stats")
-
     def expect_end(self) -> None:
         """Everything that was received has been read; more is not the answer to anything."""
         if self._position != len(self._buffer):
             raise ProtocolError(f"bytes after the last reply: {self._buffer[self._position :][:60]!r}")
 
 
-def decode_flow(
-    plan: Plan, reader: ReplyReader, report: Callable[[Stats, Stats, Stats, int], StorageReport]
-) -> list[Reply]:
+def decode_flow(plan: Plan, reader: ReplyReader) -> list[Reply]:
     """The replies of a flow, in the order of its requests. Raises `ProtocolError` for anything that does not
-    fit.
-
-    ``report`` turns the three stats of an `InspectStorage` into its answer.
-    """
+    fit."""
     replies = plan.replies
     versions_from = plan.versions_from
     if plan.awaited is None:
@@ -379,20 +317,19 @@ def decode_flow(
                 replies.append(_read_item(reader, versions_from))
         reader.expect_end()
         return replies
+    if isinstance(plan.requests, Strikes):
+        _read_strikes(reader, plan.requests, replies)
+        reader.expect_end()
+        return replies
     run_start = 0
     for kind, index in plan.awaited:
         if kind is ReplyKind.ITEM:
             replies[index] = _read_item(reader, versions_from)
         elif kind is ReplyKind.FENCE:
-            _read_run(reader, replies, run_start, index, plan.outcomes)
+            _read_run(reader, replies, run_start, index)
             run_start = index
         elif kind is ReplyKind.CAS:
             replies[index] = _read_cas(reader, versions_from)
-        elif kind is ReplyKind.STATS:
-            request = plan.requests[index]
-            assert isinstance(request, InspectStorage)
-            stats, settings, items = reader.stats(), reader.stats(), reader.stats()
-            replies[index] = report(stats, settings, items, request.tombstone_ttl_seconds)
         else:
             replies[index] = _read_word(reader, _WORDS[kind])
     reader.expect_end()
@@ -402,6 +339,7 @@ def decode_flow(
 _WORDS: Final[dict[ReplyKind, dict[bytes, Reply]]] = {
     ReplyKind.DELETED: {b"HD": DONE, b"EX": CONFLICT, b"NF": MISSING},
     ReplyKind.PRESENCE: {b"HD": CONFLICT, b"EN": MISSING},
+    ReplyKind.APPENDED: {b"HD": STORED, b"NS": CONFLICT, **dict.fromkeys(REFUSALS, CONFLICT)},
 }
 
 
@@ -449,24 +387,27 @@ def _read_cas(reader: ReplyReader, versions_from: int) -> Reply:
     raise ProtocolError(f"expected HD, EX or NF, got {line[:200]!r}")
 
 
-def _read_run(
-    reader: ReplyReader, replies: list[Reply], start: int, end: int, outcomes: Mapping[bytes, Reply]
-) -> None:
+def _read_run(reader: ReplyReader, replies: list[Reply], start: int, end: int) -> None:
     """Read the replies of the quiet requests from ``start`` to ``end``, up to their fence."""
-
-    def note(word: bytes, digits: bytes) -> None:
-        index = int(digits)
-        if not start <= index < end or replies[index] is not STORED or word not in outcomes:
-            raise ProtocolError(f"{word.decode()} O{index} answers no store between {start} and {end}")
-        replies[index] = outcomes[word]
-
-    while True:
-        for word, digits in reader.outcomes():
-            note(word, digits)
-        line = reader.line()
-        if line == b"MN":
-            return
-        found = _match_outcome(line)
+    while (line := reader.line()) != b"MN":
+        found = _match_conflict(line)
         if found is None:
             raise ProtocolError(f"a quiet request failed: {line[:200].decode('latin-1')}")
-        note(*found.groups())
+        index = int(found[1])
+        if not start <= index < end or replies[index] is not STORED:
+            raise ProtocolError(f"NS O{index} answers no store between {start} and {end}")
+        replies[index] = CONFLICT
+
+
+def _read_strikes(reader: ReplyReader, strikes: Strikes, replies: list[Reply]) -> None:
+    """Note the appends that found no stripe. A refusal for memory does not say whose it is: then none counts."""
+    places: dict[bytes, int] = {}
+    while replies and (line := reader.line()) != b"MN":
+        if line in REFUSALS:
+            replies[: len(strikes.stripes)] = [CONFLICT] * len(strikes.stripes)
+            continue
+        places = places or {stripe: place for place, stripe in enumerate(strikes.stripes)}
+        place = places.get(line[4:]) if line.startswith(b"NS k") else None
+        if place is None:
+            raise ProtocolError(f"a quiet append failed: {line[:200].decode('latin-1')}")
+        replies[place] = CONFLICT

@@ -2,10 +2,15 @@
 
 The item itself holds the parts that memcached has and Redis lacks: 8 bytes of version, drawn at random by the
 client that stores (so that it never repeats, not even after a restart: no F8 here), one byte that says whether the
-item is a stub whose win was given, then the value. Comparing and storing is one step inside the server, by scripts. A
-node must have no persistence and no replicas: what they bring back after a restart or a failover is the old data
-under the old life, without the last invalidations. Must never turn a failure into a reply (F11); redis-py's own
-retries are off. Called by the drivers, one `RedisNode` per thread and server.
+item is a stub whose win was given, then the value. Comparing and storing is one step inside the server, by scripts.
+
+Persistence and replicas bring old data back after a restart or a failover. So a bound item (`Add`) also holds the
+server's ``run_id`` and ``master_replid``, and the script that reads it compares them with the server's present ones:
+a new process has another run_id, and each promotion draws another master_replid. Node records are bound, so an old
+one is as good as gone, and with it all that it vouches for.
+
+Must never turn a failure into a reply (F11); redis-py's own retries are off. Called by the drivers, one `RedisNode`
+per thread and server.
 """
 
 from __future__ import annotations
@@ -35,23 +40,25 @@ from freshness.algorithm.request import (
     MISSING,
     STORED,
     Add,
+    Append,
     Delete,
     Get,
-    InspectStorage,
     Item,
     Outcome,
     Refused,
     Reply,
     Request,
-    StorageReport,
     Stored,
 )
-from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.errors import ConfigError, NodeUnavailable
 
 VERSION_BYTES: Final = 8
 HEADER_BYTES: Final = VERSION_BYTES + 1
 PLAIN: Final = b"\x00"
 LEASED: Final = b"\x01"
+BOUND: Final = b"\x02"
+IDENTITY_BYTES: Final = 80
+"""Two numbers of 40 hexadecimal digits: run_id and master_replid."""
 
 NO_VERSION: Final = 0
 """The version of an item that others wrote: no item of ours has it, so no compare-and-swap matches it."""
@@ -72,12 +79,47 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
-# Both answer 0: absent, 1: another version, 2: done.
+_IDENTIFY: Final = """
+local function identity()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+    .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+end
+"""
+
+GET_BOUND_SCRIPT: Final = (
+    _IDENTIFY
+    + """
+local item = redis.call('GET', KEYS[1])
+if not item then return false end
+if string.sub(item, 9, 9) == '\\2' and string.sub(item, 10, 89) ~= identity() then return false end
+return {item, redis.call('PTTL', KEYS[1])}
+"""
+)
+
+# Answers 1: somebody's, 2: done.
+ADD_BOUND_SCRIPT: Final = (
+    _IDENTIFY
+    + """
+local now = identity()
+local item = redis.call('GET', KEYS[1])
+if item and not (string.sub(item, 9, 9) == '\\2' and string.sub(item, 10, 89) ~= now) then return 1 end
+local new = ARGV[1] .. '\\2' .. now .. ARGV[2]
+if ARGV[3] == '0' then redis.call('SET', KEYS[1], new)
+else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
+return 2
+"""
+)
+
+# Answers 0: absent, 1: another version, 2: done. A bound item stays bound to the same process.
 CAS_SCRIPT: Final = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-if redis.call('GETRANGE', KEYS[1], 0, 7) ~= ARGV[1] then return 1 end
-if ARGV[3] == '0' then redis.call('SET', KEYS[1], ARGV[2])
-else redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
+local held = redis.call('GETRANGE', KEYS[1], 0, 88)
+if string.sub(held, 1, 8) ~= ARGV[1] then return 1 end
+local bound = '\\0'
+if string.sub(held, 9, 9) == '\\2' then bound = string.sub(held, 9) end
+local new = ARGV[2] .. bound .. ARGV[3]
+if ARGV[4] == '0' then redis.call('SET', KEYS[1], new)
+else redis.call('SET', KEYS[1], new, 'PX', ARGV[4]) end
 return 2
 """
 
@@ -88,17 +130,24 @@ redis.call('DEL', KEYS[1])
 return 2
 """
 
-SCRIPTS: Final = (GET_SCRIPT, VIVIFY_SCRIPT, CAS_SCRIPT, DELETE_SCRIPT)
+# Answers 0: absent or too long, 2: done. A stub is nobody's any more.
+APPEND_SCRIPT: Final = """
+local size = redis.call('STRLEN', KEYS[1])
+if size == 0 or size + #ARGV[2] > tonumber(ARGV[3]) then return 0 end
+redis.call('SETRANGE', KEYS[1], 0, ARGV[1])
+if redis.call('GETRANGE', KEYS[1], 8, 8) == '\\1' then redis.call('SETRANGE', KEYS[1], 8, '\\0') end
+redis.call('APPEND', KEYS[1], ARGV[2])
+return 2
+"""
 
-PERSISTENCE: Final = (("CONFIG", "GET", "save"), ("CONFIG", "GET", "appendonly"), ("INFO", "replication"))
-INSPECTION: Final = (
-    *PERSISTENCE,
-    ("CONFIG", "GET", "maxmemory"),
-    ("CONFIG", "GET", "maxmemory-policy"),
-    ("INFO", "server"),
-    ("INFO", "stats"),
-    ("INFO", "errorstats"),
-    ("INFO", "commandstats"),
+SCRIPTS: Final = (
+    GET_SCRIPT,
+    VIVIFY_SCRIPT,
+    CAS_SCRIPT,
+    DELETE_SCRIPT,
+    APPEND_SCRIPT,
+    GET_BOUND_SCRIPT,
+    ADD_BOUND_SCRIPT,
 )
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
@@ -217,11 +266,10 @@ class RedisNode:
         try:
             connection.connect()  # type: ignore[no-untyped-call]
             loads: list[Command] = [("SCRIPT", "LOAD", script) for script in SCRIPTS]
-            self._write(connection, [*loads, *PERSISTENCE])
+            self._write(connection, loads)
             for digest in self._read(connection, len(SCRIPTS)):
                 if isinstance(digest, ResponseError):
                     self._raise_refusal("SCRIPT LOAD", digest)
-            self._require_volatile(self._read(connection, len(PERSISTENCE)))
         except BaseException:
             connection.disconnect()  # type: ignore[no-untyped-call]
             raise
@@ -249,7 +297,7 @@ class RedisNode:
         hint = "see the message of the server"
         text = str(error)
         if _is_out_of_memory(error):
-            hint = "give the node more memory, or lower tombstone_ttl_seconds"
+            hint = "give the node more memory, or let it evict: maxmemory-policy allkeys-lru"
         elif isinstance(error, NoPermissionError):
             hint = "give the user of this node the permission"
         elif text.startswith("WRONGTYPE"):
@@ -258,33 +306,15 @@ class RedisNode:
             hint = "somebody said SCRIPT FLUSH; the scripts are loaded again with the next connection"
         raise NodeUnavailable(f"redis {self.name} refused {what}: {text}", hint=hint) from error
 
-    def _require_volatile(self, answers: Answers) -> None:
-        """Raise `NodeUnsuitable` for a server that could bring old data back with its life."""
-        save, appendonly, replication = answers
-        for setting, off in ((save, b""), (appendonly, b"no")):
-            if isinstance(setting, list) and len(setting) == 2 and setting[1] != off:
-                raise NodeUnsuitable(
-                    f"redis {self.name} is persistent: {setting[0].decode()} is {setting[1].decode()!r}",
-                    hint="a restart would bring back old data; set save '' and appendonly no",
-                )
-        facts = _parse_info(replication)
-        if facts.get("role", "master") != "master" or facts.get("connected_slaves", "0") != "0":
-            raise NodeUnsuitable(
-                f"redis {self.name} is replicated: role {facts.get('role')}, "
-                f"{facts.get('connected_slaves')} replicas",
-                hint="a failover would bring back old data without the last invalidations; use single servers",
-            )
-
     # -- requests --------------------------------------------------------------------------------------
 
     def _encode(self, request: Request) -> tuple[Sequence[Command], DecodeAnswers]:
         """The commands for a request, and what makes a reply of their answers."""
-        if isinstance(request, InspectStorage):
-            lifetime_seconds(request.tombstone_ttl_seconds)
-            return INSPECTION, self._decode_report
         key = request.key
         check_key(key)
         if isinstance(request, Get):
+            if request.is_bound:
+                return [_script(GET_BOUND_SCRIPT, key)], self._decode_item
             if request.vivify_ttl_seconds == 0:
                 return [_script(GET_SCRIPT, key)], self._decode_item
             ttl_ms = _ttl_ms(request.vivify_ttl_seconds)
@@ -297,6 +327,9 @@ class RedisNode:
             if request.version is None:
                 return [("DEL", key)], self._decode_deleted
             return [_script(DELETE_SCRIPT, key, _encode_version(request.version))], self._decode_compared
+        if isinstance(request, Append):
+            limit = self._item_bytes_max - len(key)
+            return [_script(APPEND_SCRIPT, key, _draw_version(), request.value, limit)], self._decode_appended
         ttl_ms = _ttl_ms(request.ttl_seconds)
         is_too_large = len(key) + len(request.value) + HEADER_BYTES > self._item_bytes_max
         if isinstance(request, Add):
@@ -305,15 +338,16 @@ class RedisNode:
                     f"redis {self.name} was not given {len(request.value)} bytes: {TOO_LARGE}",
                     hint=f"items have at most {self._item_bytes_max} bytes",
                 )
+            if request.is_bound:
+                added = _script(ADD_BOUND_SCRIPT, key, _draw_version(), request.value, ttl_ms)
+                return [added], self._decode_added
             expiry: Command = ("PX", ttl_ms) if ttl_ms else ()
             return [("SET", key, _draw_version() + PLAIN + request.value, *expiry, "NX")], self._decode_added
         if is_too_large:
             return [], lambda _: Refused(TOO_LARGE)
         version = _draw_version()
         stored = Stored(int.from_bytes(version))
-        command = _script(
-            CAS_SCRIPT, key, _encode_version(request.version), version + PLAIN + request.value, ttl_ms
-        )
+        command = _script(CAS_SCRIPT, key, _encode_version(request.version), version, request.value, ttl_ms)
         return [command], partial(self._decode_compared, done=stored)
 
     # -- answers ---------------------------------------------------------------------------------------
@@ -337,13 +371,20 @@ class RedisNode:
         raw, ttl_ms = answer
         ttl_seconds = ttl_ms // 1000 if ttl_ms >= 0 else -1
         version, flag = int.from_bytes(raw[:VERSION_BYTES]), raw[VERSION_BYTES:HEADER_BYTES]
-        if version == NO_VERSION or flag not in (PLAIN, LEASED):
+        if version == NO_VERSION or flag not in (PLAIN, LEASED, BOUND):
             return Item(raw, NO_VERSION, ttl_seconds)
+        if flag == BOUND:
+            return Item(raw[HEADER_BYTES + IDENTITY_BYTES :], version, ttl_seconds)
         return Item(raw[HEADER_BYTES:], version, ttl_seconds, lease=flag == LEASED)
 
     def _decode_added(self, answers: Answers) -> Reply:
         answer = self._accept(answers)
-        return _choose(answer, {b"OK": STORED, None: CONFLICT})
+        return _choose(answer, {b"OK": STORED, None: CONFLICT, 2: STORED, 1: CONFLICT})
+
+    def _decode_appended(self, answers: Answers) -> Reply:
+        if _is_out_of_memory(answers[0]):
+            return CONFLICT
+        return _choose(self._accept(answers), {0: CONFLICT, 2: STORED})
 
     def _decode_deleted(self, answers: Answers) -> Reply:
         return _choose(self._accept(answers), {0: DONE, 1: DONE})
@@ -353,27 +394,6 @@ class RedisNode:
         if isinstance(done, Stored) and _is_out_of_memory(answer):
             return Refused(str(answer))
         return _choose(self._accept(answers), {0: MISSING, 1: CONFLICT, 2: done})
-
-    def _decode_report(self, answers: Answers) -> StorageReport:
-        """A node keeps tombstones if nothing is ever evicted; then a full one refuses, which is counted."""
-        self._require_volatile(answers[:3])
-        limit, policy, server, stats, error_stats, command_stats = answers[3:]
-        name = f"redis {_parse_info(server).get('redis_version', 'of unknown version')}"
-        losses = _sum_losses(_parse_info(stats), _parse_info(error_stats), _parse_info(command_stats))
-        if losses is None:
-            return StorageReport(
-                False, "INFO does not count what is evicted: fills wait for the floor", 0, name
-            )
-        settings = [
-            setting[1] for setting in (limit, policy) if isinstance(setting, list) and len(setting) == 2
-        ]
-        if len(settings) != 2 or any(isinstance(setting, ResponseError) for setting in answers[:2]):
-            reason = "it does not show its configuration: allow CONFIG GET, else fills wait for the floor"
-            return StorageReport(False, reason, losses, name)
-        if settings[0] != b"0" and settings[1] != b"noeviction":
-            reason = f"it evicts ({settings[1].decode()}): set maxmemory-policy noeviction, or maxmemory 0"
-            return StorageReport(False, reason, losses, name)
-        return StorageReport(True, "", losses, name)
 
 
 class _UnfitAnswer(Exception):
@@ -423,27 +443,3 @@ def _encode_version(version: int) -> bytes:
     if 0 < version < 1 << 8 * VERSION_BYTES:
         return version.to_bytes(VERSION_BYTES)
     return b"no version"
-
-
-def _sum_losses(
-    stats: Mapping[str, str], error_stats: Mapping[str, str], command_stats: Mapping[str, str]
-) -> int | None:
-    """The count of items evicted, refused for memory, or flushed; None where the server does not say.
-
-    Refusals are counted since Redis 6.2; on older servers only those who were refused know.
-    """
-    counters = [stats.get("evicted_keys", "unknown")]
-    counters.append(error_stats.get("errorstat_OOM", "count=0").removeprefix("count="))
-    for command in ("flushall", "flushdb"):
-        counters.append(
-            command_stats.get(f"cmdstat_{command}", "calls=0").split(",")[0].removeprefix("calls=")
-        )
-    return sum(map(int, counters)) if all(counter.isdecimal() for counter in counters) else None
-
-
-def _parse_info(answer: Any) -> dict[str, str]:
-    """The lines of INFO; empty where it is not allowed."""
-    if not isinstance(answer, bytes):
-        return {}
-    lines = (line.partition(":") for line in answer.decode("latin-1").split("\r\n"))
-    return {name: value for name, colon, value in lines if colon}

@@ -2,7 +2,7 @@
 
 `Position` is the role (containment, union, intersection, text, bytes); `MysqlGtidSet` and `MariadbPosition`
 implement it. Never mixes flavors and never consults a clock: containment decides (ADR 0001).
-Called by tokens, tombstones, floors, the stream and the reads.
+Called by tokens, stripes, floors, the stream and the reads.
 """
 
 from __future__ import annotations

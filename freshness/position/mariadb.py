@@ -172,6 +172,14 @@ class MariadbPosition(Position):
                 common[domain] = _Head(one.sequence, one.servers & two.servers)
         return _from_heads(common)
 
+    def subtract(self, other: Position) -> MariadbPosition:
+        """The domains that ``other`` does not contain: a domain cannot be cut at its beginning."""
+        theirs = _same_flavor(other)
+        parts = {domain: _from_heads({domain: head}) for domain, head in self._heads.items()}
+        return _from_heads(
+            {domain: self._heads[domain] for domain, part in parts.items() if not theirs.contains(part)}
+        )
+
     def fill_gaps(self, streamed: Position) -> MariadbPosition:
         """This position: a domain has no gaps."""
         _same_flavor(streamed)

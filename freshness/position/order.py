@@ -53,12 +53,17 @@ class Position(ABC):
         """A position that both contain, as large as is known. Raises `FlavorMismatch` for another flavor."""
 
     @abstractmethod
+    def subtract(self, other: Position) -> Position:
+        """A part of this position that has at least what ``other`` lacks, as small as is known. Raises
+        `FlavorMismatch` for another flavor."""
+
+    @abstractmethod
     def fill_gaps(self, streamed: Position) -> Position:
         """This position, with the gaps inside it filled where ``streamed`` has the numbers.
 
-        Keeps tombstones short (docs/algorithm.md#invalidating). The result lies between this position and its union
-        with ``streamed``: a number that was not streamed may never be executed, and then no replica could contain the
-        tombstone (Group Replication hands out blocks of numbers). Raises `FlavorMismatch` for another flavor.
+        Keeps table floors short. The result lies between this position and its union with ``streamed``: a number that
+        was not streamed may never be executed, and then no replica could contain the floor (Group Replication hands
+        out blocks of numbers). Raises `FlavorMismatch` for another flavor.
         """
 
     @abstractmethod

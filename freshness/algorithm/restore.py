@@ -1,0 +1,276 @@
+"""Put missing stripes back on a node, beside the stream (docs/algorithm.md#putting-stripes-back).
+
+A stripe that is absent refuses, so nothing is urgent and nothing is at risk. What must not happen is that a stripe
+comes back without an event that was sent while it was away:
+
+1. A **pending** stripe, with a nonce, takes the place of what is missing. Invalidators append to it as to any other.
+2. An own heartbeat that was begun after that comes back through the own stream. Whatever any invalidator sent before
+   step 1 was in the primary's log before that heartbeat, so the stream has delivered it by now.
+3. The stripe, with everything streamed by then and with what was appended to the pending one, replaces it by CAS. The
+   nonce still stands there, so the item has not been absent since step 1.
+
+Nothing else is needed: no lock, no agreement between invalidators, no word to those who publish. A pending stripe of
+another invalidator is left alone, and expires where that one has died.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from freshness.algorithm.envelope import (
+    CHUNK_BYTES_MAX,
+    STUB,
+    NodeRecord,
+    PendingStripe,
+    Stripe,
+    decode_wanted,
+    record_key,
+    stripe_keys,
+    wanted_key,
+)
+from freshness.algorithm.gather import gather
+from freshness.algorithm.membership import find_record
+from freshness.algorithm.request import (
+    CONFLICT,
+    Add,
+    Cas,
+    Delete,
+    Flow,
+    Get,
+    Item,
+    Procedure,
+    ReadStream,
+    Request,
+    Stored,
+    Streamed,
+    Wait,
+)
+from freshness.errors import FormatError, FreshnessError
+from freshness.position import Position
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.2
+"""Pause between two looks at a node."""
+
+REST_SECONDS: Final = 2.0
+"""How long a node that did not answer is left alone."""
+
+SWEEP_SECONDS: Final = 60.0
+"""In that time each stripe is looked at once; what a node evicts without a word is found then at the latest."""
+
+AT_ONCE_MAX: Final = 2048
+"""How many stripes one flow asks for."""
+
+PENDING_SECONDS: Final = 15
+"""TTL of a pending stripe. A put-back that takes longer is given up."""
+
+WANTED_SECONDS: Final = 60
+DOUBT_SECONDS: Final = 15.0
+"""How long a stripe may hold what the node's progress lacks, before it is deleted: a failover may have taken it back,
+and then no replica will ever contain it (ADR 0018)."""
+
+CAS_ATTEMPTS_MAX: Final = 4
+
+
+@dataclass(slots=True)
+class Restorer:
+    """Puts back the stripes of one lineage on one node.
+
+    ``clock`` is that of the process, by which its heartbeats are begun; ``nonce`` gives random bytes of the size of a
+    life. ``restored``: how many stripes were put back so far.
+    """
+
+    node: str
+    namespace: str
+    lineage: str
+    clock: Callable[[], float]
+    nonce: Callable[[], bytes]
+    restored: int = 0
+    _life: bytes = b""
+    _next: int = 0
+    """The stripe at which the round goes on."""
+    _is_first_round: bool = True
+    _pending: set[int] = field(default_factory=set)
+    _pending_nonce: bytes = b""
+    _pending_since: float = 0.0
+    _again: set[int] = field(default_factory=set)
+    """Stripes that could not be put back in the last attempt."""
+    _doubts: dict[int, tuple[float, Position]] = field(default_factory=dict)
+    """Stripe → (since when, what it holds that the record's progress lacks)."""
+    _looked_at: float = float("-inf")
+    _rests_until: float = float("-inf")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all stripes were there, as far as is known."""
+        return bool(self._life) and not (self._is_first_round or self._pending or self._again)
+
+    @property
+    def is_resting(self) -> bool:
+        return self.clock() < self._rests_until
+
+    def rest(self) -> None:
+        """Leave a node alone that did not answer."""
+        self._rests_until = self.clock() + REST_SECONDS
+
+    def look(self) -> Procedure[None]:
+        """Look at the node once, and do what can be done now. Raises `NodeUnavailable`; the next look goes on."""
+        wanted = wanted_key(self.namespace, self.lineage)
+        item, noted = yield Flow(
+            self.node,
+            (Get(record_key(self.namespace, self.lineage), is_bound=True), Get(wanted, WANTED_SECONDS)),
+        )
+        record = find_record(item, self.node)
+        if record is None or not record.stripes:
+            return
+        if record.life != self._life:
+            self._life, self._next, self._is_first_round = record.life, 0, True
+            self._again, self._pending, self._doubts = set(), set(), {}
+        if self._pending:
+            yield from self._complete(record)
+            return
+        if isinstance(noted, Item) and noted.value != STUB:
+            if not noted.version:
+                yield Flow(self.node, (Delete(wanted),))
+            else:
+                yield Flow(self.node, (Cas(wanted, STUB, noted.version, WANTED_SECONDS),))
+            self._again.update(number for number in decode_wanted(noted.value) if number < record.stripes)
+        numbers = self._choose(record.stripes)
+        for start in range(0, len(numbers), AT_ONCE_MAX):
+            yield from self._mark(record, numbers[start : start + AT_ONCE_MAX])
+        self._pending_since = self.clock()
+
+    def _choose(self, stripes: int) -> Sequence[int]:
+        """Those that are known to be missing, and the next ones of the round: in the first round all."""
+        now = self.clock()
+        share = 1.0 if self._is_first_round else min(1.0, (now - self._looked_at) / SWEEP_SECONDS)
+        count = max(1, int(stripes * share))
+        self._looked_at = now
+        doubtful = [number for number, (since, _) in self._doubts.items() if now - since >= DOUBT_SECONDS]
+        chosen = dict.fromkeys([*self._again, *doubtful])
+        chosen.update(dict.fromkeys((self._next + step) % stripes for step in range(count)))
+        self._next, self._is_first_round = (self._next + count) % stripes, False
+        self._again = set()
+        self._pending_nonce = self.nonce()
+        return list(chosen)
+
+    def _mark(self, record: NodeRecord, numbers: Sequence[int]) -> Procedure[None]:
+        """Step 1: put a pending stripe in the place of each that is no stripe of this life."""
+        names = stripe_keys(self.namespace, self.lineage, record.stripes)
+        held = yield Flow(self.node, tuple([Get(names[number]) for number in numbers]))
+        data = PendingStripe(self._pending_nonce).encode()
+        asked: list[int] = []
+        requests: list[Request] = []
+        for number, item in zip(numbers, held, strict=True):
+            key = names[number]
+            if not isinstance(item, Item):
+                asked.append(number)
+                requests.append(Add(key, data, PENDING_SECONDS))
+                continue
+            found = _decode(item.value)
+            if isinstance(found, PendingStripe):
+                self._again.add(number)
+            elif isinstance(found, Stripe) and found.life == record.life:
+                if self._is_doubtful(number, found, record):
+                    asked.append(number)
+                    requests.append(Delete(key))
+            else:
+                asked.append(number)
+                fresh = Cas(key, data, item.version, PENDING_SECONDS) if item.version else Delete(key)
+                requests.append(fresh)
+        if not requests:
+            return
+        replies = yield Flow(self.node, tuple(requests))
+        for number, reply in zip(asked, replies, strict=True):
+            if isinstance(reply, Stored):
+                self._pending.add(number)
+            else:
+                self._again.add(number)
+
+    def _is_doubtful(self, number: int, stripe: Stripe, record: NodeRecord) -> bool:
+        """Whether the stripe has held for long what the node has not acknowledged."""
+        doubt = self._doubts.pop(number, None)
+        if record.progress.contains(stripe.position):
+            return False
+        since, position = doubt or (self.clock(), stripe.position)
+        if not record.progress.contains(position):
+            if self.clock() - since >= DOUBT_SECONDS:
+                return True
+            self._doubts[number] = since, position
+        return False
+
+    def _complete(self, record: NodeRecord) -> Procedure[None]:
+        """Steps 2 and 3."""
+        streamed: Streamed | None = yield ReadStream(self._pending_since)
+        if streamed is None or streamed.epoch != record.epoch or streamed.begun_at < self._pending_since:
+            if self.clock() - self._pending_since >= PENDING_SECONDS:
+                self._again, self._pending = self._again | self._pending, set()
+            return
+        pending, self._pending = sorted(self._pending), set()
+        position = streamed.position.subtract(record.floor)
+        for start in range(0, len(pending), AT_ONCE_MAX):
+            left: Sequence[int] = pending[start : start + AT_ONCE_MAX]
+            for _ in range(CAS_ATTEMPTS_MAX):
+                if left:
+                    left = yield from self._replace(record, left, position)
+            self._again.update(left)
+
+    def _replace(
+        self, record: NodeRecord, numbers: Sequence[int], position: Position
+    ) -> Procedure[Sequence[int]]:
+        """Step 3. Returns those that changed while they were looked at: their nonce may still stand."""
+        names = stripe_keys(self.namespace, self.lineage, record.stripes)
+        held = yield Flow(self.node, tuple([Get(names[number]) for number in numbers]))
+        known: dict[bytes, bytes | None] = {}
+        asked: list[int] = []
+        requests: list[Request] = []
+        for number, item in zip(numbers, held, strict=True):
+            if not isinstance(item, Item):
+                self._again.add(number)
+                continue
+            if item.value not in known:
+                known[item.value] = self._completed(item.value, record.life, position)
+            data = known[item.value]
+            if data is None:
+                self._again.add(number)
+                continue
+            asked.append(number)
+            requests.append(Cas(names[number], data, item.version, 0))
+        if not requests:
+            return ()
+        replies = yield Flow(self.node, tuple(requests))
+        self.restored += sum(isinstance(reply, Stored) for reply in replies)
+        return [number for number, reply in zip(asked, replies, strict=True) if reply is CONFLICT]
+
+    def _completed(self, data: bytes, life: bytes, position: Position) -> bytes | None:
+        """The whole stripe in the place of a pending one; None where it is not the own one, or would be too long."""
+        pending = _decode(data)
+        if not isinstance(pending, PendingStripe) or pending.nonce != self._pending_nonce:
+            return None
+        whole = pending.complete(life, position).encode()
+        return whole if len(whole) <= CHUNK_BYTES_MAX else None
+
+
+def _decode(data: bytes) -> Stripe | PendingStripe | None:
+    for kind in (Stripe, PendingStripe):
+        try:
+            return kind.decode(data)
+        except FormatError:
+            continue
+    return None
+
+
+def run_restorers(restorers: Sequence[Restorer], jitter: Callable[[], float]) -> Procedure[None]:
+    """Look at all nodes side by side, for ever. A node that does not answer is left alone for a while."""
+    while True:
+        awake = [restorer for restorer in restorers if not restorer.is_resting]
+        results = yield from gather([restorer.look() for restorer in awake])
+        for restorer, result in zip(awake, results, strict=True):
+            if isinstance(result, FreshnessError):
+                log.warning("node %s: its stripes could not be looked at: %s", restorer.node, result)
+                restorer.rest()
+        yield Wait(LOOK_SECONDS * (0.5 + jitter()))

@@ -1,0 +1,67 @@
+"""A thread that keeps a lineage's stripes on all nodes complete, with connections of its own.
+
+It runs ``freshness.algorithm.restore`` beside the stream, so that a node that lost its stripes delays no invalidation.
+Started by the invalidator's worker and by the driver of the Spark sink, one for each shard.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+
+from freshness.algorithm.driver import BlockingDriver, running_clock
+from freshness.algorithm.envelope import LIFE_SIZE
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import Streamed
+from freshness.algorithm.restore import Restorer, run_restorers
+from freshness.nodes.open import open_node
+
+STOP_SECONDS_MAX = 10.0
+
+
+class Restoration:
+    """``read_stream`` answers `ReadStream`: how far the stream of this process is. Safe from another thread."""
+
+    def __init__(
+        self,
+        backend: str,
+        nodes: Sequence[str],
+        namespace: str,
+        lineage: str,
+        read_stream: Callable[[float], Streamed | None],
+        open_connection: Callable[[str, str], CacheNode] = open_node,
+    ) -> None:
+        self.restorers = [
+            Restorer(node, namespace, lineage, running_clock, lambda: secrets.token_bytes(LIFE_SIZE))
+            for node in nodes
+        ]
+        self._connections = {node: open_connection(backend, node) for node in nodes}
+        self._driver = BlockingDriver(self._connections, self._sleep, read_stream=read_stream)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"stripes of {lineage}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout=STOP_SECONDS_MAX)
+        for connection in self._connections.values():
+            connection.close()
+
+    def _run(self) -> None:
+        try:
+            self._driver.run(run_restorers(self.restorers, random.random))
+        except _StoppedError:
+            return
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stopping.wait(seconds):
+            raise _StoppedError
+
+
+class _StoppedError(Exception):
+    """The thread is to end."""
