@@ -107,7 +107,8 @@ class HeartbeatWriter:
         (docs/adr/0010-mariadb-watermark.md).
         It is empty after a reconnect, and on MySQL, where ``@@global.gtid_executed`` serves.
         """
-        sequence = self._next_sequence()
+        # Counted before it is written: a number whose answer was lost must not be given to a later heartbeat
+        sequence = self._sequence = self._next_sequence()
         now_us = self._now_us()
         parameters = {
             "id": self._instance,
@@ -121,7 +122,6 @@ class HeartbeatWriter:
                 f"{self._address.host}:{self._address.port}: {HEARTBEAT_TABLE} has no row {EPOCH_ROW!r}",
                 hint="its epoch is unknown: restore the row with a higher epoch than ever before",
             )
-        self._sequence = sequence
         return sequence
 
     def epoch(self) -> int:
