@@ -2,8 +2,9 @@
 
 Everything is deterministic. Each procedure is a `Run` that is carried out request by request, so that a schedule
 can stop it between any two of them, lose a request or a reply, and let others act meanwhile. After every request
-the world holds the node records against the invariants (I2, I3), and every hit against what was acknowledged
-before the read began (I1) and against the clock (I7); what does not hold is collected in ``World.broken``.
+the world holds node records and stripes against the invariants (I2, I3), and every hit against what was
+acknowledged before the read began (I1) and against the clock (I7); what does not hold is collected in
+``World.broken``.
 
 ``World.answer_instead`` and ``World.order`` are where tests plant defects. It never sleeps and never uses chance.
 Used by the tests of the algorithm.
@@ -18,12 +19,22 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, apply_batch, renew
-from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.algorithm.envelope import (
+    NodeRecord,
+    PendingStripe,
+    Stripe,
+    find_stripe,
+    record_key,
+    resume_key,
+    stripe_key,
+    stripe_number,
+)
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
 from freshness.algorithm.read import Read, ReadContext, _look_up, read_through
 from freshness.algorithm.request import (
     Add,
+    Append,
     Cas,
     Delete,
     Flow,
@@ -34,16 +45,18 @@ from freshness.algorithm.request import (
     Load,
     Procedure,
     ReadHead,
+    ReadStream,
     Refused,
     Reply,
     Request,
     Step,
     Stored,
+    Streamed,
     Wait,
 )
+from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
-from freshness.errors import FreshnessError, NodeUnavailable
-from freshness.keys.cachekey import tombstone_key
+from freshness.errors import FormatError, FreshnessError, NodeUnavailable
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
@@ -59,9 +72,8 @@ FIRST_NUMBER: Final = 11
 """Transactions before it were made, and cached nowhere, before the world begins."""
 
 START_SECONDS: Final = 1000.0
-D_SECONDS: Final = 120
+STRIPES: Final = 8
 L_SECONDS: Final = 5
-W_SECONDS: Final = 108.0
 HEARTBEAT_AGE_MAX_SECONDS: Final = 4.0
 NODE_REFRESH_SECONDS: Final = 1.0
 MAX_STALENESS_SECONDS: Final = HEARTBEAT_AGE_MAX_SECONDS + L_SECONDS + NODE_REFRESH_SECONDS
@@ -173,7 +185,7 @@ class ReadRows:
     """The second half of a `Load`."""
 
 
-Action: TypeAlias = Request | Load | ReadHead | Wait | ReadToken | ReadRows
+Action: TypeAlias = Request | Load | ReadHead | ReadStream | Wait | ReadToken | ReadRows
 Answerer: TypeAlias = Callable[[str, Request], Reply | None]
 
 
@@ -218,8 +230,10 @@ class Run(Generic[Result]):
         replicas: Mapping[str, Replica] | None = None,
         on_start: Callable[[], None] = lambda: None,
         on_result: Callable[[Result], None] = lambda _: None,
+        read_stream: Callable[[], Streamed | None] = lambda: None,
     ) -> None:
         self.world, self.client, self.replicas = world, client, replicas or {}
+        self.read_stream = read_stream
         self.steps: list[Step] = []
         self.is_done = False
         self.error: Exception | None = None
@@ -279,6 +293,8 @@ class Run(Generic[Result]):
                     self._throw(self.world.primary_error)
                 else:
                     self._send(self.world.read_head(self._lineage()))
+            case ReadStream():
+                self._send(self.read_stream())
             case Load():
                 self._todo = [(0, 0, ReadToken()), (0, 0, ReadRows())]
             case ReadToken() if self.world.reads_rows_first:
@@ -437,16 +453,13 @@ class World:
         nodes: Sequence[str] = (NODE,),
         lineages: Sequence[str] = (LINEAGE,),
         flavor: str = "mysql",
-        is_head_mode: bool = False,
+        stripes: int = STRIPES,
         capacity_items: int | None = None,
     ) -> None:
         self.now = START_SECONDS
-        temp_seconds = None if is_head_mode else 10 * D_SECONDS
+        self.stripes = stripes
         self.stores = {
-            node: MemoryStore(
-                node, clock=self.clock, capacity_items=capacity_items, temp_lru_ttl_seconds=temp_seconds
-            )
-            for node in nodes
+            node: MemoryStore(node, clock=self.clock, capacity_items=capacity_items) for node in nodes
         }
         self.incarnations = dict.fromkeys(nodes, 0)
         self.databases = {
@@ -464,10 +477,17 @@ class World:
         self.acknowledged: dict[tuple[str, str], Position] = {}
         self.broken: list[str] = []
         self._seen_open: dict[tuple[str, str, bytes], NodeRecord] = {}
+        self._seen_stripes: dict[tuple[str, str, int], tuple[bytes, Stripe | None]] = {}
         self._nonces = 0
+        self._moments = 0
 
     def clock(self) -> float:
         return self.now
+
+    def moment(self) -> float:
+        """A clock on which nothing happens twice at one time: by it put-backs wait for a heartbeat."""
+        self._moments += 1
+        return self.now + self._moments * 1e-9
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -524,14 +544,28 @@ class World:
         assert item is not None, f"{node} has no resume copy"
         return NodeRecord.decode(item.value)
 
-    def find_tombstone(self, item: bytes, node: str = NODE) -> Tombstone | None:
-        held = self.stores[node].peek(tombstone_key(item))
-        return None if held is None else Tombstone.decode(held.value)
+    def stripe_key(self, item: bytes = b"", lineage: str = LINEAGE) -> bytes:
+        """Key of the stripe that protects ``item``, `KEY` if none is given."""
+        return stripe_key(NAMESPACE, lineage, stripe_number(item or KEY, self.stripes))
 
-    def lose_tombstone(self, item: bytes, node: str = NODE) -> None:
-        """As a moved slab page does: the item is gone, and a counter tells (F67)."""
-        assert self.stores[node].evict(tombstone_key(item)), f"there is no tombstone of {item!r}"
-        self.stores[node].losses += 1
+    def find_stripe(self, item: bytes = b"", node: str = NODE, lineage: str = LINEAGE) -> Stripe | None:
+        """The stripe of an item in the node's present life; None where it is absent or pending."""
+        held = self.stores[node].peek(self.stripe_key(item, lineage))
+        record = self.find_record(node, lineage)
+        return None if held is None or record is None else find_stripe(held.value, record.life)
+
+    def find_pending(
+        self, item: bytes = b"", node: str = NODE, lineage: str = LINEAGE
+    ) -> PendingStripe | None:
+        held = self.stores[node].peek(self.stripe_key(item, lineage))
+        try:
+            return None if held is None else PendingStripe.decode(held.value)
+        except FormatError:
+            return None
+
+    def evict_stripe(self, item: bytes = b"", node: str = NODE, lineage: str = LINEAGE) -> None:
+        assert self.stores[node].evict(self.stripe_key(item, lineage)), "there is no such stripe"
+        self.check()
 
     def repeat_version(self, version: int, node: str = NODE) -> None:
         """Use up versions, so that the next item that is stored gets ``version`` again (F8)."""
@@ -554,7 +588,8 @@ class World:
                 if record is not None:
                     held = self.acknowledged.get((node, lineage), record.progress)
                     self.acknowledged[node, lineage] = held.union(record.progress)
-                    if record.is_open:
+                    self._check_stripes(node, record)
+                    if record.is_open and record.node == node:
                         self._check_growth(node, record)
                         self._check_protection(node, record)
 
@@ -580,7 +615,26 @@ class World:
             if not new.contains(old):
                 self._break("I3", f"{name} of {node} shrank from {old} to {new}")
 
+    def _check_stripes(self, node: str, record: NodeRecord) -> None:
+        """A stripe that stays there does not shrink."""
+        for number in range(record.stripes):
+            place = node, record.lineage, number
+            held = self.stores[node].peek(stripe_key(NAMESPACE, record.lineage, number))
+            data, before = self._seen_stripes.get(place, (b"", None))
+            if held is not None and held.value == data:
+                continue
+            if held is None:
+                self._seen_stripes.pop(place, None)
+                continue
+            found = find_stripe(held.value, record.life)
+            self._seen_stripes[place] = held.value, found
+            if before is None or found is None or before.life != found.life:
+                continue
+            if not found.position.contains(before.position):
+                self._break("I3", f"stripe {number} of {node} shrank from {before} to {found}")
+
     def _check_protection(self, node: str, record: NodeRecord) -> None:
+        """A stripe may be absent. One that is there holds what was acknowledged since the life began."""
         for made in self.databases[record.lineage].transactions:
             if not record.progress.contains(made.position) or record.floor.contains(made.position):
                 continue
@@ -591,9 +645,9 @@ class World:
             for item in made.keys:
                 if self.places.get(item, NODE) != node or _object_of(item) not in record.objects:
                     continue
-                tombstone = self.find_tombstone(item, node)
-                if tombstone is None or not tombstone.contains(record.lineage, record.epoch, made.position):
-                    self._break("I2", f"nothing protects {item!r} from lacking {made.number}")
+                stripe = self.find_stripe(item, node, record.lineage)
+                if stripe is not None and not stripe.position.contains(made.position):
+                    self._break("I2", f"the stripe of {item!r} lacks the acknowledged {made.number}")
 
     def missing_in_hit(self, lookup: Lookup, payload: bytes, known: Mapping[str, Position]) -> list[int]:
         """Acknowledged transactions that a hit does not reflect."""
@@ -645,7 +699,11 @@ KEY: Final = lookup().item
 
 @dataclass(slots=True)
 class Invalidator:
-    """One process's membership in one node, with a stream that delivers what the test says."""
+    """One process's membership in one node, with a stream that delivers what the test says.
+
+    ``passed``: how far the stream was when the last own heartbeat came back. ``restorer``: of the node's stripes, on
+    a connection of its own.
+    """
 
     world: World
     node: str = NODE
@@ -654,25 +712,26 @@ class Invalidator:
     ring: int = RING
     heartbeat_age_max_seconds: float = HEARTBEAT_AGE_MAX_SECONDS
     node_refresh_seconds: float = NODE_REFRESH_SECONDS
-    tombstone_ttl_seconds: int = D_SECONDS
-    trail_seconds: float = W_SECONDS
     lease_seconds: int = L_SECONDS
     is_serving: bool = True
     client: Client = field(init=False)
     member: Membership = field(init=False)
     cursor: Position = field(init=False)
+    passed: Streamed | None = field(init=False, default=None)
+    restorer: Restorer = field(init=False)
+    restoring_client: Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = Client(self.world)
+        self.client, self.restoring_client = Client(self.world), Client(self.world)
         self.world.lineage_of_client[id(self.client)] = self.lineage
+        self.restorer = Restorer(self.node, NAMESPACE, self.lineage, self.world.moment, self.world.nonce)
         policy = NodePolicy(
             NAMESPACE,
             self.lineage,
             self.ring,
             self.objects,
-            self.tombstone_ttl_seconds,
+            self.world.stripes,
             self.lease_seconds,
-            self.trail_seconds,
             self.heartbeat_age_max_seconds,
             self.node_refresh_seconds,
             self.is_serving,
@@ -698,7 +757,10 @@ class Invalidator:
         return self
 
     def batch(self, *only: Transaction, heartbeat: bool = True) -> Batch:
-        """Everything committed that this stream has not delivered yet, or only these."""
+        """Everything committed that this stream has not delivered yet, or only these.
+
+        Without ``only`` an own heartbeat that was begun now is the last of it.
+        """
         new = only or [made for made in self.database.transactions if not self.cursor.contains(made.position)]
         before, keys, raised = self.cursor, dict[bytes, Position](), dict[str, Position]()
         for made in new:
@@ -710,13 +772,27 @@ class Invalidator:
                 raised[table] = raised[table].union(made.position) if table in raised else made.position
         now = self.world.now
         seen = HeartbeatSeen(now, int(now * 1e6)) if heartbeat else None
+        if heartbeat and not only:
+            self.passed = Streamed(self.cursor, self.database.epoch, self.world.moment())
         return Batch(keys, raised, before, self.cursor, seen)
 
     def applying(self, batch: Batch | None = None) -> Run[None]:
         return self.run(apply_batch(self.member, batch or self.batch()))
 
     def apply(self, batch: Batch | None = None) -> None:
+        """A batch, and what there is to do for the stripes before and after it."""
+        if batch is None:
+            self.look()
         self.applying(batch).finish()
+        if batch is None:
+            self.look()
+
+    def looking(self) -> Run[None]:
+        return Run(self.world, self.restorer.look(), self.restoring_client, read_stream=lambda: self.passed)
+
+    def look(self) -> None:
+        """One look at the node's stripes: missing ones become pending, pending ones whole."""
+        self.looking().finish()
 
     def renewing(self) -> Run[None]:
         return self.run(renew(self.member))
@@ -792,6 +868,11 @@ def is_record_write(action: Action) -> bool:
 
 def is_delete(action: Action) -> bool:
     return isinstance(action, Delete) and action.version is None
+
+
+def is_append(action: Action) -> bool:
+    """The append to a stripe, with which an invalidation begins."""
+    return isinstance(action, Append) and not action.key.endswith(b"!wanted")
 
 
 def version_of(world: World, key: bytes, node: str = NODE) -> int:
