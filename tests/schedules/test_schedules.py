@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import Filled, Stamp, record_key
-from freshness.algorithm.invalidate import Event, invalidate
 from freshness.algorithm.membership import HeartbeatSeen
 from freshness.algorithm.read import read_through
 from freshness.algorithm.request import Cas, Flows, Get, Load, Wait
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FreshnessError, NodeUnavailable
-from freshness.keys.cachekey import tombstone_key
 from tests.schedules.world import (
     CUSTOMER,
-    D_SECONDS,
     KEY,
     LINEAGE,
     NAMESPACE,
@@ -29,8 +27,6 @@ from tests.schedules.world import (
     Reader,
     ReadRows,
     ReadToken,
-    Run,
-    Transaction,
     World,
     is_fill,
     is_record_write,
@@ -63,91 +59,6 @@ def test_table_floor_survives_a_revival_under_a_paused_invalidator() -> None:
     one.apply(one.batch())
     one.live(20)
     Reader(world, world.replica()).read()
-    assert world.broken == []
-
-
-def test_losses_are_not_forgotten_by_a_closed_join() -> None:
-    """A closes for want of a heartbeat, tombstones are lost, B joins and takes the new count, A opens again."""
-    world = World()
-    one = Invalidator(world).join()
-    one.apply()
-    world.commit(KEY)
-    one.apply()
-    world.sleep(4.5)
-    one.apply(one.batch(heartbeat=False))  # closes, and inspects
-    assert not world.record().is_open
-    world.lose_tombstone(KEY)
-    two = Invalidator(world)
-    two.join()
-    run = one.applying().until(lambda _: False, may_end=True)
-    Reader(world, world.replica()).read()
-    if run.error is not None:
-        one.join()
-    one.live(20)
-    Reader(world, world.replica()).read()
-    assert not world.breaks("I1")
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_a_poisoned_entry_does_not_survive_the_loss_that_made_it(is_closed: bool) -> None:
-    """Tombstones are lost, a lagging reader fills, the invalidator dies before it inspects. The next one revives
-    the node, or joins it while it is closed: in both cases its life must end, as it would have."""
-    world = World()
-    one = Invalidator(world).join()
-    made = world.commit(KEY)
-    one.live(8.8)
-    one.apply()
-    for seconds in (
-        12.7,
-        14.7,
-    ):  # no heartbeat comes back; both inspect, the second leaves the rest of the lease
-        world.sleep_until(seconds)
-        one.apply(one.batch(heartbeat=False))
-    assert world.record().is_open
-    world.sleep_until(14.75)
-    world.lose_tombstone(KEY)
-    assert (
-        Reader(world, world.replica()).read() is ReadOutcome.FILLED
-    )  # the exposure until the next inspection
-    if is_closed:
-        world.sleep_until(14.9)
-        one.apply(one.batch(heartbeat=False))
-        assert not world.record().is_open
-    else:
-        world.sleep_until(20)
-        assert world.find_record() is None
-    two = Invalidator(world).join()
-    two.live(30)
-    assert world.record().is_open
-    assert world.record().progress.contains(made.position)
-    Reader(world, world.replica()).read()
-    assert not world.breaks("I1")
-
-
-def test_a_lease_is_not_extended_without_the_floor_of_that_moment() -> None:
-    """W + 2L + 2 <= D allows for one lease of pause before the CAS and one lease after it. `_raise_floors` stores
-    the record with a full lease, too, and leaves the floor where it was: a third one. L = 10, D = 120, W = 98,
-    max_staleness_seconds = 20."""
-    world = World()
-    one = Invalidator(world, lease_seconds=10, trail_seconds=98, heartbeat_age_max_seconds=9).join()
-    world.sleep_until(0.99)
-    made = world.commit(KEY)
-    one.apply()  # the tombstone expires at 121 s
-    one.live(98.97)
-    one.apply()
-    world.sleep_until(98.98)  # its age is 97.99 s, less than W
-    publishing = one.applying(one.batch()).until(is_record_write)
-    world.sleep_until(107.9)
-    publishing.finish()
-    assert not world.record().floor.contains(made.position)
-    world.sleep_until(107.95)
-    world.commit(raised=["others"])
-    raising = one.applying(one.batch()).until(is_record_write)
-    world.sleep_until(116.9)
-    raising.until_kind(Wait)
-    world.sleep_until(122)
-    assert world.find_tombstone(KEY) is None
-    assert Reader(world, world.replica()).read() is not ReadOutcome.FILLED
     assert world.broken == []
 
 
@@ -246,27 +157,6 @@ def test_a_view_that_another_read_fetched_does_not_lend_its_life() -> None:
     assert not world.breaks("I1")
 
 
-def test_a_touch_does_not_refresh_another_tombstone() -> None:
-    """The tombstone that held the event expires between `Get` and `Cas`, and another one takes its place: the
-    duplicate is acknowledged without being in any tombstone (F56, F64)."""
-    world = World()
-    client = Client(world)
-    first, second = world.commit(KEY), world.commit(KEY)
-
-    def invalidating(made: Transaction) -> Run[int]:
-        event = Event(LINEAGE, 1, made.position, made.position)
-        return Run(world, invalidate(NODE, {KEY: event}, D_SECONDS), client)
-
-    invalidating(first).finish()
-    duplicate = invalidating(first).until_kind(Cas)
-    world.sleep(D_SECONDS + 2)
-    invalidating(second).finish()
-    duplicate.finish()
-    tombstone = world.find_tombstone(KEY)
-    assert tombstone is not None
-    assert tombstone.contains(LINEAGE, 1, first.position)
-
-
 def test_hits_are_not_staler_than_the_heartbeat_the_lease_and_the_view_allow() -> None:
     """I7: a backend keeps the record up to L + 1 s (F50), which neither the bound nor the view counts."""
     world = World()
@@ -317,7 +207,7 @@ def test_a_table_floor_can_be_raised_where_readers_refresh_more_slowly_than_the_
 
 
 def test_a_key_written_often_is_fillable_again_after_a_change_of_epoch() -> None:
-    """The tombstone keeps the positions of the former epoch for as long as the key is written every D seconds."""
+    """Nothing of the former epoch may be demanded for as long as the key is written."""
     world = World()
     one = Invalidator(world).join()
     one.apply()
@@ -335,8 +225,8 @@ def test_a_key_written_often_is_fillable_again_after_a_change_of_epoch() -> None
 
 
 def test_an_ended_life_is_not_written_back_into_the_resume_copy() -> None:
-    """One pauses between record and resume copy; tombstones are lost, a reader poisons; the other ends the life,
-    and dies; the paused one overwrites the resume copy of the new life with its own."""
+    """One pauses between record and resume copy. The other ends the life, since the log was purged, and dies. The
+    paused one would overwrite the resume copy of the new life with its own."""
     world = World()
     one, two = Invalidator(world).join(), Invalidator(world)
     one.apply()
@@ -344,15 +234,15 @@ def test_an_ended_life_is_not_written_back_into_the_resume_copy() -> None:
     world.sleep(1.0)
     paused = one.applying().until(is_record_write)
     paused.advance()  # the record is stored
-    life = world.record().life
-    world.lose_tombstone(KEY)
-    assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
-    two.join()
-    assert world.record().life != life
+    former = world.record().life
+    two.run(join(two.member, two.cursor, is_fresh=True)).finish()
     paused.until(lambda _: False, may_end=True)
     world.sleep(8)
+    assert world.find_record() is None
+    assert world.resume_copy().life != former
     three = Invalidator(world).join()
     three.apply()
+    assert world.record().life != former
     three.live(20)
     Reader(world, world.replica()).read()
     assert not world.breaks("I1")
@@ -482,34 +372,6 @@ def test_a_client_of_an_old_definition_leaves_the_entries_of_the_new_one_alone()
     assert Reader(world, world.replica()).read() is ReadOutcome.HIT
 
 
-def test_a_shorter_tombstone_ttl_does_not_shorten_what_others_rely_on() -> None:
-    """D is lowered, and for a while invalidators (or applications that invalidate) of both settings run. The one
-    with the shorter D stores the tombstone again, duplicate or grown, and dies; the other counts on its own D."""
-    world = World()
-    one = Invalidator(world).join()
-    one.apply()
-    made = world.commit(KEY)
-    one.apply()
-    event = Event(LINEAGE, 1, made.position, made.position)
-    Run(world, invalidate(NODE, {KEY: event}, 30), Client(world)).finish()
-    one.live(50)
-    assert Reader(world, world.replica()).read() is not ReadOutcome.FILLED
-    assert world.broken == []
-
-
-def test_the_tombstone_of_a_busy_key_does_not_live_longer_with_every_write() -> None:
-    """A node keeps items a second more than asked (F50): what it says is left must not be asked for again."""
-    world = World()
-    one = Invalidator(world).join()
-    one.apply()
-    for _ in range(20):
-        world.commit(KEY)
-        one.apply()
-    held = world.stores[NODE].peek(tombstone_key(KEY))
-    assert held is not None
-    assert held.ttl_seconds <= D_SECONDS + 1
-
-
 @pytest.mark.parametrize("node_refresh_seconds", [0.7, 2.0, 2.3, 3.1])
 @pytest.mark.parametrize("at", [0.0, 0.1, 0.3, 0.7, 1.9])
 def test_waiting_for_readers_ends(node_refresh_seconds: float, at: float) -> None:
@@ -521,18 +383,6 @@ def test_waiting_for_readers_ends(node_refresh_seconds: float, at: float) -> Non
     world.commit(raised=["customers"])
     one.apply()
     assert world.record().progress == world.database.head
-
-
-def test_a_policy_under_which_a_table_is_never_acknowledged_is_refused() -> None:
-    """node_refresh_seconds >= W: the batch would always be too old to be published."""
-    with pytest.raises(AssertionError, match="never be acknowledged"):
-        Invalidator(
-            World(),
-            node_refresh_seconds=20,
-            heartbeat_age_max_seconds=100,
-            tombstone_ttl_seconds=30,
-            trail_seconds=18,
-        )
 
 
 def test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse() -> None:

@@ -792,7 +792,10 @@ class Invalidator:
 
     def look(self) -> None:
         """One look at the node's stripes: missing ones become pending, pending ones whole."""
-        self.looking().finish()
+        run = self.looking().until(lambda _: False, may_end=True)
+        if isinstance(run.error, NodeUnavailable):  # after a restart the next one has a connection again
+            run = self.looking().until(lambda _: False, may_end=True)
+        assert run.error is None or isinstance(run.error, NodeUnavailable)
 
     def renewing(self) -> Run[None]:
         return self.run(renew(self.member))
