@@ -46,6 +46,9 @@ _LINEAGE = re.compile(r"[A-Za-z0-9_./-]{1,122}")
 _IDENTIFIER = re.compile(r"[^\x00-\x1f\x7f`./\\]{1,64}")
 _IDENTIFIER_EXPECTED = "a name of 1 to 64 characters, without its database"
 _SHOWN_CHARACTERS_MAX = 60
+_GONE = {
+    "cache.tombstone_ttl_seconds": "there are no tombstones any more; delete the line (see cache.stripes)"
+}
 
 
 def load_config(
@@ -479,6 +482,9 @@ class _Reader:
             if key in known:
                 continue
             full = f"{where}.{key}" if where else key
+            if full in _GONE:
+                self.report(full, "a setting of a former release", f"none: {_GONE[full]}")
+                continue
             nearest = get_close_matches(key, known, n=1, cutoff=0.5)
             if nearest:
                 self.report(full, "an unknown key", f'a known one; did you mean "{nearest[0]}"?')

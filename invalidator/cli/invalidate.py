@@ -20,11 +20,9 @@ def invalidate(
     """Remove what the cache holds of these keys; nothing older than the primary is now can be stored again."""
     from freshness.database.schema import load_registry
     from invalidator.process.by_hand import invalidate_keys
-    from invalidator.stream.open import StreamOpener
 
     settings = load_config(config)
-    read_token = StreamOpener(lambda: settings).read_token
-    invalidated = invalidate_keys(settings, load_registry(settings), name, key, read_token)
+    invalidated = invalidate_keys(settings, load_registry(settings), name, key)
     if as_json:
         print_json([{"object": name, "node": each.node, "item": each.item.decode()} for each in invalidated])
         return

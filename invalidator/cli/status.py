@@ -1,4 +1,4 @@
-"""``invalidator status``: the record of every cache node."""
+"""``invalidator status``: the record and the stripes of every cache node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
         print_json(answer)
         return
     table = Table()
-    for title in ("node", "lineage", "state", "lease s", "age s"):
+    for title in ("node", "lineage", "state", "lease s", "age s", "stripes %"):
         table.add_column(title, no_wrap=True)
     for title in ("progress", "floor"):
         table.add_column(title, overflow="fold")
@@ -30,7 +30,18 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             node["state"],
             str(node.get("lease_seconds_left", "")),
             str(node.get("heartbeat_age_seconds", "")),
+            str(node.get("stripes_there_percent", "")),
             node.get("progress", ""),
             node.get("floor", ""),
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for server in answer["servers"]:
+        share = server.get("refused_percent")
+        found = (
+            server["error"]
+            if share is None
+            else f"a fill is refused for a neighbour's sake in about {share} % of cases"
+        )
+        advice = f"; {server['advice']}" if server.get("advice") else ""
+        console.print(f"{server['server']} of {server['lineage']}: {found}{advice}", highlight=False)

@@ -89,7 +89,7 @@ def create_api(
         try:
             registry = load_registry(config)
             _require_widths(registry, wanted)
-            invalidated = invalidate_keys(config, registry, wanted.object, texts, hub.opener.read_token)
+            invalidated = invalidate_keys(config, registry, wanted.object, texts)
         except FreshnessError as error:
             raise refuse(error) from error
         return {"invalidated": [{"node": each.node, "item": each.item.decode()} for each in invalidated]}

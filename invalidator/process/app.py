@@ -149,6 +149,7 @@ class Invalidator:
         self._stop(changed)
         self.config = config
         self.metrics.nodes_configured.set(len(self._nodes or config.cache.nodes))
+        self.metrics.stripes_configured.set(config.cache.stripes)
         for lineage, assignment in wanted.items():
             if lineage not in self._running:
                 self._start(assignment)

@@ -1,26 +1,24 @@
 """Invalidates keys that an operator names: after a repair, or where something is suspected.
 
-As for an event of the stream, with all that the primary has executed by now as the event: afterwards no reader can
-store what is older than that. It needs no running invalidator and disturbs none. Called by the command line.
+The stripe of each key is deleted, and then the key. Nothing is stored without its stripe, which comes back with all
+that the primary had executed by the time of its deletion (``freshness.algorithm.restore``): afterwards no reader can
+store what is older. It asks no database, needs no running invalidator and disturbs none. Called by the command line
+and by the HTTP service.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from freshness.algorithm.driver import BlockingDriver
-from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.envelope import encode_wanted, record_key, stripe_key, stripe_number, wanted_key
+from freshness.algorithm.membership import find_record
 from freshness.algorithm.node import CacheNode
-from freshness.config.settings import Config, Keyspace
+from freshness.algorithm.request import Append, Delete, Get, Request
+from freshness.config.settings import CacheConfig, Config
 from freshness.errors import FormatError
 from freshness.nodes.open import open_node
 from freshness.objects.registry import ObjectDefinition
-from freshness.position.token import EventToken
 from invalidator.process.status import LocatedKey, locate_key
-
-ReadToken = Callable[[str, str], EventToken]
-"""Keyspace and shard name → all that the primary has executed by now."""
 
 
 def invalidate_keys(
@@ -28,32 +26,39 @@ def invalidate_keys(
     registry: dict[str, ObjectDefinition],
     name: str,
     texts: Sequence[str],
-    read_token: ReadToken,
     open_connection: Callable[[str, str], CacheNode] = open_node,
 ) -> list[LocatedKey]:
     """Invalidate one key or several of an object; a key of n columns takes n of ``texts``.
 
     Returns what was invalidated, all of it acknowledged. Raises `ConfigError` and `FormatError` for what was asked;
-    `NodeUnavailable` or `InvalidationFailed` where a key was not acknowledged (those before it were), and what
-    ``read_token`` raises.
+    `NodeUnavailable` where a key was not acknowledged (those before it were).
     """
     keys = _locate_keys(config, registry, name, texts)
-    keyspace = config.keyspaces[keys[0].definition.config.keyspace]
-    heads = _read_heads(keyspace, {lineage for each in keys for lineage in each.policy.lineages}, read_token)
-    names = dict.fromkeys(each.node for each in keys)
-    nodes = {node: open_connection(config.cache.backend, node) for node in names}
-    driver = BlockingDriver(nodes, time.sleep)
-    try:
-        for key in keys:
-            for lineage in key.policy.lineages:
-                head = heads[lineage]
-                event = Event(lineage, head.epoch, head.position, head.position)
-                ttl_seconds = config.cache.tombstone_ttl_seconds
-                driver.run(invalidate(key.node, {key.item: event}, ttl_seconds))
-    finally:
-        for node in nodes.values():
-            node.close()
+    for node in dict.fromkeys(key.node for key in keys):
+        connection = open_connection(config.cache.backend, node)
+        try:
+            _invalidate(connection, config.cache, [key for key in keys if key.node == node])
+        finally:
+            connection.close()
     return keys
+
+
+def _invalidate(connection: CacheNode, cache: CacheConfig, keys: Sequence[LocatedKey]) -> None:
+    """One lineage after the other: its stripes, then the keys.
+
+    A life that has no record can only be revived with as many stripes as are configured, and a new one begins later
+    than now.
+    """
+    for lineage in {lineage: None for key in keys for lineage in key.policy.lineages}:
+        (reply,) = connection.perform([Get(record_key(cache.namespace, lineage), is_bound=True)])
+        record = find_record(reply, connection.name)
+        stripes = (record.stripes if record is not None else 0) or cache.stripes
+        items = [key.item for key in keys if lineage in key.policy.lineages]
+        numbers = dict.fromkeys(stripe_number(item, stripes) for item in items)
+        requests: list[Request] = [Delete(stripe_key(cache.namespace, lineage, number)) for number in numbers]
+        requests += [Delete(item) for item in items]
+        requests.append(Append(wanted_key(cache.namespace, lineage), encode_wanted(numbers)))
+        connection.perform(requests)
 
 
 def _locate_keys(
@@ -69,11 +74,3 @@ def _locate_keys(
         locate_key(config, registry, name, texts[place : place + width])
         for place in range(0, len(texts), width)
     ]
-
-
-def _read_heads(keyspace: Keyspace, lineages: set[str], read_token: ReadToken) -> Mapping[str, EventToken]:
-    return {
-        shard.lineage: read_token(keyspace.name, shard.name)
-        for shard in keyspace.serving_shards
-        if shard.lineage in lineages
-    }

@@ -19,6 +19,8 @@ class ShardMetrics:
     lag_seconds: Histogram
     commit_lag_seconds: Histogram
     nodes_joined: Gauge
+    nodes_complete: Gauge
+    stripes_restored: Counter
     stream_open: Gauge
     reopened: Counter
     heartbeat_failures: Counter
@@ -67,6 +69,18 @@ class Metrics:
             nodes_joined=Gauge(
                 "freshness_nodes_joined", "Cache nodes joined.", _BY_SHARD, registry=self.registry
             ),
+            nodes_complete=Gauge(
+                "freshness_nodes_complete",
+                "Cache nodes that have all their stripes, as far as is known.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
+            stripes_restored=Counter(
+                "freshness_stripes_restored",
+                "Stripes put back on cache nodes; those of a new life among them.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
             stream_open=Gauge(
                 "freshness_stream_open", "1 while the stream is open.", _BY_SHARD, registry=self.registry
             ),
@@ -92,6 +106,11 @@ class Metrics:
         self.nodes_configured = Gauge(
             "freshness_nodes_configured", "Cache nodes configured.", registry=self.registry
         )
+        self.stripes_configured = Gauge(
+            "freshness_stripes_configured",
+            "Stripes of each shard on each cache node, as configured.",
+            registry=self.registry,
+        )
 
     def of_shard(self, lineage: str) -> ShardMetrics:
         """The metrics of one shard, from now on shown."""
@@ -104,6 +123,8 @@ class Metrics:
             shard.lag_seconds.labels(lineage),
             shard.commit_lag_seconds.labels(lineage),
             shard.nodes_joined.labels(lineage),
+            shard.nodes_complete.labels(lineage),
+            shard.stripes_restored.labels(lineage),
             shard.stream_open.labels(lineage),
             shard.reopened.labels(lineage),
             shard.heartbeat_failures.labels(lineage),

@@ -1,60 +1,120 @@
-"""The records of the cache nodes, and what the cache holds of one key. Reads only.
+"""The records and stripes of the cache nodes, and what the cache holds of one key. Reads only.
 
-`read_status` and `inspect` need no running invalidator: the truth is in the nodes.
+`read_status` and `inspect` need no running invalidator: the truth is in the nodes, and in the servers that
+applications read.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
-from freshness.algorithm.envelope import STUB, Filled, Tombstone, record_key, resume_key
+from freshness.algorithm.envelope import (
+    STUB,
+    Filled,
+    NodeRecord,
+    PendingStripe,
+    Stripe,
+    find_stripe,
+    record_key,
+    resume_key,
+    stripe_key,
+    stripe_number,
+)
 from freshness.algorithm.membership import find_record
+from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Get, Item, Reply
-from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
-from freshness.config.settings import Config
-from freshness.database.connection import connect, quote_name, translated
-from freshness.errors import ConfigError, FormatError, FreshnessError
-from freshness.keys.cachekey import tombstone_key
+from freshness.algorithm.rule import ObjectPolicy, find_fill_refusal, find_hit_refusal, find_record_refusal
+from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
+from freshness.database.connection import connect, quote_name, read_rows, translated
+from freshness.database.vitess import VitessShard, read_with_token
+from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.objects.registry import ObjectDefinition
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import parse_token, token_sql
 from freshness.values.codec import decode_value, encode_value
+
+SAMPLE_MAX: Final = 1024
+"""So many stripes of a node are looked at for its status."""
+
+SHARING_MAX: Final = 0.05
+"""More stripes are advised where a larger share of fills is refused for a neighbour's sake."""
+
+LAGGING_MIN: Final = 0.95
+"""Where the share is larger than this, the server is the problem."""
+
+STRIPES_PER_CHANGE: Final = 50
+"""Advised stripes for each key that changes while a replica lags: 2 % of the fills are refused then."""
 
 
 def read_status(config: Config) -> dict[str, Any]:
+    """``nodes``: see `read_nodes`. ``servers``: one entry for each server that applications read, with the share of
+    fills that it is refused for a neighbour's sake."""
+    looks = list(_look_at_nodes(config))
+    samples: dict[str, list[Stripe]] = {lineage: [] for lineage in config.lineages}
+    for entry, sample in looks:
+        samples[entry["lineage"]] += sample
+    servers = [
+        {"server": f"{server.host}:{server.port}", "lineage": shard.lineage}
+        | _measure_sharing(keyspace, shard, server, samples[shard.lineage], config.cache.stripes)
+        for keyspace in config.keyspaces.values()
+        for shard in keyspace.serving_shards
+        if samples[shard.lineage]
+        for server in _servers_read(shard)
+    ]
+    ring = Placement(config.cache.nodes, config.cache.namespace).ring_version
+    return {
+        "namespace": config.cache.namespace,
+        "ring": f"{ring:08x}",
+        "nodes": [entry for entry, _ in looks],
+        "servers": servers,
+    }
+
+
+def read_nodes(config: Config) -> list[dict[str, Any]]:
     """One entry per node and lineage, ready for JSON. A node that does not answer says so and hides no other."""
-    placement = Placement(config.cache.nodes, config.cache.namespace)
-    nodes = []
+    return [entry for entry, _ in _look_at_nodes(config)]
+
+
+def _look_at_nodes(config: Config) -> Iterator[tuple[dict[str, Any], list[Stripe]]]:
+    """The entries of `read_nodes`, each with the sample of its stripes."""
     for name in config.cache.nodes:
         for lineage in config.lineages:
-            nodes.append({"node": name, "lineage": lineage} | _node_status(config, name, lineage, placement))
-    return {"namespace": config.cache.namespace, "ring": f"{placement.ring_version:08x}", "nodes": nodes}
+            node = open_node(config.cache.backend, name)
+            sample: list[Stripe] = []
+            try:
+                state, sample = _look_at_node(config, node, lineage)
+            except FreshnessError as error:
+                state = {"state": "unavailable", "error": str(error)}
+            finally:
+                node.close()
+            yield {"node": name, "lineage": lineage} | state, sample
 
 
-def _node_status(config: Config, name: str, lineage: str, placement: Placement) -> dict[str, Any]:
-    node = open_node(config.cache.backend, name)
-    try:
-        reply, resume = node.perform(
-            (
-                Get(record_key(config.cache.namespace, lineage)),
-                Get(resume_key(config.cache.namespace, lineage)),
-            )
-        )
-    except FreshnessError as error:
-        return {"state": "unavailable", "error": str(error)}
-    finally:
-        node.close()
-    record = find_record(reply)
+def _look_at_node(config: Config, node: CacheNode, lineage: str) -> tuple[dict[str, Any], list[Stripe]]:
+    namespace = config.cache.namespace
+    keys = record_key(namespace, lineage), resume_key(namespace, lineage)
+    reply, resume = node.perform([Get(key, is_bound=True) for key in keys])
+    record = find_record(reply, node.name)
     if record is None or not isinstance(reply, Item):
-        copy = find_record(resume)
+        copy = find_record(resume, node.name)
         state = "unknown" if copy is None else "lapsed"
-        return {"state": state, "progress": "" if copy is None else str(copy.progress)}
-    refusal = find_record_refusal(record, placement.ring_version)
+        return {"state": state, "progress": "" if copy is None else str(copy.progress)}, []
+    numbers = range(0, record.stripes, math.ceil(record.stripes / SAMPLE_MAX) or 1)
+    held = node.perform([Get(stripe_key(namespace, lineage, number)) for number in numbers])
+    sample = [
+        stripe
+        for each in held
+        if isinstance(each, Item) and (stripe := find_stripe(each.value, record.life)) is not None
+    ]
+    refusal = find_record_refusal(record, Placement(config.cache.nodes, namespace).ring_version)
     return {
         "state": "open" if refusal is None else refusal.name.lower(),
         "life": record.life.hex(),
@@ -66,7 +126,61 @@ def _node_status(config: Config, name: str, lineage: str, placement: Placement) 
         "floor": str(record.floor),
         "table_floors": {table: str(position) for table, position in record.table_floors.items()},
         "objects": sorted(record.objects),
-    }
+        "stripes": record.stripes,
+        "stripes_there_percent": round(100 * len(sample) / max(1, len(numbers)), 1),
+    }, sample
+
+
+def _measure_sharing(
+    keyspace: Keyspace, shard: Shard, server: ServerAddress, sample: Sequence[Stripe], stripes: int
+) -> dict[str, Any]:
+    """The share of stripes that hold a change which the server lacks: it is refused a fill of any of their keys.
+
+    With w changed keys a second on a node and a lag of t, that is 1 - exp(-w t / stripes). So the share says what
+    w t is, and how many stripes would be enough.
+    """
+    try:
+        position = _read_token(keyspace, shard, server).position
+        share = sum(not position.contains(stripe.position) for stripe in sample) / len(sample)
+    except FreshnessError as error:
+        return {"error": str(error)}
+    return {"refused_percent": round(100 * share, 1), "advice": advise_stripes(share, stripes)}
+
+
+def advise_stripes(share: float, stripes: int) -> str:
+    """The remedy where a ``share`` of the fills is refused for a neighbour's sake; "" where none is needed."""
+    if share <= SHARING_MAX:
+        return ""
+    if share > LAGGING_MIN:
+        return "the server is so far behind that more stripes would not help"
+    wanted = math.ceil(-stripes * math.log(1 - share) * STRIPES_PER_CHANGE)
+    return f"set cache.stripes to {1 << (wanted - 1).bit_length()}"
+
+
+def _servers_read(shard: Shard) -> Sequence[ServerAddress]:
+    """The servers that applications read; of Vitess, the vtgate that chooses them."""
+    return shard.replicas or (shard.primary,)
+
+
+def _read_token(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
+    """What a read from that server would have now. Raises `SourceUnavailable` and `SourceUnsuitable`."""
+    connection = connect(server)
+    try:
+        if shard.vtgate is not None:
+            target = VitessShard(shard.vtgate.keyspace, shard.name, shard.lineage, shard.vtgate.tablet_type)
+            token = read_with_token(connection, target, lambda _: None)[1]
+        else:
+            flavor = keyspace.gtid_flavor
+            token = parse_token(flavor, shard.lineage, shard.name, read_rows(connection, token_sql(flavor)))
+    except Exception as error:
+        raise translated(error, server, "reading the token") from error
+    finally:
+        connection.close()
+    if token is None:
+        raise SourceUnsuitable(
+            f"{server.host}:{server.port} gives no token", hint="no invalidator has prepared its primary yet"
+        )
+    return token
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +233,34 @@ def _parse_value(column: KeyColumn, text: str) -> str | bytes:
 
 
 def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
-    """Entry, tombstone and verdict of one key, and whether the value is the primary's row now."""
+    """Entry, stripes and verdict of one key, whether a fill would be stored, and whether the value is the primary's
+    row now."""
     namespace = config.cache.namespace
     lineages = located.policy.lineages
     node = open_node(config.cache.backend, located.node)
     try:
-        entry, marker, *records = node.perform(
-            (
-                Get(located.item),
-                Get(tombstone_key(located.item)),
-                *(Get(record_key(namespace, lineage)) for lineage in lineages),
-            )
-        )
+        gets = [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
+        entry, *replies = node.perform([Get(located.item), *gets])
+        found = {
+            lineage: find_record(reply, node.name) for lineage, reply in zip(lineages, replies, strict=True)
+        }
+        keys = {
+            lineage: stripe_key(namespace, lineage, stripe_number(located.item, record.stripes))
+            for lineage, record in found.items()
+            if record is not None and record.stripes
+        }
+        held = dict(zip(keys, node.perform([Get(key) for key in keys.values()]), strict=True))
     finally:
         node.close()
-    found = {lineage: find_record(reply) for lineage, reply in zip(lineages, records, strict=True)}
     answer: dict[str, Any] = {
         "object": located.definition.config.name,
         "node": located.node,
         "item": located.item.decode(),
-        "tombstone": _describe_tombstone(marker),
+        "stripes": [
+            {"lineage": lineage, "key": key.decode()} | _describe_stripe(held[lineage], found[lineage])
+            for lineage, key in keys.items()
+        ],
+        "fills": _find_fills(config, located, found, held),
     }
     if not isinstance(entry, Item):
         return answer | {"entry": "absent"}
@@ -164,18 +286,56 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
     return answer
 
 
-def _describe_tombstone(reply: Reply) -> dict[str, Any] | None:
+def _describe_stripe(reply: Reply, record: NodeRecord | None) -> dict[str, Any]:
     if not isinstance(reply, Item):
-        return None
+        return {"state": "absent"}
     try:
-        tombstone = Tombstone.decode(reply.value)
+        stripe = Stripe.decode(reply.value)
     except FormatError as error:
-        return {"error": str(error)}
-    positions = {
-        f"{lineage} epoch {epoch}": str(position)
-        for (lineage, epoch), position in tombstone.positions.items()
+        try:
+            PendingStripe.decode(reply.value)
+        except FormatError:
+            return {"state": "foreign", "error": str(error)}
+        return {"state": "pending"}
+    is_of_life = record is not None and stripe.life == record.life
+    return {
+        "state": "there" if is_of_life else "of a former life",
+        "position": str(stripe.position),
+        "chunks": stripe.chunk_count,
     }
-    return {"ttl_seconds": reply.ttl_seconds, "positions": positions}
+
+
+def _find_fills(
+    config: Config,
+    located: LocatedKey,
+    records: Mapping[str, NodeRecord | None],
+    held: Mapping[str, Reply],
+) -> list[dict[str, Any]]:
+    """For each server that applications read: whether what it shows now would be stored, and why not."""
+    ring = Placement(config.cache.nodes, config.cache.namespace).ring_version
+    keyspace = config.keyspaces[located.definition.config.keyspace]
+    fills = []
+    for shard in keyspace.serving_shards:
+        lineage = shard.lineage
+        if lineage not in located.policy.lineages:
+            continue
+        record, reply = records[lineage], held.get(lineage)
+        stripe = None
+        if record is not None and isinstance(reply, Item):
+            stripe = find_stripe(reply.value, record.life)
+        policy = replace(located.policy, lineages=(lineage,))
+        for server in _servers_read(shard):
+            try:
+                token = _read_token(keyspace, shard, server)
+            except FreshnessError as error:
+                verdict = str(error)
+            else:
+                refusal = find_fill_refusal(
+                    policy, ring, {lineage: record}, {lineage: stripe}, {lineage: token}
+                )
+                verdict = "stored" if refusal is None else refusal.value
+            fills.append({"server": f"{server.host}:{server.port}", "lineage": lineage, "verdict": verdict})
+    return fills
 
 
 def _read_row(config: Config, located: LocatedKey) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
 from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import Streamed
 from freshness.algorithm.witness import Witness
 from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.config.vtgate_address import VtgateAddress
@@ -28,6 +29,7 @@ from freshness.database.schema import find_cascades
 from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
+from freshness.nodes.restoration import Restoration
 from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
@@ -87,6 +89,7 @@ class ShardWorker:
     last_error: str = ""
     is_streaming: bool = False
     invalidator: ShardInvalidator | None = None
+    restoration: Restoration | None = None
     times: TimeIndex = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
 
@@ -114,8 +117,10 @@ class ShardWorker:
         driver = BlockingDriver(nodes, self._sleep, read_head=primary.read_head)
         source = self._create_source(cascades)
         self.invalidator = self._create_invalidator(instance, pulse)
-        if has_heartbeats:
+        self.restoration = self._create_restoration(self.invalidator, pulse)
+        if has_heartbeats:  # without them no stripe can be put back
             pulse.start()
+            self.restoration.start()
         try:
             if task.stream.start == "now":
                 self.invalidator.end_lives()
@@ -128,6 +133,7 @@ class ShardWorker:
             drive(loop, _answerer(driver, source, epochs))
         finally:
             source.close()
+            self.restoration.stop()
             pulse.stop()
             epochs.close()
             primary.close()
@@ -203,6 +209,20 @@ class ShardWorker:
             witness=self.witness,
         )
 
+    def _create_restoration(self, invalidator: ShardInvalidator, pulse: Pulse) -> Restoration:
+        """Also for a shard that does not serve: when it begins to, its stripes are there."""
+        task = self.assignment
+
+        def read_stream(begun_at: float) -> Streamed | None:
+            streamed = invalidator.read_stream(begun_at)
+            if streamed is None or streamed.begun_at < begun_at:
+                pulse.hurry(begun_at)
+            return streamed
+
+        return Restoration(
+            task.cache.backend, task.nodes, task.cache.namespace, task.shard.lineage, read_stream
+        )
+
     def _sleep(self, seconds: float) -> None:
         until = running_clock() + seconds
         while not self._is_stopping and (left := until - running_clock()) > 0:
@@ -216,6 +236,7 @@ class MetricsObserver(LoopObserver):
         self._worker = worker
         self._invalidator = invalidator
         self._metrics = worker.metrics
+        self._restored = 0
         # MariaDB logs whole seconds.
         self._has_commit_times = worker.assignment.flavor == "mysql"
 
@@ -249,6 +270,12 @@ class MetricsObserver(LoopObserver):
 
     def nodes_joined(self, count: int) -> None:
         self._metrics.nodes_joined.set(count)
+        if self._worker.restoration is not None:
+            restorers = self._worker.restoration.restorers
+            self._metrics.nodes_complete.set(sum(each.is_complete for each in restorers))
+            restored = sum(each.restored for each in restorers)
+            self._metrics.stripes_restored.inc(restored - self._restored)
+            self._restored = restored
 
     def failed(self, error: FreshnessError) -> None:
         self._worker.last_error = str(error)
