@@ -10,21 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
+from unittest.mock import ANY
 
 import pytest
 
-from freshness.algorithm import admission, apply, membership, read, rule, view
-from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone, record_key
+from freshness.algorithm import apply, envelope, membership, read, rule, view
+from freshness.algorithm.envelope import (
+    Coverage,
+    Filled,
+    NodeRecord,
+    Stamp,
+    Stripe,
+    record_key,
+    stripe_key,
+    stripe_number,
+)
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.request import (
     DONE,
     MISSING,
     Add,
+    Append,
     Cas,
     Delete,
     Flow,
     Get,
-    InspectStorage,
     Item,
     Procedure,
     Reply,
@@ -34,15 +44,16 @@ from freshness.algorithm.request import (
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.view import NodeView
 from freshness.errors import FormatError, FreshnessError
-from freshness.keys.cachekey import tombstone_key
-from freshness.position import Position, empty_position
+from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
 from tests.schedules.world import (
     KEY,
+    L_SECONDS,
     LINEAGE,
     NAMESPACE,
     NODE,
     ORDER,
+    STRIPES,
     Client,
     Invalidator,
     Reader,
@@ -51,6 +62,7 @@ from tests.schedules.world import (
     Replica,
     Run,
     World,
+    is_append,
     is_delete,
     is_fill,
     is_record_write,
@@ -60,7 +72,7 @@ from tests.schedules.world import (
 
 Schedule: TypeAlias = Callable[[World], object]
 Plant: TypeAlias = Callable[[World, pytest.MonkeyPatch], None]
-MARKER = tombstone_key(KEY)
+STRIPE_KEY = stripe_key(NAMESPACE, LINEAGE, stripe_number(KEY, STRIPES))
 
 
 def prove(
@@ -89,10 +101,11 @@ def go_on(run: Run[Any]) -> bool:
 
 
 def start(world: World, **changes: Any) -> Invalidator:
-    """An invalidator with an open node."""
+    """An invalidator with an open node, whose stripes are all there."""
     one = Invalidator(world, **changes).join()
     one.apply()
     assert world.record(one.node, one.lineage).is_open
+    assert one.restorer.is_complete
     return one
 
 
@@ -108,7 +121,13 @@ def is_entry(key: bytes) -> bool:
 
 
 RuleOfFills: TypeAlias = Callable[
-    [ObjectPolicy, int, Mapping[str, NodeRecord | None], Tombstone | None, Mapping[str, EventToken]],
+    [
+        ObjectPolicy,
+        int,
+        Mapping[str, NodeRecord | None],
+        Mapping[str, Stripe | None],
+        Mapping[str, EventToken],
+    ],
     ReadOutcome | None,
 ]
 
@@ -120,11 +139,11 @@ def with_records(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Ru
         policy: ObjectPolicy,
         ring: int,
         records: Mapping[str, NodeRecord | None],
-        tombstone: Tombstone | None,
+        stripes: Mapping[str, Stripe | None],
         tokens: Mapping[str, EventToken],
     ) -> ReadOutcome | None:
         changed = {name: record and change(record, policy) for name, record in records.items()}
-        return rule.find_fill_refusal(policy, ring, changed, tombstone, tokens)
+        return rule.find_fill_refusal(policy, ring, changed, stripes, tokens)
 
     return find
 
@@ -174,62 +193,43 @@ def test_containment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         def by_time(*arguments: Any) -> ReadOutcome | None:
             refusal = rule.find_fill_refusal(*arguments)
             latest = max(made.timestamp_us for made in world.database.transactions)
-            if arguments[4][LINEAGE].timestamp_us > latest and refusal is ReadOutcome.TOMBSTONE:
+            if arguments[4][LINEAGE].timestamp_us > latest and refusal is ReadOutcome.STRIPE:
                 return None
             return refusal
 
         patch.setattr(read, "find_fill_refusal", by_time)
 
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+    prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
 
-def test_floor_outlives_tombstones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F5, F6: the tombstone has expired, and a replica still lacks the event."""
+def test_the_floor_holds_what_was_before_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F6, F16: stripes say nothing of events that are older than the life. A replica still lacks one. (A new life
+    covers its objects from the same position on, so the plant forgets both.)"""
 
-    def schedule(world: World) -> tuple[object, ReadOutcome]:
-        one = start(world)
+    def schedule(world: World) -> ReadOutcome:
         world.commit(KEY)
-        one.live(125)
-        return world.find_tombstone(KEY), read_lagging(world)
+        start(world)
+        return read_lagging(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def without_floor(record: NodeRecord, _: ObjectPolicy) -> NodeRecord:
-            return replace(record, floor=empty_position(record.floor.flavor))
+        def without_floor(record: NodeRecord, policy: ObjectPolicy) -> NodeRecord:
+            nothing = empty_position(record.floor.flavor)
+            return replace(
+                record, floor=nothing, objects={policy.name: Coverage(policy.fingerprint, nothing)}
+            )
 
         patch.setattr(read, "find_fill_refusal", with_records(without_floor))
 
-    prove(schedule, (None, ReadOutcome.FLOOR), plant, "I1", monkeypatch)
+    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
 
 
-def test_tombstone_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F63: an up-to-date reader fills, the entry is evicted, and a lagging reader finds nothing."""
-
-    def schedule(world: World) -> tuple[ReadOutcome, ReadOutcome]:
-        one = start(world)
-        made = world.commit(KEY)
-        one.apply()
-        first = Reader(world, world.replica(made)).read()
-        world.stores[NODE].evict(KEY)
-        return first, read_lagging(world)
-
-    def plant(world: World, _: pytest.MonkeyPatch) -> None:
-        def fill_takes_tombstone(node: str, request: Request) -> Reply | None:
-            if isinstance(request, Cas) and is_entry(request.key):
-                world.stores[node].evict(tombstone_key(request.key))
-            return None
-
-        world.answer_instead = fill_takes_tombstone
-
-    prove(schedule, (ReadOutcome.FILLED, ReadOutcome.TOMBSTONE), plant, "I1", monkeypatch)
-
-
-def test_tombstone_comes_before_delete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_append_comes_before_the_delete(monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: a whole lagging read takes place between the two requests of an invalidation."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
         world.commit(KEY)
-        half = one.applying().until_kind(Add, Delete)
+        half = one.applying().until_kind(Append, Delete)
         half.advance()
         outcome = read_lagging(world)
         half.finish()
@@ -242,10 +242,33 @@ def test_tombstone_comes_before_delete(monkeypatch: pytest.MonkeyPatch) -> None:
 
         world.order = delete_first
 
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+    prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
 
-def test_tombstones_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stripes_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F48: of two invalidators the one that is behind sends last, and has streamed less."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one, two = start(world), start(world)
+        first = world.commit(KEY)
+        late = two.applying().until(is_append)
+        world.commit(KEY)
+        one.apply()
+        go_on(late)
+        outcome = Reader(world, world.replica(first)).read()
+        Reader(world, world.replica()).read()
+        return outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def the_last(position: Position, life: bytes, chunks: Any) -> Position:
+            return next((at for name, at in reversed(list(chunks)) if name == life), position)
+
+        patch.setattr(envelope, "_unite", the_last)
+
+    prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
+
+
+def test_a_later_event_does_not_imply_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """F56: a replica that commits out of order has the second event of a key, and not the first."""
 
     def schedule(world: World) -> ReadOutcome:
@@ -258,45 +281,43 @@ def test_tombstones_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
         Reader(world, world.replica()).read()
         return outcome
 
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def replaced(_: Tombstone, lineage: str, epoch: int, position: Position) -> Tombstone:
-            return Tombstone.of(lineage, epoch, position)
+    def plant(world: World, patch: pytest.MonkeyPatch) -> None:
+        def of_the_last(data: bytes, life: bytes) -> Stripe | None:
+            found, made = envelope.find_stripe(data, life), world.database.transactions[-1]
+            return found and replace(found, position=made.position)
 
-        patch.setattr(Tombstone, "union", replaced)
+        patch.setattr(read, "find_stripe", of_the_last)
 
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+    prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
 
-def test_tombstone_is_read_before_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/algorithm.md#reading: paused between the two, the tombstone expires and the floor takes over. The other
-    order sees the record of before and the tombstone of after."""
+def test_the_stripe_is_read_after_the_stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/algorithm.md#reading: the fill is held against the stripe as it is once the stub is there. A copy of
+    the stripe, as hits have one of the record, would be of a time at which nothing had been deleted yet."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
-        one.live(5.5)
         world.commit(KEY)
-        one.live(113)
-        reader = Reader(world, world.replica())
-        reader.context.fill_lease_ttl_seconds = 60
-        paused = reader.reading()
-        while len(paused.steps) < 2:
-            paused.advance()
-        paused.advance()  # the first of the guards
-        one.live(128)
-        assert world.find_tombstone(KEY) is None
-        outcome = paused.finish()[0].outcome
-        read_lagging(world)
-        return outcome
+        one.apply()
+        return read_lagging(world)
 
     def plant(world: World, _: pytest.MonkeyPatch) -> None:
-        def record_first(requests: Sequence[Request]) -> Sequence[int]:
-            return sorted(
-                range(len(requests)), key=lambda index: getattr(requests[index], "key", b"") == MARKER
-            )
+        copies: list[Item] = []
 
-        world.order = record_first
+        def a_copy(node: str, request: Request) -> Reply | None:
+            if not isinstance(request, Get) or request.key != STRIPE_KEY:
+                return None
+            if not copies and world.find_stripe() is not None:
+                copies.append(world.stores[node].peek(STRIPE_KEY) or Item(b"", 0))
+            return copies[0] if copies else None
 
-    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
+        def remember(requests: Sequence[Request]) -> Sequence[int]:
+            a_copy(NODE, Get(STRIPE_KEY))
+            return range(len(requests))
+
+        world.answer_instead, world.order = a_copy, remember
+
+    prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
 
 def test_token_is_read_before_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +337,7 @@ def test_token_is_read_before_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def plant(world: World, _: pytest.MonkeyPatch) -> None:
         world.reads_rows_first = True
 
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+    prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
 
 def test_token_is_what_a_server_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +357,7 @@ def test_token_is_what_a_server_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(Replica, "token", of_the_log)
 
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+    prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
 
 def test_a_key_does_not_move_when_its_node_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +426,7 @@ def test_life_before_and_after_the_stub(monkeypatch: pytest.MonkeyPatch) -> None
     def schedule(world: World) -> ReadOutcome:
         world.repeat_version(60)
         one = start(world)
-        paused = Reader(world, world.replica()).reading().until_kind(Get, key=MARKER)
+        paused = Reader(world, world.replica()).reading().until_kind(Get, key=STRIPE_KEY)
         seen = version_of(world, KEY)
         world.restart()
         paused.client = one.client = Client(world)
@@ -422,59 +443,9 @@ def test_life_before_and_after_the_stub(monkeypatch: pytest.MonkeyPatch) -> None
         return outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        class Lifeless(NodeView):
-            def __init__(self, *arguments: Any) -> None:
-                super().__init__(*arguments)
-                self.lives = {}
-
-        patch.setattr(read, "NodeView", Lifeless)
+        patch.setattr(read, "_life_of", lambda *_: ANY)  # equal to every life
 
     prove(schedule, ReadOutcome.LIFE, plant, "I1", monkeypatch)
-
-
-def test_lost_tombstones_end_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F51, F67: a node drops what it must not evict, and only a counter tells."""
-
-    def schedule(world: World) -> ReadOutcome:
-        one = start(world)
-        world.commit(KEY)
-        one.apply()
-        world.sleep(0.5)
-        world.stores[NODE].losses += 1
-        world.sleep(0.6)
-        one.apply()
-        world.stores[NODE].evict(MARKER)
-        one.apply()
-        return read_lagging(world)
-
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def trusting(_: object) -> Procedure[None]:
-            return
-            yield
-
-        patch.setattr(apply, "_inspect", trusting)
-
-    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
-
-
-def test_who_joins_counts_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F67: a tombstone is lost and the old value stored, and the invalidator dies before it looks. The next one joins
-    the record, whose losses are those of before."""
-
-    def schedule(world: World) -> ReadOutcome:
-        one = start(world)
-        world.commit(KEY)
-        one.apply()
-        world.lose_tombstone(KEY)
-        assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
-        start(world)
-        return Reader(world, world.replica()).read()
-
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(admission, "_may_have_lost_tombstones", lambda *_: False)
-
-    monkeypatch.setattr(World, "_check_protection", lambda *_: None)
-    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
 
 
 # -- progress, floor, lease ----------------------------------------------------------------------------
@@ -487,7 +458,7 @@ def test_progress_follows_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> No
         one = start(world)
         assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
         made = world.commit(KEY)
-        run = one.applying().until_kind(Add)
+        run = one.applying().until(is_append)
         run.lose_request()
         assert not go_on(run)
         is_claimed = world.record().progress.contains(made.position)
@@ -496,110 +467,25 @@ def test_progress_follows_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> No
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
         def eager(member: membership.Membership, batch: apply.Batch) -> Procedure[None]:
-            before = member.applied
-            yield from apply.publish(member, apply._Sent(member.clock(), batch))
-            member.applied = before
+            yield from apply.publish(member, batch)
             yield from apply._send(member, batch)
 
         patch.setattr("tests.schedules.world.apply_batch", eager)
 
-    prove(schedule, (False, ReadOutcome.TOMBSTONE), plant, "I1", monkeypatch)
-
-
-def test_events_enter_progress_while_their_tombstone_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F65: one invalidator sends a tombstone and is paused; another, whose stream stands still, keeps the lease
-    open without that event for two minutes; then the first goes on. (Its floor takes in what is older than W by the
-    same CAS, so the age counts in two places; the plant forgets the age in both.)"""
-
-    def schedule(world: World) -> tuple[bool, ReadOutcome]:
-        patient = {"heartbeat_age_max_seconds": 290.0}
-        one, two = start(world, **patient), start(world, **patient)
-        world.sleep_until(1)
-        made = world.commit(KEY)
-        paused = one.applying().until(is_delete)
-        while world.now < 1118:
-            world.sleep(1.5)
-            go_on(two.renewing())
-        is_claimed = world.record().progress.contains(made.position)
-        go_on(paused)
-        world.sleep(4)
-        return is_claimed, read_lagging(world)
-
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        send = apply._send
-
-        def send_and_forget_when(member: membership.Membership, batch: apply.Batch) -> Procedure[apply._Sent]:
-            yield from send(member, batch)
-            if member.recent:
-                member.recent[-1] = (member.clock(), batch.streamed)
-            return apply._Sent(member.clock(), batch)
-
-        patch.setattr(apply, "_send", send_and_forget_when)
-
-    prove(schedule, (False, ReadOutcome.FLOOR), plant, "I1", monkeypatch)
-
-
-def test_what_has_unknown_age_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F64: an invalidator takes over a live record. When its progress was sent, nobody knows."""
-
-    def schedule(world: World) -> tuple[object, ReadOutcome]:
-        one = start(world)
-        world.commit(KEY)
-        one.live(100)
-        two = Invalidator(world).join()
-        two.live(130)
-        return world.find_tombstone(KEY), read_lagging(world)
-
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def dated_from_now(
-            member: membership.Membership, record: NodeRecord, item: Item, read_at: float
-        ) -> None:
-            member.start_from(record.progress)
-            member.old = empty_position(record.progress.flavor)
-            member.adopt(record, item, read_at)
-
-        patch.setattr(admission, "_start_from", dated_from_now)
-
-    prove(schedule, (None, ReadOutcome.FLOOR), plant, "I1", monkeypatch)
-
-
-def test_what_the_other_one_sent_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F64, ADR 0016: one invalidator acknowledges an event and dies. The other, whose stream stands still, keeps the
-    record, and has not sent that event."""
-
-    def schedule(world: World) -> tuple[object, ReadOutcome]:
-        one, two = (start(world, heartbeat_age_max_seconds=290.0) for _ in range(2))
-        world.commit(KEY)
-        one.apply()
-        while world.now < 1125:
-            world.sleep(1.5)
-            two.renewing().finish()
-        return world.find_tombstone(KEY), read_lagging(world)
-
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def forget(member: membership.Membership) -> None:
-            if member.foreign is not None:
-                member.known, member.foreign = member.known.union(member.foreign), None
-
-        patch.setattr(membership.Membership, "take_foreign_for_old", forget)
-
-    prove(schedule, (None, ReadOutcome.FLOOR), plant, "I1", monkeypatch)
+    prove(schedule, (False, ReadOutcome.STRIPE), plant, "I1", monkeypatch)
 
 
 def test_record_is_never_put_back_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F64: a floor is computed, and the process paused for longer than any tombstone lives."""
+    """F64: a lease is decided, and the process paused for two minutes before it is stored."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one = start(world)
-        world.commit(KEY)
-        one.apply()
+        assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
         world.sleep(0.9)
         paused = one.applying().until(is_record_write)
+        world.commit(KEY)
         world.sleep(125)
-        is_stored = go_on(paused)
-        if not is_stored:
-            start(world)
-        return is_stored, read_lagging(world)
+        return go_on(paused), Reader(world, world.replica()).read()
 
     def plant(world: World, _: pytest.MonkeyPatch) -> None:
         def add_again(node: str, request: Request) -> Reply | None:
@@ -613,24 +499,23 @@ def test_record_is_never_put_back_from_memory(monkeypatch: pytest.MonkeyPatch) -
 
         world.answer_instead = add_again
 
-    prove(schedule, (False, ReadOutcome.FLOOR), plant, "I1", monkeypatch)
+    prove(schedule, (False, ReadOutcome.NO_RECORD), plant, "I7", monkeypatch)
 
 
 def test_a_lapsed_record_is_not_added_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F64: as above, and whoever puts the record back does it before the floor is computed anew."""
+    """F64: as above, and whoever puts the record back does it before the lease is decided."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
-        world.commit(KEY)
-        one.apply()
+        assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
         world.sleep(0.9)
         paused = one.applying().until_kind(Get, Cas, key=record_key(NAMESPACE, LINEAGE))
+        world.commit(KEY)
         world.sleep(125)
         while paused.pending is not None:
             paused.advance()
-            read_lagging(world)
-        start(world)
-        return read_lagging(world)
+            outcome = Reader(world, world.replica()).read()
+        return outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
         store = membership.Membership.try_store
@@ -645,66 +530,39 @@ def test_a_lapsed_record_is_not_added_again(monkeypatch: pytest.MonkeyPatch) -> 
 
         patch.setattr(membership.Membership, "try_store", put_back)
 
-    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch)
-
-
-def test_a_duplicate_renews_the_tombstone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F64: the first sender of an event died unacknowledged 20 s before the second sends it. The second counts
-    its age from its own sending, so the tombstone must, too."""
-
-    def schedule(world: World) -> ReadOutcome:
-        one, two = (start(world, heartbeat_age_max_seconds=24.0) for _ in range(2))
-        made = world.commit(KEY)
-        one.applying().until(is_delete).advance()
-        while world.now < 1019:
-            world.sleep(1.5)
-            go_on(two.renewing())
-        assert not world.record().progress.contains(made.position)
-        two.live(123)
-        assert not world.record().floor.contains(made.position)
-        return read_lagging(world)
-
-    def plant(world: World, _: pytest.MonkeyPatch) -> None:
-        def keep_age(node: str, request: Request) -> Reply | None:
-            held = world.stores[node].peek(request.key) if isinstance(request, Cas) else None
-            if isinstance(request, Cas) and held is not None and request.value == held.value:
-                return Stored(held.version) if request.key.endswith(b"!") else None
-            return None
-
-        world.answer_instead = keep_age
-
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+    prove(schedule, ReadOutcome.NO_RECORD, plant, "I7", monkeypatch)
 
 
 def test_a_duplicate_deletes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F48: the first sender died between tombstone and delete."""
+    """F48, F74: the first sender died between append and delete."""
 
     def schedule(world: World) -> ReadOutcome:
         one, two = start(world), start(world)
         assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
-        world.commit(KEY)
+        made = world.commit(KEY)
         one.applying().until(is_delete)
-        assert world.find_tombstone(KEY) is not None
+        stripe = world.find_stripe()
+        assert stripe is not None
+        assert stripe.position.contains(made.position)
         two.apply()
         return read_lagging(world)
 
     def plant(world: World, _: pytest.MonkeyPatch) -> None:
-        stored: dict[bytes, bool] = {}
+        is_new = False
 
-        def delete_only_behind_a_store(node: str, request: Request) -> Reply | None:
-            if isinstance(request, Add | Cas) and request.key.endswith(b"!"):
+        def delete_only_behind_a_new_chunk(node: str, request: Request) -> Reply | None:
+            nonlocal is_new
+            if isinstance(request, Append) and request.key == STRIPE_KEY:
                 held = world.stores[node].peek(request.key)
-                reply = world.stores[node].answer(request)
-                is_new = held is None or (isinstance(request, Cas) and request.value != held.value)
-                stored[request.key] = isinstance(reply, Stored) and is_new
-                return reply
-            if isinstance(request, Delete) and is_delete(request):
-                return None if stored.get(tombstone_key(request.key), True) else DONE
+                assert held is not None
+                is_new = request.value not in held.value
+            elif isinstance(request, Delete) and request.key == KEY and is_delete(request):
+                return None if is_new else DONE
             return None
 
-        world.answer_instead = delete_only_behind_a_store
+        world.answer_instead = delete_only_behind_a_new_chunk
 
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, "I1", monkeypatch)
+    prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 
 
 def test_lease_follows_the_own_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -728,30 +586,6 @@ def test_lease_follows_the_own_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(membership.Membership, "_lease", always_open)
 
     prove(schedule, ReadOutcome.CLOSED, plant, "I7", monkeypatch)
-
-
-def test_head_mode_raises_the_floor_before_the_tombstones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F5: a node that may evict tombstones does so at once."""
-
-    def schedule(world: World) -> ReadOutcome:
-        one = start(world)
-        world.commit(KEY)
-        sending = one.applying().until(is_delete)
-        sending.advance()
-        world.stores[NODE].evict(MARKER)
-        outcome = read_lagging(world)
-        sending.finish()
-        Reader(world, world.replica()).read()
-        return outcome
-
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def later(*_: object) -> Procedure[None]:
-            return
-            yield
-
-        patch.setattr(apply, "_raise_floors", later)
-
-    prove(schedule, ReadOutcome.FLOOR, plant, "I1", monkeypatch, is_head_mode=True)
 
 
 # -- tables, objects, rings ----------------------------------------------------------------------------
@@ -865,25 +699,23 @@ def test_another_ring_neither_fills_nor_hits(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_source_closes_before_its_keys_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ADR 0017: a key moves to a shard with a history of its own, and is written there. When the tombstone has
-    expired, a reader of the former shards reads the source, whose history says nothing of that."""
+    """ADR 0017: a key moves to a shard with a history of its own, and is written there. A reader of the former
+    shards reads the source, whose history and whose stripes say nothing of that."""
 
-    def schedule(world: World) -> tuple[object, ReadOutcome]:
+    def schedule(world: World) -> ReadOutcome:
         start(world)
         target = start(world, lineage="shop/80-")
         source = Invalidator(world, is_serving=False).join()
         source.apply()
         world.databases["shop/80-"].commit(KEY)
-        while world.now < 1125:
+        for _ in range(2 * L_SECONDS):
             target.apply()
             source.apply()
             world.sleep(1)
-        replicas = [Replica(database) for database in world.databases.values()]
-        return world.find_tombstone(KEY), Reader(world, replicas).read()
+        return Reader(world, [Replica(database) for database in world.databases.values()]).read()
 
-    danger = None, ReadOutcome.CLOSED
     lineages = LINEAGE, "shop/80-"
-    assert schedule(World(lineages=lineages)) == danger
+    assert schedule(World(lineages=lineages)) is ReadOutcome.CLOSED
     lease = membership.Membership._lease
 
     def stay_open(member: membership.Membership, record: NodeRecord, now: float) -> Any:
@@ -891,7 +723,7 @@ def test_a_source_closes_before_its_keys_move(monkeypatch: pytest.MonkeyPatch) -
         return lease(member, record, now)
 
     monkeypatch.setattr(membership.Membership, "_lease", stay_open)
-    assert schedule(World(lineages=lineages)) == (None, ReadOutcome.FILLED)
+    assert schedule(World(lineages=lineages)) is ReadOutcome.FILLED
 
 
 def test_a_key_moved_by_its_definition_is_not_trusted_under_the_old_one(
@@ -921,45 +753,24 @@ def test_a_key_moved_by_its_definition_is_not_trusted_under_the_old_one(
     assert schedule(World()) is ReadOutcome.FILLED
 
 
-def test_foreign_bytes_in_a_tombstone_are_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger overwrites a tombstone: doubt never fills."""
+def test_foreign_bytes_in_a_stripe_are_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger overwrites a stripe: doubt never fills."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
         world.commit(KEY)
         one.apply()
-        world.stores[NODE].evict(MARKER)
-        world.stores[NODE].answer(Add(MARKER, b"somebody else's", 60))
+        world.evict_stripe()
+        world.stores[NODE].answer(Add(STRIPE_KEY, b"somebody else's", 60))
         return read_lagging(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        decode = Tombstone.decode
-
-        def lenient(data: bytes) -> Tombstone:
+        def lenient(data: bytes, life: bytes) -> Stripe | None:
             try:
-                return decode(data)
+                return Stripe.decode(data)
             except FormatError:
-                return Tombstone({})
+                return Stripe(life, MysqlGtidSet())
 
-        patch.setattr(Tombstone, "decode", staticmethod(lenient))
+        patch.setattr(read, "find_stripe", lenient)
 
-    sound = World()
-    monkeypatch.setattr(World, "_check_protection", lambda *_: None)
-    assert schedule(sound) is ReadOutcome.FOREIGN
-    assert not sound.breaks("I1")
-    flawed = World()
-    plant(flawed, monkeypatch)
-    schedule(flawed)
-    assert flawed.breaks("I1")
-
-
-def test_storage_is_inspected_before_it_is_trusted() -> None:
-    """F5: a node whose settings do not keep tombstones is run in head mode from the first record on."""
-    world = World(is_head_mode=True)
-    run = Invalidator(world).joining()
-    assert isinstance(run.pending, InspectStorage)
-    run.finish()
-    one = start(world)
-    world.commit(KEY)
-    one.apply()
-    assert world.record().floor == world.database.head
+    prove(schedule, ReadOutcome.STRIPE_ABSENT, plant, "I1", monkeypatch)
