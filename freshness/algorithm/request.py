@@ -1,8 +1,8 @@
 """The steps and requests of a procedure, and the replies to them.
 
 A procedure (see ``freshness.algorithm.read``, ``freshness.algorithm.invalidate``, ``freshness.algorithm.apply``) is a
-generator: it yields a step (`Flow`, `Flows`, `Load`, `ReadHead`, `ReadStream`, `Wait`) and is sent the answer. Drivers
-answer steps, cache backends answer the requests inside a flow. Nothing here does I/O.
+generator: it yields a step (`Flow`, `Flows`, `Load`, `ReadHead`, `ReadStream`, `Wait`) and is sent the answer.
+Drivers answer steps, cache backends answer the requests inside a flow. Nothing here does I/O.
 
 A miss, a lost race and a refusal are values (`MISSING`, `CONFLICT`, `Refused`); a node that did not answer is
 not a value: the driver raises `freshness.errors.NodeUnavailable` in the procedure, or, inside `Flows`, puts the

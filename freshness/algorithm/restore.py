@@ -98,7 +98,7 @@ class Restorer:
     _pending_nonce: bytes = b""
     _pending_since: float = 0.0
     _again: set[int] = field(default_factory=set)
-    """Stripes that could not be put back in the last attempt."""
+    """Stripes that are known to be missing, or that an attempt has not come to."""
     _doubts: dict[int, tuple[float, Position]] = field(default_factory=dict)
     """Stripe → (since when, what it holds that the record's progress lacks)."""
     _looked_at: float = float("-inf")
@@ -142,7 +142,6 @@ class Restorer:
         numbers = self._choose(record.stripes)
         for start in range(0, len(numbers), AT_ONCE_MAX):
             yield from self._mark(record, numbers[start : start + AT_ONCE_MAX])
-        self._pending_since = self.clock()
 
     def _choose(self, stripes: int) -> Sequence[int]:
         """Those that are known to be missing, and the next ones of the round: in the first round all."""
@@ -154,7 +153,7 @@ class Restorer:
         chosen = dict.fromkeys([*self._again, *doubtful])
         chosen.update(dict.fromkeys((self._next + step) % stripes for step in range(count)))
         self._next, self._is_first_round = (self._next + count) % stripes, False
-        self._again = set()
+        self._again = set(chosen)  # until it is seen that they are there, or pending
         self._pending_nonce = self.nonce()
         return list(chosen)
 
@@ -173,11 +172,13 @@ class Restorer:
                 continue
             found = _decode(item.value)
             if isinstance(found, PendingStripe):
-                self._again.add(number)
-            elif isinstance(found, Stripe) and found.life == record.life:
+                continue
+            if isinstance(found, Stripe) and found.life == record.life:
                 if self._is_doubtful(number, found, record):
                     asked.append(number)
                     requests.append(Delete(key))
+                else:
+                    self._again.discard(number)
             else:
                 asked.append(number)
                 fresh = Cas(key, data, item.version, PENDING_SECONDS) if item.version else Delete(key)
@@ -185,11 +186,11 @@ class Restorer:
         if not requests:
             return
         replies = yield Flow(self.node, tuple(requests))
-        for number, reply in zip(asked, replies, strict=True):
-            if isinstance(reply, Stored):
-                self._pending.add(number)
-            else:
-                self._again.add(number)
+        stored = {number for number, reply in zip(asked, replies, strict=True) if isinstance(reply, Stored)}
+        if stored:
+            self._pending |= stored
+            self._again -= stored
+            self._pending_since = self.clock()
 
     def _is_doubtful(self, number: int, stripe: Stripe, record: NodeRecord) -> bool:
         """Whether the stripe has held for long what the node has not acknowledged."""
@@ -210,14 +211,14 @@ class Restorer:
             if self.clock() - self._pending_since >= PENDING_SECONDS:
                 self._again, self._pending = self._again | self._pending, set()
             return
-        pending, self._pending = sorted(self._pending), set()
+        pending = sorted(self._pending)
+        self._again, self._pending = self._again | self._pending, set()  # until each is stored
         position = streamed.position.subtract(record.floor)
         for start in range(0, len(pending), AT_ONCE_MAX):
             left: Sequence[int] = pending[start : start + AT_ONCE_MAX]
             for _ in range(CAS_ATTEMPTS_MAX):
                 if left:
                     left = yield from self._replace(record, left, position)
-            self._again.update(left)
 
     def _replace(
         self, record: NodeRecord, numbers: Sequence[int], position: Position
@@ -230,29 +231,34 @@ class Restorer:
         requests: list[Request] = []
         for number, item in zip(numbers, held, strict=True):
             if not isinstance(item, Item):
-                self._again.add(number)
                 continue
             if item.value not in known:
                 known[item.value] = self._completed(item.value, record.life, position)
             data = known[item.value]
             if data is None:
-                self._again.add(number)
+                continue
+            if len(data) > CHUNK_BYTES_MAX:
+                self._again.discard(number)  # as long at once again: left to the next round
                 continue
             asked.append(number)
             requests.append(Cas(names[number], data, item.version, 0))
         if not requests:
             return ()
         replies = yield Flow(self.node, tuple(requests))
-        self.restored += sum(isinstance(reply, Stored) for reply in replies)
+        stored = {number for number, reply in zip(asked, replies, strict=True) if isinstance(reply, Stored)}
+        self.restored += len(stored)
+        self._again -= stored
         return [number for number, reply in zip(asked, replies, strict=True) if reply is CONFLICT]
 
     def _completed(self, data: bytes, life: bytes, position: Position) -> bytes | None:
-        """The whole stripe in the place of a pending one; None where it is not the own one, or would be too long."""
+        """The whole stripe in the place of a pending one; None where that is not the own one."""
         pending = _decode(data)
         if not isinstance(pending, PendingStripe) or pending.nonce != self._pending_nonce:
             return None
-        whole = pending.complete(life, position).encode()
-        return whole if len(whole) <= CHUNK_BYTES_MAX else None
+        try:
+            return pending.complete(life, position).encode()
+        except FormatError:  # chunks of another flavor
+            return None
 
 
 def _decode(data: bytes) -> Stripe | PendingStripe | None:

@@ -97,8 +97,19 @@ class HeartbeatWriter:
             (EPOCH_ROW, self._instance, self._now_us() - ABANDONED_AFTER_US),
         )
 
-    def beat(self) -> int:
-        """Write the row with the next sequence number, which is returned. Raises as `prepare`.
+    def take_sequence(self) -> int:
+        """The next sequence number. It is never given again, even where nobody knows whether its row was written.
+        Raises as `prepare`."""
+        if self._sequence is None:
+            rows, _ = self._execute(
+                f"SELECT sequence FROM {HEARTBEAT_TABLE} WHERE id = %s", (self._instance,)
+            )
+            self._sequence = int(rows[0][0]) if rows else 0
+        self._sequence += 1
+        return self._sequence
+
+    def beat(self, sequence: int | None = None) -> int:
+        """Write the row with ``sequence``, by default with the next one. Returns the number. Raises as `prepare`.
 
         On MariaDB the row carries a watermark: ``@@last_gtid``, the GTID of this session's previous beat. That
         commit had returned before this row was written, and MariaDB makes transactions of a domain visible in
@@ -107,8 +118,8 @@ class HeartbeatWriter:
         (docs/adr/0010-mariadb-watermark.md).
         It is empty after a reconnect, and on MySQL, where ``@@global.gtid_executed`` serves.
         """
-        # Counted before it is written: a number whose answer was lost must not be given to a later heartbeat
-        sequence = self._sequence = self._next_sequence()
+        if sequence is None:
+            sequence = self.take_sequence()
         now_us = self._now_us()
         parameters = {
             "id": self._instance,
@@ -142,14 +153,6 @@ class HeartbeatWriter:
         if connection is not None:
             with suppress(Exception):  # it may be dead already, and nothing depends on a farewell
                 connection.close()
-
-    def _next_sequence(self) -> int:
-        if self._sequence is None:
-            rows, _ = self._execute(
-                f"SELECT sequence FROM {HEARTBEAT_TABLE} WHERE id = %s", (self._instance,)
-            )
-            self._sequence = int(rows[0][0]) if rows else 0
-        return self._sequence + 1
 
     def _read_watermark(self) -> str:
         if self._flavor != "mariadb":

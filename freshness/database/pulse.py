@@ -36,8 +36,6 @@ class Pulse:
         self._clock = clock
         self._on_failure = on_failure
         self._begun: OrderedDict[int, float] = OrderedDict()
-        self._last = 0
-        self._in_flight: float | None = None
         self._lock = threading.Lock()
         self._begun_last = float("-inf")
         self._waking = threading.Event()
@@ -57,11 +55,10 @@ class Pulse:
     def find_begun(self, sequence: int) -> float | None:
         """When this process began to write that heartbeat; None where it did not, or long ago.
 
-        The stream often brings a heartbeat before its commit has returned here: then it is the one in flight.
+        The stream often brings a heartbeat before its commit has returned here, and one whose answer was lost.
         """
         with self._lock:
-            begun = self._begun.get(sequence)
-            return self._in_flight if begun is None and sequence > self._last else begun
+            return self._begun.get(sequence)
 
     def hurry(self, since: float) -> None:
         """Write the next heartbeat at once, unless one was begun ``since`` then."""
@@ -76,19 +73,15 @@ class Pulse:
                 self._on_failure()
                 log.warning("heartbeat not written: %s. Leases run out unless the next ones are.", error)
             self._waking.wait(self._period_seconds)
+            self._waking.clear()
             if self._is_stopping:
                 return
-            self._waking.clear()
 
     def _beat(self) -> None:
+        self._begun_last = begun = self._clock()
+        sequence = self._writer.take_sequence()
         with self._lock:
-            self._in_flight = self._begun_last = begun = self._clock()
-        try:
-            sequence = self._writer.beat()
-            with self._lock:
-                self._begun[sequence], self._last = begun, sequence
-                while len(self._begun) > REMEMBERED_MAX:
-                    self._begun.popitem(last=False)
-        finally:
-            with self._lock:
-                self._in_flight = None
+            self._begun[sequence] = begun
+            while len(self._begun) > REMEMBERED_MAX:
+                self._begun.popitem(last=False)
+        self._writer.beat(sequence)

@@ -107,7 +107,7 @@ def test_a_broken_connection_is_made_anew_by_the_next_beat(server: DatabaseServe
         server.execute(f"KILL {session}")
     with pytest.raises(SourceUnavailable):
         writer.beat()
-    assert writer.beat() == 2
+    assert writer.beat() == 3, "2 may have been written: nobody knows"
     writer.close()
 
 

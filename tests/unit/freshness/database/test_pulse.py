@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,24 +18,33 @@ WAIT_SECONDS = 20.0
 
 
 class ScriptedWriter(HeartbeatWriter):
-    """Beats without a database. ``during``: what happens between the begin of a beat and its end."""
+    """Beats in a table of one number, in place of a database.
+
+    ``during``: what happens between the begin of a beat and its end. ``losses_left``: so many beats are written, and
+    their answers lost; ``failures_left``: so many are not written.
+    """
 
     def __init__(self) -> None:
         super().__init__(ServerAddress("127.0.0.1"), "mysql", "me", 0)
-        self.beats = 0
-        self.failures_left = 0
+        self.rows: list[int] = []
+        self.failures_left = self.losses_left = 0
         self.beaten = threading.Semaphore(0)
         self.is_closed = False
         self.during: Callable[[int], None] = lambda _: None
 
-    def beat(self) -> int:
+    def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
+        if sql.startswith("SELECT"):
+            return [(number,) for number in self.rows[-1:]], 0
         if self.failures_left:
             self.failures_left -= 1
             raise SourceUnavailable("the primary is down")
-        self.beats += 1
-        self.during(self.beats)
+        self.rows.append(parameters["sequence"])
+        self.during(parameters["sequence"])
+        if self.losses_left:
+            self.losses_left -= 1
+            raise SourceUnavailable("the connection broke")
         self.beaten.release()
-        return self.beats
+        return [], 1
 
     def close(self) -> None:
         self.is_closed = True
@@ -45,7 +55,10 @@ class Scene:
         self.now = 100.0
         self.failures = 0
         self.writer = ScriptedWriter()
-        self.pulse = Pulse(self.writer, 0.001, self.clock, self.count_failure)
+        self.pulse = self.create(0.001)
+
+    def create(self, period_seconds: float) -> Pulse:
+        return Pulse(self.writer, period_seconds, self.clock, self.count_failure)
 
     def clock(self) -> float:
         self.now += 1.0
@@ -88,7 +101,7 @@ def test_a_beat_that_the_stream_brings_before_its_commit_returned(scene: Scene) 
 def test_a_number_that_was_never_written_is_unknown(scene: Scene) -> None:
     assert scene.pulse.find_begun(1) is None
     scene.run_until(1)
-    assert scene.pulse.find_begun(scene.writer.beats + 1) is None
+    assert scene.pulse.find_begun(scene.writer.rows[-1] + 1) is None
     assert scene.pulse.find_begun(0) is None
 
 
@@ -104,14 +117,67 @@ def test_a_failed_beat_is_counted_and_the_next_one_tried(scene: Scene) -> None:
     scene.writer.failures_left = 3
     scene.run_until(1)
     assert scene.failures == 3
-    # Three clock readings went to the failed ones; they are not remembered as anything.
-    assert scene.pulse.find_begun(1) == 104.0
+    assert scene.writer.rows[0] == 4
+    assert scene.pulse.find_begun(4) == 104.0
+
+
+def test_a_number_is_never_given_twice(scene: Scene) -> None:
+    """Nobody knows whether a beat was written whose answer was lost, and the stream may bring it at any time."""
+    writer = scene.writer
+    assert writer.beat() == 1
+    writer.losses_left = 1
+    with pytest.raises(SourceUnavailable):
+        writer.beat()
+    writer.failures_left = 1
+    with pytest.raises(SourceUnavailable):
+        writer.beat()
+    assert writer.beat() == 4
+    assert writer.rows == [1, 2, 4]
+    again = ScriptedWriter()
+    again.rows = writer.rows
+    assert again.beat() == 5, "a row of this instance that is there is counted on"
+
+
+def test_a_beat_whose_answer_was_lost_is_not_taken_for_the_next_one(scene: Scene) -> None:
+    """The stream brings it while the next one is in flight. It was begun before that, and is no younger for it."""
+    seen: list[float | None] = []
+    scene.writer.losses_left = 1
+    scene.writer.during = lambda number: seen.append(scene.pulse.find_begun(1))
+    scene.run_until(2)
+    assert seen[:3] == [101.0] * 3
+    assert scene.pulse.find_begun(2) == 102.0
+
+
+def test_a_beat_that_is_hurried_does_not_wait_for_its_time(scene: Scene) -> None:
+    pulse = scene.create(10 * WAIT_SECONDS)
+    pulse.start()
+    assert scene.writer.beaten.acquire(timeout=WAIT_SECONDS)
+    since = scene.clock()
+    pulse.hurry(since)
+    assert scene.writer.beaten.acquire(timeout=WAIT_SECONDS)
+    begun = pulse.find_begun(2)
+    assert begun is not None
+    assert begun > since
+    pulse.hurry(since)
+    pulse.hurry(begun)
+    pulse.stop()
+    assert scene.writer.rows == [1, 2], "one that was begun since then is enough"
+
+
+def test_a_beat_in_flight_is_not_enough_for_those_who_came_after_its_begin(scene: Scene) -> None:
+    pulse = scene.create(10 * WAIT_SECONDS)
+    scene.writer.during = lambda number: pulse.hurry(scene.clock()) if number == 1 else None
+    pulse.start()
+    for _ in range(2):
+        assert scene.writer.beaten.acquire(timeout=WAIT_SECONDS)
+    pulse.stop()
+    assert scene.writer.rows == [1, 2]
 
 
 def test_what_is_remembered_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse_module, "REMEMBERED_MAX", 2)
     scene.run_until(5)
-    last = scene.writer.beats
+    last = scene.writer.rows[-1]
     assert scene.pulse.find_begun(last) is not None
     assert scene.pulse.find_begun(last - 1) is not None
     assert scene.pulse.find_begun(last - 2) is None
