@@ -53,19 +53,21 @@ def figures(results: Results) -> str:
     )
     lines = (
         f"One process takes {_down(results.find(singles, 'value'))} single-row transactions a second from the log to "
-        f"acknowledged tombstones, or {_down(results.find(thousands, 'value'))} rows of large transactions: at least "
-        f"{times} times as much as a loop of mysql-replication and pymemcache. Keys are decoded at {decoded} million "
-        f"rows a second, by the shape of the rows; the server's own tool fetches a log of row events at {fetched} "
-        f"million. Whole rows are decoded at {_down(results.find(whole, 'value'))} rows a second and more, {faster} "
-        "times as fast as by mysql-replication.",
-        f"Commit to acknowledged tombstone at 2,000 commits a second: {p50:g} ms, and {p99:g} ms at the 99th "
+        f"acknowledged invalidations, or {_down(results.find(thousands, 'value'))} rows of large transactions: at "
+        f"least {times} times as much as a loop of mysql-replication and pymemcache. Keys are decoded at {decoded} "
+        f"million rows a second, by the shape of the rows; the server's own tool fetches a log of row events at "
+        f"{fetched} million. Whole rows are decoded at {_down(results.find(whole, 'value'))} rows a second and more, "
+        f"{faster} times as fast as by mysql-replication.",
+        f"Commit to acknowledged invalidation at 2,000 commits a second: {p50:g} ms, and {p99:g} ms at the 99th "
         "percentile.",
         f"A hit takes {hit:g} times a `get` of pymemcache; `get_many` over four nodes {many:g} of its "
         "`HashClient.get_many`.",
         f"{stream:g} MB of memory, however long the log; {transaction:g} MB for a transaction of a million rows.",
     )
     return "".join(
-        fill(line, LINE_CHARACTERS_MAX, initial_indent="* ", subsequent_indent="  ") + "\n" for line in lines
+        fill(line, LINE_CHARACTERS_MAX, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
+        + "\n"
+        for line in lines
     )
 
 

@@ -1,8 +1,8 @@
 """The vocabulary and the algorithm that invalidator, appclient and spark share.
 
 Where to begin: ``algorithm.rule`` (may this be stored, may this be served), then ``algorithm.read``,
-``algorithm.invalidate`` and ``algorithm.apply``. docs/concepts.md has the idea, docs/algorithm.md each procedure, and
-docs/glossary.md each word.
+``algorithm.invalidate``, ``algorithm.apply`` and ``algorithm.restore``. docs/concepts.md has the idea,
+docs/algorithm.md each procedure, and docs/glossary.md each word.
 
 Folders, each of which imports only those below it:
 
@@ -19,9 +19,7 @@ Marks in docstrings, comments and messages:
 * F1, F2, …: a way in which such a cache goes wrong, by its number in docs/failure-modes.md;
 * I1 to I8: an invariant, by its number in docs/invariants.md;
 * ADR 0001, …: a decision with the schedule that fails without it, in docs/adr/;
-* D: how long a tombstone lives, ``cache.tombstone_ttl_seconds``;
-* L: how long a node record lives unless it is renewed, ``cache.lease_seconds``;
-* W: by how much the floor trails, D - 2L - 2 seconds (docs/config.md#the-times-and-what-they-must-satisfy).
+* L: how long a node record lives unless it is renewed, ``cache.lease_seconds``.
 """
 
 __version__ = "0.1.0"

@@ -2,5 +2,6 @@
 
 A procedure is a generator: it yields a step (`request`) and is sent the answer. ``driver`` answers with real nodes,
 the simulator with its own. Begin with ``rule`` (may this be served, may this be stored), then ``read`` (one lookup),
-``invalidate`` (one key), ``membership`` and ``admission`` (one node), ``apply`` (one batch).
+``invalidate`` (the keys of one node), ``membership`` and ``admission`` (one node), ``apply`` (one batch), ``restore``
+(stripes that are missing).
 """

@@ -95,7 +95,7 @@ def invalidate(
 
 
 def shorten(node: str, numbers: Sequence[int], target: Target, streamed: Position) -> Procedure[None]:
-    """Write some of these stripes anew, as one chunk each, so that none of them grows without bound.
+    """Write some of these stripes again, as one chunk each, so that none of them grows without bound.
 
     The batch decides which, so that nobody needs to count. A stripe that changed meanwhile is left to the next time.
     """

@@ -271,7 +271,7 @@ def _decode(data: bytes) -> Stripe | PendingStripe | None:
 
 
 def run_restorers(restorers: Sequence[Restorer], jitter: Callable[[], float]) -> Procedure[None]:
-    """Look at all nodes side by side, for ever. A node that does not answer is left alone for a while."""
+    """Look at all nodes side by side, without an end. A node that does not answer is left alone for a while."""
     while True:
         awake = [restorer for restorer in restorers if not restorer.is_resting]
         results = yield from gather([restorer.look() for restorer in awake])

@@ -153,7 +153,7 @@ def tell_refusal(witness: Witness, lookup: Lookup, outcome: ReadOutcome, row: Lo
 def tell_invalidations(
     witness: Witness, node: str, record: NodeRecord, keys: Mapping[bytes, Position], sent_us: int
 ) -> None:
-    """The node has acknowledged these tombstones and deletes."""
+    """The node has acknowledged these appends and deletes."""
     now_us = witness.now_us()
     for item, position in keys.items():
         if witness.wants(item):

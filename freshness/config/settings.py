@@ -1,8 +1,8 @@
 """The settings of ``freshness.toml`` as values: cache nodes, keyspaces, objects, and the bounds of the algorithm.
 
-One file serves the invalidator and the application, so that both agree on D, L and the placement. Each field of the
-frozen dataclasses has its default, and its meaning in its metadata (`describe_settings`; docs/config.md is generated
-from it). ``freshness.config.reader`` reads and checks the file; `load_config` is its entry for both sides.
+One file serves the invalidator and the application, so that both agree on placement, stripes and L. Each field of
+the frozen dataclasses has its default, and its meaning in its metadata (`describe_settings`; docs/config.md is
+generated from it). ``freshness.config.reader`` reads and checks the file; `load_config` is its entry for both sides.
 
 A password never appears in a message, a repr or a log line.
 """

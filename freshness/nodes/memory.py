@@ -268,7 +268,7 @@ class MemoryNode:
         if known is not None and known != self.store.restarts:
             raise NodeUnavailable(
                 f"cache node {self.name} broke the connection",
-                hint="it was restarted; the next request connects anew",
+                hint="it was restarted; the next request connects again",
             )
         replies: list[Reply] = []
         for request in requests:

@@ -1,7 +1,7 @@
 """A thread that keeps a lineage's stripes on all nodes complete, with connections of its own.
 
-It runs ``freshness.algorithm.restore`` beside the stream, so that a node that lost its stripes delays no invalidation.
-Started by the invalidator's worker and by the driver of the Spark sink, one for each shard.
+It runs ``freshness.algorithm.restore`` beside the stream, so that a node that lost its stripes delays no
+invalidation. Started by the invalidator's worker and by the driver of the Spark sink, one for each shard.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compose file has the shape that Compose expects, and the options without which a node loses tombstones."""
+"""The compose file has the shape that Compose expects, and the settings without which a server loses changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from freshness.config.reader import load_config
-from integration.servers.memcached import TEMPORARY_TTL_SECONDS
 
 COMPOSE = Path(__file__).resolve().parent.parent.parent / "compose"
 SERVICE_KEYS = {
@@ -42,11 +41,6 @@ def test_every_service_is_of_known_shape(services: dict[str, dict[str, Any]]) ->
                 assert "healthcheck" in services[dependency], dependency
         for volume in service.get("volumes", []):
             assert (COMPOSE / volume.split(":")[0]).is_file(), volume
-
-
-def test_both_memcached_nodes_keep_tombstones(services: dict[str, dict[str, Any]]) -> None:
-    for name in ("memcached-1", "memcached-2"):
-        assert f"temporary_ttl={TEMPORARY_TTL_SECONDS},slab_automove=0" in services[name]["command"]
 
 
 def test_the_servers_of_a_pair_have_ids_of_their_own(services: dict[str, dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 
 from docs.generate import TABLES, render
 from freshness import errors
-from freshness.algorithm.envelope import Filled, NodeRecord, Tombstone
+from freshness.algorithm.envelope import Filled, NodeRecord, PendingStripe, Stripe, encode_chunk
 from freshness.config.reader import load_config
 from freshness.errors import FormatError, FreshnessError
 from freshness.position import decode_position, parse_position
@@ -288,7 +288,7 @@ def test_the_glossary_has_the_words_of_the_vocabulary() -> None:
             "shard",
             "key range",
             "stub",
-            "tombstone",
+            "stripe",
             "fill",
             "invalidate",
             "floor",
@@ -336,12 +336,17 @@ def _entry(data: bytes) -> tuple[bytes, str]:
     return entry.encode(), f"{said}; identity {entry.identity.hex()}; {value}"
 
 
-def _tombstone(data: bytes) -> tuple[bytes, str]:
-    tombstone = Tombstone.decode(data)
-    said = (
-        f"{lineage} epoch {epoch}: {position}" for (lineage, epoch), position in tombstone.positions.items()
-    )
-    return tombstone.encode(), "; ".join(said)
+def _stripe(data: bytes) -> tuple[bytes, str]:
+    stripe = Stripe.decode(data)
+    said = f"life {stripe.life.hex()} position {stripe.position}; chunks {stripe.chunk_count}"
+    return (stripe.encode() if stripe.chunk_count == 1 else data), said
+
+
+def _pending(data: bytes) -> tuple[bytes, str]:
+    pending = PendingStripe.decode(data)
+    said = [f"nonce {pending.nonce.hex()}"]
+    said += [f"life {life.hex()} position {position}" for life, position in pending.chunks]
+    return pending.encode() + b"".join(encode_chunk(*chunk) for chunk in pending.chunks), "; ".join(said)
 
 
 def _record(data: bytes) -> tuple[bytes, str]:
@@ -354,8 +359,8 @@ def _record(data: bytes) -> tuple[bytes, str]:
         f"{record.lineage} life {record.life.hex()} tenure {record.tenure.hex()} "
         f"{'open' if record.is_open else 'closed'} epoch {record.epoch} ring {record.ring:08x} "
         f"as of {record.as_of_us} age {record.heartbeat_age_ms} "
-        f"losses {record.losses}; progress {record.progress}; floor {record.floor}; table floors {floors}; "
-        f"objects {objects}"
+        f"node {record.node} stripes {record.stripes}; progress {record.progress}; floor {record.floor}; "
+        f"table floors {floors}; objects {objects}"
     )
     return record.encode(), said
 
@@ -370,7 +375,8 @@ DECODERS = {
     "position": _position,
     "token": _token,
     "entry": _entry,
-    "tombstone": _tombstone,
+    "stripe": _stripe,
+    "pending": _pending,
     "record": _record,
     "value": _value,
 }
@@ -397,6 +403,6 @@ def test_the_documented_bytes_are_read_and_written_as_documented(kind: str, enco
     again, decoded = DECODERS[kind](bytes.fromhex(encoded))
     assert decoded == said
     assert again.hex() == encoded
-    if kind in ("position", "token", "tombstone", "record"):  # of known length, so a cut is seen
+    if kind in ("position", "token", "stripe", "pending", "record"):  # of known length, so a cut is seen
         with pytest.raises(FormatError):
             DECODERS[kind](bytes.fromhex(encoded)[:-1])
