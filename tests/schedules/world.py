@@ -643,7 +643,10 @@ class World:
                 if held is None or not held.contains(made.position):
                     self._break("I2", f"nothing protects table {table} from lacking {made.number}")
             for item in made.keys:
-                if self.places.get(item, NODE) != node or _object_of(item) not in record.objects:
+                coverage = record.objects.get(_object_of(item))
+                if self.places.get(item, NODE) != node or coverage is None:
+                    continue
+                if coverage.start.contains(made.position):
                     continue
                 stripe = self.find_stripe(item, node, record.lineage)
                 if stripe is not None and not stripe.position.contains(made.position):
