@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from freshness.algorithm import apply, read
-from freshness.algorithm.envelope import Filled, NodeRecord
-from freshness.algorithm.membership import Membership
+from freshness.algorithm import read
+from freshness.algorithm.envelope import Filled
 from freshness.algorithm.request import Get, Head, Item, Load, Procedure, Reply, Request, Wait
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.view import NodeView
@@ -29,7 +28,6 @@ from tests.schedules.world import (
     Reader,
     ReadToken,
     World,
-    is_record_write,
     lookup,
 )
 
@@ -49,12 +47,12 @@ def prove_use(schedule: Schedule, expected: object, plant: Plant, monkeypatch: p
 
 
 def and_refuse(when: Callable[[Any, Any], bool]) -> RuleOfFills:
-    """The rule of fills, which also refuses when this is so of the tombstone and the read's token."""
+    """The rule of fills, which also refuses when this is so of the stripe and the read's token."""
 
-    def find(policy: Any, ring: Any, records: Any, tombstone: Any, tokens: Any) -> ReadOutcome | None:
-        if tombstone is not None and when(tombstone, tokens[LINEAGE]):
-            return ReadOutcome.TOMBSTONE
-        return find_fill_refusal(policy, ring, records, tombstone, tokens)
+    def find(policy: Any, ring: Any, records: Any, stripes: Any, tokens: Any) -> ReadOutcome | None:
+        if when(stripes[LINEAGE], tokens[LINEAGE]):
+            return ReadOutcome.STRIPE
+        return find_fill_refusal(policy, ring, records, stripes, tokens)
 
     return find
 
@@ -122,15 +120,15 @@ def test_a_key_that_is_written_all_the_time_is_stored_between_the_writes(
     prove_use(schedule, [ReadOutcome.FILLED] * 5, plant, monkeypatch)
 
 
-def test_numbers_that_nobody_executes_are_in_no_tombstone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/algorithm.md#invalidating: Group Replication gives out numbers in blocks. A long tombstone is shortened
-    with what was streamed and nothing else."""
+def test_numbers_that_nobody_executes_are_in_no_table_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/algorithm.md#invalidating: Group Replication gives out numbers in blocks. A table floor is shortened with
+    what was streamed and nothing else."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
         for _ in range(12):
             world.database.skipped += 1
-            world.commit(KEY)
+            world.commit(raised=["customers"])
             one.apply()
         return Reader(world, world.replica().catch_up()).read()
 
@@ -160,69 +158,6 @@ def test_private_gtids_of_a_replica_are_in_no_floor(monkeypatch: pytest.MonkeyPa
         patch.setattr(world, "read_head", head_of_the_replica)
 
     prove_use(schedule, ReadOutcome.FILLED, plant, monkeypatch)
-
-
-# -- two invalidators ------------------------------------------------------------------------------------
-
-
-def read_one_second_late(world: World) -> ReadOutcome:
-    """From a replica that has all but the last commit."""
-    return Reader(world, world.replica(*world.database.transactions[:-1])).read()
-
-
-def test_two_invalidators_that_race_leave_the_floor_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ADR 0016: both send every event; who loses the race for the record has just sent what the winner published."""
-
-    def schedule(world: World) -> list[ReadOutcome]:
-        one, two = start(world), start(world)
-        outcomes = []
-        for _ in range(3):
-            world.sleep(1)
-            world.commit(lookup(2).item)
-            runs = [each.applying().until(is_record_write) for each in (one, two)]
-            for run in runs:
-                run.finish()
-            outcomes.append(read_one_second_late(world))
-            world.stores[NODE].evict(KEY)
-        return outcomes
-
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        adopt = Membership.adopt
-
-        def adopt_as_old(self: Membership, record: NodeRecord, item: Item, read_at: float) -> None:
-            is_new = not self.applied.contains(record.progress)
-            adopt(self, record, item, read_at)
-            if is_new:
-                self.foreign = record.progress
-                self.take_foreign_for_old()
-
-        patch.setattr(Membership, "adopt", adopt_as_old)
-
-    prove_use(schedule, [ReadOutcome.FILLED] * 3, plant, monkeypatch)
-
-
-def test_who_is_behind_leaves_the_record_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ADR 0016: the stream of one invalidator is two seconds late. It has sent less than is acknowledged, and a write
-    of it would put the floor at the head."""
-
-    def schedule(world: World) -> list[ReadOutcome]:
-        one, two = start(world), start(world)
-        outcomes = []
-        for number in range(6):
-            world.sleep(1)
-            world.commit(lookup(2).item)
-            one.apply()
-            if number >= 2:
-                two.apply(two.batch(world.database.transactions[number - 2]))
-            two.renewing().finish()
-            outcomes.append(read_one_second_late(world))
-            world.stores[NODE].evict(KEY)
-        return outcomes
-
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(apply, "_is_other_ahead", lambda *_: False)
-
-    prove_use(schedule, [ReadOutcome.FILLED] * 6, plant, monkeypatch)
 
 
 # -- leases --------------------------------------------------------------------------------------------
@@ -294,7 +229,7 @@ def test_a_winner_that_is_refused_makes_room_at_once(monkeypatch: pytest.MonkeyP
 
         patch.setattr(read, "_drop_stubs", keep_stub)
 
-    prove_use(schedule, (ReadOutcome.TOMBSTONE, ReadOutcome.FILLED, False), plant, monkeypatch)
+    prove_use(schedule, (ReadOutcome.STRIPE, ReadOutcome.FILLED, False), plant, monkeypatch)
 
 
 def test_what_was_stored_together_does_not_expire_together(monkeypatch: pytest.MonkeyPatch) -> None:
