@@ -1,6 +1,6 @@
 """The acknowledging side of the sink, for one lineage: executors send, this joins the nodes and acknowledges.
 
-Executors send tombstones; only the acknowledger writes node records. It joins the nodes before a micro-batch and
+Executors send invalidations; only the acknowledger writes node records. It joins the nodes before a micro-batch and
 publishes progress after it, by the procedures of ``freshness.algorithm.applier``, so by the same CAS chain as the
 invalidator. A node that missed a batch, or whose progress the stream does not reach back to, begins a new life.
 
@@ -19,7 +19,7 @@ from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Procedure
 from freshness.errors import HistoryLost, StreamStopped
 from freshness.position import Position
-from spark.sink.tombstone import Part, join_ranges
+from spark.sink.sender import Part, join_ranges
 
 log = logging.getLogger(__name__)
 

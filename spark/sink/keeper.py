@@ -3,7 +3,8 @@
 Between micro-batches a thread for each lineage keeps the leases. A lease is extended only on the strength of an own
 heartbeat that came back through the stream (F71), so a job that stalls lets the nodes close.
 ``spark.sink.acknowledger`` joins nodes and acknowledges; here it gets its connections, clock and randomness, and a
-lock, since the renewing thread uses it, too. ``spark.sink.sink`` speaks to the keeper over loopback.
+lock, since the renewing thread uses it, too. A thread of `Restoration` puts missing stripes back, with connections of
+its own. ``spark.sink.sink`` speaks to the keeper over loopback.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from freshness.algorithm.applier import RENEW_SECONDS, Permit
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import Procedure
+from freshness.algorithm.request import Procedure, Streamed
 from freshness.config.settings import Config, GtidFlavor, Shard
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
 from freshness.nodes.open import open_node
+from freshness.nodes.restoration import Restoration
 from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import empty_position
 from freshness.position.token import EventToken
 from spark.sink.acknowledger import Acknowledger
-from spark.sink.tombstone import Part, SinkPlan, Ticket
+from spark.sink.sender import Part, SinkPlan, Ticket
 
 Result = TypeVar("Result")
 
@@ -92,7 +94,6 @@ class Keeper:
             cache.namespace,
             cache.backend,
             cache.nodes,
-            cache.tombstone_ttl_seconds,
             {
                 shard.lineage: keyspace.gtid_flavor
                 for keyspace in config.keyspaces.values()
@@ -135,7 +136,20 @@ class Keeper:
         )
         driver = BlockingDriver(nodes, time.sleep, read_head=primary.read_head)
         keeper = LineageKeeper(shard.name, acknowledger, driver)
+
+        def read_stream(begun_at: float) -> Streamed | None:
+            """A heartbeat that is waited for is written at once."""
+            passed = acknowledger.read_stream(begun_at)
+            if passed is None or passed.begun_at < begun_at:
+                pulse.hurry(begun_at)
+            return passed
+
+        restoration = Restoration(
+            cache.backend, cache.nodes, cache.namespace, shard.lineage, read_stream, open_node
+        )
+        self._closers.insert(0, restoration.stop)
         pulse.start()
+        restoration.start()
         thread = threading.Thread(
             target=self._renew, args=(keeper,), name=f"leases of {shard.lineage}", daemon=True
         )

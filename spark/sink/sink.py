@@ -1,4 +1,4 @@
-"""``format("freshness")``: a streaming sink that invalidates, its tombstones sent by the executors (docs/spark.md).
+"""``format("freshness")``: a streaming sink whose executors send the invalidations (docs/spark.md).
 
 `open_sink` starts the keeper in the driver's process and makes the format known to the session. For each
 micro-batch Spark plans the writers on the driver (there the keeper joins the nodes and gives leave), runs them on
@@ -31,7 +31,7 @@ from freshness.nodes.open import open_node
 from freshness.position import FLAVORS
 from spark.scope import portable
 from spark.sink.keeper import Keeper
-from spark.sink.tombstone import COLUMNS, Part, Sender, SinkPlan, Ticket
+from spark.sink.sender import COLUMNS, Part, Sender, SinkPlan, Ticket
 
 NAME: Final = "freshness"
 
@@ -98,7 +98,7 @@ class FreshnessWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             self._keeper.ask("commit", sent[0].ticket, parts)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Tombstones that were sent do no harm, and nothing was acknowledged."""
+        """Invalidations that were sent do no harm, and nothing was acknowledged."""
 
 
 def _make_source(plan: SinkPlan, keeper: KeeperAddress, path: str) -> type:

@@ -1,4 +1,4 @@
-"""The executor's part of the sink: rows of the update stream become tombstones and deletes on the cache nodes.
+"""The executor's part of the sink: rows of the update stream become invalidations on the cache nodes.
 
 Nothing here is acknowledged: what was sent, and which nodes took it, is told to the driver, whose
 ``spark.sink.keeper`` alone writes records. Sent twice, by a second attempt or a second task, it does no harm. A node
@@ -9,13 +9,13 @@ that fails is left alone for the rest of the part and named; the others go on. `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from freshness.algorithm.applier import Permit
 from freshness.algorithm.gather import gather
-from freshness.algorithm.invalidate import Event, invalidate
+from freshness.algorithm.invalidate import Target, invalidate, shorten
 from freshness.algorithm.request import Procedure
 from freshness.errors import FormatError, FreshnessError
 from freshness.keys.placement import Placement
@@ -44,7 +44,6 @@ class SinkPlan:
     namespace: str
     backend: str
     nodes: tuple[str, ...]
-    tombstone_ttl_seconds: int
     flavors: Mapping[str, str]
     definitions: Mapping[str, Mapping[str, ObjectDefinition]]
 
@@ -81,7 +80,7 @@ class Sender:
     plan: SinkPlan
     ticket: Ticket
     parts: dict[str, Part] = field(default_factory=dict)
-    _held: dict[tuple[str, str], dict[bytes, Position]] = field(default_factory=dict)
+    _held: dict[tuple[str, str], dict[bytes, None]] = field(default_factory=dict)
     _count: int = 0
     _finders: dict[str, KeyFinder] = field(default_factory=dict)
     _placement: Placement = field(init=False)
@@ -145,9 +144,8 @@ class Sender:
         for item in items:
             place = part.lineage, self._placement.node_for(item)
             of_node = self._held.setdefault(place, {})
-            held = of_node.get(item)
-            of_node[item] = position if held is None else held.union(position)
-            self._count += held is None
+            self._count += item not in of_node
+            of_node[item] = None
         part.items += len(items)
         for name, reason in raised.items():
             at = part.raised.get(name)
@@ -159,17 +157,11 @@ class Sender:
         procedures, places = [], []
         for (lineage, node), items in self._held.items():
             part, permit = self.parts[lineage], self.ticket.permits.get(lineage)
-            epoch = None if permit is None else permit.epochs.get(node)
-            if epoch is None or node in part.failed:
+            target = None if permit is None else permit.targets.get(node)
+            if target is None or node in part.failed:
                 continue  # not joined: it begins a new life before it counts again
             assert part.streamed is not None, "rows were taken"
-            events: dict[bytes, Event] = {}
-            known: dict[Position, Event] = {}
-            for item, position in items.items():
-                if position not in known:
-                    known[position] = Event(lineage, epoch, position, part.streamed)
-                events[item] = known[position]
-            procedures.append(invalidate(node, events, self.plan.tombstone_ttl_seconds))
+            procedures.append(_send(node, items, target, part.streamed))
             places.append((part, node))
         self._held, self._count = {}, 0
         results = yield from gather(procedures)
@@ -186,6 +178,11 @@ class Sender:
         if keyspace not in self._finders:
             self._finders[keyspace] = KeyFinder(self.plan.definitions.get(keyspace, {}))
         return self._finders[keyspace]
+
+
+def _send(node: str, items: Collection[bytes], target: Target, streamed: Position) -> Procedure[None]:
+    stripes = yield from invalidate(node, items, target, streamed)
+    yield from shorten(node, stripes, target, streamed)
 
 
 def _decode(text: str | None) -> dict[str, Any] | None:
