@@ -51,7 +51,6 @@ def _run(session: SparkSession, options: argparse.Namespace) -> Summary:
         0,
         clock_error_us=round(options.clock_error_seconds * 1e6),
         missed_after_us=round(options.missed_after_seconds * 1e6),
-        tombstone_ttl_us=round(options.tombstone_ttl_seconds * 1e6),
         view_us=round(options.node_refresh_seconds * 1e6),
     )
     part = AuditPart.parse(options.key_range, options.sharding) if options.key_range else None
@@ -102,7 +101,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--missed-after-seconds", type=float, default=60, help="how late an invalidation may be"
     )
-    parser.add_argument("--tombstone-ttl-seconds", type=float, default=120, help="as in the configuration")
     parser.add_argument(
         "--node-refresh-seconds", type=float, default=2, help="how old a reader's records may be"
     )

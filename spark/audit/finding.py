@@ -62,14 +62,13 @@ class Life(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Rules:
     """``as_of_us``: later actions are not judged. ``clock_error_us``: what two clocks may differ; ``clock_wrong_us``:
-    from where on a clock is wrong. ``missed_after_us``: how late an invalidation may be. ``tombstone_ttl_us``: how
-    long tombstones live. ``view_us``: how long readers trust a copy of the node's record."""
+    from where on a clock is wrong. ``missed_after_us``: how late an invalidation may be. ``view_us``: how long
+    readers trust a copy of the node's record."""
 
     as_of_us: int
     clock_error_us: int = 500_000
     clock_wrong_us: int = 60_000_000
     missed_after_us: int = 60_000_000
-    tombstone_ttl_us: int = 120_000_000
     view_us: int = 2_000_000
 
 
@@ -96,7 +95,7 @@ class Finding:
     """A violation, or all violations of one entry by one cause; a row of `spark.schema.FINDING`.
 
     ``h1``, ``h2``: hashes of the item. ``clients``: the clients whose clocks it rests on, none for an order by
-    positions and versions.
+    positions.
     """
 
     kind: str

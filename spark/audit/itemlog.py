@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from freshness.errors import FormatError
@@ -21,53 +22,35 @@ CHANGES_HELD_MAX: Final = 5_000_000
 
 @dataclass(slots=True)
 class Acks:
-    """Acknowledgements of one node in one life: of each change of a log, by time and by the node's version.
+    """Acknowledgements of one node in one life: the time of each change of a log.
 
-    ``blind_ends``: only of those whose version the node did not say. ``best``: of each change and all after it the
-    earliest (end, version, blind end), which is what a position that lacks the change lacks.
+    ``best``: of each change and all after it the earliest, which is what a position that lacks the change lacks.
     """
 
     ends: list[int]
-    versions: list[int]
-    blind_ends: list[int]
     refs: list[tuple[int, int]]
-    best: list[tuple[int, int, int]] = field(default_factory=list)
+    best: list[int] = field(default_factory=list)
 
-    def note(self, at: int, end_us: int, version: int, ref: tuple[int, int]) -> None:
+    def note(self, at: int, end_us: int, ref: tuple[int, int]) -> None:
         if end_us < self.ends[at]:
             self.ends[at], self.refs[at] = end_us, ref
-        if version == NO_NUMBER:
-            self.blind_ends[at] = min(end_us, self.blind_ends[at])
-        else:
-            self.versions[at] = min(version, self.versions[at])
 
-    def find_best(self, at: int) -> tuple[int, int, int]:
+    def find_best(self, at: int) -> int:
         if not self.best:
-            best = (NEVER, NEVER, NEVER)
-            for each in zip(
-                reversed(self.ends), reversed(self.versions), reversed(self.blind_ends), strict=True
-            ):
-                best = _earliest(best, each)
-                self.best.append(best)
+            self.best = list(accumulate(reversed(self.ends), min))
             self.best.reverse()
-        return self.best[at] if at < len(self.best) else (NEVER, NEVER, NEVER)
+        return self.best[at] if at < len(self.best) else NEVER
 
 
 class Ack(NamedTuple):
-    """The first acknowledgement of a change that a position lacks: by time, by version, by time without a version.
+    """The first acknowledgement of a change that a position lacks.
 
     ``at``: which change; ``missing``: the first that the position lacks.
     """
 
     end_us: int
-    version: int
-    blind_end_us: int
     at: int
     missing: int
-
-
-def _earliest(one: tuple[int, int, int], two: tuple[int, int, int]) -> tuple[int, int, int]:
-    return min(one[0], two[0]), min(one[1], two[1]), min(one[2], two[2])
 
 
 @dataclass(slots=True)
@@ -127,27 +110,23 @@ class Log:
                 at += 1
         return at
 
-    def cover(
-        self, place: Place, node: int, life: int, end_us: int, version: int, ref: tuple[int, int]
-    ) -> None:
+    def cover(self, place: Place, node: int, life: int, end_us: int, ref: tuple[int, int]) -> None:
         """Note an acknowledged invalidation: of exactly the changes that its position names."""
         count = len(self.ordinals)
         if not self.covered:
             self.covered = [NEVER] * count
         acks = self.acks.get((node, life))
         if acks is None:
-            acks = self.acks[node, life] = Acks(
-                [NEVER] * count, [NEVER] * count, [NEVER] * count, [(0, 0)] * count
-            )
+            acks = self.acks[node, life] = Acks([NEVER] * count, [(0, 0)] * count)
         for ordinal in place.extras:
             at = bisect_left(self.ordinals, ordinal)
             if at < count and self.ordinals[at] == ordinal:
-                acks.note(at, end_us, version, ref)
+                acks.note(at, end_us, ref)
                 self.covered[at] = min(self.covered[at], end_us)
         # A position that names only its end (MariaDB) covers all before it; those have been covered before.
         at = bisect_right(self.ordinals, place.prefix) - 1
         while at >= 0 and acks.ends[at] > end_us:
-            acks.note(at, end_us, version, ref)
+            acks.note(at, end_us, ref)
             self.covered[at] = min(self.covered[at], end_us)
             at -= 1
 
@@ -157,16 +136,14 @@ class Log:
         start = self.first_missing(place)
         if acks is None or start == len(self.ordinals):
             return None
-        best, at = (NEVER, NEVER, NEVER), start
+        best, at = NEVER, start
         if place.extras:
             while at < len(self.ordinals) and self.ordinals[at] <= place.extras[-1]:
                 if self.ordinals[at] not in place.extras:
-                    best = _earliest(best, (acks.ends[at], acks.versions[at], acks.blind_ends[at]))
+                    best = min(best, acks.ends[at])
                 at += 1
-        best = _earliest(best, acks.find_best(at))
-        if best[0] == NEVER:
-            return None
-        return Ack(*best, acks.ends.index(best[0], start), start)
+        best = min(best, acks.find_best(at))
+        return None if best == NEVER else Ack(best, acks.ends.index(best, start), start)
 
 
 def _state(is_absent: int, digest: int) -> tuple[bool, int] | None:

@@ -2,7 +2,7 @@
 
 Rows come sorted: all changes of an item, then its invalidations, fills and hits. So changes, acknowledgements and
 fills of one item are held at a time, some hundred bytes each, and hits pass through, those of one entry in one go.
-Order comes from ordinals and from the node's own CAS versions; times decide only what nothing else can, with an error
+Order comes from ordinals and positions. Times decide whether an action came after an acknowledgement, with an error
 allowed (F3, F36).
 
 Its inputs and its findings are classes of `spark.audit.finding`. Plain Python: knows nothing of Spark. Called by
@@ -140,7 +140,7 @@ class ItemReplay:
                 self._tally.unknown[0, _why(stamp.place.flags)] += 1
             elif log is not None:
                 ref = (span.client, span.sequence)
-                log.cover(stamp.place, entry.node, stamp.life, span.last_us, entry.version, ref)
+                log.cover(stamp.place, entry.node, stamp.life, span.last_us, ref)
 
     # -- fills --------------------------------------------------------------------------------------------
 
@@ -183,17 +183,14 @@ class ItemReplay:
     def _judge_order(
         self, entry: AuditedEntry, observed: int, span: ActionSpan, stamp: PlacedStamp, is_told: bool
     ) -> str:
-        """Judge whether the replaced stub is younger than the tombstone of a change that the position lacks."""
+        """Judge whether the fill was sent after the node had acknowledged a change that the position lacks."""
         log = self._logs.get(stamp.lineage)
         found = None if log is None else log.find_ack(stamp.place, entry.node, stamp.life)
         if log is None or found is None:
             return ""
-        is_ordered = observed != NO_NUMBER and found.version < observed
-        # Versions decide if node and client both recorded them; else the times do.
-        blind_us = found.end_us if observed == NO_NUMBER else found.blind_end_us
-        if not is_ordered and blind_us + self._rules.clock_error_us >= span.first_us:
+        if found.end_us + self._rules.clock_error_us >= span.first_us:
             return ""
-        failure = self._classify(entry.flags, observed, span.first_us - found.end_us)
+        failure = "F16" if entry.flags & BELOW_FLOOR else "F1" if observed == NO_NUMBER else "F5"
         if is_told:
             acked_by = log.acks[entry.node, stamp.life].refs[found.at]
             evidence: Evidence = (
@@ -201,16 +198,9 @@ class ItemReplay:
                 Reference("invalidation", *acked_by),
                 span.reference("fill"),
             )
-            clients = () if is_ordered else (span.client, acked_by[0])
+            clients = span.client, acked_by[0]
             self._found(verdict.POISONED_FILL, failure, entry, span, evidence, stamp.lineage, clients)
         return failure
-
-    def _classify(self, flags: int, observed: int, age_us: int) -> str:
-        if flags & BELOW_FLOOR:
-            return "F16"
-        if observed == NO_NUMBER:
-            return "F1"
-        return "F6" if age_us > self._rules.tombstone_ttl_us else "F5"
 
     # -- the row at the token -----------------------------------------------------------------------------
 
@@ -556,7 +546,7 @@ class ItemReplay:
             held.first_us, held.evidence, held.who = span.first_us, evidence, entry.who
 
 
-_FILL_FAILURES: Final = frozenset(("F1", "F5", "F6", "F16"))
+_FILL_FAILURES: Final = frozenset(("F1", "F5", "F16"))
 
 
 def _why(flags: int) -> str:

@@ -51,9 +51,9 @@ KINDS: Final = (
         POISONED_FILL,
         True,
         False,
-        ("F1", "F5", "F6", "F16"),
-        "a value was stored after an invalidation that its position lacks: blindly (F1), past a tombstone that was "
-        "gone (F5) or had expired (F6), or below the floor that the reader itself had seen (F16)",
+        ("F1", "F5", "F16"),
+        "a value was stored after an invalidation that its position lacks: blindly (F1), past a stripe that was "
+        "absent or lacked the invalidation (F5), or below the floor that the reader itself had seen (F16)",
     ),
     ViolationKind(
         FILL_BELOW_FLOOR,
@@ -73,7 +73,7 @@ KINDS: Final = (
         STALE_HIT,
         True,
         False,
-        ("F1", "F5", "F6", "F11", "F16", "F21"),
+        ("F1", "F5", "F11", "F16", "F21"),
         "a value was served after an invalidation that its position lacks was acknowledged: the fill's own failure, "
         "or the entry outlived the invalidation (F11), or a change of the whole table (F21)",
     ),

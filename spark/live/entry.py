@@ -92,10 +92,10 @@ def read_items(
     scope: AuditScope, node: CacheNode, items: Sequence[bytes]
 ) -> tuple[dict[str, NodeRecord | None], list[Reply]]:
     """The records first: an entry seen after the progress that it was read with has outlived that progress (I1)."""
-    requests = [Get(record_key(scope.namespace, lineage)) for lineage in scope.lineages]
+    requests = [Get(record_key(scope.namespace, lineage), is_bound=True) for lineage in scope.lineages]
     replies = node.perform([*requests, *map(Get, items)])
     count = len(scope.lineages)
-    found = map(find_record, replies[:count])
+    found = [find_record(reply, node.name) for reply in replies[:count]]
     return dict(zip(scope.lineages, found, strict=True)), replies[count:]
 
 

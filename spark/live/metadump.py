@@ -37,7 +37,7 @@ class _Busy(Exception):
 def open_entry_keys(
     node: str, namespace: str, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Iterator[bytes]]:
-    """The keys of entries, without tombstones and node records, as they come in the dump.
+    """The keys of entries, without stripes and node records, as they come in the dump.
 
     Raises `NodeUnavailable` where the dump is cut or the crawler stays busy, `NodeUnsuitable` where it is off.
     """
@@ -88,7 +88,7 @@ def _lines(connection: socket.socket) -> Iterator[bytes]:
 
 
 def find_entry_key(line: bytes, node: str, namespace: str) -> bytes | None:
-    """The key in one line of the dump; None for a key of others, a tombstone or a node record."""
+    """The key in one line of the dump; None for a key of others, a stripe or a node record."""
     if not line.startswith(b"key="):
         if line.startswith((b"BUSY", b"ERROR locked")):
             raise _Busy
@@ -98,6 +98,6 @@ def find_entry_key(line: bytes, node: str, namespace: str) -> bytes | None:
         )
     key = unquote_to_bytes(line[4:].split(b" ", 1)[0])
     prefix = namespace.encode() + b":"
-    is_entry = key.startswith(prefix) and not key.startswith(prefix + b"!") and not key.endswith(b"!")
+    is_entry = key.startswith(prefix) and not key.startswith(prefix + b"!")
     # No key of ours holds a line end; one that does is another program's.
     return key if is_entry and b"\n" not in key else None

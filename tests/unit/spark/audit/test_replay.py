@@ -23,6 +23,7 @@ from spark.audit.replay import replay
 from spark.audit.row import (
     ABSENT,
     AFTER_ABSENT,
+    BELOW_FLOOR,
     CHANGE,
     FILL,
     HIT,
@@ -164,8 +165,8 @@ def change(ordinal: int, after: int, before: int = NO_NUMBER, flags: int = ROW) 
     return row(CHANGE, ordinal, lineage=7, ordinal=ordinal, digest=after, before=before, flags=flags)
 
 
-def invalidation(begin: float, ordinal: int, version: int = NO_NUMBER, **columns: Any) -> ReplayRow:
-    return row(INVALIDATION, begin, version=version, stamps=stamps(0, ordinal), client=WRITER, **columns)
+def invalidation(begin: float, ordinal: int, **columns: Any) -> ReplayRow:
+    return row(INVALIDATION, begin, stamps=stamps(0, ordinal), client=WRITER, **columns)
 
 
 def fill(begin: float, prefix: int, version: int, observed: int, **columns: Any) -> ReplayRow:
@@ -184,27 +185,40 @@ def found(
     return [(each.kind, each.failure, each.count) for each in results if isinstance(each, Finding)]
 
 
-def test_the_nodes_own_order_decides_and_not_the_clocks() -> None:
-    """The stub is older than the tombstone, so the delete that followed took the value, whatever clocks say."""
-    rows = (change(10, 101, 100), invalidation(11, 10, version=50))
-    assert found(*rows, fill(99, 9, version=51, observed=49)) == []
-    assert found(*rows, fill(10.5, 9, version=60, observed=55)) == [("poisoned_fill", "F5", 1)]
-
-
-def test_without_versions_a_fill_within_the_clocks_error_is_not_called_poisoned() -> None:
+def test_a_fill_within_the_clocks_error_is_not_called_poisoned() -> None:
     rows = (change(10, 101, 100), invalidation(11, 10))
     assert found(*rows, fill(11.4, 9, version=60, observed=55)) == []
     assert found(*rows, fill(11.7, 9, version=60, observed=55)) == [("poisoned_fill", "F5", 1)]
 
 
-def test_a_tombstone_of_another_life_binds_nobody() -> None:
-    rows = (change(10, 101, 100), invalidation(11, 10, version=50))
+def test_a_poisoned_fill_is_named_by_what_should_have_refused_it() -> None:
+    """Nothing did in a blind store; the floor did if the reader saw one that it lacks; the stripe in any other."""
+    rows = (change(10, 101, 100), invalidation(11, 10))
+    for observed, flags, failure in (
+        (NO_NUMBER, 0, "F1"),
+        (55, 0, "F5"),
+        (55, BELOW_FLOOR, "F16"),
+        (NO_NUMBER, BELOW_FLOOR, "F16"),
+    ):
+        poisoned = fill(5000, 9, version=60, observed=observed, flags=flags)
+        assert found(*rows, poisoned) == [("poisoned_fill", failure, 1)]
+
+
+def test_a_poisoned_fill_rests_on_the_clocks_of_the_reader_and_of_the_invalidator() -> None:
+    rows = (change(10, 101, 100), invalidation(11, 10), fill(20, 9, version=60, observed=55))
+    [finding] = replay(rows, RULES, KNOWN, Tally())
+    assert isinstance(finding, Finding)
+    assert finding.clients == (READER, WRITER)
+
+
+def test_an_invalidation_in_another_life_binds_nobody() -> None:
+    rows = (change(10, 101, 100), invalidation(11, 10))
     assert found(*rows, fill(20, 9, version=60, observed=55, stamps=stamps(9, life=99))) == []
 
 
 def test_a_position_out_of_order_holds_what_it_holds() -> None:
     """It has the second change and not the first, and only the second one was acknowledged."""
-    rows = (change(10, 101, 100), change(12, 102, 101), invalidation(13, 12, version=50))
+    rows = (change(10, 101, 100), change(12, 102, 101), invalidation(13, 12))
     holding = fill(20, 9, version=60, observed=55, stamps=stamps(9, 12), digest=102)
     assert ("poisoned_fill", "F5", 1) not in found(*rows, holding)
     lacking = fill(20, 9, version=60, observed=55, stamps=stamps(9, 11))
@@ -239,7 +253,7 @@ def test_a_composite_is_not_compared_with_a_row() -> None:
 
 def test_stale_hits_count_from_the_acknowledgement_and_lag_from_the_commit() -> None:
     tally = Tally()
-    rows = (change(10, 101, 100), invalidation(13, 10, version=70), fill(5, 5, 60, 55))
+    rows = (change(10, 101, 100), invalidation(13, 10), fill(5, 5, 60, 55))
     hits = [hit(at, 5, 60) for at in (9, 12, 13.2, 15, 20)]
     assert found(*rows, *hits, tally=tally) == [("stale_hit", "F11", 2)]
     assert tally.hits[WHO][:6] == [1, 0, 0, 0, 4, 0]
@@ -247,7 +261,7 @@ def test_stale_hits_count_from_the_acknowledgement_and_lag_from_the_commit() -> 
 
 def test_packed_hits_are_judged_like_single_ones() -> None:
     begins = [9, 12, 13.2, 15, 20]
-    rows = (change(10, 101, 100), invalidation(13, 10, version=70), fill(5, 5, 60, 55))
+    rows = (change(10, 101, 100), invalidation(13, 10), fill(5, 5, 60, 55))
     packed = numpy.array([(int(at * SECOND), int(at * SECOND) + 1000, 1) for at in begins], PACKED).tobytes()
     one, many = Tally(), Tally()
     single = found(*rows, *(hit(at, 5, 60) for at in begins), tally=one)
@@ -309,7 +323,7 @@ def test_hits_at_unknown_positions_are_counted_as_unknown() -> None:
 
 def test_items_of_one_hash_are_told_apart_by_the_other() -> None:
     other = [each._replace(h2=2) for each in (change(10, 101, 100), fill(5, 5, 60, 55))]
-    rows = (invalidation(13, 10, version=70), hit(20, 5, 60), *other)
+    rows = (invalidation(13, 10), hit(20, 5, 60), *other)
     found = replay(rows, RULES, KNOWN, Tally())
     assert [each.h2 for each in found if isinstance(each, Finding)] == [1, 2]
 
