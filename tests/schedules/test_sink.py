@@ -26,7 +26,7 @@ from freshness.position import MysqlGtidSet, Position
 from freshness.stream.source import Heartbeat, RowChange
 from freshness.stream.source import Transaction as StreamTransaction
 from spark.sink.acknowledger import Acknowledger
-from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
+from spark.sink.sender import Part, Sender, SinkPlan, Ticket
 from tests.schedules.world import (
     CUSTOMER,
     D_SECONDS,

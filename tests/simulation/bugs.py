@@ -55,7 +55,7 @@ from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat
-from spark.sink.tombstone import Part
+from spark.sink.sender import Part
 from tests.simulation.reshard import STAYS_OPEN
 
 Planted: TypeAlias = contextlib.AbstractContextManager[Any]

@@ -1,6 +1,6 @@
 """A job of the sink in a world: a driver that begins and commits micro-batches, and executors that send them.
 
-The driver runs `spark.sink.acknowledger.Acknowledger` and each executor `spark.sink.tombstone.Sender`, as they are.
+The driver runs `spark.sink.acknowledger.Acknowledger` and each executor `spark.sink.sender.Sender`, as they are.
 Made here is the part of Spark. A micro-batch becomes tasks. A task may run twice: a second attempt sends everything
 again, at any later moment. An answer may be lost. A micro-batch may be dropped after all of it was sent. The driver
 goes on from a checkpoint, which it writes after the commit: after a crash in between the same events come again.
@@ -22,7 +22,7 @@ from freshness.stream.source import Transaction
 from freshness.values.json import to_json_row
 from invalidator.loop.loop import OpenStream, Poll, RaiseEpoch
 from spark.sink.acknowledger import Acknowledger
-from spark.sink.tombstone import Part, Sender, SinkPlan, Ticket
+from spark.sink.sender import Part, Sender, SinkPlan, Ticket
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

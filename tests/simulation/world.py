@@ -29,7 +29,7 @@ from freshness.stream.source import RowChange
 from invalidator.loop.loop import LoopObserver, run_loop
 from invalidator.loop.shard import ShardInvalidator
 from spark.sink.acknowledger import Acknowledger
-from spark.sink.tombstone import SinkPlan
+from spark.sink.sender import SinkPlan
 from tests.simulation import fault, upstream
 from tests.simulation.actor import Actor
 from tests.simulation.checker import Checker

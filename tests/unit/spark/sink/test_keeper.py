@@ -8,23 +8,28 @@ from typing import Any
 
 import pytest
 
+from freshness.algorithm.request import Streamed
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import empty_position
 from spark.sink import keeper
 from spark.sink.keeper import Keeper
-from tests.unit.invalidator.archive.archive_world import make_config
+from tests.unit.invalidator.archive.archive_world import NODES, make_config
 
 
 class Stand:
-    """Stands in for everything that connects, and says to what."""
+    """Stands in for everything that connects, and says to what. ``hurried``: heartbeats that were wanted at once."""
 
     asked: list[tuple[str, ServerAddress, str]]
+    hurried: list[float]
 
     def __init__(self, kind: str, *arguments: Any) -> None:
         if kind != "Pulse":
             self.asked.append((kind, arguments[0], arguments[1]))
+
+    def hurry(self, since: float) -> None:
+        self.hurried.append(since)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
@@ -32,7 +37,7 @@ class Stand:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ServerAddress, str]]:
-    Stand.asked = []
+    Stand.asked, Stand.hurried = [], []
     for kind in ("HeartbeatWriter", "Primary", "Pulse"):
         monkeypatch.setattr(keeper, kind, lambda *arguments, _kind=kind: Stand(_kind, *arguments))
     monkeypatch.setattr(keeper, "open_node", lambda _, name: MemoryNode(MemoryStore(name, clock=lambda: 0.0)))
@@ -63,3 +68,48 @@ def test_executors_read_positions_in_the_flavor_of_gtids(behind_vtgate: Config) 
     made.close()
     assert made.plan.flavors == {"shop/-": "mysql"}
     assert empty_position(made.plan.flavors["shop/-"]) == made.lineages["shop/-"].acknowledger.streamed
+
+
+class Restoring:
+    """Stands in for the thread that puts stripes back."""
+
+    made: Restoring
+
+    def __init__(
+        self, backend: str, nodes: Any, namespace: str, lineage: str, read_stream: Any, _: Any
+    ) -> None:
+        self.of, self.read_stream, self.calls = (namespace, lineage, tuple(nodes)), read_stream, list[str]()
+        Restoring.made = self
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+@pytest.mark.usefixtures("asked")
+def test_stripes_are_put_back_until_the_keeper_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "Restoration", Restoring)
+    made = Keeper(make_config(tmp_path), {})
+    assert Restoring.made.of == ("shop", "shop/-", NODES)
+    assert Restoring.made.calls == ["start"]
+    made.close()
+    assert Restoring.made.calls == ["start", "stop"]
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_heartbeat_that_a_missing_stripe_waits_for_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "Restoration", Restoring)
+    made = Keeper(make_config(tmp_path), {})
+    read_stream, acknowledger = Restoring.made.read_stream, made.lineages["shop/-"].acknowledger
+    assert read_stream(5.0) is None
+    acknowledger.passed = Streamed(empty_position("mysql"), 1, 7.0)
+    assert read_stream(6.0) is acknowledger.passed
+    assert read_stream(8.0) is acknowledger.passed
+    assert Stand.hurried == [5.0, 8.0]
+    made.close()

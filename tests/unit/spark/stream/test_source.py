@@ -35,7 +35,7 @@ from spark.failure import find_failure
 from spark.history import read_changes
 from spark.session import open_session
 from spark.sink.acknowledger import require_whole
-from spark.sink.tombstone import Part, join_ranges
+from spark.sink.sender import Part, join_ranges
 from spark.stream import source as updatestream
 from spark.stream.archive_folder import ArchiveFolder
 from spark.stream.source import StreamOptions
