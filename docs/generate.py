@@ -23,7 +23,7 @@ from invalidator.process.metrics import Metrics
 PAGES: Final = Path(__file__).resolve().parent
 README: Final = PAGES.parent / "README.md"
 CATALOGUE: Final = PAGES / "failure_modes.toml"
-STATUSES: Final = ("defended", "detected", "documented", "later")
+STATUSES: Final = ("defended", "detected", "documented", "later", "gone")
 PLANTED_BUGS: Final = "tests/simulation/bugs.py"
 _BLOCK = re.compile(r"(<!-- generated: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
