@@ -6,7 +6,7 @@ the cache only does less than it could, so what is compared is what the schedule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any, TypeAlias
@@ -223,7 +223,7 @@ def test_a_winner_that_is_refused_makes_room_at_once(monkeypatch: pytest.MonkeyP
         return refused, outcome, any(isinstance(step, Wait) for step in run.steps)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def keep_stub(_: Sequence[object]) -> Procedure[None]:
+        def keep_stub(*_: object) -> Procedure[None]:
             return
             yield
 
