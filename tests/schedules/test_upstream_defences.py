@@ -24,7 +24,8 @@ from freshness.algorithm.apply import renew
 from freshness.algorithm.envelope import Filled
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import HeartbeatSeen, NodePolicy
-from freshness.algorithm.request import Flow, Flows, Marks, ReadHead, Wait
+from freshness.algorithm.request import Flow, Flows, ReadHead, Wait
+from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.settings import Keyspace, ObjectConfig, ServerAddress, Shard
 from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, NodeUnavailable, SourceUnavailable
@@ -42,7 +43,6 @@ from invalidator.loop.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, ru
 from invalidator.loop.shard import ShardInvalidator
 from tests.schedules.world import (
     CUSTOMER,
-    D_SECONDS,
     HEARTBEAT_AGE_MAX_SECONDS,
     L_SECONDS,
     LINEAGE,
@@ -51,10 +51,10 @@ from tests.schedules.world import (
     NODE_REFRESH_SECONDS,
     RING,
     START_SECONDS,
-    W_SECONDS,
     Client,
     Invalidator,
     Reader,
+    Replica,
     Run,
     World,
     lookup,
@@ -73,13 +73,18 @@ def define(policy: ObjectPolicy = POLICY) -> ObjectDefinition:
     return ObjectDefinition(config, policy, KeyBuilder(NAMESPACE, policy.name, (number,)), columns)
 
 
+class ProcessDied(Exception):
+    """The process ends where it stands."""
+
+
 class Scene:
     """One invalidator process, its loop, and a primary whose log can be cut at both ends.
 
     ``purged``: what the log no longer holds. ``hidden``: how many of the last commits the primary has logged and
     does not show before ``shown_at``. ``suspended_seconds``: how long the process stands still in its next pause.
     ``delay_seconds``: how late the log reaches the loop; ``head_seconds``: how long the primary takes to say where it
-    stands. A heartbeat is written every second that the loop polls.
+    stands. ``dies_in_wait``: the process ends in its next pause. Every second that the loop polls, the stripes are
+    looked at and a heartbeat is written.
     """
 
     def __init__(self, world: World, lease_seconds: int = L_SECONDS) -> None:
@@ -92,7 +97,7 @@ class Scene:
         self.shown_at = float("inf")
         self.suspended_seconds = 0.0
         self.is_stream_broken = False
-        self.takes_tombstones = True
+        self.dies_in_wait = False
         self.lost_when_opened = 0
         self.delay_seconds = self.head_seconds = 0.0
         self.taken = 0
@@ -107,9 +112,8 @@ class Scene:
             LINEAGE,
             RING,
             {POLICY.name: POLICY.fingerprint},
-            D_SECONDS,
+            self.world.stripes,
             self.lease_seconds,
-            W_SECONDS,
             HEARTBEAT_AGE_MAX_SECONDS,
             NODE_REFRESH_SECONDS,
         )
@@ -125,6 +129,12 @@ class Scene:
             find_heartbeat=self.begun.get,
             nothing=MysqlGtidSet(),
         )
+        self.dies_in_wait = False
+        self.restorers = [
+            Restorer(node, NAMESPACE, LINEAGE, self.world.moment, self.world.nonce)
+            for node in self.world.stores
+        ]
+        self.restoring_client = Client(self.world)
 
     # -- the primary -----------------------------------------------------------------------------------
 
@@ -145,9 +155,16 @@ class Scene:
     def change(self, key: int = 1) -> Transaction:
         return self.commit({"id": key}, {"id": key})
 
+    def truncate(self) -> Transaction:
+        made = self.world.commit(raised=["customers"])
+        self.log.append(
+            Transaction(made.position, made.timestamp_us, raised_tables=frozenset(("customers",)))
+        )
+        return self.log[-1]
+
     def beat(self) -> None:
         number = len(self.begun) + 1
-        self.begun[number] = self.beaten_at = self.world.now
+        self.begun[number], self.beaten_at = self.world.moment(), self.world.now
         made = self.world.commit()
         beats = (Heartbeat("me", number, 0, 0, self.world.database.epoch),)
         self.log.append(Transaction(made.position, made.timestamp_us, heartbeats=beats))
@@ -192,12 +209,12 @@ class Scene:
 
     def _answer(self, step: Any) -> Any:
         match step:
-            case Flow(requests=Marks()) if not self.takes_tombstones:
-                raise NodeUnavailable("the node is cut off")
             case Flow():
                 return [self.client.perform(step.node, request) for request in step.requests]
             case Flows():
                 return [self._attempt(flow) for flow in step.flows]
+            case Wait() if self.dies_in_wait:
+                raise ProcessDied
             case Wait():
                 suspended, self.suspended_seconds = self.suspended_seconds, 0.0
                 return self.world.sleep(step.seconds + suspended)
@@ -236,6 +253,7 @@ class Scene:
         if self.is_stream_broken:
             raise SourceUnavailable("the stream is broken")
         if self.world.now - self.beaten_at >= 1:
+            self.look()
             self.beat()
         until_us = (self.world.now - self.delay_seconds) * 1e6
         arrived = [each for each in self.log[self.taken :] if each.timestamp_us <= until_us]
@@ -245,11 +263,19 @@ class Scene:
             self.world.sleep(step.timeout_seconds)
         return new
 
+    def look(self) -> None:
+        """At the stripes of each node: what is missing becomes pending, what is pending whole."""
+        for restorer in self.restorers:
+            run = Run(
+                self.world, restorer.look(), self.restoring_client, read_stream=lambda: self.shard.passed
+            )
+            run.until(lambda _: False, may_end=True)
+            assert run.error is None or isinstance(run.error, NodeUnavailable)
 
-def read_key(world: World, key: int = 1, *, fresh: bool = False) -> ReadOutcome:
-    """By a replica without any of what was committed, or with all of it."""
-    replica = world.replica().catch_up() if fresh else world.replica()
-    return Reader(world, replica).read(lookup(key, POLICY))
+
+def read_key(world: World, replica: Replica | None = None) -> ReadOutcome:
+    """By a replica that has all of what was committed, or by this one."""
+    return Reader(world, replica or world.replica().catch_up()).read(lookup(1, POLICY))
 
 
 @pytest.fixture
@@ -285,7 +311,8 @@ def test_a_purged_log_ends_the_lives_that_need_it(monkeypatch: pytest.MonkeyPatc
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         scene = Scene(world)
         scene.run(3)
-        assert read_key(world) is ReadOutcome.FILLED
+        replica = world.replica().catch_up()
+        assert read_key(world, replica) is ReadOutcome.FILLED
         life = world.record().life
         world.sleep(20)
         lost = scene.change()
@@ -293,7 +320,7 @@ def test_a_purged_log_ends_the_lives_that_need_it(monkeypatch: pytest.MonkeyPatc
         scene.log.clear()
         scene.start()
         scene.run(5)
-        return world.record().life == life, read_key(world)
+        return world.record().life == life, read_key(world, replica)
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         def begin_where_the_log_begins(self: Applier) -> None:
@@ -315,14 +342,15 @@ def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.Monk
         scene = Scene(world)
         scene.run(3)
         life = world.record().life
-        assert read_key(world) is ReadOutcome.FILLED
+        replica = world.replica().catch_up()
+        assert read_key(world, replica) is ReadOutcome.FILLED
         scene.change(2)
         scene.run(0.5)
         scene.fail_over(1)
         scene.run(3)
         scene.change(1)
         scene.run(5)
-        read_key(world)
+        read_key(world, replica)
         return world.database.epoch, world.record().life == life
 
     def plant(patch: pytest.MonkeyPatch) -> None:
@@ -335,21 +363,23 @@ def test_a_position_that_the_primary_lacks_ends_history(monkeypatch: pytest.Monk
 
 
 def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In head mode the floor is raised before the tombstones. Where these are never acknowledged, and the failover
+    """A table floor is raised before the event is acknowledged. Where the process dies in between, and the failover
     loses the event, only the floor names it: no server would ever show it, and nothing be filled again."""
 
     def schedule(world: World) -> tuple[int, ReadOutcome]:
         scene = Scene(world)
         scene.run(3)
-        for _ in range(60):
+        for _ in range(59):
             scene.change(2)
-        scene.takes_tombstones = False
-        scene.run(0.5)
-        assert not world.record().progress.contains(world.record().floor), "the floor alone names it"
+        raised = scene.truncate()
+        scene.dies_in_wait = True
+        with pytest.raises(ProcessDied):
+            scene.run(1)
+        assert not world.record().progress.contains(raised.position), "the floor alone names it"
         scene.fail_over(60)  # more than there are heartbeats below, which are given the same numbers
-        scene.takes_tombstones = True
+        scene.start()
         scene.run(applier.HISTORY_CONFIRM_SECONDS + 20)
-        return world.database.epoch, read_key(world, fresh=True)
+        return world.database.epoch, read_key(world)
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         def look_at_progress_alone(_: Applier) -> Any:
@@ -357,11 +387,11 @@ def test_a_floor_that_names_a_lost_event_ends_history(monkeypatch: pytest.Monkey
 
         patch.setattr(Applier, "check_history", look_at_progress_alone)
 
-    sound = World(is_head_mode=True)
+    sound = World()
     assert schedule(sound) == (2, ReadOutcome.FILLED)
     assert sound.broken == []
     plant(monkeypatch)
-    assert schedule(World(is_head_mode=True)) == (1, ReadOutcome.FLOOR)
+    assert schedule(World()) == (1, ReadOutcome.TABLE_FLOOR)
 
 
 def test_a_failover_while_the_stream_is_opened_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,12 +492,13 @@ def test_a_node_that_was_away_gets_what_it_missed(monkeypatch: pytest.MonkeyPatc
         key = next(k for k in range(99) if scene.shard.placement.node_for(lookup(k).item) == "n2")
         world.places[lookup(key).item] = "n2"
         world.stores["n2"].down = True
-        scene.change(key)
+        missed = scene.change(key)
         scene.run(3)
         world.stores["n2"].down = False
         scene.run(8)
         assert world.broken == []
-        return world.find_tombstone(lookup(key).item, "n2") is not None
+        stripe = world.find_stripe(lookup(key).item, "n2")
+        return stripe is not None and stripe.position.contains(missed.position)
 
     assert schedule()
     monkeypatch.setattr(Applier, "needs_rewind", False)
@@ -482,10 +513,11 @@ def test_a_heartbeat_is_as_old_as_its_writing(monkeypatch: pytest.MonkeyPatch) -
         scene = Scene(world)
         scene.delay_seconds = 15
         scene.run(20)
-        outcome = read_key(world)
+        replica = world.replica().catch_up()
+        outcome = read_key(world, replica)
         scene.change()
         scene.run(12)
-        read_key(world)
+        read_key(world, replica)
         return outcome
 
     def plant(patch: pytest.MonkeyPatch) -> None:
@@ -504,10 +536,11 @@ def test_both_images_of_a_change_are_invalidated(monkeypatch: pytest.MonkeyPatch
     def schedule(world: World) -> ReadOutcome:
         scene = Scene(world)
         scene.run(3)
-        assert read_key(world) is ReadOutcome.FILLED
+        replica = world.replica().catch_up()
+        assert read_key(world, replica) is ReadOutcome.FILLED
         scene.commit({"id": 7, "customer_id": 1}, {"id": 7, "customer_id": 2}, "orders")
         scene.run(1)
-        return read_key(world)
+        return read_key(world, replica)
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         items_of = keyfinder._items_of
@@ -517,7 +550,7 @@ def test_both_images_of_a_change_are_invalidated(monkeypatch: pytest.MonkeyPatch
 
         patch.setattr(keyfinder, "_items_of", of_the_last_image)
 
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, monkeypatch)
+    prove(schedule, ReadOutcome.STRIPE, plant, monkeypatch)
 
 
 @pytest.mark.usefixtures("calm")
@@ -528,14 +561,15 @@ def test_an_insert_invalidates_that_there_was_no_row(monkeypatch: pytest.MonkeyP
         scene = Scene(world)
         scene.run(3)
         world.absent = {KEY}
-        assert read_key(world) is ReadOutcome.FILLED
+        replica = world.replica().catch_up()
+        assert read_key(world, replica) is ReadOutcome.FILLED
         item = world.stores[NODE].peek(KEY)
         assert item is not None
         assert Filled.decode(item.value).value is None
         world.absent.clear()
         scene.commit(None, {"id": 1})
         scene.run(1)
-        return read_key(world)
+        return read_key(world, replica)
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         items_of = keyfinder._items_of
@@ -545,7 +579,7 @@ def test_an_insert_invalidates_that_there_was_no_row(monkeypatch: pytest.MonkeyP
 
         patch.setattr(keyfinder, "_items_of", of_rows_that_were)
 
-    prove(schedule, ReadOutcome.TOMBSTONE, plant, monkeypatch, invariant=None)
+    prove(schedule, ReadOutcome.STRIPE, plant, monkeypatch, invariant=None)
 
 
 # -- reads of the database -------------------------------------------------------------------------------
