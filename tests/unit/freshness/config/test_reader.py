@@ -256,6 +256,11 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     # unknown keys, with the nearest known one
     (CACHE, "[cache]\nlease_second = 5", ["cache.lease_second: found an unknown key", '"lease_seconds"?']),
     (CACHE, "[cache]\nxyz = 5", ["cache.xyz: found an unknown key; expected one of backend, "]),
+    (
+        CACHE,
+        "[cache]\ntombstone_ttl_seconds = 120",
+        ["cache.tombstone_ttl_seconds: found a setting of a former release", "delete the line"],
+    ),
     (CACHE, "[caches]\n[cache]", ["caches: found an unknown key", '"cache"?']),
     (
         CACHE,

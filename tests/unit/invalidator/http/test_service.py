@@ -19,6 +19,7 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.nodes.restoration import Restoration
 from freshness.objects.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet, empty_position
 from freshness.stream.source import Heartbeat, Transaction
@@ -91,7 +92,7 @@ class Nodes:
             read_head=lambda: Head(nothing, 1),
         )
         placement = Placement(NODES, "shop")
-        policy = NodePolicy("shop", "shop/-", placement.ring_version, {}, 120, 5, 108, 4, 1)
+        policy = NodePolicy("shop", "shop/-", placement.ring_version, {}, 64, 5, 4, 1)
         self.shard = ShardInvalidator.create(
             NODES,
             policy,
@@ -196,6 +197,26 @@ def test_the_stream_is_open_from_its_opening_to_its_end(worker: ShardWorker) -> 
     assert worker.is_streaming
     observer.stream_closed()
     assert not worker.is_streaming
+
+
+def test_the_stripes_that_were_put_back_are_counted_once(
+    client: TestClient, worker: ShardWorker, invalidator: Watched
+) -> None:
+    worker.restoration = Restoration("memcached", NODES, "shop", "shop/-", lambda _: None)
+    first, second = worker.restoration.restorers
+    observer = MetricsObserver(worker, Nodes().shard)
+
+    def shown() -> list[str]:
+        names = "freshness_stripes_restored_total", "freshness_nodes_complete"
+        lines = client.get("/metrics").text.splitlines()
+        return [line.split()[1] for name in names for line in lines if line.startswith(f"{name}{{")]
+
+    first.restored, second.restored = 3, 4
+    observer.nodes_joined(2)
+    assert shown() == ["7.0", "0.0"]
+    second.restored, second._life, second._is_first_round = 5, b"lifelife", False
+    observer.nodes_joined(2)
+    assert shown() == ["8.0", "1.0"]
 
 
 def commit_lags(worker: ShardWorker) -> tuple[float, float]:

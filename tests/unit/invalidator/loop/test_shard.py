@@ -11,8 +11,14 @@ import pytest
 
 from freshness.algorithm.applier import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS
 from freshness.algorithm.driver import BlockingDriver
-from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key
-from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.envelope import (
+    NodeRecord,
+    Stripe,
+    find_stripe,
+    record_key,
+    stripe_key,
+    stripe_number,
+)
 from freshness.algorithm.request import Add, Head
 from freshness.config.settings import (
     ArchiveConfig,
@@ -28,11 +34,11 @@ from freshness.config.settings import (
 from freshness.config.settings import StreamConfig as Stream
 from freshness.database.schema import keyspace_id
 from freshness.errors import SourceUnavailable
-from freshness.keys.cachekey import tombstone_key
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import build_registry
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.stream.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
@@ -193,28 +199,13 @@ class Shop:
     stores: dict[str, MemoryStore] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stores = self.stores or {
-            node: MemoryStore(node, clock=lambda: self.now, temp_lru_ttl_seconds=700) for node in NODES
-        }
+        self.stores = self.stores or {node: MemoryStore(node, clock=lambda: self.now) for node in NODES}
         self.placement = Placement(NODES, "shop")
         nodes = {node: MemoryNode(store) for node, store in self.stores.items()}
         self.driver = BlockingDriver(nodes, self.sleep, read_head=self.read_head)
-        cache = config().cache
-        policy = NodePolicy(
-            namespace="shop",
-            lineage=LINEAGE,
-            ring=self.placement.ring_version,
-            objects={name: definition.policy.fingerprint for name, definition in REGISTRY.items()},
-            tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
-            lease_seconds=cache.lease_seconds,
-            trail_seconds=cache.trail_seconds,
-            heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
-            node_refresh_seconds=cache.node_refresh_seconds,
-            is_serving=self.is_serving,
-        )
         self.shard = ShardInvalidator.create(
             self.mine,
-            policy,
+            node_policy(config().cache, LINEAGE, REGISTRY, is_serving=self.is_serving),
             self.placement,
             KeyFinder(REGISTRY),
             instance="me",
@@ -260,10 +251,24 @@ class Shop:
         assert item is not None, f"{node} has no record"
         return NodeRecord.decode(item.value)
 
-    def tombstone(self, key: int) -> Tombstone | None:
+    def put_stripe(self, key: int) -> None:
+        """Give the customer's node a stripe for it, in the node's life."""
+        node, name = self.place_of(key)
+        stripe = Stripe(self.record(node).life, empty_position("mysql"))
+        MemoryNode(self.stores[node]).perform([Add(name, stripe.encode(), 0)])
+
+    def stripe(self, key: int) -> Position | None:
+        """The position that a fill of the customer must contain; None where nothing may be filled."""
+        node, name = self.place_of(key)
+        found = self.stores[node].peek(name)
+        stripe = None if found is None else find_stripe(found.value, self.record(node).life)
+        return None if stripe is None else stripe.position
+
+    def place_of(self, key: int) -> tuple[str, bytes]:
+        """The node of a customer, and the key of its stripe there."""
         item = b"shop:customer:%d" % key
-        found = self.stores[self.placement.node_for(item)].peek(tombstone_key(item))
-        return None if found is None else Tombstone.decode(found.value)
+        number = stripe_number(item, config().cache.stripes)
+        return self.placement.node_for(item), stripe_key("shop", LINEAGE, number)
 
     def key_of(self, node: str) -> int:
         """A customer that lives on the node."""
@@ -292,15 +297,13 @@ def test_a_key_is_invalidated_where_it_lives_and_all_nodes_acknowledge(shop: Sho
     for node, key in zip(NODES, keys, strict=True):
         filled = b"shop:customer:%d" % key
         MemoryNode(shop.stores[node]).perform([Add(filled, b"old", 60)])
+        shop.put_stripe(key)
     shop.apply(customer(11, keys[0]), customer(12, keys[1]), customer(13, keys[0]))
     for node, key in zip(NODES, keys, strict=True):
         assert shop.stores[node].peek(b"shop:customer:%d" % key) is None
         assert shop.record(node).progress == up_to(13)
-    first, second = shop.tombstone(keys[0]), shop.tombstone(keys[1])
-    assert first is not None
-    assert second is not None
-    assert first.positions[LINEAGE, 1] == MysqlGtidSet.parse(f"{SOURCE}:11:13")
-    assert second.positions[LINEAGE, 1] == MysqlGtidSet.of(SOURCE, 12)
+    # All that was streamed in this life, which began at 10, be it the key's own event or another.
+    assert [shop.stripe(key) for key in keys] == [MysqlGtidSet.parse(f"{SOURCE}:11-13")] * 2
     assert shop.shard.keys_total >= 2
 
 
@@ -331,12 +334,14 @@ def test_a_table_floor_is_the_events_own_position(shop: Shop) -> None:
 def test_a_node_that_fails_leaves_and_is_rewound_when_it_is_back(shop: Shop) -> None:
     up, down = NODES
     of_up, of_down = shop.key_of(up), shop.key_of(down)
+    shop.put_stripe(of_up)
+    shop.put_stripe(of_down)
     shop.stores[down].down = True
     shop.apply(customer(11, of_up), customer(12, of_down))
     assert [member.node for member in shop.shard.joined] == [up]
     assert shop.record(up).progress == up_to(12)
     assert shop.record(down).progress == up_to(10)
-    assert shop.tombstone(of_down) is None
+    assert shop.stripe(of_down) == empty_position("mysql")
     # Not before its pause is over.
     shop.stores[down].down = False
     shop.join()
@@ -349,12 +354,12 @@ def test_a_node_that_fails_leaves_and_is_rewound_when_it_is_back(shop: Shop) -> 
     start = shop.shard.start_position()
     assert start == up_to(10)
     shop.shard.opened(start)
-    version = shop.stores[up].peek(tombstone_key(b"shop:customer:%d" % of_up))
+    item = shop.stores[up].peek(shop.place_of(of_up)[1])
     shop.apply(customer(11, of_up), customer(12, of_down))
     assert not shop.shard.needs_rewind
     assert shop.record(down).progress == up_to(12)
-    assert shop.tombstone(of_down) is not None
-    assert shop.stores[up].peek(tombstone_key(b"shop:customer:%d" % of_up)) == version, "not sent twice"
+    assert shop.stripe(of_down) == MysqlGtidSet.parse(f"{SOURCE}:11-12")
+    assert shop.stores[up].peek(shop.place_of(of_up)[1]) == item, "not sent twice"
 
 
 def test_a_restarted_node_begins_a_new_life(shop: Shop) -> None:
@@ -504,11 +509,12 @@ def test_a_shard_that_serves_no_more_closes_its_records_at_once(shop: Shop) -> N
 def test_a_shard_that_does_not_serve_yet_is_followed_and_never_open() -> None:
     shop = Shop(is_serving=False)
     shop.open()
+    shop.put_stripe(7)
     for number in range(11, 15):
         shop.now += 1
         shop.apply(shop.beat(number), customer(20 + number, 7))
     assert [shop.record(node).is_open for node in NODES] == [False, False]
-    assert shop.tombstone(7) is not None
+    assert shop.stripe(7) == MysqlGtidSet.parse(f"{SOURCE}:11-14:31-34")
 
 
 # -- some of the nodes ---------------------------------------------------------------------------------
@@ -518,8 +524,9 @@ def test_a_process_that_looks_after_one_node_leaves_the_others_alone() -> None:
     shop = Shop(mine=NODES[1:])
     shop.open()
     here, there = shop.key_of(NODES[1]), shop.key_of(NODES[0])
+    shop.put_stripe(here)
     shop.apply(shop.beat(11), customer(12, here), customer(13, there))
     assert shop.record(NODES[1]).is_open
-    assert shop.tombstone(here) is not None
-    assert shop.tombstone(there) is None
+    assert shop.stripe(here) == MysqlGtidSet.parse(f"{SOURCE}:11-13")
+    assert shop.stores[NODES[0]].peek(shop.place_of(there)[1]) is None
     assert shop.stores[NODES[0]].peek(record_key("shop", LINEAGE)) is None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from freshness.algorithm.request import Streamed
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.errors import ConfigError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
+from freshness.position import empty_position
 from invalidator.process.metrics import Metrics
 from invalidator.process.worker import Assignment, ShardWorker
 
@@ -66,3 +69,31 @@ def test_vitess_without_its_package_is_a_mistake_that_says_what_to_install(
     monkeypatch.setitem(sys.modules, "invalidator.vstream.source", None)
     with pytest.raises(ConfigError, match=r"pip install 'freshness\[vitess\]'"):
         worker_of(tmp_path)._create_source({})
+
+
+class Following:
+    """An invalidator and its pulse, as far as a restoration asks them."""
+
+    def __init__(self) -> None:
+        self.passed: Streamed | None = None
+        self.hurried: list[float] = []
+
+    def read_stream(self, _: float) -> Streamed | None:
+        return self.passed
+
+    def hurry(self, since: float) -> None:
+        self.hurried.append(since)
+
+
+def test_a_stripe_that_waits_for_a_heartbeat_makes_the_next_one_come_at_once(tmp_path: Path) -> None:
+    following: Any = Following()
+    restoration = worker_of(tmp_path)._create_restoration(following, following)
+    assert [each.node for each in restoration.restorers] == ["127.0.0.1:11211"]
+    ask = restoration._driver.read_stream
+    assert ask(5.0) is None
+    following.passed = Streamed(empty_position("mysql"), 1, 4.0)
+    assert ask(5.0) is following.passed
+    assert following.hurried == [5.0, 5.0]
+    following.passed = Streamed(empty_position("mysql"), 1, 5.0)
+    assert ask(5.0) is following.passed
+    assert following.hurried == [5.0, 5.0], "it has come back"

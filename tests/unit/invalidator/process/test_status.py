@@ -1,0 +1,120 @@
+"""What is said of nodes and their stripes, on nodes in memory."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freshness.algorithm.envelope import (
+    NodeRecord,
+    PendingStripe,
+    Stripe,
+    record_key,
+    resume_key,
+    stripe_key,
+)
+from freshness.algorithm.request import Add
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
+from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.position import MysqlGtidSet
+from invalidator.process import status
+
+NODE = "n1:1"
+LIFE, FORMER = b"lifelife", b"formerly"
+POSITION = MysqlGtidSet.parse("3e11fa47-71ca-11e1-9e33-c80aa9429562:1-10")
+CONFIG = f"""
+[cache]
+nodes = ["{NODE}"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mysql"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:1/shop"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG)
+    return load_config(path, {})
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    store = MemoryStore(NODE, clock=lambda: 1000.0)
+    monkeypatch.setattr(status, "open_node", lambda _, __: MemoryNode(store))
+    return store
+
+
+def add(store: MemoryStore, key: bytes, value: bytes) -> None:
+    MemoryNode(store).perform([Add(key, value, 0)])
+
+
+def add_record(store: MemoryStore, stripes: int, key: bytes = record_key("shop", "shop/-")) -> None:
+    record = NodeRecord("shop/-", LIFE, LIFE, True, 1, 1, 0, 0, NODE, stripes, POSITION, POSITION)
+    add(store, key, record.encode())
+
+
+def look(config: Config) -> dict[str, Any]:
+    (entry,) = status.read_nodes(config)
+    return entry
+
+
+def test_stripes_of_this_life_are_there_and_all_else_is_not(config: Config, store: MemoryStore) -> None:
+    add_record(store, 8)
+    assert look(config)["stripes_there_percent"] == 0
+    for number in range(4):
+        add(store, stripe_key("shop", "shop/-", number), Stripe(LIFE, POSITION).encode())
+    others = (Stripe(FORMER, POSITION).encode(), PendingStripe(LIFE).encode(), b"", b"not ours")
+    for number, value in enumerate(others, 4):
+        add(store, stripe_key("shop", "shop/-", number), value)
+    assert (look(config)["stripes"], look(config)["stripes_there_percent"]) == (8, 50)
+
+
+@pytest.mark.parametrize("stripes", [1, status.SAMPLE_MAX, status.SAMPLE_MAX + 1, 65_536])
+def test_a_sample_of_many_stripes_is_looked_at(config: Config, store: MemoryStore, stripes: int) -> None:
+    add_record(store, stripes)
+    for number in range(stripes):
+        add(store, stripe_key("shop", "shop/-", number), Stripe(LIFE, POSITION).encode())
+    ((entry, sample),) = status._look_at_nodes(config)
+    assert entry["stripes_there_percent"] == 100
+    assert min(stripes, status.SAMPLE_MAX / 2) <= len(sample) <= status.SAMPLE_MAX
+
+
+def test_a_node_without_record_has_no_stripes(config: Config, store: MemoryStore) -> None:
+    assert look(config) == {"node": NODE, "lineage": "shop/-", "state": "unknown", "progress": ""}
+    add_record(store, 8, resume_key("shop", "shop/-"))
+    assert (look(config)["state"], look(config)["progress"]) == ("lapsed", str(POSITION))
+    store.down = True
+    assert look(config)["state"] == "unavailable"
+
+
+def test_a_server_that_gives_no_token_is_named_and_hides_nothing(config: Config, store: MemoryStore) -> None:
+    add_record(store, 1)
+    add(store, stripe_key("shop", "shop/-", 0), Stripe(LIFE, POSITION).encode())
+    answer = status.read_status(config)
+    assert [node["stripes_there_percent"] for node in answer["nodes"]] == [100]
+    (server,) = answer["servers"]
+    assert (server["server"], server["lineage"]) == ("127.0.0.1:1", "shop/-")
+    assert "connecting" in server["error"]
+
+
+@pytest.mark.parametrize("changed", [0.06, 0.5, 2.0])
+def test_the_advised_stripes_are_fifty_for_each_key_that_changes_within_the_lag(changed: float) -> None:
+    """``changed``: keys for each stripe."""
+    advice = status.advise_stripes(1 - math.exp(-changed), 1000)
+    assert advice.startswith("set cache.stripes to ")
+    advised = int(advice.rsplit(" ", 1)[1])
+    assert 50 * 1000 * changed <= advised < 2 * 50 * 1000 * changed + 2
+    assert status.advise_stripes(1 - math.exp(-changed * 1000 / advised), advised) == ""
+
+
+def test_nothing_is_advised_where_little_is_refused_or_the_server_is_far_behind() -> None:
+    assert status.advise_stripes(0.0, 65_536) == status.advise_stripes(0.05, 65_536) == ""
+    for share in (0.96, 1.0):
+        assert "so far behind that more stripes would not help" in status.advise_stripes(share, 65_536)
