@@ -16,13 +16,21 @@ from freshness.algorithm.envelope import (
     Filled,
     Kind,
     NodeRecord,
+    PendingStripe,
     Stamp,
-    Tombstone,
+    Stripe,
+    decode_wanted,
+    encode_chunk,
+    encode_wanted,
     find_live_value,
     live_prefix,
     record_key,
     resume_key,
     split_live,
+    stripe_key,
+    stripe_keys,
+    stripe_number,
+    wanted_key,
 )
 from freshness.errors import FormatError
 from freshness.position import Position, parse_position
@@ -37,7 +45,8 @@ ENCODED = {
 }
 LIFE = b"\x01\x02\x03\x04\x05\x06\x07\x08"
 TENURE = b"\x11\x12\x13\x14\x15\x16\x17\x18"
-HEAD = "fa01"
+FORMER_LIFE = b"\x21\x22\x23\x24\x25\x26\x27\x28"
+HEAD = "fa02"
 
 
 def long(hex_text: str) -> str:
@@ -87,30 +96,54 @@ def test_an_absent_row(flavor: str) -> None:
         Filled.decode(bytes.fromhex(expected + "00"))
 
 
+def chunk_of(flavor: str, life: bytes = LIFE) -> str:
+    written = life.hex() + ENCODED[flavor]
+    return f"{len(written) // 2:04x}" + written
+
+
 @pytest.mark.parametrize("flavor", POSITIONS)
-def test_a_tombstone(flavor: str) -> None:
-    tombstone = Tombstone.of("shop/-", 3, POSITIONS[flavor])
-    expected = HEAD + "03" + "01" + short("shop/-") + "0000000000000003" + position_of(flavor)
-    assert tombstone.encode().hex() == expected
-    assert Tombstone.decode(bytes.fromhex(expected)) == tombstone
+def test_a_stripe(flavor: str) -> None:
+    stripe = Stripe(LIFE, POSITIONS[flavor])
+    expected = HEAD + "03" + chunk_of(flavor)
+    assert stripe.encode().hex() == expected
+    assert Stripe.decode(bytes.fromhex(expected)) == stripe
 
 
-def test_a_tombstone_of_several_lineages_is_sorted() -> None:
-    position = POSITIONS["mariadb"]
-    tombstone = Tombstone({("b", 1): position, ("a", 2): position})
-    expected = (
-        HEAD
-        + "03"
-        + "02"
-        + short("a")
-        + "0000000000000002"
-        + position_of("mariadb")
-        + short("b")
-        + "0000000000000001"
-        + position_of("mariadb")
-    )
-    assert tombstone.encode().hex() == expected
-    assert Tombstone.decode(bytes.fromhex(expected)) == tombstone
+def test_a_stripe_that_was_appended_to() -> None:
+    """Chunks of the first one's life are united; those of another count for nothing."""
+    more = parse_position("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:9")
+    chunk = "001e" + LIFE.hex() + "1101" + "3e11fa4771ca11e19e33c80aa9429562" + "00" + "01" + "08" + "00"
+    assert encode_chunk(LIFE, more).hex() == chunk
+    data = HEAD + "03" + chunk_of("mysql") + chunk + chunk_of("mysql", FORMER_LIFE)
+    assert Stripe.decode(bytes.fromhex(data)) == Stripe(LIFE, POSITIONS["mysql"].union(more), 3)
+    former = HEAD + "03" + chunk_of("mysql", FORMER_LIFE) + chunk
+    assert Stripe.decode(bytes.fromhex(former)) == Stripe(FORMER_LIFE, POSITIONS["mysql"], 2)
+
+
+@pytest.mark.parametrize("flavor", POSITIONS)
+def test_a_pending_stripe(flavor: str) -> None:
+    pending = PendingStripe(TENURE)
+    expected = HEAD + "05" + TENURE.hex()
+    assert pending.encode().hex() == expected
+    assert PendingStripe.decode(bytes.fromhex(expected)) == pending
+    appended = expected + chunk_of(flavor, FORMER_LIFE) + chunk_of(flavor)
+    held = PendingStripe.decode(bytes.fromhex(appended))
+    assert held.chunks == ((FORMER_LIFE, POSITIONS[flavor]), (LIFE, POSITIONS[flavor]))
+    nothing = parse_position(flavor, "")
+    assert held.complete(LIFE, nothing).encode().hex() == HEAD + "03" + chunk_of(flavor)
+
+
+def test_stripes_that_are_wanted() -> None:
+    assert encode_wanted([1, 0x01020304]).hex() == "0000000101020304"
+    assert decode_wanted(bytes.fromhex("000000010102030405")) == [1, 0x01020304]
+    assert decode_wanted(STUB) == []
+
+
+def test_the_stripe_of_a_key() -> None:
+    """Applications and invalidators must agree on it."""
+    assert stripe_number(b"shop:customer:42", 65_536) == 0xF0E8
+    assert stripe_number(b"shop:customer:42", 1000) == 120
+    assert stripe_number(b"shop:customer:42", 1) == 0
 
 
 def record_of(position: Position) -> NodeRecord:
@@ -123,7 +156,8 @@ def record_of(position: Position) -> NodeRecord:
         ring=0xA1B2C3D4,
         as_of_us=1_763_700_000_123_456,
         heartbeat_age_ms=250,
-        losses=9,
+        node="10.0.0.1:11211",
+        stripes=65_536,
         progress=position,
         floor=position,
         table_floors={"orders": position, "customers": position},
@@ -146,7 +180,8 @@ def test_a_node_record(flavor: str) -> None:
             "a1b2c3d4",  # ring
             "0006441367ff6a40",  # as of
             "000000fa",  # age of the heartbeat
-            "0000000000000009",  # losses
+            short("10.0.0.1:11211"),
+            "00010000",  # stripes
             position,  # progress
             position,  # floor
             "0002" + short("customers") + position + short("orders") + position,
@@ -160,7 +195,7 @@ def test_a_node_record(flavor: str) -> None:
 def test_a_stub_is_the_empty_item() -> None:
     """memcached makes it, so it has no envelope; and nothing reads it as one."""
     assert STUB == b""
-    for decode in (Filled.decode, Tombstone.decode, NodeRecord.decode):
+    for decode in (Filled.decode, Stripe.decode, PendingStripe.decode, NodeRecord.decode):
         with pytest.raises(FormatError):
             decode(STUB)
 
@@ -168,6 +203,9 @@ def test_a_stub_is_the_empty_item() -> None:
 def test_keys_of_the_nodes_own_items() -> None:
     assert record_key("shop", "shop/-80") == b"shop:!shop/-80"
     assert resume_key("shop", "shop/-80") == b"shop:!shop/-80!resume"
+    assert wanted_key("shop", "shop/-80") == b"shop:!shop/-80!wanted"
+    assert stripe_key("shop", "shop/-80", 0xF0E8) == b"shop:!shop/-80!f0e8"
+    assert stripe_keys("shop", "shop/-80", 12)[::11] == (b"shop:!shop/-80!0", b"shop:!shop/-80!b")
 
 
 def test_positions_are_written_as_ever() -> None:
@@ -175,12 +213,12 @@ def test_positions_are_written_as_ever() -> None:
     assert {flavor: position.encode().hex() for flavor, position in POSITIONS.items()} == ENCODED
 
 
-@pytest.mark.parametrize("version", [0, 2, 255])
+@pytest.mark.parametrize("version", [0, 1, 3, 255])
 def test_another_format_version_is_refused_by_name(version: int) -> None:
-    data = bytearray(Tombstone.of("a", 1, POSITIONS["mariadb"]).encode())
+    data = bytearray(Stripe(LIFE, POSITIONS["mariadb"]).encode())
     data[1] = version
     with pytest.raises(FormatError, match=f"format version {version}") as raised:
-        Tombstone.decode(bytes(data))
+        Stripe.decode(bytes(data))
     assert raised.value.hint
 
 
@@ -189,12 +227,15 @@ def test_one_kind_is_never_read_as_another() -> None:
     items = {
         Kind.FILLED: Filled((stamp,), b"7", b"x").encode(),
         Kind.ABSENT_ROW: Filled((stamp,), b"7", None).encode(),
-        Kind.TOMBSTONE: Tombstone.of("a", 1, POSITIONS["mysql"]).encode(),
+        Kind.STRIPE: Stripe(LIFE, POSITIONS["mysql"]).encode(),
         Kind.RECORD: record_of(POSITIONS["mysql"]).encode(),
+        Kind.PENDING: PendingStripe(TENURE).encode(),
     }
+    assert set(items) == set(Kind)
     readers: dict[Callable[[bytes], Any], set[Kind]] = {
         Filled.decode: {Kind.FILLED, Kind.ABSENT_ROW},
-        Tombstone.decode: {Kind.TOMBSTONE},
+        Stripe.decode: {Kind.STRIPE},
+        PendingStripe.decode: {Kind.PENDING},
         NodeRecord.decode: {Kind.RECORD},
     }
     for decode, kinds in readers.items():

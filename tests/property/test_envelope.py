@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,13 @@ from freshness.algorithm.envelope import (
     Filled,
     Kind,
     NodeRecord,
+    PendingStripe,
     Stamp,
-    Tombstone,
+    Stripe,
+    decode_wanted,
+    encode_chunk,
+    encode_wanted,
+    find_stripe,
     live_prefix,
     split_live,
 )
@@ -27,7 +33,12 @@ from freshness.errors import FormatError
 from freshness.position import MariadbPosition, MysqlGtidSet, Position
 
 SOURCES = ("3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562")
-DECODERS: tuple[Callable[[bytes], Any], ...] = (Filled.decode, Tombstone.decode, NodeRecord.decode)
+DECODERS: tuple[Callable[[bytes], Any], ...] = (
+    Filled.decode,
+    Stripe.decode,
+    PendingStripe.decode,
+    NodeRecord.decode,
+)
 
 numbers = st.integers(1, 2**63 - 1)
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -54,7 +65,8 @@ stamps_and_identity = st.lists(stamps, min_size=1, max_size=3).map(tuple), st.bi
 without_value = st.builds(Filled, *stamps_and_identity, st.none())
 with_value = st.builds(Filled, *stamps_and_identity, st.binary(max_size=60))
 filled = without_value | with_value
-tombstones = st.builds(Tombstone, st.dictionaries(st.tuples(names, u64), positions, max_size=4))
+stripes = st.builds(Stripe, nonces, positions)
+pending = st.builds(PendingStripe, nonces)
 records = st.builds(
     NodeRecord,
     lineage=names,
@@ -65,24 +77,26 @@ records = st.builds(
     ring=u32,
     as_of_us=st.integers(-(2**63), 2**63 - 1),
     heartbeat_age_ms=u32,
-    losses=u64,
+    node=names,
+    stripes=u32,
     progress=positions,
     floor=positions,
     table_floors=st.dictionaries(names, positions, max_size=3),
     objects=st.dictionaries(names, st.builds(Coverage, u32, positions), max_size=3),
 )
-items = st.one_of(filled, tombstones, records)
+Made = Filled | Stripe | PendingStripe | NodeRecord
+items = st.one_of(filled, stripes, pending, records)
 
 
 @given(items)
-def test_what_is_written_is_read_back(item: Filled | Tombstone | NodeRecord) -> None:
+def test_what_is_written_is_read_back(item: Made) -> None:
     data = item.encode()
     assert type(item).decode(data) == item
     assert type(item).decode(data).encode() == data
 
 
-@given(st.one_of(tombstones, records, without_value), st.data())
-def test_a_cut_item_does_not_parse(item: Tombstone | NodeRecord | Filled, data: st.DataObject) -> None:
+@given(st.one_of(stripes, pending, records, without_value), st.data())
+def test_a_cut_item_does_not_parse(item: Made, data: st.DataObject) -> None:
     encoded = item.encode()
     size = data.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(FormatError):
@@ -98,19 +112,47 @@ def test_every_cut_of_an_entry_before_its_value_does_not_parse(entry: Filled) ->
             Filled.decode(encoded[:size])
 
 
-@given(st.one_of(tombstones, records), st.binary(min_size=1, max_size=5))
-def test_bytes_that_follow_do_not_parse(item: Tombstone | NodeRecord, more: bytes) -> None:
+@given(st.one_of(stripes, pending, records), st.binary(min_size=1, max_size=5))
+def test_bytes_that_follow_do_not_parse(item: Made, more: bytes) -> None:
     with pytest.raises(FormatError):
         type(item).decode(item.encode() + more)
 
 
 def decode_or_refuse(decode: Callable[[bytes], Any], data: bytes) -> None:
-    """Nothing but a FormatError, and what parses is written as it was read."""
+    """Nothing but a FormatError, and what parses is written as it was read, chunks as one."""
     try:
         item = decode(data)
     except FormatError:
         return
+    if isinstance(item, Stripe):
+        item = replace(item, chunk_count=1)
+    if isinstance(item, PendingStripe):
+        item = replace(item, chunks=())
     assert decode(item.encode()) == item
+
+
+chunks = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"FORMERLY")), mysql), max_size=6)
+
+
+@given(st.tuples(st.sampled_from((b"LIFELIFE", b"FORMERLY")), mysql), chunks)
+def test_a_stripe_is_the_union_of_the_chunks_of_its_first_life(
+    first: tuple[bytes, Position], more: list[tuple[bytes, Position]]
+) -> None:
+    data = Stripe(*first).encode() + b"".join(encode_chunk(*chunk) for chunk in more)
+    stripe = Stripe.decode(data)
+    life, position = first
+    assert stripe == Stripe(life, union([at for name, at in more if name == life], position), 1 + len(more))
+    assert find_stripe(data, life) == stripe
+    assert find_stripe(data, b"ANOTHER!") is None
+    pending_data = PendingStripe(b"NONCE...").encode() + b"".join(encode_chunk(*chunk) for chunk in more)
+    assert find_stripe(pending_data, life) is None
+    whole = PendingStripe.decode(pending_data).complete(life, position)
+    assert whole == replace(stripe, chunk_count=1)
+
+
+@given(st.lists(u32, max_size=8), st.binary(max_size=3))
+def test_a_list_of_wanted_stripes_is_read_back_as_far_as_it_is_whole(wanted: list[int], cut: bytes) -> None:
+    assert decode_wanted(encode_wanted(wanted) + cut) == wanted
 
 
 @given(st.binary(max_size=200))
@@ -122,13 +164,11 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 @given(st.sampled_from(Kind), st.binary(max_size=120))
 def test_random_bytes_behind_our_head_are_refused(kind: Kind, data: bytes) -> None:
     for decode in DECODERS:
-        decode_or_refuse(decode, bytes((0xFA, 1, kind)) + data)
+        decode_or_refuse(decode, bytes((0xFA, 2, kind)) + data)
 
 
 @given(items, st.data())
-def test_damaged_items_are_refused_or_are_other_items(
-    item: Filled | Tombstone | NodeRecord, data: st.DataObject
-) -> None:
+def test_damaged_items_are_refused_or_are_other_items(item: Made, data: st.DataObject) -> None:
     encoded = bytearray(item.encode())
     for _ in range(data.draw(st.integers(1, 3))):
         encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
@@ -143,8 +183,8 @@ POLICY = ObjectPolicy("customer", 5, ("customers",), ("a",), 60)
 
 def view_of(table_floors: dict[str, Position]) -> NodeView:
     nothing = MysqlGtidSet()
-    record = NodeRecord("a", LIFE, LIFE, True, 1, 7, 0, 0, 0, nothing, nothing, table_floors)
-    return NodeView(("a",), [Item(record.encode(), 1, 5)], 0.0)
+    record = NodeRecord("a", LIFE, LIFE, True, 1, 7, 0, 0, "n1", 8, nothing, nothing, table_floors)
+    return NodeView("n1", ("a",), [Item(record.encode(), 1, 5)], 0.0)
 
 
 @given(filled, st.booleans())

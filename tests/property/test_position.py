@@ -95,6 +95,27 @@ def test_laws_of_the_difference(one: frozenset[Gtid], two: frozenset[Gtid], thre
     assert left.encode() == decode_position(left.encode()).encode()
 
 
+def of_one_flavor(count: int) -> st.SearchStrategy[tuple[Position, ...]]:
+    return st.one_of(
+        *(st.tuples(*[each] * count) for each in (models.map(build), mariadb_positions)),
+    )
+
+
+@given(of_one_flavor(3))
+def test_what_a_difference_leaves_out_the_other_has(case: tuple[Position, ...]) -> None:
+    """Of every flavor: a chunk of a stripe is what was streamed without the floor, and no event may get lost."""
+    one, two, three = case
+    left = one.subtract(two)
+    assert one.contains(left)
+    assert left.union(two).contains(one.union(two))
+    assert left.is_empty == two.contains(one)
+    assert one.subtract(empty_position(one.flavor)) == one
+    assert one.subtract(one).is_empty
+    # a token that has the difference and the other has the whole
+    assert three.contains(one.union(two)) == (three.contains(left) and three.contains(two))
+    assert decode_position(left.encode()) == left
+
+
 @given(positions)
 def test_the_parts_by_source_unite_to_the_whole_and_have_nothing_in_common(position: Position) -> None:
     parts = position.by_source()

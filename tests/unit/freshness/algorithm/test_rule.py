@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, Tombstone
+from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp, Stripe
 from freshness.algorithm.rule import (
     ObjectPolicy,
     ReadOutcome,
@@ -38,7 +38,8 @@ def record(lineage: str = "a", **changes: Any) -> NodeRecord:
         "ring": 7,
         "as_of_us": 0,
         "heartbeat_age_ms": 0,
-        "losses": 0,
+        "node": "n1",
+        "stripes": 8,
         "progress": at("1-10"),
         "floor": at("1-5"),
         "table_floors": {},
@@ -56,16 +57,20 @@ def judge_fill(
     *,
     ring: int = 7,
     records: Mapping[str, NodeRecord | None] | None = None,
-    tombstone: Tombstone | None = None,
+    stripes: Mapping[str, Stripe | None] | None = None,
     tokens: Mapping[str, EventToken] | None = None,
 ) -> ReadOutcome | None:
     return find_fill_refusal(
         policy,
         ring,
         {"a": record()} if records is None else records,
-        tombstone,
+        {name: stripe("") for name in "ab"} if stripes is None else stripes,
         {"a": token("1-10")} if tokens is None else tokens,
     )
+
+
+def stripe(numbers: str, life: bytes = b"LIFELIFE") -> Stripe:
+    return Stripe(life, at(numbers))
 
 
 def judge_one(**changes: Any) -> ReadOutcome | None:
@@ -74,7 +79,7 @@ def judge_one(**changes: Any) -> ReadOutcome | None:
 
 def test_a_read_that_contains_everything_is_stored() -> None:
     assert judge_fill() is None
-    assert judge_fill(tombstone=Tombstone.of("a", 1, at("7:9"))) is None
+    assert judge_fill(stripes={"a": stripe("6-10")}) is None
     assert judge_one(floor=at("1-10")) is None, "equal is fresh (F38)"
 
 
@@ -106,22 +111,28 @@ def test_the_floor_must_be_contained(numbers: str) -> None:
     assert judge_fill(tokens={"a": token(numbers)}) is ReadOutcome.FLOOR
 
 
-@pytest.mark.parametrize("numbers", ["11", "10-11", "3:12"])
-def test_the_tombstone_must_be_contained(numbers: str) -> None:
-    assert judge_fill(tombstone=Tombstone.of("a", 1, at(numbers))) is ReadOutcome.TOMBSTONE
+@pytest.mark.parametrize("numbers", ["11", "6-11", "3:12"])
+def test_the_stripe_must_be_contained(numbers: str) -> None:
+    assert judge_fill(stripes={"a": stripe(numbers)}) is ReadOutcome.STRIPE
+
+
+def test_a_stripe_must_be_found() -> None:
+    """Absence refuses: with the stripe everything is forgotten that was sent to it."""
+    assert judge_fill(stripes={}) is ReadOutcome.STRIPE_ABSENT
+    assert judge_fill(stripes={"a": None}) is ReadOutcome.STRIPE_ABSENT
+    assert judge_fill(stripes={"b": stripe("")}) is ReadOutcome.STRIPE_ABSENT
+    assert judge_fill(stripes={"a": stripe("", b"FORMERLY")}) is ReadOutcome.STRIPE_ABSENT
+
+
+def test_a_stripe_of_another_flavor_is_doubt() -> None:
+    foreign = Stripe(b"LIFELIFE", parse_position("mariadb", "0-1-1"))
+    assert judge_fill(stripes={"a": foreign}) is ReadOutcome.STRIPE
 
 
 def test_a_later_timestamp_proves_nothing() -> None:
     """F3, F4."""
-    tombstone = Tombstone.of("a", 1, at("11"))
     tokens = {"a": token("1-10", timestamp_us=2**60)}
-    assert judge_fill(tombstone=tombstone, tokens=tokens) is ReadOutcome.TOMBSTONE
-
-
-def test_a_tombstone_of_another_history_or_lineage_is_doubt() -> None:
-    assert judge_fill(tombstone=Tombstone.of("a", 2, at("7"))) is ReadOutcome.TOMBSTONE
-    assert judge_fill(tombstone=Tombstone.of("a", 0, at("7"))) is ReadOutcome.TOMBSTONE
-    assert judge_fill(tombstone=Tombstone.of("elsewhere", 1, at("7"))) is ReadOutcome.TOMBSTONE
+    assert judge_fill(stripes={"a": stripe("11")}, tokens=tokens) is ReadOutcome.STRIPE
 
 
 def test_every_table_floor_of_the_object_must_be_contained() -> None:
@@ -138,10 +149,12 @@ def test_two_lineages_are_both_held_to_the_rule(lagging: str) -> None:
     fresh = {name: token("1-10", name) for name in "ab"}
     assert judge_fill(TWO, records=records, tokens=fresh) is None
     assert judge_fill(TWO, records=records, tokens=tokens) is ReadOutcome.FLOOR
-    tombstone = Tombstone.of("a", 1, at("7")).union("b", 1, at("8"))
-    assert judge_fill(TWO, records=records, tokens=fresh, tombstone=tombstone) is None
-    late = tombstone.union(lagging, 1, at("11"))
-    assert judge_fill(TWO, records=records, tokens=fresh, tombstone=late) is ReadOutcome.TOMBSTONE
+    stripes: dict[str, Stripe | None] = {name: stripe("7-8") for name in "ab"}
+    assert judge_fill(TWO, records=records, tokens=fresh, stripes=stripes) is None
+    late = {**stripes, lagging: stripe("7-11")}
+    assert judge_fill(TWO, records=records, tokens=fresh, stripes=late) is ReadOutcome.STRIPE
+    absent = {**stripes, lagging: None}
+    assert judge_fill(TWO, records=records, tokens=fresh, stripes=absent) is ReadOutcome.STRIPE_ABSENT
     del records[lagging]
     assert judge_fill(TWO, records=records, tokens=fresh) is ReadOutcome.NO_RECORD
 

@@ -36,7 +36,7 @@ backend = "memcached"                   # "memcached" | "redis" | "memory" (embe
 nodes = ["127.0.0.1:11211", "127.0.0.1:11212"]
 namespace = "shop"
 value_ttl_seconds = 86_400
-tombstone_ttl_seconds = 120             # D; the worst replica lag worth filling from is a little less
+stripes = 65_536                        # of each shard on each node
 lease_seconds = 5                       # L
 max_staleness_seconds = 10              # hits are served while the node's lease is younger than this
 on_stale = "bypass"                     # "bypass" | "serve"
@@ -99,7 +99,7 @@ def test_the_example_of_the_interface_document(load: Load, tmp_path: Path) -> No
     config = load(EXAMPLE)
     assert config.path == tmp_path / "freshness.toml"
     assert config.cache.nodes == ("127.0.0.1:11211", "127.0.0.1:11212")
-    assert config.cache.trail_seconds == 120 - 2 * 5 - 2
+    assert config.cache.stripes == 65_536
     assert config.cache.heartbeat_age_max_seconds == 10 - 5 - 1
     (shard,) = config.keyspaces["shop"].shards
     assert (shard.name, shard.lineage) == ("-80", "shop/-80")
@@ -118,7 +118,7 @@ def test_what_is_left_out_has_its_default(load: Load) -> None:
     config = load(MINIMAL)
     cache, stream = config.cache, config.stream
     assert (cache.backend, cache.on_stale) == ("memcached", "bypass")
-    assert (cache.value_ttl_seconds, cache.tombstone_ttl_seconds, cache.lease_seconds) == (86_400, 120, 5)
+    assert (cache.value_ttl_seconds, cache.stripes, cache.lease_seconds) == (86_400, 65_536, 5)
     assert (cache.max_staleness_seconds, cache.node_refresh_seconds) == (10.0, 1.0)
     assert (cache.fill_lease_ttl_seconds, cache.fill_wait_ms) == (10, 50)
     assert (stream.start, stream.replica_choice, stream.heartbeat_seconds) == ("progress", "primary", 1.0)
@@ -229,20 +229,14 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     ),
     (NODES, '["a:1", "A:1"]', ["cache.nodes[1]: found 'A:1'", "it is cache.nodes[0] already"]),
     (NODES, '["redis://:hunter2@h:1"]', ["cache.nodes[0]: found a text that may hold a password"]),
+    (CACHE, "[cache]\nstripes = 0", ["cache.stripes: found 0; expected whole number from 1 to"]),
+    (CACHE, "[cache]\nstripes = 16_777_217", ["cache.stripes: found 16777217", "to 16_777_216"]),
+    (
+        CACHE,
+        "[cache]\ntombstone_ttl_seconds = 120",
+        ["cache.tombstone_ttl_seconds: found a setting of a former release", "see cache.stripes"],
+    ),
     # the arithmetic of the bounds
-    (
-        CACHE,
-        "[cache]\ntombstone_ttl_seconds = 12",
-        ["cache.tombstone_ttl_seconds: found 12, with cache.lease_seconds = 5", "at least 2 x 5 + 3 = 13"],
-    ),
-    (
-        CACHE,
-        "[cache]\nnode_refresh_seconds = 120\nmax_staleness_seconds = 200",
-        [
-            "cache.node_refresh_seconds: found 120",
-            "less than tombstone_ttl_seconds - 2 x lease_seconds - 2 = 108",
-        ],
-    ),
     (
         CACHE,
         "[cache]\nmax_staleness_seconds = 7.5",

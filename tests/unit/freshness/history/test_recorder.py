@@ -79,7 +79,7 @@ def test_a_fill_a_hit_an_invalidation_and_a_refusal_are_told_with_their_evidence
     notebook.actions.clear()
 
     reader.read()
-    assert notebook.kinds() == [("refusal", "TOMBSTONE")]
+    assert notebook.kinds() == [("refusal", "STRIPE")]
     assert notebook.actions[0].traces[LINEAGE].position == replica.token().position
 
 

@@ -275,11 +275,28 @@ def test_mariadb_union_and_intersection(one: str, two: str, union: str, common: 
     assert str(first.intersection(second)) == common
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "left"),
+    [
+        ("0-1-100", "0-1-90", "0-1-100"),
+        ("0-1-100", "0-1-100", ""),
+        ("0-1-100", "0-2-101", ""),
+        ("0-1-100", "0-2-100", "0-1-100"),
+        ("0-1-100,0-2-100", "0-1-100", "0-1-100,0-2-100"),
+        ("0-1-100,1-1-7,2-1-9", "0-1-100,2-1-8", "1-1-7,2-1-9"),
+        ("", "0-1-100", ""),
+    ],
+)
+def test_a_mariadb_difference_is_of_whole_domains(one: str, two: str, left: str) -> None:
+    """A domain cannot be cut at its beginning."""
+    assert str(MariadbPosition.parse(one).subtract(MariadbPosition.parse(two))) == left
+
+
 def test_gaps_are_filled_only_with_numbers_that_were_streamed() -> None:
-    tombstone = MysqlGtidSet.parse(f"{A}:3:9:14,{B}:2")
+    floor = MysqlGtidSet.parse(f"{A}:3:9:14,{B}:2")
     streamed = MysqlGtidSet.parse(f"{A}:1-10:13-20,{B}:1-9")  # 11 and 12 were never handed out
-    assert str(tombstone.fill_gaps(streamed)) == f"{A}:3-10:13-14,{B}:2"
-    assert tombstone.fill_gaps(MysqlGtidSet()) == tombstone
+    assert str(floor.fill_gaps(streamed)) == f"{A}:3-10:13-14,{B}:2"
+    assert floor.fill_gaps(MysqlGtidSet()) == floor
 
 
 def test_a_mariadb_position_has_no_gaps() -> None:
@@ -293,7 +310,7 @@ def test_flavors_do_not_mix(one: str, two: str) -> None:
     assert not first.contains(second)
     assert first.compare(second) is Order.UNKNOWN
     assert first != second
-    for combine in (first.union, first.intersection, first.fill_gaps):
+    for combine in (first.union, first.intersection, first.subtract, first.fill_gaps):
         with pytest.raises(FlavorMismatch):
             combine(second)
     with pytest.raises(FlavorMismatch):
