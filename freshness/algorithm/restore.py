@@ -1,7 +1,7 @@
 """Put missing stripes back on a node, beside the stream (docs/algorithm.md#putting-stripes-back).
 
-A stripe that is absent refuses, so nothing is urgent and nothing is at risk. What must not happen is that a stripe
-comes back without an event that was sent while it was away:
+A stripe that is absent refuses, so nothing is urgent and nothing is at risk. But a stripe must not come back without
+an event that was sent while it was away:
 
 1. A **pending** stripe, with a nonce, takes the place of what is missing. Invalidators append to it as to any other.
 2. An own heartbeat that was begun after that comes back through the own stream. Whatever any invalidator sent before
@@ -144,7 +144,7 @@ class Restorer:
             yield from self._mark(record, numbers[start : start + AT_ONCE_MAX])
 
     def _choose(self, stripes: int) -> Sequence[int]:
-        """Those that are known to be missing, and the next ones of the round: in the first round all."""
+        """The stripes that are known to be missing, and the next ones of the round: in the first round all."""
         now = self.clock()
         share = 1.0 if self._is_first_round else min(1.0, (now - self._looked_at) / SWEEP_SECONDS)
         count = max(1, int(stripes * share))

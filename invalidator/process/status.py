@@ -163,7 +163,7 @@ def _servers_read(shard: Shard) -> Sequence[ServerAddress]:
 
 
 def _read_token(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
-    """What a read from that server would have now. Raises `SourceUnavailable` and `SourceUnsuitable`."""
+    """The token that a read from that server would have now. Raises `SourceUnavailable` and `SourceUnsuitable`."""
     connection = connect(server)
     try:
         if shard.vtgate is not None:

@@ -55,19 +55,19 @@ Read = Callable[[bytes, int, int], list[bytes]]
 """(packet, place of the first row, end of the last) → items. Raises anything where the bytes do not add up."""
 
 
-class Target(NamedTuple):
+class TableKey(NamedTuple):
     """The key of one object in one table."""
 
     builder: KeyBuilder
     columns: tuple[KeyColumn, ...]
 
 
-def find_targets(definitions: Mapping[str, ObjectDefinition]) -> dict[str, tuple[Target, ...]]:
+def find_targets(definitions: Mapping[str, ObjectDefinition]) -> dict[str, tuple[TableKey, ...]]:
     """The keys that the rows of each table hold, of all objects."""
-    found: dict[str, tuple[Target, ...]] = {}
+    found: dict[str, tuple[TableKey, ...]] = {}
     for definition in definitions.values():
         for table, columns in definition.columns_by_table.items():
-            found[table] = (*found.get(table, ()), Target(definition.builder, tuple(columns)))
+            found[table] = (*found.get(table, ()), TableKey(definition.builder, tuple(columns)))
     return found
 
 
@@ -88,7 +88,7 @@ class _Image:
 class TablePlan:
     """The keys of one table, as it was announced. Raises `FormatError` where a key cannot be read from it."""
 
-    def __init__(self, columns: Sequence[MappedColumn], targets: Sequence[Target], flavor: str) -> None:
+    def __init__(self, columns: Sequence[MappedColumn], targets: Sequence[TableKey], flavor: str) -> None:
         self.columns = tuple(columns)
         self._targets = tuple(targets)
         if flavor == "mariadb":
