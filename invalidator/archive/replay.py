@@ -1,6 +1,6 @@
 """Feeds a recorded stream back through the invalidator's own loop, so that an incident can be run again.
 
-The nodes get what they got then: the same keys, tombstones, raised tables and acknowledgements. In a namespace of its
+The nodes get what they got then: the same keys, appends, raised tables and acknowledgements. In a namespace of its
 own, and its nodes never open: nobody is served from a replay (docs/archive.md). Speaks to cache nodes; databases are
 asked for the schema of the keys and nothing else. Called by the command line.
 """
