@@ -11,11 +11,13 @@ from freshness.algorithm.applier import (
     RENEW_SECONDS,
     RETRY_SECONDS,
     Applier,
+    Permit,
     create_members,
 )
 from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.invalidate import Target
 from freshness.algorithm.membership import HeartbeatSeen, NodePolicy
-from freshness.algorithm.request import Head
+from freshness.algorithm.request import Head, Streamed
 from freshness.errors import HistoryLost
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import MysqlGtidSet
@@ -39,15 +41,13 @@ class Scene:
     """One node in memory, a primary that is a number, and a clock that only pauses move."""
 
     is_sender: bool = False
-    keeps_tombstones: bool = True
     now: float = 1000.0
     head: int = 10
     begun: dict[int, float] = field(default_factory=dict)
     pauses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        ttl_seconds = 700 if self.keeps_tombstones else None
-        store = MemoryStore(NODE, clock=lambda: self.now, temp_lru_ttl_seconds=ttl_seconds)
+        store = MemoryStore(NODE, clock=lambda: self.now)
         self.nonces = iter(range(1, 100))
         self.applier = self.create(is_sender=self.is_sender)
         self.driver = BlockingDriver(
@@ -56,7 +56,7 @@ class Scene:
 
     def create(self, *, is_sender: bool) -> Applier:
         """A process that follows the lineage."""
-        policy = NodePolicy("shop", "shop/-", 7, {}, 120, 5, 108.0, 4.0, 1.0)
+        policy = NodePolicy("shop", "shop/-", 7, {}, 8, 5, 4.0, 1.0)
         return Applier(
             members=create_members(
                 [NODE], policy, lambda: self.now, lambda: bytes([next(self.nonces)] * 8), NOTHING
@@ -118,16 +118,71 @@ def test_the_history_must_be_checked_after_each_join() -> None:
 
 def test_a_permit_names_the_nodes_that_are_joined() -> None:
     scene = Scene()
-    assert scene.applier.permit().epochs == {}
+    assert scene.applier.permit() == Permit({}, {})
     scene.join()
-    permit = scene.applier.permit()
     record = scene.applier.members[NODE].joined_record()
-    assert (permit.epochs, permit.tenures, permit.at) == ({NODE: 1}, {NODE: record.tenure}, scene.now)
+    target = Target("shop", "shop/-", record.life, 8, up_to(10))
+    assert scene.applier.permit() == Permit({NODE: target}, {NODE: record.tenure})
 
 
-def test_a_node_in_head_mode_is_joined_by_a_sender_alone() -> None:
-    assert Scene(is_sender=True, keeps_tombstones=False).join()
-    assert not Scene(is_sender=False, keeps_tombstones=False).join()
+# -- how far the stream is -----------------------------------------------------------------------------
+
+
+def opened(*, is_sender: bool = True) -> Scene:
+    scene = Scene(is_sender, begun={1: 5.0, 2: 6.0, 3: 7.0})
+    scene.join()
+    scene.applier.opened(up_to(10))
+    return scene
+
+
+def follow(scene: Scene, number: int, *beats: Heartbeat) -> None:
+    """The stream has come to ``number``."""
+    applier = scene.applier
+    if scene.is_sender:
+        scene.driver.run(applier.send({NODE: {}}, {}, up_to(number), beats))
+    else:
+        permit = applier.permit()
+        scene.driver.run(applier.acknowledge({}, applier.streamed, up_to(number), beats, permit, {}))
+
+
+@pytest.mark.parametrize("is_sender", [True, False])
+def test_all_that_was_streamed_up_to_an_own_heartbeat_is_told(is_sender: bool) -> None:
+    scene = opened(is_sender=is_sender)
+    assert scene.applier.read_stream(0.0) is None
+    follow(scene, 11)
+    follow(scene, 12, beat(9, "another"))
+    assert scene.applier.read_stream(0.0) is None, "another's heartbeat says nothing about this stream"
+    follow(scene, 13, beat(1))
+    assert scene.applier.read_stream(0.0) == Streamed(up_to(13), 1, 5.0)
+    follow(scene, 14)
+    assert scene.applier.read_stream(0.0) == Streamed(up_to(13), 1, 5.0)
+    follow(scene, 15, beat(2), beat(3))
+    assert scene.applier.read_stream(0.0) == Streamed(up_to(15), 1, 7.0)
+
+
+@pytest.mark.parametrize("end", ["opened", "end_lives"])
+def test_a_stream_that_is_opened_again_has_passed_nothing(end: str) -> None:
+    """Its heartbeats of before were of a stream that began elsewhere, perhaps in another history."""
+    scene = opened()
+    follow(scene, 11, beat(1))
+    assert scene.applier.read_stream(0.0) is not None
+    if end == "opened":
+        scene.applier.opened(up_to(10))
+    else:
+        scene.applier.end_lives()
+    assert scene.applier.read_stream(0.0) is None
+
+
+def test_what_was_streamed_in_a_former_epoch_is_told_as_that() -> None:
+    scene = opened()
+    follow(scene, 11, Heartbeat("me", 1, 10, 0, 2))
+    told = scene.applier.read_stream(0.0)
+    assert told is not None
+    assert told.epoch == 1, "the epoch was raised by what came last; the nodes begin new lives"
+    assert not scene.applier.joined
+
+
+# -- nodes that are behind -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_sender", [True, False])

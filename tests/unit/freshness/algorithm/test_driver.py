@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from freshness.algorithm.driver import BlockingDriver, drive
 from freshness.algorithm.request import (
+    CONFLICT,
     DONE,
     MISSING,
     STORED,
@@ -21,9 +22,12 @@ from freshness.algorithm.request import (
     Load,
     Procedure,
     ReadHead,
+    ReadStream,
     Reply,
     Request,
     Step,
+    Streamed,
+    Strikes,
     Wait,
 )
 from freshness.errors import NodeUnavailable
@@ -38,6 +42,7 @@ class Spy:
         self.node = MemoryNode(MemoryStore(name, clock=lambda: 0.0))
         self.diary = diary
         self.fails_on_receive = False
+        self.on_send: Callable[[Sequence[Request]], object] = lambda _: None
 
     @property
     def name(self) -> str:
@@ -45,6 +50,7 @@ class Spy:
 
     def send(self, requests: Sequence[Request]) -> None:
         self.diary.append(f"send {self.name}")
+        self.on_send(requests)
         self.node.send(requests)
 
     def receive(self) -> list[Reply]:
@@ -139,22 +145,49 @@ def test_any_exception_is_raised_inside_the_procedure_which_may_clean_up() -> No
     assert cleaned == [[DONE]]
 
 
-def test_loads_heads_and_waits_are_passed_on() -> None:
+def test_loads_heads_the_stream_and_waits_are_passed_on() -> None:
     slept: list[float] = []
+    asked: list[float] = []
     head = Head(empty_position("mysql"), 3)
-    driver = BlockingDriver({}, slept.append, load=lambda lookups: list(lookups), read_head=lambda: head)
+    streamed = Streamed(empty_position("mysql"), 3, 8.0)
+
+    def read_stream(begun_at: float) -> Streamed | None:
+        asked.append(begun_at)
+        return streamed if begun_at <= 8.0 else None
+
+    driver = BlockingDriver(
+        {},
+        slept.append,
+        load=lambda lookups: list(lookups),
+        read_head=lambda: head,
+        read_stream=read_stream,
+    )
     assert driver.run(ask(Load((1, 2)))) == [1, 2]
     assert driver.run(ask(ReadHead())) is head
+    assert driver.run(ask(ReadStream(7.0))) is streamed
+    assert driver.run(ask(ReadStream(9.0))) is None
+    assert asked == [7.0, 9.0]
     assert driver.run(ask(Wait(0.25))) is None
     assert slept == [0.25]
 
 
-def test_a_driver_without_a_database_says_so() -> None:
+def test_strikes_are_sent_as_they_are() -> None:
+    """A backend encodes thousands of them without making an object for each."""
+    driver, nodes, _ = build("a")
+    sent: list[Sequence[Request]] = []
+    nodes["a"].on_send = sent.append
+    strikes = Strikes([b"s"], b"chunk", [b"k"])
+    assert driver.run(ask(Flow("a", strikes))) == [CONFLICT, DONE]
+    assert driver.run(ask(Flows((Flow("a", strikes),)))) == ([CONFLICT, DONE],)
+    assert all(flow is strikes for flow in sent)
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize("step", [Load(()), ReadHead(), ReadStream(0.0)], ids=repr)
+def test_a_driver_without_a_database_says_so(step: Step) -> None:
     driver, _, _ = build("a")
     with pytest.raises(AssertionError, match="no database"):
-        driver.run(ask(Load(())))
-    with pytest.raises(AssertionError, match="no database"):
-        driver.run(ask(ReadHead()))
+        driver.run(ask(step))
 
 
 def test_a_procedure_that_asks_for_nothing_returns() -> None:

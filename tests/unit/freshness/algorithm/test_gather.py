@@ -8,12 +8,27 @@ from typing import Any
 import pytest
 
 from freshness.algorithm.driver import drive
+from freshness.algorithm.envelope import Stripe, stripe_keys, stripe_number
 from freshness.algorithm.gather import gather
-from freshness.algorithm.invalidate import Event, invalidate
-from freshness.algorithm.request import Flow, Flows, Get, Load, Procedure, ReadHead, Request, Step, Wait
+from freshness.algorithm.invalidate import Target, invalidate
+from freshness.algorithm.request import (
+    Add,
+    Flow,
+    Flows,
+    Get,
+    Load,
+    Procedure,
+    ReadHead,
+    ReadStream,
+    Request,
+    Step,
+    Streamed,
+    Strikes,
+    Wait,
+)
 from freshness.errors import FreshnessError, NodeUnavailable, SourceUnavailable
+from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import MysqlGtidSet
-from tests.schedules.world import D_SECONDS, LINEAGE, NODE, SOURCE, Client, Run, World, lookup
 
 
 class Recorder:
@@ -34,6 +49,8 @@ class Recorder:
                 raise SourceUnavailable("no primary")
             case Load():
                 return list(step.lookups)
+            case ReadStream():
+                return Streamed(MysqlGtidSet(), 1, step.begun_at)
             case Wait():
                 return None
 
@@ -90,20 +107,57 @@ def test_one_flow_per_node_and_round() -> None:
     ]
 
 
+TARGET = Target("shop", "shop/-", b"LIFELIFE", 64, MysqlGtidSet())
+
+
 def test_hundreds_of_invalidations_take_one_flow() -> None:
-    world = World()
-    position = MysqlGtidSet.of(SOURCE, 11)
-    event = Event(LINEAGE, 1, position, position)
-    keys = [lookup(number).item for number in range(300)]
-    client = Client(world)
-    procedures = [invalidate(NODE, {key: event}, D_SECONDS) for key in keys]
-    first = Run(world, gather(procedures), client)
-    assert first.finish() == [0] * 300
-    assert len(first.steps) == 1
-    again = Run(world, gather([invalidate(NODE, {key: event}, D_SECONDS) for key in keys]), client)
-    assert again.finish() == [1] * 300
-    assert len(again.steps) == 3
-    assert all(world.find_tombstone(key) is not None for key in keys)
+    position = MysqlGtidSet.of("3e11fa47-71ca-11e1-9e33-c80aa9429562", 11)
+    keys = [b"shop:customer:%d" % number for number in range(300)]
+    node = MemoryNode(MemoryStore("a", clock=lambda: 1000.0))
+    for name in stripe_keys("shop", "shop/-", 64):
+        node.perform([Add(name, Stripe(TARGET.life, MysqlGtidSet()).encode(), 0)])
+    steps: list[Step] = []
+
+    def answer(step: Step) -> Any:
+        assert isinstance(step, Flows)
+        steps.append(step)
+        return [node.perform(flow.requests) for flow in step.flows]
+
+    results = run([invalidate("a", [key], TARGET, position) for key in keys], answer)
+    assert [list(numbers) for numbers in results] == [[stripe_number(key, 64)] for key in keys]
+    assert len(steps) == 1
+    for name in stripe_keys("shop", "shop/-", 64):
+        item = node.store.peek(name)
+        assert item is not None
+        assert Stripe.decode(item.value).position == position
+
+
+def test_strikes_that_are_alone_on_their_node_are_handed_on_as_they_are() -> None:
+    strikes = {name: Strikes([b"s"], b"chunk", [name.encode()]) for name in "ab"}
+    sent: list[object] = []
+
+    def answer(step: Step) -> Any:
+        assert isinstance(step, Flows)
+        sent.extend(flow.requests for flow in step.flows)
+        return [list(flow.requests) for flow in step.flows]
+
+    results = run([one_by_one(Flow(name, strikes[name])) for name in "ab"], answer)
+    assert sent == [strikes["a"], strikes["b"]]
+    assert results == [[list(strikes["a"])], [list(strikes["b"])]]
+
+
+def test_strikes_beside_others_are_joined_with_them() -> None:
+    strikes = Strikes([b"s"], b"chunk", [b"k"])
+    steps: list[Step] = []
+
+    def answer(step: Step) -> Any:
+        steps.append(step)
+        assert isinstance(step, Flows)
+        return [list(flow.requests) for flow in step.flows]
+
+    results = run([one_by_one(flow("a", b"1")), one_by_one(Flow("a", strikes))], answer)
+    assert steps == [Flows((Flow("a", (Get(b"1"), *strikes)),))]
+    assert results == [[[Get(b"1")]], [list(strikes)]]
 
 
 def test_many_flows_of_one_procedure_are_joined_and_taken_apart() -> None:
@@ -158,13 +212,14 @@ def test_waits_of_one_round_are_waited_out_once() -> None:
     assert recorder.steps == [Flows((flow("a", b"2"),)), Wait(0.3), Flows((flow("a", b"1"),))]
 
 
-def test_loads_and_heads_are_asked_for_one_by_one() -> None:
+def test_loads_heads_and_the_stream_are_asked_for_one_by_one() -> None:
     recorder = Recorder()
-    results = run([one_by_one(Load((1,))), one_by_one(ReadHead()), one_by_one(Load((2, 3)))], recorder)
+    steps: list[Step] = [Load((1,)), ReadHead(), ReadStream(7.0), Load((2, 3))]
+    results = run([one_by_one(step) for step in steps], recorder)
     assert results[0] == [[1]]
     assert isinstance(results[1][0], SourceUnavailable)
-    assert results[2] == [[2, 3]]
-    assert recorder.steps == [Load((1,)), ReadHead(), Load((2, 3))]
+    assert results[2:] == [[Streamed(MysqlGtidSet(), 1, 7.0)], [[2, 3]]]
+    assert recorder.steps == steps
 
 
 def test_results_keep_the_order_of_the_procedures() -> None:
