@@ -9,18 +9,42 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm.envelope import STUB, Filled, record_key, resume_key
+from freshness.algorithm.envelope import (
+    STUB,
+    Filled,
+    PendingStripe,
+    Stripe,
+    decode_wanted,
+    record_key,
+    resume_key,
+    stripe_key,
+    stripe_number,
+    wanted_key,
+)
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.read import LEASE_POLLS_MAX, Read, read_through
-from freshness.algorithm.request import Add, Cas, Delete, Flows, Get, Item, Load, Step, Stored, Wait
+from freshness.algorithm.request import (
+    MISSING,
+    Add,
+    Append,
+    Cas,
+    Delete,
+    Flows,
+    Get,
+    Item,
+    Load,
+    Step,
+    Stored,
+    Wait,
+)
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
-from freshness.keys.cachekey import tombstone_key
 from tests.schedules.world import (
     KEY,
     LINEAGE,
     NAMESPACE,
     NODE,
     ORDER,
+    STRIPES,
     Invalidator,
     Reader,
     ReadRows,
@@ -32,8 +56,9 @@ from tests.schedules.world import (
     version_of,
 )
 
-MARKER = tombstone_key(KEY)
 OTHER = "shop/b"
+STRIPE = stripe_key(NAMESPACE, LINEAGE, stripe_number(KEY, STRIPES))
+WANTED = wanted_key(NAMESPACE, LINEAGE)
 PAIR = ObjectPolicy("pair", 8, ("customers",), (LINEAGE, OTHER), 3600)
 
 
@@ -52,6 +77,13 @@ def replace_record(world: World, **changes: Any) -> None:
     record = replace(world.record(), **changes)
     reply = world.stores[NODE].answer(Cas(key, record.encode(), version_of(world, key), 4))
     assert isinstance(reply, Stored)
+
+
+def replace_life(world: World, life: bytes) -> None:
+    """Another life begins, and its stripes are put back."""
+    replace_record(world, life=life)
+    for number in range(STRIPES):
+        put(world, Stripe(life, world.database.base).encode(), stripe_key(NAMESPACE, LINEAGE, number))
 
 
 def put(world: World, value: bytes, key: bytes = KEY, ttl_seconds: int = 60) -> None:
@@ -150,7 +182,7 @@ def test_no_lookup_is_no_request() -> None:
 
 
 def test_requests_come_in_the_order_of_the_proof() -> None:
-    """docs/algorithm.md#reading: records, then entries; tombstones, then records; the token, the rows, the CAS."""
+    """docs/algorithm.md#reading: records, then entries; stripes, then records; the token, the rows, the CAS."""
     world = World()
     start(world)
     two = lookup(2)
@@ -168,8 +200,8 @@ def test_requests_come_in_the_order_of_the_proof() -> None:
         ("Get", record.decode().removeprefix("shop:")),
         ("Get", "customer:1"),
         ("Get", "customer:2"),
-        ("Get", "customer:1!"),
-        ("Get", "customer:2!"),
+        ("Get", f"!shop/-!{stripe_number(KEY, STRIPES):x}"),
+        ("Get", f"!shop/-!{stripe_number(two.item, STRIPES):x}"),
         ("Get", record.decode().removeprefix("shop:")),
         ("ReadToken", ""),
         ("ReadRows", ""),
@@ -178,7 +210,7 @@ def test_requests_come_in_the_order_of_the_proof() -> None:
     ]
     guards = run.steps[1]
     assert isinstance(guards, Flows)
-    assert len(guards.flows) == 1, "tombstones and records travel in one flow"
+    assert len(guards.flows) == 1, "stripes and records travel in one flow"
     assert not any(isinstance(action, Add) for action in done), "a reader never adds"
 
 
@@ -190,18 +222,123 @@ def test_guards_are_never_taken_from_a_copy() -> None:
     run = reader.reading().until(is_fill)
     first, second = (step for step in run.steps[:2] if isinstance(step, Flows))
     assert [type(request) for request in first.flows[0].requests] == [Get]
-    assert Get(record_key(NAMESPACE, LINEAGE)) in second.flows[0].requests
+    assert Get(record_key(NAMESPACE, LINEAGE), is_bound=True) in second.flows[0].requests
 
 
 # -- every refusal -------------------------------------------------------------------------------------
 
 
-def test_tombstone() -> None:
+def test_stripe() -> None:
     world = World()
     one = start(world)
     world.commit(KEY)
     one.apply()
-    assert Reader(world, world.replica()).read() is ReadOutcome.TOMBSTONE
+    assert Reader(world, world.replica()).read() is ReadOutcome.STRIPE
+
+
+def neighbour(*, shares: bool) -> Lookup:
+    """Another key, which shares the stripe of `KEY` or does not."""
+    return next(
+        one
+        for one in (lookup(number) for number in range(2, 1000))
+        if (stripe_number(one.item, STRIPES) == stripe_number(KEY, STRIPES)) is shares
+    )
+
+
+@pytest.mark.parametrize(("shares", "outcome"), [(True, ReadOutcome.STRIPE), (False, ReadOutcome.FILLED)])
+def test_a_key_waits_for_the_invalidations_of_its_stripe_alone(shares: bool, outcome: ReadOutcome) -> None:
+    world = World()
+    one = start(world)
+    world.commit(neighbour(shares=shares).item)
+    one.apply()
+    assert Reader(world, world.replica()).read() is outcome
+    assert a_reader(world).read() is (ReadOutcome.FILLED if shares else ReadOutcome.HIT)
+
+
+def noted(world: World) -> list[int]:
+    held = world.stores[NODE].peek(WANTED)
+    return [] if held is None else decode_wanted(held.value)
+
+
+def test_stripe_absent() -> None:
+    """The reader notes the stripe, for the invalidator to put it back first."""
+    world = World()
+    one = start(world)
+    world.evict_stripe()
+    assert a_reader(world).read() is ReadOutcome.STRIPE_ABSENT
+    assert world.stores[NODE].peek(KEY) is None, "the stub is dropped for the next reader"
+    assert noted(world) == [stripe_number(KEY, STRIPES)]
+    one.apply()
+    assert a_reader(world).read() is ReadOutcome.FILLED
+    assert noted(world) == []
+
+
+def test_a_stripe_that_goes_behind_the_guards_protects_no_less() -> None:
+    """The fill is of a read that had all of it; what comes later deletes the stub."""
+    world = World()
+    one = start(world)
+    run = Reader(world, world.replica()).reading().until(is_fill)
+    world.evict_stripe()
+    world.commit(KEY)
+    one.applying().finish()
+    assert run.finish()[0].outcome is ReadOutcome.LOST_RACE
+    assert world.broken == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PendingStripe(b"NONCE...").encode(),
+        b"not ours",
+        b"",
+        Stripe(b"FORMERLY", World().database.base).encode(),
+        b"\xfa\x01\x03" + Stripe(b"LIFELIFE", World().database.base).encode()[3:],
+    ],
+    ids=["pending", "foreign", "stub", "former life", "former release"],
+)
+def test_all_that_is_no_stripe_of_this_life_is_no_stripe(data: bytes) -> None:
+    world = World()
+    start(world)
+    put(world, data, STRIPE)
+    assert a_reader(world).read() is ReadOutcome.STRIPE_ABSENT
+    assert noted(world) == [stripe_number(KEY, STRIPES)]
+    held = world.stores[NODE].peek(STRIPE)
+    assert held is not None
+    assert held.value == data, "readers write no stripes"
+
+
+def test_hits_need_no_stripe() -> None:
+    world = World()
+    start(world)
+    assert a_reader(world).read() is ReadOutcome.FILLED
+    world.evict_stripe()
+    assert a_reader(world).read() is ReadOutcome.HIT
+
+
+def test_all_missing_stripes_of_a_call_are_noted_in_one_flow() -> None:
+    world = World()
+    start(world)
+    world.stores[NODE].evict(WANTED)
+    put(world, STUB, WANTED)
+    lookups = [lookup(number) for number in range(1, 4)]
+    numbers = [stripe_number(one.item, STRIPES) for one in lookups]
+    for number in set(numbers):
+        world.stores[NODE].evict(stripe_key(NAMESPACE, LINEAGE, number))
+    run = a_reader(world).reading(*lookups)
+    assert [read.outcome for read in run.finish()] == [ReadOutcome.STRIPE_ABSENT] * 3
+    assert noted(world) == numbers
+    last = run.steps[-1]
+    assert isinstance(last, Flows)
+    assert [type(request) for request in last.flows[0].requests] == [Delete, Delete, Delete, Append]
+
+
+def test_a_list_of_wanted_stripes_that_is_not_there_is_no_harm() -> None:
+    world = World()
+    start(world)
+    world.stores[NODE].evict(WANTED)
+    world.evict_stripe()
+    assert a_reader(world).read() is ReadOutcome.STRIPE_ABSENT
+    assert world.stores[NODE].peek(WANTED) is None
 
 
 def test_floor() -> None:
@@ -262,7 +399,7 @@ def test_no_record() -> None:
     assert run.finish()[0].outcome is ReadOutcome.NO_RECORD
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xfa\x01\x04", b"somebody else's"])
+@pytest.mark.parametrize("damage", [b"", b"\xfa\x02\x04", b"somebody else's"])
 def test_a_record_that_does_not_parse_vouches_for_nothing(damage: bytes) -> None:
     world = World()
     put(world, damage, record_key(NAMESPACE, LINEAGE))
@@ -270,10 +407,12 @@ def test_a_record_that_does_not_parse_vouches_for_nothing(damage: bytes) -> None
     assert a_reader(world).read() is ReadOutcome.NO_RECORD
 
 
-def test_a_record_of_another_lineage_vouches_for_nothing() -> None:
+@pytest.mark.parametrize("changes", [{"lineage": "shop/elsewhere"}, {"node": "n2"}], ids=["lineage", "node"])
+def test_a_record_of_another_lineage_or_node_vouches_for_nothing(changes: dict[str, str]) -> None:
+    """Two names of one server would place the same key twice (P5)."""
     world = World()
     start(world)
-    replace_record(world, lineage="shop/elsewhere")
+    replace_record(world, **changes)
     world.check = lambda: None  # type: ignore[method-assign]
     assert a_reader(world).read() is ReadOutcome.NO_RECORD
 
@@ -282,7 +421,7 @@ def test_life() -> None:
     """The node is flushed and admitted between stub and guards; a stub is there all the same."""
     world = World()
     one = start(world)
-    run = a_reader(world).reading().until_kind(Get, key=MARKER)
+    run = a_reader(world).reading().until_kind(Get, key=STRIPE)
     replace_record(world, life=b"ANOTHER!")
     assert run.finish()[0].outcome is ReadOutcome.LIFE
     assert world.stores[NODE].peek(KEY) is None
@@ -294,9 +433,9 @@ def test_dead() -> None:
     world = World()
     start(world)
     assert a_reader(world).read() is ReadOutcome.FILLED
-    replace_record(world, life=b"ANOTHER!")
+    replace_life(world, b"ANOTHER!")
     assert a_reader(world).read() is ReadOutcome.FILLED
-    replace_record(world, life=b"ANOTHER.")
+    replace_life(world, b"ANOTHER.")
     run = a_reader(world).reading().until_kind(Cas)
     assert isinstance(run.pending, Cas)
     assert run.pending.value == STUB
@@ -328,11 +467,9 @@ def test_lost_race() -> None:
 
 def test_a_stub_that_could_not_be_made_is_no_fill() -> None:
     """A node without memory answers "absent" even where a stub was asked for."""
-    world = World(capacity_items=3)
+    world = World()
     start(world)
-    for number in range(2):
-        world.stores[NODE].answer(Add(b"kept:%d" % number, b"x", 500))
-        world.stores[NODE].evict(resume_key(NAMESPACE, LINEAGE))
+    world.answer_instead = lambda _, request: MISSING if request == Get(KEY, 10) else None
     assert a_reader(world).read() is ReadOutcome.LOST_RACE
     assert world.stores[NODE].peek(KEY) is None
 
@@ -367,7 +504,7 @@ def test_node_down(at: int) -> None:
     start(world)
     kinds: list[Callable[[object], bool]] = [
         lambda action: isinstance(action, Get),
-        lambda action: isinstance(action, Get) and action.key == MARKER,
+        lambda action: isinstance(action, Get) and action.key == STRIPE,
         lambda action: isinstance(action, Cas),
     ]
     run = a_reader(world).reading().until(kinds[at])
@@ -406,7 +543,10 @@ def test_one_node_down_does_not_keep_the_others_from_answering() -> None:
     assert outcomes == [ReadOutcome.HIT] * 3
 
 
-@pytest.mark.parametrize("value", [b"x", b"\xfa\x01", b"\xfa\x02\x01later format", b"\xfa\x01\x01cut"])
+@pytest.mark.parametrize(
+    "value",
+    [b"x", b"\xfa\x02", b"\xfa\x01\x01former", b"\xfa\x03\x01later", b"\xfa\x02\x01cut"],
+)
 def test_foreign_bytes_are_no_hit_and_never_overwritten(value: bytes) -> None:
     """F42, F44."""
     world = World()
@@ -416,14 +556,6 @@ def test_foreign_bytes_are_no_hit_and_never_overwritten(value: bytes) -> None:
     (read,) = a_reader(world).reading().finish()
     assert (read.outcome, read.value) == (ReadOutcome.FOREIGN, [])
     assert (entry_of(world).value, version_of(world, KEY)) == (value, version)
-
-
-def test_a_foreign_tombstone_is_doubt() -> None:
-    world = World()
-    start(world)
-    put(world, b"not ours", MARKER)
-    assert a_reader(world).read() is ReadOutcome.FOREIGN
-    assert world.stores[NODE].peek(KEY) is None
 
 
 def test_identity() -> None:
@@ -515,7 +647,7 @@ def test_a_refused_winner_makes_room() -> None:
     one = start(world)
     made = world.commit(KEY)
     one.apply()
-    assert Reader(world, world.replica()).read() is ReadOutcome.TOMBSTONE
+    assert Reader(world, world.replica()).read() is ReadOutcome.STRIPE
     assert world.stores[NODE].peek(KEY) is None
     assert Reader(world, world.replica(made)).read() is ReadOutcome.FILLED
 
@@ -530,7 +662,7 @@ def test_a_refused_winner_drops_nothing_but_its_own_stub() -> None:
     assert run.pending.version == version_of(world, KEY)
     loser = Reader(world, world.replica(made)).reading().until(is_fill)
     loser.finish()
-    assert run.finish()[0].outcome is ReadOutcome.TOMBSTONE
+    assert run.finish()[0].outcome is ReadOutcome.STRIPE
     assert Reader(world, world.replica()).read() is ReadOutcome.HIT
 
 
@@ -550,7 +682,7 @@ def test_a_loser_does_not_fill_what_was_invalidated_while_it_waited() -> None:
     lagging = Reader(world, world.replica()).reading().until_kind(Wait)
     world.commit(KEY)
     one.apply()
-    assert lagging.finish()[0].outcome is ReadOutcome.TOMBSTONE
+    assert lagging.finish()[0].outcome is ReadOutcome.STRIPE
 
 
 # -- the loader ----------------------------------------------------------------------------------------
@@ -701,9 +833,21 @@ def test_a_composite_needs_every_lineage(lagging: str) -> None:
     replica = type(world.replica())(world.databases[lagging])
     world.databases[lagging].commit(pair.item)
     (one if lagging == LINEAGE else two).apply()
-    assert read_pair(world, replica).read(pair) is ReadOutcome.TOMBSTONE
+    assert read_pair(world, replica).read(pair) is ReadOutcome.STRIPE
     assert read_pair(world).read(pair) is ReadOutcome.FILLED
     assert world.broken == []
+
+
+@pytest.mark.parametrize("missing", [LINEAGE, OTHER])
+def test_a_composite_needs_the_stripe_of_every_lineage(missing: str) -> None:
+    world, _, _, pair = start_pair()
+    world.evict_stripe(pair.item, lineage=missing)
+    assert read_pair(world).read(pair) is ReadOutcome.STRIPE_ABSENT
+    for lineage in (LINEAGE, OTHER):
+        held = world.stores[NODE].peek(wanted_key(NAMESPACE, lineage))
+        assert held is not None
+        number = stripe_number(pair.item, STRIPES)
+        assert decode_wanted(held.value) == ([number] if lineage == missing else [])
 
 
 def test_a_composite_without_a_token_of_each_lineage_is_refused() -> None:
@@ -728,7 +872,7 @@ def test_a_composite_is_no_hit_where_one_lineage_is_not_vouched_for() -> None:
 def test_a_composite_dies_with_either_life() -> None:
     world, _, _, pair = start_pair()
     read_pair(world).read(pair)
-    replace_record(world, life=b"ANOTHER!")
+    replace_life(world, b"ANOTHER!")
     assert read_pair(world).read(pair) is ReadOutcome.FILLED
 
 
@@ -752,7 +896,7 @@ def test_guards_are_fetched_of_those_lineages_alone_that_have_a_say() -> None:
     view = reader.context.views[NODE]
     run = reader.reading()
     assert run.finish()[0].outcome is ReadOutcome.FILLED
-    assert requests_of(run.steps[1]) == [MARKER, record_key(NAMESPACE, LINEAGE)]
+    assert requests_of(run.steps[1]) == [STRIPE, record_key(NAMESPACE, LINEAGE)]
     assert reader.context.views[NODE] is view, "hits need the records of all lineages"
     run = read_pair(world).reading(lookup(3))
     run.finish()
@@ -763,14 +907,15 @@ def test_guards_of_several_objects_are_fetched_of_all_their_lineages() -> None:
     world, _, _, pair = start_pair()
     run = read_pair(world).reading(lookup(1), pair).until_kind(Load)
     records = [record_key(NAMESPACE, LINEAGE), record_key(NAMESPACE, OTHER)]
-    assert requests_of(run.steps[1]) == [MARKER, tombstone_key(pair.item), *records]
+    stripes = [stripe_key(NAMESPACE, name, stripe_number(pair.item, STRIPES)) for name in (LINEAGE, OTHER)]
+    assert requests_of(run.steps[1]) == [STRIPE, *stripes, *records]
 
 
 @pytest.mark.parametrize(("lineage", "outcome"), [(LINEAGE, ReadOutcome.LIFE), (OTHER, ReadOutcome.FILLED)])
 def test_a_life_that_ends_during_a_read_counts_where_it_has_a_say(lineage: str, outcome: ReadOutcome) -> None:
     """A node that was restarted forgot the records of all lineages: each alone shows it (F8)."""
     world, reader = start_two()
-    run = reader.reading().until_kind(Get, key=MARKER)
+    run = reader.reading().until_kind(Get, key=STRIPE)
     key = record_key(NAMESPACE, lineage)
     record = replace(world.record(lineage=lineage), life=b"ANOTHER!")
     assert isinstance(world.stores[NODE].answer(Cas(key, record.encode(), version_of(world, key), 4)), Stored)
@@ -780,7 +925,7 @@ def test_a_life_that_ends_during_a_read_counts_where_it_has_a_say(lineage: str, 
 @pytest.mark.parametrize("lineage", [LINEAGE, OTHER])
 def test_a_composite_is_not_filled_where_one_of_its_lives_ends_during_the_read(lineage: str) -> None:
     world, _, _, pair = start_pair()
-    run = read_pair(world).reading(pair).until_kind(Get, key=tombstone_key(pair.item))
+    run = read_pair(world).reading(pair).until_kind(Get, key=world.stripe_key(pair.item))
     key = record_key(NAMESPACE, lineage)
     record = replace(world.record(lineage=lineage), life=b"ANOTHER!")
     assert isinstance(world.stores[NODE].answer(Cas(key, record.encode(), version_of(world, key), 4)), Stored)
@@ -815,7 +960,7 @@ def test_a_reader_with_an_old_view_destroys_no_more_than_one_entry() -> None:
     start(world)
     reader = a_reader(world)
     reader.read(lookup(2))
-    replace_record(world, life=b"ANOTHER!")
+    replace_life(world, b"ANOTHER!")
     assert a_reader(world).read() is ReadOutcome.FILLED
     assert reader.read() is ReadOutcome.LIFE
     assert reader.read() is ReadOutcome.FILLED
