@@ -61,7 +61,7 @@ def own_pair(flavor: Flavor) -> Iterator[Pair]:
 
 @pytest.fixture
 def memcached() -> Iterator[Memcached]:
-    """A node of one test, with the options that keep tombstones."""
+    """A node of one test."""
     with Memcached() as node:
         yield node
 

@@ -21,7 +21,7 @@ from unittest import mock
 import pymysql
 
 from appclient import Cache, Explanation, ReadOutcome
-from freshness.algorithm.envelope import STUB, Filled, record_key, resume_key
+from freshness.algorithm.envelope import STUB, Filled, record_key, resume_key, stripe_key, stripe_number
 from freshness.algorithm.membership import find_record
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.rule import find_hit_refusal
@@ -29,7 +29,6 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.database.connection import executed_position
 from freshness.database.schema import load_registry
-from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memcached import MemcachedNode
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import parse_position
@@ -38,7 +37,7 @@ from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed
 from integration.servers.program import InvalidatorProcess
 from invalidator import cli
-from invalidator.process.status import LocatedKey, locate_key, read_status
+from invalidator.process.status import LocatedKey, locate_key, read_nodes
 
 WAIT_SECONDS: Final = 40.0
 """The bound of every wait. Far above what is usual: only a failure takes as long."""
@@ -47,12 +46,12 @@ POLL_SECONDS: Final = 0.03
 LOG_TAIL_CHARACTERS: Final = 6_000
 
 LEASE_SECONDS: Final = 4
-TOMBSTONE_TTL_SECONDS: Final = 30
+STRIPES: Final = 1024
 MAX_STALENESS_SECONDS: Final = 8
 NODE_REFRESH_SECONDS: Final = 0.2
 CACHE: Final[Mapping[str, Any]] = {
     "lease_seconds": LEASE_SECONDS,
-    "tombstone_ttl_seconds": TOMBSTONE_TTL_SECONDS,
+    "stripes": STRIPES,
     "max_staleness_seconds": MAX_STALENESS_SECONDS,
     "node_refresh_seconds": NODE_REFRESH_SECONDS,
 }
@@ -141,8 +140,7 @@ class System:
     # -- the nodes' state --------------------------------------------------------------------------------
 
     def status(self) -> list[dict[str, Any]]:
-        nodes: list[dict[str, Any]] = read_status(self.config)["nodes"]
-        return nodes
+        return read_nodes(self.config)
 
     def describe(self) -> str:
         states = "\n".join(map(str, self.status()))
@@ -152,11 +150,12 @@ class System:
         return {node["node"]: node["life"] for node in self.status() if "life" in node}
 
     def wait_open(self, count: int | None = None) -> None:
-        """Return when all nodes, or ``count`` of them, are open."""
+        """Return when all nodes, or ``count`` of them, are open and have their stripes."""
         wanted = len(self.nodes) if count is None else count
 
         def is_open() -> bool:
-            return [node["state"] for node in self.status()].count("open") >= wanted
+            ready = [n for n in self.status() if n["state"] == "open" and n["stripes_there_percent"] == 100]
+            return len(ready) >= wanted
 
         wait_until(is_open, f"{wanted} nodes are open", self.describe)
 
@@ -192,9 +191,12 @@ class System:
         lineage = self.config.keyspaces["shop"].shards[0].lineage
 
         def is_resumable() -> bool:
-            copies = [self.find_raw(node.address, resume_key("shop", lineage)) for node in self.nodes]
-            records = [find_record(copy) if copy is not None else None for copy in copies]
-            return all(record is not None and record.progress.contains(head) for record in records)
+            for node in self.nodes:
+                copy = self.find_raw(node.address, resume_key("shop", lineage))
+                record = find_record(copy, node.address) if copy is not None else None
+                if record is None or not record.progress.contains(head):
+                    return False
+            return True
 
         wait_until(is_resumable, f"all resume copies have {head}", self.describe)
 
@@ -213,10 +215,15 @@ class System:
         subject = self.subject(name, *key)
         return self.find_raw(subject.node, subject.item)
 
-    def find_tombstone(self, name: str, *key: Any) -> Item | None:
-        """The same for its tombstone."""
+    def find_stripe(self, name: str, *key: Any) -> Item | None:
+        """The same for its stripe."""
+        return self.find_raw(self.subject(name, *key).node, self.stripe_of(name, *key))
+
+    def stripe_of(self, name: str, *key: Any) -> bytes:
+        """The key of its stripe, of an object that lives in one lineage."""
         subject = self.subject(name, *key)
-        return self.find_raw(subject.node, tombstone_key(subject.item))
+        (lineage,) = subject.policy.lineages
+        return stripe_key("shop", lineage, stripe_number(subject.item, self.config.cache.stripes))
 
     def find_raw(self, address: str, key: bytes) -> Item | None:
         node = MemcachedNode(address)
@@ -245,12 +252,15 @@ class System:
             for key in keys:
                 subject = self.subject(name, key)
                 lineages = subject.policy.lineages
-                requests = [Get(record_key("shop", lineage)) for lineage in lineages]
+                requests = [Get(record_key("shop", lineage), is_bound=True) for lineage in lineages]
                 reply, *records = connections[subject.node].perform([Get(subject.item), *requests])
                 if not isinstance(reply, Item) or reply.value == STUB:
                     continue
                 entry = Filled.decode(reply.value)
-                found = {lineage: find_record(r) for lineage, r in zip(lineages, records, strict=True)}
+                found = {
+                    lineage: find_record(record, subject.node)
+                    for lineage, record in zip(lineages, records, strict=True)
+                }
                 if find_hit_refusal(subject.policy, subject.identity, entry, found) is not None:
                     continue
                 live += 1

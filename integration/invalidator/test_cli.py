@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from appclient import Cache
+from appclient import Cache, ReadOutcome
 from freshness import __version__
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,
     LEASE_SECONDS,
     ORDERS_TABLE,
+    STRIPES,
     System,
     call_cli,
     run_cli,
@@ -96,7 +97,12 @@ def look_at_the_status(system: System) -> None:
         assert 0 <= node["lease_seconds_left"] <= LEASE_SECONDS
         assert node["progress"]
         assert node["objects"] == ["customer", "profile", "tag"]
+        assert (node["stripes"], node["stripes_there_percent"]) == (STRIPES, 100)
+    (server,) = answer["servers"]
+    replica = f"127.0.0.1:{system.pair.replica.port}"
+    assert server == {"server": replica, "lineage": "shop/-", "refused_percent": 0, "advice": ""}
     text = verb(system, "status")
+    assert f"{replica} of shop/-: a fill is refused for a neighbour's sake in about 0.0 % of cases" in text
     assert all(node.address in text for node in system.nodes)
     assert text.count("open") == 2
     system.nodes[1].kill()
@@ -132,7 +138,38 @@ def look_at_an_object(system: System, cache: Cache) -> None:
     system.settle()
     invalidated = verb_json(system, "inspect", "customer", "1")
     assert invalidated["entry"] == "absent"
-    assert list(invalidated["tombstone"]["positions"]) == ["shop/- epoch 1"]
+    look_at_the_fills(system)
+
+
+def look_at_the_fills(system: System) -> None:
+    """Whether the replica's row would be stored, and why not."""
+    replica = {"server": f"127.0.0.1:{system.pair.replica.port}", "lineage": "shop/-"}
+    allowed = verb_json(system, "inspect", "customer", "1")
+    (stripe,) = allowed["stripes"]
+    assert stripe["key"].encode() == system.stripe_of("customer", 1)
+    assert (stripe["lineage"], stripe["state"]) == ("shop/-", "there")
+    assert stripe["position"]
+    assert allowed["fills"] == [replica | {"verdict": "stored"}]
+    system.pair.replica.stop_replication()
+    try:
+        system.execute("UPDATE customers SET v = v + 1")
+        system.wait_covered()
+        refused = verb_json(system, "inspect", "customer", "1")
+        assert refused["fills"] == [replica | {"verdict": ReadOutcome.STRIPE.value}]
+        (server,) = verb_json(system, "status")["servers"]
+        assert server["refused_percent"] > 0
+    finally:
+        system.pair.replica.start_replication()
+    system.settle()
+    system.invalidator.kill()
+    [node] = [node for node in system.nodes if node.address == allowed["node"]]
+    try:
+        node.ask(f"delete {stripe['key']}")
+        absent = verb_json(system, "inspect", "customer", "1")
+        assert absent["stripes"] == [{"lineage": "shop/-", "key": stripe["key"], "state": "absent"}]
+        assert absent["fills"] == [replica | {"verdict": ReadOutcome.STRIPE_ABSENT.value}]
+    finally:
+        system.invalidator.start()
 
 
 def look_at_the_check(system: System) -> None:
@@ -175,6 +212,9 @@ def test_the_http_service(system: System, port: int) -> None:
 
     assert sample("freshness_nodes_configured", "") == 2
     assert sample("freshness_nodes_joined") == 2
+    assert sample("freshness_nodes_complete") == 2
+    assert sample("freshness_stripes_configured", "") == STRIPES
+    assert sample("freshness_stripes_restored_total") == 2 * STRIPES
     assert sample("freshness_stream_open") == 1
     before = sample("freshness_invalidations_total")
     system.execute("UPDATE customers SET v = v + 1")

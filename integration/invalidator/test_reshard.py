@@ -50,7 +50,7 @@ from integration.shards import (
     switch,
     writing,
 )
-from invalidator.process.status import locate_key, read_status
+from invalidator.process.status import locate_key, read_nodes
 
 OBJECTS: Final = """[objects.customer]
 table = "customers"
@@ -195,7 +195,7 @@ class Deployment:
 
     def describe(self) -> str:
         assert self.invalidator is not None
-        states = "\n".join(map(str, read_status(self.config)["nodes"]))
+        states = "\n".join(map(str, read_nodes(self.config)))
         return f"{states}\n{self.invalidator.log()[-6000:]}"
 
     def wait_covered(self, shards: Sequence[Shard]) -> None:
@@ -208,7 +208,7 @@ class Deployment:
         def is_covered() -> bool:
             return all(
                 parse_position(self.cluster.flavor, node.get("progress", "")).contains(heads[node["lineage"]])
-                for node in read_status(self.config)["nodes"]
+                for node in read_nodes(self.config)
                 if node["lineage"] in heads
             )
 

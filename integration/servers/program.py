@@ -12,7 +12,7 @@ from pathlib import Path
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from integration.servers.process import ServerProcess
-from invalidator.process.status import read_status
+from invalidator.process.status import read_nodes
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
@@ -29,7 +29,8 @@ class PythonProgram(ServerProcess):
 
 
 class InvalidatorProcess(PythonProgram):
-    """``invalidator run``, ready when all nodes are open; `launch` where some are not to be waited for."""
+    """``invalidator run``, ready when all nodes are open and have their stripes; `launch` where some are not to be
+    waited for."""
 
     technology = "invalidator"
 
@@ -50,8 +51,12 @@ class InvalidatorProcess(PythonProgram):
     def is_ready(self) -> bool:
         """Whether all nodes are open for all shards that serve, and for no other."""
         serving = {s.lineage for keyspace in self._config.keyspaces.values() for s in keyspace.serving_shards}
-        nodes = read_status(self._config)["nodes"]
-        return all((node["state"] == "open") == (node["lineage"] in serving) for node in nodes)
+        return all(
+            node["state"] == "open" and node["stripes_there_percent"] == 100
+            if node["lineage"] in serving
+            else node["state"] != "open"
+            for node in read_nodes(self._config)
+        )
 
     def is_streaming(self) -> bool:
         """Whether it has opened its stream since it was last launched. It may have lost it again."""

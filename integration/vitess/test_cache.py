@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
-from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key
-from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.envelope import NodeRecord, Stripe, record_key, stripe_key, stripe_number
 from freshness.algorithm.request import Add, Get, Head, Item
 from freshness.config.reader import load_config
 from freshness.database.schema import keyspace_id
-from freshness.keys.cachekey import tombstone_key
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
 from freshness.nodes.memcached import MemcachedNode
 from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import build_registry
 from freshness.position import empty_position
 from freshness.stream.source import Source
@@ -45,7 +44,6 @@ CONFIG = """
 nodes = ["{node}"]
 namespace = "shop"
 lease_seconds = 4
-tombstone_ttl_seconds = 30
 
 [keyspaces.shop]
 flavor = "mysql"
@@ -74,22 +72,12 @@ class Process:
         cache = config.cache
         self.registry = build_registry(config, lambda *_: (KeyColumn("id", ColumnKind.INTEGER),), keyspace_id)
         placement = Placement(cache.nodes, cache.namespace)
-        policy = NodePolicy(
-            namespace=cache.namespace,
-            lineage="shop/-80",
-            ring=placement.ring_version,
-            objects={name: each.policy.fingerprint for name, each in self.registry.items()},
-            tombstone_ttl_seconds=cache.tombstone_ttl_seconds,
-            lease_seconds=cache.lease_seconds,
-            trail_seconds=cache.trail_seconds,
-            heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
-            node_refresh_seconds=cache.node_refresh_seconds,
-        )
+        self.stripes = cache.stripes
         lives = iter(range(1, 100))
         self.written: dict[int, float] = {}
         self._shard = ShardInvalidator.create(
             cache.nodes,
-            policy,
+            node_policy(cache, "shop/-80", self.registry),
             placement,
             KeyFinder(self.registry),
             instance="me",
@@ -111,6 +99,9 @@ class Process:
 
     def item(self, key: int) -> bytes:
         return self.registry["customer"].builder.build((key,)).item
+
+    def stripe_of(self, key: int) -> bytes:
+        return stripe_key("shop", "shop/-80", stripe_number(self.item(key), self.stripes))
 
     def __enter__(self) -> Process:
         self._thread.start()
@@ -171,8 +162,11 @@ def test_changes_in_vitess_invalidate_memcached(memcached: Memcached, tmp_path: 
     with Vtgate(then=log) as vtgate, Process(memcached, log, vtgate, tmp_path) as process:
         # A record without its objects is of a node that is about to join, at a head that is still to be read.
         wait_until(lambda: (found := record()) is not None and found.objects, "the node is joined")
+        joined = record()
+        assert joined is not None
+        stripe = Stripe(joined.life, empty_position("mysql")).encode()
         for key in range(10):
-            mine.perform([Add(process.item(key), b"old", 60)])
+            mine.perform([Add(process.item(key), b"old", 60), Add(process.stripe_of(key), stripe, 0)])
         numbers = {
             key: log.append(announced, rows("customers", change(image(str(key)), image(str(key)))))
             for key in range(9)
@@ -180,10 +174,11 @@ def test_changes_in_vitess_invalidate_memcached(memcached: Memcached, tmp_path: 
         wait_acknowledged(numbers[8])
         for key, which in numbers.items():
             assert get(process.item(key)) is None
-            tombstone = get(tombstone_key(process.item(key)))
-            assert tombstone is not None
-            assert Tombstone.decode(tombstone).positions["shop/-80", 1] == number(which)
+            held = get(process.stripe_of(key))
+            assert held is not None
+            assert Stripe.decode(held).position.contains(number(which))
         assert get(process.item(9)) == b"old"
+        assert get(process.stripe_of(9)) == stripe
         # TRUNCATE: no rows, but the floor of the table.
         truncated = log.append_ddl("TRUNCATE TABLE customers")
         assert wait_acknowledged(truncated).table_floors == {"customers": number(truncated)}

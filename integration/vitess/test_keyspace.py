@@ -52,7 +52,7 @@ from integration.servers.vtgate import (
 from integration.shards import CUSTOMERS_TABLE, Shard, start_shards
 from invalidator.binlog.source import BinlogSource
 from invalidator.process.app import Invalidator
-from invalidator.process.status import read_status
+from invalidator.process.status import read_nodes
 from invalidator.vstream.journal import ShardsMoved
 from invalidator.vstream.proto import vitess_pb2 as pb
 
@@ -295,7 +295,7 @@ def wait_covered(made: Deployment, describe: Callable[[], str]) -> None:
     def is_covered() -> bool:
         return all(
             parse_position("mysql", node.get("progress", "")).contains(heads[node["lineage"]])
-            for node in read_status(made.config)["nodes"]
+            for node in read_nodes(made.config)
         )
 
     wait_until(is_covered, "the node has acknowledged the heads", describe)
@@ -353,13 +353,13 @@ def test_a_shard_that_moved_ends_its_worker_alone(shards: list[Shard], tmp_path:
             lambda: "were replaced by -40, 40-80" in running.find_error("shop/-80"), "the worker ended"
         )
         assert "freshness.toml" in running.find_error("shop/-80")
-        states = {node["lineage"]: node for node in read_status(made.config)["nodes"]}
+        states = {node["lineage"]: node for node in read_nodes(made.config)}
         assert parse_position("mysql", states["shop/-80"]["progress"]).contains(end)
         made.execute(_customer_of(two), "INSERT INTO customers VALUES (%s, 'x', 0)", _customer_of(two))
         head = made.heads()["shop/80-"]
 
         def is_applied() -> bool:
-            states = {node["lineage"]: node for node in read_status(made.config)["nodes"]}
+            states = {node["lineage"]: node for node in read_nodes(made.config)}
             return parse_position("mysql", states["shop/80-"]["progress"]).contains(head)
 
         wait_until(is_applied, "the other shard goes on")
