@@ -239,6 +239,29 @@ def find_stripe(data: bytes, life: bytes) -> Stripe | None:
     return stripe if stripe.life == life else None
 
 
+def is_within(data: bytes, life: bytes, position: Position, known: set[bytes]) -> bool:
+    """Whether the bytes are a stripe of ``life`` that ``position`` contains.
+
+    ``known``: chunks that are known to be within it; more are added here. Many stripes have the same chunks.
+    """
+    start, size = len(_HEAD[Kind.STRIPE]), len(data)
+    if not data.startswith(_HEAD[Kind.STRIPE]) or not data.startswith(life, start + 2):
+        return False
+    while start < size:
+        end = start + 2 + (data[start] << 8 | data[min(start + 1, size - 1)])
+        chunk = data[start + 2 : end]
+        if chunk not in known:
+            try:
+                name, held = _decode_chunk(chunk)
+            except FormatError:
+                return False
+            if name == life and not position.contains(held):
+                return False
+            known.add(chunk)
+        start = end
+    return start == size
+
+
 def stripe_number(item: bytes, stripes: int) -> int:
     """Which of a lineage's ``stripes`` protects the key ``item``."""
     return crc32(item) % stripes

@@ -19,9 +19,11 @@ from zlib import crc32
 from freshness.algorithm.envelope import (
     CHUNK_BYTES_MAX,
     NodeRecord,
+    Stripe,
     encode_chunk,
     encode_wanted,
     find_stripe,
+    is_within,
     stripe_keys,
     wanted_key,
 )
@@ -81,9 +83,10 @@ def invalidate(
     else:
         # Each delete travels behind the appends: on one connection it is executed after them.
         replies = yield Flow(node, Strikes([names[number] for number in numbers], chunk, list(keys)))
-        if replies.count(STORED) == len(numbers):
+        appended = replies[: len(numbers)]
+        if appended.count(STORED) == len(numbers):
             return list(numbers)
-        absent = {number for number, reply in zip(numbers, replies, strict=False) if reply != STORED}
+        absent = {number for number, reply in zip(numbers, appended, strict=True) if reply != STORED}
     # Absent, or refused for memory: after this certainly absent. And the keys after that.
     requests: list[Request] = [Delete(names[number]) for number in absent]
     requests += [Delete(key) for key in keys if crc32(key) % count in absent]
@@ -105,22 +108,23 @@ def shorten(node: str, numbers: Sequence[int], target: Target, streamed: Positio
     if not keys:
         return
     held = yield Flow(node, tuple([Get(key) for key in keys]))
-    known: dict[bytes, bytes | None] = {}
+    position = streamed.subtract(target.floor)
+    alone = Stripe(target.life, position).encode()
+    known: set[bytes] = set()
     requests: list[Request] = []
     for key, item in zip(keys, held, strict=True):
         if not isinstance(item, Item):
             continue
-        if item.value not in known:
-            known[item.value] = _shortened(item.value, target.life)
-        data = known[item.value]
-        if data is not None:
+        is_plain = is_within(item.value, target.life, position, known)
+        data = alone if is_plain else _shortened(item.value, target.life)
+        if len(data) < len(item.value):
             is_long = len(data) > CHUNK_BYTES_MAX
             requests.append(Delete(key) if is_long else Cas(key, data, item.version, 0))
     if requests:
         yield Flow(node, tuple(requests))
 
 
-def _shortened(data: bytes, life: bytes) -> bytes | None:
-    """The same position in one chunk; None where it is one already, or where the bytes are no stripe of this life."""
+def _shortened(data: bytes, life: bytes) -> bytes:
+    """The same position in one chunk; bytes that are no stripe of this life stay as they are."""
     stripe = find_stripe(data, life)
-    return None if stripe is None or stripe.chunk_count == 1 else stripe.encode()
+    return data if stripe is None else stripe.encode()

@@ -27,6 +27,7 @@ from freshness.algorithm.envelope import (
     PendingStripe,
     Stripe,
     decode_wanted,
+    is_within,
     record_key,
     stripe_keys,
     wanted_key,
@@ -162,6 +163,7 @@ class Restorer:
         names = stripe_keys(self.namespace, self.lineage, record.stripes)
         held = yield Flow(self.node, tuple([Get(names[number]) for number in numbers]))
         data = PendingStripe(self._pending_nonce).encode()
+        known: set[bytes] = set()
         asked: list[int] = []
         requests: list[Request] = []
         for number, item in zip(numbers, held, strict=True):
@@ -169,6 +171,10 @@ class Restorer:
             if not isinstance(item, Item):
                 asked.append(number)
                 requests.append(Add(key, data, PENDING_SECONDS))
+                continue
+            if is_within(item.value, record.life, record.progress, known):
+                self._doubts.pop(number, None)
+                self._again.discard(number)
                 continue
             found = _decode(item.value)
             if isinstance(found, PendingStripe):
@@ -193,11 +199,8 @@ class Restorer:
             self._pending_since = self.clock()
 
     def _is_doubtful(self, number: int, stripe: Stripe, record: NodeRecord) -> bool:
-        """Whether the stripe has held for long what the node has not acknowledged."""
-        doubt = self._doubts.pop(number, None)
-        if record.progress.contains(stripe.position):
-            return False
-        since, position = doubt or (self.clock(), stripe.position)
+        """Whether the stripe, which holds what the node has not acknowledged, has held that for long."""
+        since, position = self._doubts.pop(number, (self.clock(), stripe.position))
         if not record.progress.contains(position):
             if self.clock() - since >= DOUBT_SECONDS:
                 return True
