@@ -242,24 +242,27 @@ def find_stripe(data: bytes, life: bytes) -> Stripe | None:
 def is_within(data: bytes, life: bytes, position: Position, known: set[bytes]) -> bool:
     """Whether the bytes are a stripe of ``life`` that ``position`` contains.
 
-    ``known``: chunks that are known to be within it; more are added here. Many stripes have the same chunks.
+    ``known``: chunks that are known to be within it, with their lengths; more are added here. Many stripes have the
+    same chunks.
     """
-    start, size = len(_HEAD[Kind.STRIPE]), len(data)
+    start, end = len(_HEAD[Kind.STRIPE]), len(data)
     if not data.startswith(_HEAD[Kind.STRIPE]) or not data.startswith(life, start + 2):
         return False
-    while start < size:
-        end = start + 2 + (data[start] << 8 | data[min(start + 1, size - 1)])
-        chunk = data[start + 2 : end]
+    size = 2 + int.from_bytes(data[start : start + 2], "big")
+    if known.issuperset([data[at : at + size] for at in range(start, end, size)]):
+        return True  # nearly always: chunks of one size, each with its length before it
+    while start < end:
+        chunk = data[start : start + 2 + int.from_bytes(data[start : start + 2], "big")]
         if chunk not in known:
             try:
-                name, held = _decode_chunk(chunk)
+                name, held = _decode_chunk(chunk[2:])
             except FormatError:
                 return False
             if name == life and not position.contains(held):
                 return False
             known.add(chunk)
-        start = end
-    return start == size
+        start += len(chunk)
+    return True
 
 
 def stripe_number(item: bytes, stripes: int) -> int:

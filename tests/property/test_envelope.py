@@ -23,6 +23,7 @@ from freshness.algorithm.envelope import (
     encode_chunk,
     encode_wanted,
     find_stripe,
+    is_within,
     live_prefix,
     split_live,
 )
@@ -148,6 +149,29 @@ def test_a_stripe_is_the_union_of_the_chunks_of_its_first_life(
     assert find_stripe(pending_data, life) is None
     whole = PendingStripe.decode(pending_data).complete(life, position)
     assert whole == replace(stripe, chunk_count=1)
+
+
+small = st.builds(MariadbPosition.of, st.integers(0, 1), st.just(1), st.integers(1, 300))
+encoded_stripes = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"FORMERLY")), small), max_size=6).map(
+    lambda parts: (
+        Stripe(b"LIFELIFE", MariadbPosition.of(0, 1, 1)).encode()
+        + b"".join(encode_chunk(*part) for part in parts)
+    )
+)
+
+
+@given(st.lists(encoded_stripes, max_size=4), small, st.data())
+def test_a_stripe_is_within_a_position_that_contains_it_and_no_other_bytes_are(
+    whole: list[bytes], position: Position, draw: st.DataObject
+) -> None:
+    """One set of known chunks serves for all of them, in the order in which they come."""
+    known: set[bytes] = set()
+    cut = [data[: draw.draw(st.integers(0, len(data)))] for data in whole]
+    for data in draw.draw(st.permutations([*whole, *cut])):
+        for life in (b"LIFELIFE", b"FORMERLY"):
+            stripe = find_stripe(data, life)
+            expected = stripe is not None and position.contains(stripe.position)
+            assert is_within(data, life, position, known if life == b"LIFELIFE" else set()) == expected
 
 
 @given(st.lists(u32, max_size=8), st.binary(max_size=3))
