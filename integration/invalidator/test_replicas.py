@@ -418,14 +418,18 @@ def test_a_replica_tells_the_same_as_the_primary(trio: Trio) -> None:
         (("LOG",), "it does not log what it replicates"),
         (("SKIP",), "it skips errors of replication"),
         (("--binlog-ignore-db=elsewhere",), "it filters what it logs: Binlog_Ignore_DB"),
+        (("PARALLEL",), "it commits in another order than its primary"),
     ],
 )
-def test_a_replica_whose_log_would_lack_changes_is_found_out(
+def test_a_replica_whose_log_would_lack_or_reorder_changes_is_found_out(
     flavor: Flavor, options: tuple[str, ...], expected: str
 ) -> None:
     own = {
         "LOG": "--log-slave-updates=0" if flavor == "mariadb" else "--log-replica-updates=0",
         "SKIP": "--slave-skip-errors=1062" if flavor == "mariadb" else "--replica-skip-errors=1062",
+        "PARALLEL": "--slave-parallel-threads=2"
+        if flavor == "mariadb"
+        else "--replica-preserve-commit-order=0",
     }
     with ExitStack() as stack:
         primary = make_database(flavor, server_id=1)
@@ -436,6 +440,10 @@ def test_a_replica_whose_log_would_lack_changes_is_found_out(
         for server in (primary, replica):
             server.wait_ready()
         primary.execute(f"CREATE DATABASE {SCHEMA}")
+        if flavor == "mariadb":
+            with primary.connect() as connection, connection.cursor() as cursor:
+                cursor.execute("SET gtid_domain_id = 7")
+                cursor.execute("CREATE DATABASE another_domain")
         replica.replicate_from(primary)
         replica.wait_caught_up(primary)
         state = look_at(address_of(replica), flavor, timeout_seconds=5)

@@ -184,7 +184,8 @@ def _find_stopped(replication: list[dict[str, str]]) -> Iterator[str]:
 
 
 def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> Iterator[str]:
-    """Settings that keep changes of the primary out of a replica's own log, without a trace in it (I8)."""
+    """Settings that keep changes of the primary out of a replica's own log, without a trace in it (I8), or that bring
+    them into another order there: an own heartbeat must not overtake them (F92)."""
     for row in replication:
         filters = [name for name, value in row.items() if name.startswith("Replicate_") and value]
         if filters:
@@ -196,7 +197,9 @@ def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> It
         for name, value in read_rows(
             connection,
             "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('log_bin', 'log_slave_updates', 'log_replica_updates',"
-            " 'slave_skip_errors', 'replica_skip_errors')",
+            " 'slave_skip_errors', 'replica_skip_errors', 'slave_parallel_threads', 'gtid_slave_pos',"
+            " 'slave_parallel_workers', 'slave_preserve_commit_order', 'replica_parallel_workers',"
+            " 'replica_preserve_commit_order')",
         )
     }
     logs_updates = variables.get("log_replica_updates") or variables.get("log_slave_updates", "")
@@ -205,10 +208,28 @@ def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> It
     skipped = variables.get("replica_skip_errors") or variables.get("slave_skip_errors", "")
     if skipped.upper() not in _NOT_SKIPPING:
         yield f"it skips errors of replication ({skipped})"
+    if _reorders(variables, replication):
+        yield "it commits in another order than its primary (replica_preserve_commit_order, slave_parallel_threads)"
     for row in _read_log_status(connection):
         filters = [name for name in ("Binlog_Do_DB", "Binlog_Ignore_DB") if row.get(name)]
         if filters:
             yield f"it filters what it logs: {', '.join(filters)}"
+
+
+def _reorders(variables: Mapping[str, str], replication: list[dict[str, str]]) -> bool:
+    """MySQL: workers that do not preserve the order of commits. MariaDB: parallel threads, which keep it within a
+    domain alone, and several domains."""
+    ordered = variables.get("replica_preserve_commit_order") or variables.get(
+        "slave_preserve_commit_order", "ON"
+    )
+    workers = variables.get("replica_parallel_workers") or variables.get("slave_parallel_workers", "0")
+    if ordered == "OFF" and int(workers) > 1:
+        return True
+    return (
+        int(variables.get("slave_parallel_threads", "0")) > 0
+        and variables.get("gtid_slave_pos", "").count(",") > 0
+        and any(row.get("Parallel_Mode", "").lower() != "none" for row in replication)
+    )
 
 
 def _read_log_status(connection: Connection) -> list[dict[str, str]]:
