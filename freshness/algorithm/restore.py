@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final
 
 from freshness.algorithm.envelope import (
@@ -33,7 +34,7 @@ from freshness.algorithm.envelope import (
     wanted_key,
 )
 from freshness.algorithm.gather import gather
-from freshness.algorithm.membership import find_record
+from freshness.algorithm.membership import NodePolicy, find_record
 from freshness.algorithm.request import (
     CONFLICT,
     Add,
@@ -66,8 +67,8 @@ SWEEP_SECONDS: Final = 60.0
 AT_ONCE_MAX: Final = 2048
 """How many stripes one flow asks for."""
 
-PENDING_SECONDS: Final = 15
-"""TTL of a pending stripe. A put-back that takes longer is given up."""
+PENDING_MORE_SECONDS: Final = 10
+"""TTL of a pending stripe, besides the age that a heartbeat may have. A put-back that takes longer is given up."""
 
 WANTED_SECONDS: Final = 60
 DOUBT_SECONDS: Final = 15.0
@@ -86,8 +87,7 @@ class Restorer:
     """
 
     node: str
-    namespace: str
-    lineage: str
+    policy: NodePolicy
     clock: Callable[[], float]
     nonce: Callable[[], bytes]
     restored: int = 0
@@ -106,6 +106,10 @@ class Restorer:
     _rests_until: float = float("-inf")
 
     @property
+    def pending_seconds(self) -> int:
+        return ceil(self.policy.heartbeat_age_max_seconds) + PENDING_MORE_SECONDS
+
+    @property
     def is_complete(self) -> bool:
         """Whether all stripes were there, as far as is known."""
         return bool(self._life) and not (self._is_first_round or self._pending or self._again)
@@ -120,11 +124,10 @@ class Restorer:
 
     def look(self) -> Procedure[None]:
         """Look at the node once, and do what can be done now. Raises `NodeUnavailable`; the next look goes on."""
-        wanted = wanted_key(self.namespace, self.lineage)
-        item, noted = yield Flow(
-            self.node,
-            (Get(record_key(self.namespace, self.lineage), is_bound=True), Get(wanted, WANTED_SECONDS)),
-        )
+        namespace, lineage = self.policy.namespace, self.policy.lineage
+        wanted = wanted_key(namespace, lineage)
+        gets = Get(record_key(namespace, lineage), is_bound=True), Get(wanted, WANTED_SECONDS)
+        item, noted = yield Flow(self.node, gets)
         record = find_record(item, self.node)
         if record is None or not record.stripes:
             return
@@ -160,7 +163,7 @@ class Restorer:
 
     def _mark(self, record: NodeRecord, numbers: Sequence[int]) -> Procedure[None]:
         """Step 1: put a pending stripe in the place of each that is no stripe of this life."""
-        names = stripe_keys(self.namespace, self.lineage, record.stripes)
+        names = stripe_keys(self.policy.namespace, self.policy.lineage, record.stripes)
         held = yield Flow(self.node, tuple([Get(names[number]) for number in numbers]))
         data = PendingStripe(self._pending_nonce).encode()
         known: set[bytes] = set()
@@ -170,7 +173,7 @@ class Restorer:
             key = names[number]
             if not isinstance(item, Item):
                 asked.append(number)
-                requests.append(Add(key, data, PENDING_SECONDS))
+                requests.append(Add(key, data, self.pending_seconds))
                 continue
             if is_within(item.value, record.life, record.progress, known):
                 self._doubts.pop(number, None)
@@ -187,7 +190,7 @@ class Restorer:
                     self._again.discard(number)
             else:
                 asked.append(number)
-                fresh = Cas(key, data, item.version, PENDING_SECONDS) if item.version else Delete(key)
+                fresh = Cas(key, data, item.version, self.pending_seconds) if item.version else Delete(key)
                 requests.append(fresh)
         if not requests:
             return
@@ -211,7 +214,7 @@ class Restorer:
         """Steps 2 and 3."""
         streamed: Streamed | None = yield ReadStream(self._pending_since)
         if streamed is None or streamed.epoch != record.epoch or streamed.begun_at < self._pending_since:
-            if self.clock() - self._pending_since >= PENDING_SECONDS:
+            if self.clock() - self._pending_since >= self.pending_seconds:
                 self._again, self._pending = self._again | self._pending, set()
             return
         pending = sorted(self._pending)
@@ -227,7 +230,7 @@ class Restorer:
         self, record: NodeRecord, numbers: Sequence[int], position: Position
     ) -> Procedure[Sequence[int]]:
         """Step 3. Returns those that changed while they were looked at: their nonce may still stand."""
-        names = stripe_keys(self.namespace, self.lineage, record.stripes)
+        names = stripe_keys(self.policy.namespace, self.policy.lineage, record.stripes)
         held = yield Flow(self.node, tuple([Get(names[number]) for number in numbers]))
         known: dict[bytes, bytes | None] = {}
         asked: list[int] = []

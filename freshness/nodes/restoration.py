@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
+from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Streamed
 from freshness.algorithm.restore import Restorer, run_restorers
@@ -28,19 +29,17 @@ class Restoration:
         self,
         backend: str,
         nodes: Sequence[str],
-        namespace: str,
-        lineage: str,
+        policy: NodePolicy,
         read_stream: Callable[[float], Streamed | None],
         open_connection: Callable[[str, str], CacheNode] = open_node,
     ) -> None:
         self.restorers = [
-            Restorer(node, namespace, lineage, running_clock, lambda: secrets.token_bytes(LIFE_SIZE))
-            for node in nodes
+            Restorer(node, policy, running_clock, lambda: secrets.token_bytes(LIFE_SIZE)) for node in nodes
         ]
         self._connections = {node: open_connection(backend, node) for node in nodes}
         self._driver = BlockingDriver(self._connections, self._sleep, read_stream=read_stream)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"stripes of {lineage}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"stripes of {policy.lineage}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
