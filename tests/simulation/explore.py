@@ -12,18 +12,35 @@ nodes, other keys, clocks that run differently) is said in its docstring and in 
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
-from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
+from freshness.algorithm import invalidate
+from freshness.algorithm.applier import Applier
+from freshness.algorithm.envelope import (
+    STUB,
+    Filled,
+    NodeRecord,
+    Stripe,
+    find_stripe,
+    record_key,
+    resume_key,
+    stripe_key,
+    stripe_number,
+    wanted_key,
+)
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.read import Read, ReadContext, read_through
 from freshness.algorithm.request import (
-    Add,
-    Cas,
+    CONFLICT,
+    STORED,
+    Append,
     Delete,
     Flow,
     Flows,
@@ -32,13 +49,17 @@ from freshness.algorithm.request import (
     Item,
     Load,
     ReadHead,
+    ReadStream,
+    Request,
     Stored,
+    Streamed,
     Wait,
 )
+from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.settings import ObjectConfig
 from freshness.errors import FreshnessError, NodeUnavailable
-from freshness.keys.cachekey import KeyBuilder, tombstone_key
+from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
@@ -49,108 +70,125 @@ from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, run_loop
 from invalidator.loop.shard import ShardInvalidator
-from tests.simulation.history import show
+from tests.simulation.history import STRIPE_HEAD, show
 
 NODE: Final = "n0"
 LINEAGE: Final = "s0"
 SID: Final = "00000000-0000-0000-0000-000000000001"
-D_SECONDS: Final = 20
 L_SECONDS: Final = 3
-W_SECONDS: Final = D_SECONDS - 2 * L_SECONDS - 2
+REFRESH_SECONDS: Final = 1.0
 NOTHING: Final = MysqlGtidSet()
 START: Final = 1000.0
+INSTANT: Final = 1e-6
+"""Between two entries of the log, by the clock of a process: time itself stands still but for `SmallWorld.ticks`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallWorld:
     """What one exhaustive world holds.
 
-    ``commits``: changes of the one row, the first of them before anything is explored, so that the node is open.
-    ``polls``: how often each invalidator looks at the stream after the start. ``is_first_gone``:
-    the first one has acknowledged the second commit and has died, before anything is explored. ``ticks``: lengths
-    of time that may pass, each once, at any moment. ``evictions``, ``losses``, ``restarts``, ``crashes``,
-    ``lost_replies``: how often each may strike.
+    ``commits``: changes of all rows, the first of them before anything is explored, so that the node is open.
+    ``beats``: how often all processes write a heartbeat besides those that travel with the commits. ``keys``: rows;
+    reader n reads row n modulo ``keys``. ``polls``: how often each invalidator looks at the stream after the start,
+    and ``looks``: how often its restorer looks at the node. ``is_missing``: the stripes are not there at the start.
+    ``is_filled``: the entries are. ``ticks``: lengths of time that may pass, each once, at any moment. ``evictions``
+    of an entry, ``stripe_evictions``, ``record_evictions`` (with the resume copy), ``restarts``, ``crashes``,
+    ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append, ``refusals`` of an append
+    for memory: how often each may strike. ``shows_late``: the primary may show a commit after it was streamed.
+    ``shorten_share``: see ``freshness.algorithm.invalidate``.
     """
 
     name: str
     commits: int = 2
+    beats: int = 1
     readers: int = 1
     reads: int = 1
+    keys: int = 1
+    stripes: int = 1
     invalidators: int = 1
     polls: int = 2
-    is_first_gone: bool = False
+    looks: int = 0
+    is_missing: bool = False
+    is_filled: bool = False
     ticks: tuple[float, ...] = ()
     evictions: int = 0
-    tombstone_evictions: int = 0
+    stripe_evictions: int = 0
+    record_evictions: int = 0
     restarts: int = 0
     lost_replies: int = 0
+    late: int = 0
+    doubles: int = 0
+    refusals: int = 0
     crashes: int = 0
-    keeps_tombstones: bool = True
-    reads_first: bool = False
+    shows_late: bool = False
+    shorten_share: int = 1_000_000
     lease_seconds: int = L_SECONDS
-    trail_seconds: float = W_SECONDS
     heartbeat_age_max_seconds: float = 4.0
     states_max: int = 2_000_000
 
 
-WORLDS: Final = (
-    SmallWorld("two readers, two events, eviction", readers=2, commits=3, polls=1, evictions=1),
-    SmallWorld("one reader twice, two events, eviction", reads=2, commits=3, polls=2, evictions=1),
-    SmallWorld("two invalidators, one of them paused anywhere", invalidators=2, commits=2, polls=1),
-    SmallWorld(
-        "two invalidators, paused anywhere, that read tombstones first",
-        invalidators=2, commits=2, polls=1, reads_first=True,
-    ),
-    SmallWorld(
-        "what the other one sent grows old while the lease is kept",
-        invalidators=2, readers=0, commits=2, polls=4, is_first_gone=True, ticks=(7.4, 7.0, 7.0),
-        lease_seconds=8, trail_seconds=2.0, heartbeat_age_max_seconds=60.0,
-    ),
-    SmallWorld("tombstones expire", reads=2, commits=2, polls=2, ticks=(25.0,)),
-    SmallWorld("tombstones expire that are read first", commits=3, polls=2, ticks=(25.0,), reads_first=True),
-    SmallWorld("the lease lapses, the node is revived", reads=2, commits=2, polls=4, ticks=(4.0,)),
-    SmallWorld("the lease lapses, then tombstones expire", commits=2, polls=2, ticks=(4.0, 18.0)),
-    SmallWorld("the node restarts, its versions repeat", reads=2, commits=2, polls=3, restarts=1),
-    SmallWorld("a reply is lost after the effect", commits=2, polls=4, lost_replies=1),
-    SmallWorld("the invalidator crashes anywhere", commits=2, polls=2, crashes=1),
-    SmallWorld(
-        "head mode, tombstones are evicted",
-        reads=2, commits=2, polls=2, keeps_tombstones=False, tombstone_evictions=1,
-    ),
-)  # fmt: skip
+WORLDS: Final = (SmallWorld("entry and stripe evicted", looks=2, polls=2, evictions=1, stripe_evictions=1),)
 
 
-Label = str | tuple[str, Any, Any]
-"""What happened between two states: a text, or who sent which request and what was answered."""
+Label = str | tuple[Any, Any, Any]
+"""What happened between two states: a text, or who sent which request and what was answered; or such a label, and
+what became of it."""
 
 
 class ActorState(NamedTuple):
     """``history``: identifies all answers so far. ``replies``: those of the flow in hand. ``connection``: the
     node's incarnation it is connected to, -1 for none. ``seen``: the entry its last get returned, and what had
-    been acknowledged then. ``generation``: how often the process was started again."""
+    been acknowledged then, and when that was. ``generation``: how often the process was started again."""
 
     history: int
     replies: tuple[Any, ...]
     connection: int
     generation: int
-    seen: tuple[bytes, frozenset[tuple[bytes, int]]] | None
+    seen: tuple[bytes, frozenset[tuple[bytes, int]], float] | None
+
+
+class Entry(NamedTuple):
+    """One transaction of the log: a change of all rows or a heartbeat, and when it was committed."""
+
+    is_change: bool
+    at: float
 
 
 class State(NamedTuple):
+    """``shown``: how much of the log the primary shows. ``attempted``: what each actor appended to each stripe, be it
+    there or not, since it last published. ``removed``: (item, number) of the log, removed after that."""
+
     now: float
     store: int
     incarnation: int
-    committed: int
+    log: tuple[Entry, ...]
+    shown: int
     applied: int
     actors: tuple[ActorState, ...]
     ticks: tuple[float, ...]
-    evictions: int
-    tombstone_evictions: int
-    restarts: int
-    lost_replies: int
-    crashes: int
+    left: tuple[tuple[str, int], ...]
+    late: tuple[tuple[int, Request], ...]
     acknowledged: frozenset[tuple[bytes, int]]
-    removed: frozenset[int]
+    attempted: frozenset[tuple[int, bytes, int]]
+    removed: frozenset[tuple[bytes, int]]
+
+    def has(self, fault: str) -> bool:
+        return any(name == fault for name, _ in self.left)
+
+    def without(self, fault: str) -> State:
+        """One fault of that kind less is to come."""
+        left = [(name, count - (name == fault)) for name, count in self.left]
+        return self._replace(left=tuple((name, count) for name, count in left if count))
+
+    @property
+    def changes(self) -> int:
+        return sum(entry.is_change for entry in self.log)
+
+
+FAULTS: Final = (
+    "beats", "evictions", "stripe_evictions", "record_evictions", "restarts", "lost_replies", "late", "doubles",
+    "refusals", "crashes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +208,29 @@ class Result:
     history: list[str] = field(default_factory=list)
 
 
-class _Histories:
-    """The answers an actor has had, as numbers; and its pending step after them."""
+Program = tuple[Generator[Any, Any, Any], Applier | None]
 
-    def __init__(self, explorer: Explorer, program: Callable[[], Generator[Any, Any, Any]]) -> None:
+
+class _Histories:
+    """The answers an actor has had, as numbers; its pending step after them, and how far its stream is then."""
+
+    def __init__(self, explorer: Explorer, program: Callable[[], Program]) -> None:
         self._explorer = explorer
         self._program = program
         self._numbers: dict[tuple[int, float, Any], int] = {}
         self._entries: list[tuple[int, float, Any]] = []
         self._steps: list[Any] = []
-        self._alive: dict[int, Generator[Any, Any, Any]] = {}
+        self._passed: list[Streamed | None] = []
+        self.looks: list[int] = []
+        self._alive: dict[int, Program] = {}
         self.delivered: dict[int, set[int]] = {}
         self.root = self._add(-1, START, None)
 
     def step(self, history: int) -> Any:
         return self._steps[history]
+
+    def passed(self, history: int) -> Streamed | None:
+        return self._passed[history]
 
     def extended(self, history: int, now: float, answer: Any) -> int:
         key = (history, now, _freeze(answer))
@@ -196,22 +242,29 @@ class _Histories:
     def _add(self, parent: int, now: float, answer: Any) -> int:
         number = len(self._entries)
         self._entries.append((parent, now, answer))
-        generator = self._alive.pop(parent, None) or self._rebuilt(parent)
+        program = self._alive.pop(parent, None) or self._rebuilt(parent)
+        generator, applier = program
         self._explorer.actor_now = now
         self._steps.append(_advance(generator, answer))
-        self._alive[number] = generator
+        self._passed.append(None if applier is None else applier.passed)
+        self.looks.append((self.looks[parent] if parent >= 0 else 0) + (self._steps[-1] is LOOKED))
+        self._alive[number] = program
         return number
 
-    def _rebuilt(self, history: int) -> Generator[Any, Any, Any]:
-        generator = self._program()
+    def _rebuilt(self, history: int) -> Program:
+        program = self._program()
         chain = []
         while history >= 0:
             chain.append(self._entries[history])
             history = chain[-1][0]
         for _, now, answer in reversed(chain):
             self._explorer.actor_now = now
-            _advance(generator, answer)
-        return generator
+            _advance(program[0], answer)
+        return program
+
+
+LOOKED: Final = Wait(0.0)
+"""A restorer has looked at the node once."""
 
 
 def _advance(generator: Generator[Any, Any, Any], answer: Any) -> Any:
@@ -235,7 +288,7 @@ def _freeze(answer: Any) -> Any:
 _FREEZE: Final[dict[type, Callable[[Any], Any]]] = {
     list: lambda answer: tuple([_freeze(each) for each in answer]),
     Loaded: lambda answer: (answer.value, answer.tokens[LINEAGE].position),
-    Transaction: lambda answer: answer.position,
+    Transaction: lambda answer: (answer.position, answer.heartbeats[0].sequence, bool(answer.changes)),
     Head: lambda answer: answer.position,
 }
 """What can be hashed, and is equal exactly where the answers are."""
@@ -248,36 +301,45 @@ class Explorer:
         self.world = world
         self.now = START
         self.actor_now = START
-        self.store = MemoryStore(
-            NODE, clock=lambda: self.now, temp_lru_ttl_seconds=700 if world.keeps_tombstones else None
-        )
+        self.store = MemoryStore(NODE, clock=lambda: self.now)
         self.placement = Placement((NODE,), "sim")
         column = KeyColumn("id", ColumnKind.INTEGER)
         builder = KeyBuilder("sim", "row", (column,))
         policy = ObjectPolicy("row", 1, ("t",), (LINEAGE,), 3600)
         config = ObjectConfig(name="row", keyspace="sim", table="t")
         self.definition = ObjectDefinition(config, policy, builder, {"t": (column,)})
-        key = builder.build((0,))
-        self.lookup = Lookup(policy, NODE, key.item, self.definition.identity(key), (0,))
-        self.commit_times: dict[int, float] = {}
-        # One for each actor and each time that it can be started.
+        self.lookups = []
+        for each in range(world.keys):
+            key = builder.build((each,))
+            self.lookups.append(Lookup(policy, NODE, key.item, self.definition.identity(key), (each,)))
+        self.items = frozenset(lookup.item for lookup in self.lookups)
+        self.stripes = {
+            lookup.item: stripe_key("sim", LINEAGE, stripe_number(lookup.item, world.stripes))
+            for lookup in self.lookups
+        }
+        self.wanted = wanted_key("sim", LINEAGE)
+        # One for each actor and each time that it can be started: invalidators, their restorers, readers.
+        starts = range(world.crashes + 1)
         self._histories: list[list[_Histories]] = [
-            [_Histories(self, self._invalidator(number, each)) for each in range(world.crashes + 1)]
+            [_Histories(self, self._invalidator(number, each)) for each in starts]
             for number in range(world.invalidators)
         ]
-        self._histories += [[_Histories(self, self._reader())] for _ in range(world.readers)]
+        self._histories += [
+            [_Histories(self, self._restorer(number, each)) for each in starts]
+            for number in range(world.invalidators)
+        ]
+        self._histories += [[_Histories(self, self._reader(number))] for number in range(world.readers)]
         self._store_numbers: dict[Any, int] = {}
         self._store_states: list[Any] = []
         self._peeked: dict[tuple[int, float, bytes], Item | None] = {}
-        self._protections: dict[tuple[int, float], tuple[bytes, tuple[Position, ...]] | None] = {}
+        self._protections: dict[tuple[int, float], list[tuple[bytes, tuple[Position, ...]]]] = {}
 
     # -- programs -----------------------------------------------------------------------------------------
 
-    def _invalidator(self, number: int, start: int) -> Callable[[], Generator[Any, Any, Any]]:
-        def program() -> Generator[Any, Any, Any]:
+    def _invalidator(self, number: int, start: int) -> Callable[[], Program]:
+        def program() -> Program:
             counter = iter(range(1, 1000))
-            is_gone = self.world.is_first_gone and number == 0
-            polls = iter(range(2 if is_gone else self.world.polls + 1))
+            polls = iter(range(self.world.polls + 2 - self.world.is_missing))
 
             def is_stopping() -> bool:
                 if next(polls, None) is None:
@@ -289,69 +351,120 @@ class Explorer:
             invalidator = ShardInvalidator.create(
                 (NODE,),
                 NodePolicy(
-                    "sim", LINEAGE, self.placement.ring_version, {"row": 1}, D_SECONDS, self.world.lease_seconds,
-                    self.world.trail_seconds, self.world.heartbeat_age_max_seconds, 1.0,
+                    "sim", LINEAGE, self.placement.ring_version, {"row": 1}, self.world.stripes,
+                    self.world.lease_seconds, self.world.heartbeat_age_max_seconds, REFRESH_SECONDS,
                 ),
                 self.placement,
                 KeyFinder({"row": self.definition}),
                 instance=f"i{number}",
                 clock=lambda: self.actor_now,
                 nonce=lambda: bytes((number, start, 0, 0, 0, 0, 0, next(counter))),
-                find_heartbeat=lambda sequence: self.commit_times.get(sequence),
+                find_heartbeat=lambda sequence: START + (sequence - 0.5) * INSTANT,
                 nothing=NOTHING,
             )  # fmt: skip
-            for member in invalidator.members.values():
-                member.expects_tombstones = self.world.reads_first
-            return run_loop(
+            loop = run_loop(
                 invalidator,
                 transactions_max=10,
                 is_stopping=is_stopping,
                 observer=LoopObserver(),
             )
+            return loop, invalidator
 
         return program
 
-    def _reader(self) -> Callable[[], Generator[Any, Any, Any]]:
-        def program() -> Generator[Any, Any, Any]:
+    def _restorer(self, number: int, start: int) -> Callable[[], Program]:
+        """Two looks are for the beginning, where the stripes are put in their place."""
+
+        def run(restorer: Restorer) -> Generator[Any, Any, None]:
+            for _ in range(2 + self.world.looks):
+                with contextlib.suppress(FreshnessError):
+                    yield from restorer.look()
+                yield LOOKED
+
+        def program() -> Program:
+            counter = iter(range(1, 1000))
+            restorer = Restorer(
+                NODE, "sim", LINEAGE,
+                clock=lambda: self.actor_now,
+                nonce=lambda: bytes((number, start, 1, 0, 0, 0, 0, next(counter))),
+            )  # fmt: skip
+            return run(restorer), None
+
+        return program
+
+    def _reader(self, number: int) -> Callable[[], Program]:
+        lookup = self.lookups[number % len(self.lookups)]
+
+        def run() -> Generator[Any, Any, None]:
             context = ReadContext(
                 "sim", self.placement.ring_version, (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
-                lambda value: repr(value).encode(), self.world.lease_seconds, 1.0, 4, 0.05, "bypass",
+                lambda value: repr(value).encode(), self.world.lease_seconds, REFRESH_SECONDS, 4, 0.05, "bypass",
             )  # fmt: skip
             for _ in range(self.world.reads):
-                (read,) = yield from read_through(context, [self.lookup])
+                (read,) = yield from read_through(context, [lookup])
                 view = context.views.get(NODE)
                 yield ("read", read, None if view is None else view.records[LINEAGE])
 
-        return program
+        return lambda: (run(), None)
 
     # -- states -------------------------------------------------------------------------------------------
 
     def initial(self) -> State:
-        """The first invalidator has joined and opened the node; the first commit is everywhere."""
+        """The invalidators have joined and opened the node, the first commit is everywhere, the stripes are there."""
         world = self.world
         actors = tuple(ActorState(starts[0].root, (), -1, 0, None) for starts in self._histories)
+        left = tuple((fault, count) for fault in FAULTS if (count := getattr(world, fault)))
+        nothing: frozenset[Any] = frozenset()
         state = State(
-            START, self._saved(), 0, 0, 0, actors, world.ticks, world.evictions,
-            world.tombstone_evictions, world.restarts, world.lost_replies, world.crashes, frozenset(), frozenset(),
+            START, self._saved(), 0, (), 0, 0, actors, world.ticks, left, (), nothing, nothing, nothing,
         )  # fmt: skip
         state = self._committed(state)._replace(applied=1)
-        opened_at = 0
-        while opened_at < world.invalidators:
+        for place in range(world.invalidators):
             # Joined one after the other, each up to its first look at a stream that has nothing new.
-            moved = self._moved(state, opened_at)
-            step = self._step(moved, opened_at)
-            state = moved
-            if isinstance(step, Poll) and self._record_of(state) is not None:
-                opened_at += 1
-        if world.is_first_gone:
-            # The second one has looked at the stream before that, and is about to renew the lease.
-            state = self._moved(state._replace(now=START + world.lease_seconds / 2), 1)
-            state = self._committed(state)
-            while not isinstance(self._step(state, 0), Done):
-                state = self._moved(state, 0)
+            state = self._run_to_poll(state, place)
+        for place in range(world.invalidators, 2 * world.invalidators):
+            state = self._run_look(state, place)
+            if place == world.invalidators and not world.is_missing:
+                state = self._committed(state, is_change=False)._replace(applied=2)
+                for invalidator in range(world.invalidators):
+                    state = self._run_to_poll(self._moved(state, invalidator), invalidator)
+            state = self._run_look(state, place)
+        if world.is_missing:
+            for stripe in set(self.stripes.values()):
+                state = state._replace(store=self._without(state, stripe))
+        if world.is_filled:
+            state = self._filled(state)
+        return state
+
+    def _run_to_poll(self, state: State, place: int) -> State:
+        while not isinstance(self._step(state, place), Poll) or self._record_of(state) is None:
+            state = self._moved(state, place)
+        return state
+
+    def _run_look(self, state: State, place: int) -> State:
+        """Up to the first request of the next look."""
+        looks = self._histories[place][0].looks
+        before = looks[state.actors[place].history]
+        while looks[state.actors[place].history] == before:
+            state = self._moved(state, place)
+        return state
+
+    def _filled(self, state: State) -> State:
+        """The first readers have filled, and are forgotten."""
+        for number in range(min(self.world.keys, self.world.readers)):
+            place = 2 * self.world.invalidators + number
+            actor = state.actors[place]
+            while not isinstance(self._step(state, place), tuple):
+                state = self._moved(state, place)
+            assert self._step(state, place)[1].outcome is ReadOutcome.FILLED
+            state = self._with_actor(state, place, actor)
         return state
 
     def explore(self) -> Result:
+        with patch.object(invalidate, "SHORTEN_SHARE", self.world.shorten_share):
+            return self._explore()
+
+    def _explore(self) -> Result:
         result = Result(self.world.name)
         first = self.initial()
         parents: dict[State, tuple[State, Label] | None] = {first: None}
@@ -379,54 +492,92 @@ class Explorer:
                 continue
             label, following, problem = self._do(state, place, step)
             yield label, following, problem
-            if state.lost_replies and isinstance(step, Flow | Flows) and state.actors[place].connection >= 0:
-                yield (
-                    f"{_told(label)}, the reply is lost",
-                    self._reply_lost(state, following, place, step),
-                    problem,
-                )
+            if isinstance(step, Flow | Flows) and state.actors[place].connection == state.incarnation:
+                yield from self._troubles(state, following, place, step, label, problem)
         yield from self._happenings(state)
+
+    def _troubles(
+        self, state: State, following: State, place: int, step: Flow | Flows, label: Label, problem: str
+    ) -> Iterator[tuple[Label, State, str]]:
+        """What can become of a request besides that it is carried out and answered."""
+        if state.has("lost_replies"):
+            lost = self._unanswered(following.without("lost_replies"), state, place, step)
+            yield (label, "the reply is lost", None), lost, problem
+        request = self._next_request(state, place, step)
+        if isinstance(request, Get):
+            return
+        if state.has("late"):
+            waiting = state._replace(late=(*state.late, (state.incarnation, request))).without("late")
+            yield (label, "but later", None), self._unanswered(waiting, state, place, step), ""
+        if isinstance(request, Append) and state.has("doubles"):
+            late = (*following.late, (state.incarnation, request))
+            yield (label, "and once more later", None), following._replace(late=late).without("doubles"), problem
+        if isinstance(request, Append) and state.has("refusals"):
+            refused = self._request(state.without("refusals"), place, step, is_refused=True)
+            yield (label, "refused for memory", None), refused[1], refused[2]
 
     def _happenings(self, state: State) -> Iterator[tuple[Label, State, str]]:
         """What happens without any actor."""
-        if state.committed < self.world.commits:
-            yield f"commit {state.committed + 1}", self._committed(state), ""
-        if state.applied < state.committed:
-            yield f"the replica applies {state.applied + 1}", state._replace(applied=state.applied + 1), ""
+        if state.changes < self.world.commits:
+            yield f"commit {len(state.log) + 1}", self._committed(state), ""
+        if state.has("beats"):
+            beaten = self._committed(state, is_change=False).without("beats")
+            yield f"heartbeats {len(state.log) + 1}", beaten, ""
+        if state.shown < len(state.log):
+            yield "the primary shows what it has logged", state._replace(shown=len(state.log)), ""
+        if state.applied < len(state.log):
+            applied = state.applied + 1
+            while applied < len(state.log) and not state.log[applied].is_change:
+                applied += 1
+            yield f"the replica applies up to {applied}", state._replace(applied=applied), ""
         for seconds in dict.fromkeys(state.ticks):
             left = list(state.ticks)
             left.remove(seconds)
             yield f"{seconds} s pass", state._replace(now=state.now + seconds, ticks=tuple(left)), ""
-        if state.evictions and self._peek(state, self.lookup.item) is not None:
-            store = self._without(state, self.lookup.item)
-            yield "the entry is evicted", state._replace(store=store, evictions=state.evictions - 1), ""
-        marker = tombstone_key(self.lookup.item)
-        if state.tombstone_evictions and self._peek(state, marker) is not None:
-            store = self._without(state, marker)
-            left_over = state.tombstone_evictions - 1
-            yield "the tombstone is evicted", state._replace(store=store, tombstone_evictions=left_over), ""
-        for place in range(self.world.invalidators if state.crashes else 0):
+        for fault, keys in (
+            ("evictions", self.items),
+            ("stripe_evictions", frozenset(self.stripes.values())),
+        ):
+            for key in keys if state.has(fault) else ():
+                if self._peek(state, key) is not None:
+                    store = self._without(state, key)
+                    yield f"{key.decode()} is evicted", state._replace(store=store).without(fault), ""
+        if state.has("record_evictions") and self._record_of(state) is not None:
+            self._restore(state)
+            self.store.evict(record_key("sim", LINEAGE))
+            self.store.evict(resume_key("sim", LINEAGE))
+            gone = state._replace(store=self._saved()).without("record_evictions")
+            yield "the record and its copy are evicted", gone, ""
+        invalidators = self.world.invalidators
+        for place in range(invalidators if state.has("crashes") else 0):
             generation = state.actors[place].generation + 1
-            root = self._histories[place][generation].root
-            crashed = self._with_actor(state, place, ActorState(root, (), -1, generation, None))
-            yield (
-                f"{self._name(place)} crashes and starts again",
-                crashed._replace(crashes=state.crashes - 1),
-                "",
-            )
-        if state.restarts:
+            crashed = state
+            for thread in (place, place + invalidators):
+                root = self._histories[thread][generation].root
+                crashed = self._with_actor(crashed, thread, ActorState(root, (), -1, generation, None))
+            yield f"{self._name(place)} crashes and starts again", crashed.without("crashes"), ""
+        for each in dict.fromkeys(state.late):
+            late = list(state.late)
+            late.remove(each)
+            incarnation, request = each
+            arrived = state._replace(late=tuple(late))
+            if incarnation == state.incarnation:
+                self._restore(arrived)
+                reply = self.store.answer(request)
+                arrived, problem = self._observed(arrived._replace(store=self._saved()), None, request, reply)
+                yield ("late", request, reply), arrived, problem
+            else:
+                yield "what is late arrives nowhere", arrived, ""
+        if state.has("restarts"):
             self._restore(state)
             self.store.restart()
             yield "the node restarts", state._replace(
-                store=self._saved(), incarnation=state.incarnation + 1, restarts=state.restarts - 1,
-                removed=frozenset(),
-            ), ""  # fmt: skip
+                store=self._saved(), incarnation=state.incarnation + 1, attempted=frozenset(), removed=frozenset()
+            ).without("restarts"), ""  # fmt: skip
 
-    def _committed(self, state: State) -> State:
-        number = state.committed + 1
-        # The heartbeat travels with the commit; its age is counted from here.
-        self.commit_times.setdefault(number, START)
-        return state._replace(committed=number)
+    def _committed(self, state: State, *, is_change: bool = True) -> State:
+        log = (*state.log, Entry(is_change, state.now))
+        return state._replace(log=log, shown=state.shown if self.world.shows_late else len(log))
 
     def _histories_of(self, state: State, place: int) -> _Histories:
         return self._histories[place][state.actors[place].generation]
@@ -448,17 +599,18 @@ class Explorer:
         name = self._name(place)
         match step:
             case Flow():
-                return self._request(state, place, step, step)
+                return self._request(state, place, step)
             case Flows():
-                return self._request(state, place, step, step.flows[0])
-            case Wait():
-                # Time stands still: waits end at once, which only adds interleavings.
-                return f"{name} waited", self._answered(state, place, None), ""
+                return self._request(state, place, step)
             case Load():
                 return self._load(state, place)
             case ReadHead():
-                head = Head(_prefix(state.committed), 1)
-                return f"{name} reads the head {state.committed}", self._answered(state, place, head), ""
+                head = Head(_prefix(state.shown), 1)
+                return f"{name} reads the head {state.shown}", self._answered(state, place, head), ""
+            case ReadStream():
+                invalidator = place - self.world.invalidators
+                passed = self._histories_of(state, invalidator).passed(state.actors[invalidator].history)
+                return f"{name} asks for the stream: {passed}", self._answered(state, place, passed), ""
             case OpenStream():
                 return f"{name} opens the stream", self._opened(state, place, step), ""
             case Poll():
@@ -469,12 +621,21 @@ class Explorer:
         raise AssertionError(step)
 
     def _name(self, place: int) -> str:
+        kinds = ("invalidator", "restorer", *("reader" for _ in range(self.world.readers)))
         invalidators = self.world.invalidators
-        return f"invalidator {place}" if place < invalidators else f"reader {place - invalidators}"
+        kind = min(place // invalidators, 2)
+        return f"{kinds[kind]} {place - kind * invalidators}"
 
     def _answered(self, state: State, place: int, answer: Any) -> State:
         actor = state.actors[place]
-        history = self._histories_of(state, place).extended(actor.history, state.now, answer)
+        # A restorer compares the moment of a heartbeat with its own: between two entries of the log time passes.
+        is_restorer = 1 <= place // self.world.invalidators < 2
+        now = state.now + (len(state.log) * INSTANT if is_restorer else 0.0)
+        histories = self._histories_of(state, place)
+        history = histories.extended(actor.history, now, answer)
+        while isinstance(histories.step(history), Wait):
+            # Waits end at once, which only adds interleavings.
+            history = histories.extended(history, now, None)
         return self._with_actor(state, place, actor._replace(history=history, replies=()))
 
     @staticmethod
@@ -483,33 +644,50 @@ class Explorer:
         actors[place] = actor
         return state._replace(actors=tuple(actors))
 
-    def _request(self, state: State, place: int, step: Flow | Flows, flow: Flow) -> tuple[Label, State, str]:
+    def _next_request(self, state: State, place: int, step: Flow | Flows) -> Request:
+        flow = step if isinstance(step, Flow) else step.flows[0]
+        return flow.requests[len(state.actors[place].replies)]
+
+    def _request(
+        self, state: State, place: int, step: Flow | Flows, *, is_refused: bool = False
+    ) -> tuple[Label, State, str]:
         actor = state.actors[place]
         if actor.connection not in (-1, state.incarnation):
             state = self._with_actor(state, place, actor._replace(connection=-1))
-            error = NodeUnavailable("the connection is broken")
-            answer = error if isinstance(step, Flow) else [error]
-            return f"{self._name(place)}: no answer", self._answered(state, place, answer), ""
-        request = flow.requests[len(actor.replies)]
-        self._restore(state)
-        reply = self.store.answer(request)
+            return f"{self._name(place)}: no answer", self._failed(state, place, step), ""
+        request = self._next_request(state, place, step)
+        reply: Any = CONFLICT
+        if not is_refused:
+            self._restore(state)
+            reply = self.store.answer(request)
         label = (self._name(place), request, reply)
         actor = actor._replace(replies=(*actor.replies, reply), connection=state.incarnation)
         state = self._with_actor(state._replace(store=self._saved()), place, actor)
         state, problem = self._observed(state, place, request, reply)
-        if len(state.actors[place].replies) == len(flow.requests):
-            replies = list(state.actors[place].replies)
-            state = self._answered(state, place, replies if isinstance(step, Flow) else [replies])
-        return label, state, problem
+        return label, self._completed(state, place, step), problem
 
-    def _reply_lost(self, before: State, after: State, place: int, step: Flow | Flows) -> State:
-        """The request took effect and its sender hears nothing; its connection is gone."""
-        error = NodeUnavailable("the reply was lost")
-        state = after._replace(
-            actors=(*after.actors[:place], before.actors[place], *after.actors[place + 1 :]),
-            lost_replies=before.lost_replies - 1,
+    def _completed(self, state: State, place: int, step: Flow | Flows) -> State:
+        """Hand the answers over if they are all there. The list of wanted stripes decides nothing here, since each
+        look is at all stripes: what concerns it costs no state."""
+        flow = step if isinstance(step, Flow) else step.flows[0]
+        replies = state.actors[place].replies
+        while len(replies) < len(flow.requests) and flow.requests[len(replies)].key == self.wanted:
+            request = flow.requests[len(replies)]
+            replies = (*replies, Item(STUB, 1) if isinstance(request, Get) else STORED)
+        if len(replies) < len(flow.requests):
+            return self._with_actor(state, place, state.actors[place]._replace(replies=replies))
+        return self._answered(state, place, list(replies) if isinstance(step, Flow) else [list(replies)])
+
+    def _unanswered(self, after: State, before: State, place: int, step: Flow | Flows) -> State:
+        """The sender hears nothing; its connection is gone."""
+        actors = (*after.actors[:place], before.actors[place], *after.actors[place + 1 :])
+        state = self._with_actor(
+            after._replace(actors=actors), place, before.actors[place]._replace(connection=-1)
         )
-        state = self._with_actor(state, place, state.actors[place]._replace(connection=-1))
+        return self._failed(state, place, step)
+
+    def _failed(self, state: State, place: int, step: Flow | Flows) -> State:
+        error = NodeUnavailable("the connection is broken")
         return self._answered(state, place, error if isinstance(step, Flow) else [error])
 
     def _load(self, state: State, place: int) -> tuple[Label, State, str]:
@@ -520,15 +698,20 @@ class Explorer:
             return f"{name} reads the token {state.applied}", waiting, ""
         (position,) = actor.replies
         token = EventToken(LINEAGE, "-", 1, 0, position)
-        answer = [Loaded(state.applied, {LINEAGE: token})]
-        return f"{name} reads version {state.applied}", self._answered(state, place, answer), ""
+        version = max(number for number in range(1, state.applied + 1) if state.log[number - 1].is_change)
+        answer = [Loaded(version, {LINEAGE: token})]
+        return f"{name} reads version {version}", self._answered(state, place, answer), ""
 
     def _opened(self, state: State, place: int, step: OpenStream) -> State:
         return self._answered(state, place, None)
 
     def _poll(self, state: State, place: int) -> tuple[Label, State, str]:
         delivered = self._delivered(state, place)
-        taken = [_transaction(number) for number in range(1, state.committed + 1) if number not in delivered]
+        taken = [
+            self._transaction(number, entry)
+            for number, entry in enumerate(state.log, 1)
+            if number not in delivered
+        ]
         label = f"{self._name(place)} takes {[self._number(each.position) for each in taken]}"
         return label, self._answered(state, place, taken), ""
 
@@ -548,9 +731,7 @@ class Explorer:
             if isinstance(step, Poll):
                 delivered |= {self._number(each.position) for each in answer}
             elif isinstance(step, OpenStream):
-                return delivered | {
-                    n for n in range(1, self.world.commits + 1) if step.start.contains(_single(n))
-                }
+                return delivered | {n for n in range(1, 50) if step.start.contains(_single(n))}
             history = parent
         return delivered
 
@@ -558,89 +739,113 @@ class Explorer:
     def _number(position: Position) -> int:
         return int(str(position).rpartition(":")[2])
 
+    def _transaction(self, number: int, entry: Entry) -> Transaction:
+        changes = tuple(
+            RowChange("t", "update", {"id": each}, {"id": each})
+            for each in range(self.world.keys if entry.is_change else 0)
+        )
+        # Begun just before it was committed, as the clock of a restorer has it; see `_answered`.
+        sequence = round((entry.at - START) / INSTANT) + number
+        beats = tuple(Heartbeat(f"i{each}", sequence, 0, 0, 1) for each in range(3))
+        return Transaction(_SINGLES[number], 0, changes, frozenset(), beats)
+
     # -- what must hold -------------------------------------------------------------------------------------
 
-    def _observed(self, state: State, place: int, request: Any, reply: Any) -> tuple[State, str]:
-        item = self.lookup.item
-        if isinstance(request, Get) and request.key == item and isinstance(reply, Item):
-            actor = state.actors[place]._replace(seen=(reply.value, state.acknowledged))
-            return self._with_actor(state, place, actor), ""
-        if isinstance(request, Delete) and request.key == item and request.version is None:
-            held = self.store.peek(tombstone_key(item))
-            if held is not None:
-                positions = Tombstone.decode(held.value).positions.values()
-                new = {
-                    n for n in range(1, state.committed + 1) if any(p.contains(_single(n)) for p in positions)
-                }
-                return state._replace(removed=state.removed | new), ""
-        if isinstance(request, Add | Cas) and isinstance(reply, Stored):
+    def _observed(self, state: State, place: int | None, request: Any, reply: Any) -> tuple[State, str]:
+        """``place``: of the sender; None where it has given up."""
+        if isinstance(request, Get):
+            if request.key in self.items and isinstance(reply, Item) and place is not None:
+                actor = state.actors[place]._replace(seen=(reply.value, state.acknowledged, state.now))
+                return self._with_actor(state, place, actor), ""
+        elif isinstance(request, Append):
+            if place is not None and request.key in self.stripes.values():
+                # From this moment the stripe has the event, or was absent
+                new = {(place, request.key, number) for number in _decode_chunk(request.value)}
+                return state._replace(attempted=state.attempted | new), ""
+        elif isinstance(request, Delete):
+            if place is not None and request.key in self.items and request.version is None:
+                stripe = self.stripes[request.key]
+                gone = {(request.key, n) for who, key, n in state.attempted if (who, key) == (place, stripe)}
+                return state._replace(removed=state.removed | gone), ""
+        elif isinstance(reply, Stored):
             if request.key == record_key("sim", LINEAGE):
-                return self._published(state, NodeRecord.decode(request.value))
-            if request.key == item and request.value != STUB:
+                return self._published(state, place, _decode_record(request.value))
+            if request.key in self.items and request.value != STUB:
                 return state, self._find_poison(state, request.value)
         return state, ""
 
-    def _published(self, state: State, record: NodeRecord) -> tuple[State, str]:
+    def _published(self, state: State, place: int | None, record: NodeRecord) -> tuple[State, str]:
         new = set()
-        for number in range(1, state.committed + 1):
+        for number, entry in enumerate(state.log, 1):
             if not record.progress.contains(_single(number)) or (record.life, number) in state.acknowledged:
                 continue
             new.add((record.life, number))
-            if not record.floor.contains(_single(number)) and number not in state.removed:
+            if not entry.is_change or record.floor.contains(_single(number)):
+                continue
+            if not all((item, number) in state.removed for item in self.items):
                 return state, f"I4: progress names commit {number}, which was not carried out"
-        return state._replace(acknowledged=state.acknowledged | new), ""
+        kept = frozenset(each for each in state.attempted if each[0] != place)
+        return state._replace(acknowledged=state.acknowledged | new, attempted=kept), ""
 
     def _find_poison(self, state: State, data: bytes) -> str:
-        entry = Filled.decode(data)
-        version = ast.literal_eval((entry.value or b"0").decode())
-        for number in range(version + 1, state.committed + 1):
-            if (entry.stamps[0].life, number) in state.acknowledged:
+        life, version = _decode_entry(data)
+        for number in range(version + 1, len(state.log) + 1):
+            if state.log[number - 1].is_change and (life, number) in state.acknowledged:
                 return f"I1: version {version} was filled after commit {number} was acknowledged"
         return ""
 
     def _find_stale_hit(self, state: State, place: int, read: Read, record: NodeRecord | None) -> str:
-        """I1, and the lemma that read-your-writes will stand on: a live entry is the row at its own position and the
-        progress of the record that its reader judged it by."""
+        """I1 and I7, and the lemma that read-your-writes will stand on: a live entry is the row at its own position
+        and the progress of the record that its reader judged it by."""
         if read.outcome is not ReadOutcome.HIT:
             return ""
         seen = state.actors[place].seen
         assert seen is not None
-        entry = Filled.decode(seen[0])
-        version = ast.literal_eval((entry.value or b"0").decode())
-        for number in range(version + 1, state.committed + 1):
-            if (entry.stamps[0].life, number) in seen[1]:
+        data, acknowledged, at = seen
+        life, version = _decode_entry(data)
+        bound = self.world.heartbeat_age_max_seconds + self.world.lease_seconds + REFRESH_SECONDS
+        for number in range(version + 1, len(state.log) + 1):
+            if not state.log[number - 1].is_change:
+                continue
+            if (life, number) in acknowledged:
                 return f"I1: version {version} was hit after commit {number} was acknowledged"
             if record is not None and record.progress.contains(_single(number)):
                 return f"lemma: version {version} was hit by a record whose progress names commit {number}"
+            if at - state.log[number - 1].at > bound:
+                return (
+                    f"I7: version {version} was hit {at - state.log[number - 1].at} s after commit {number}"
+                )
         return ""
 
     def _find_unprotected(self, state: State) -> str:
-        """I2: whatever is acknowledged in a life that goes on is in the tombstone or in the floor."""
-        protection = self._protection(state)
-        if protection is None:
-            return ""
-        life, positions = protection
-        for named, number in state.acknowledged:
-            if named == life and not any(position.contains(_single(number)) for position in positions):
-                return f"I2: commit {number} is acknowledged, and neither tombstone nor floor holds it"
+        """I2: a stripe that is there in an open record's life has all that is acknowledged in it."""
+        for life, positions in self._protection(state):
+            for named, number in state.acknowledged:
+                if (
+                    named == life
+                    and state.log[number - 1].is_change
+                    and not any(position.contains(_single(number)) for position in positions)
+                ):
+                    return f"I2: commit {number} is acknowledged, and a stripe that is there lacks it"
         return ""
 
-    def _protection(self, state: State) -> tuple[bytes, tuple[Position, ...]] | None:
-        """The life of an open record, its floor and the tombstone's positions."""
+    def _protection(self, state: State) -> list[tuple[bytes, tuple[Position, ...]]]:
+        """Of each stripe that is there: the life of the open record, its floor, and the stripe's position."""
         where = (state.store, state.now)
         if where not in self._protections:
+            found = self._protections[where] = []
             record = self._record_of(state)
-            if record is None or not record.is_open:
-                self._protections[where] = None
-            else:
-                held = self._peek(state, tombstone_key(self.lookup.item))
-                marked = [] if held is None else Tombstone.decode(held.value).positions.values()
-                self._protections[where] = record.life, (record.floor, *marked)
+            for key in set(self.stripes.values()) if record is not None and record.is_open else ():
+                assert record is not None
+                held = self._peek(state, key)
+                stripe = None if held is None else find_stripe(held.value, record.life)
+                if stripe is not None:
+                    found.append((record.life, (record.floor, stripe.position)))
         return self._protections[where]
 
     def _record_of(self, state: State) -> NodeRecord | None:
         item = self._peek(state, record_key("sim", LINEAGE))
-        return None if item is None else NodeRecord.decode(item.value)
+        return None if item is None else _decode_record(item.value)
 
     def _peek(self, state: State, key: bytes) -> Item | None:
         where = (state.store, state.now, key)
@@ -667,6 +872,24 @@ class Explorer:
         return number
 
 
+@cache
+def _decode_record(data: bytes) -> NodeRecord:
+    return NodeRecord.decode(data)
+
+
+@cache
+def _decode_entry(data: bytes) -> tuple[bytes, int]:
+    """(life, version) of an entry."""
+    entry = Filled.decode(data)
+    return entry.stamps[0].life, ast.literal_eval((entry.value or b"0").decode())
+
+
+@cache
+def _decode_chunk(data: bytes) -> frozenset[int]:
+    position = Stripe.decode(STRIPE_HEAD + data).position
+    return frozenset(number for number in range(1, 50) if position.contains(_single(number)))
+
+
 def _single(number: int) -> MysqlGtidSet:
     return _SINGLES[number]
 
@@ -679,12 +902,6 @@ _SINGLES: Final = [NOTHING, *(MysqlGtidSet.of(SID, number) for number in range(1
 _PREFIXES: Final[list[Position]] = [NOTHING]
 for _each in _SINGLES[1:]:
     _PREFIXES.append(_PREFIXES[-1].union(_each))
-
-
-def _transaction(number: int) -> Transaction:
-    change = RowChange("t", "update", {"id": 0}, {"id": 0})
-    beats = tuple(Heartbeat(f"i{each}", number, 0, 0, 1) for each in range(3))
-    return Transaction(_SINGLES[number], 0, (change,), frozenset(), beats)
 
 
 def _path(parents: dict[State, tuple[State, Label] | None], state: State) -> list[str]:
@@ -700,6 +917,8 @@ def _told(label: Label) -> str:
     if isinstance(label, str):
         return label
     who, request, reply = label
+    if isinstance(request, str):
+        return f"{_told(who)}, {request}"
     return f"{who} → {show(request)}: {show(reply)}"
 
 

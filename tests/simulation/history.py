@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Tombstone
-from freshness.algorithm.request import Add, Cas, Delete, Get, InspectStorage, Item, Outcome, Stored
+from freshness.algorithm.envelope import (
+    FORMAT_VERSION,
+    MAGIC,
+    STUB,
+    Filled,
+    Kind,
+    NodeRecord,
+    PendingStripe,
+    Stripe,
+)
+from freshness.algorithm.request import Add, Append, Cas, Delete, Get, Item, Outcome, Stored
 from freshness.errors import FormatError
+
+STRIPE_HEAD: Final = bytes((MAGIC, FORMAT_VERSION, Kind.STRIPE))
+"""The first bytes of a stripe. A chunk behind them is a stripe."""
 
 
 def show(thing: Any) -> str:
@@ -20,8 +32,8 @@ def show(thing: Any) -> str:
             return f"cas#{thing.version} {thing.key.decode()} = {show_value(thing.value)} for {thing.ttl_seconds} s"
         case Delete():
             return f"delete {thing.key.decode()}" + (f"#{thing.version}" if thing.version is not None else "")
-        case InspectStorage():
-            return "inspect"
+        case Append():
+            return f"append {thing.key.decode()} {_show_chunk(thing.value)}"
         case Item():
             flags = " won" if thing.won else " leased" if thing.lease else ""
             return f"#{thing.version} {show_value(thing.value)}{flags} (ttl {thing.ttl_seconds})"
@@ -36,7 +48,7 @@ def show_value(data: bytes) -> str:
     """What an item holds."""
     if data == STUB:
         return "stub"
-    for kind in (Filled, Tombstone, NodeRecord):
+    for kind in (Filled, Stripe, PendingStripe, NodeRecord):
         try:
             value = kind.decode(data)
         except FormatError:
@@ -45,13 +57,25 @@ def show_value(data: bytes) -> str:
     return repr(data)
 
 
-def _show_envelope(value: Filled | Tombstone | NodeRecord) -> str:
+def _show_chunk(data: bytes) -> str:
+    """What is appended to a stripe, or to the list of wanted stripes."""
+    try:
+        chunk = Stripe.decode(STRIPE_HEAD + data)
+    except FormatError:
+        return data.hex()
+    return f"{chunk.life.hex()[:4]} {_numbers(chunk.position)}"
+
+
+def _show_envelope(value: Filled | Stripe | PendingStripe | NodeRecord) -> str:
     match value:
         case Filled():
             stamps = ", ".join(f"{s.life.hex()[:4]} {_numbers(s.position)}" for s in value.stamps)
             return f"entry {(value.value or b'absent').decode()} at {stamps}"
-        case Tombstone():
-            return "tombstone " + ", ".join(_numbers(position) for position in value.positions.values())
+        case Stripe():
+            return f"stripe {value.life.hex()[:4]} {_numbers(value.position)}"
+        case PendingStripe():
+            chunks = "".join(f" + {life.hex()[:4]} {_numbers(position)}" for life, position in value.chunks)
+            return f"pending {value.nonce.hex()[:6]}{chunks}"
         case NodeRecord():
             tables = "".join(f" {t}≥{_numbers(p)}" for t, p in value.table_floors.items())
             state = "open" if value.is_open else "closed"
