@@ -8,15 +8,15 @@ import pytest
 
 from freshness.algorithm import apply
 from freshness.algorithm.admission import join
-from freshness.algorithm.apply import RESENDS_MAX, Batch
+from freshness.algorithm.apply import Batch, acknowledge
 from freshness.algorithm.envelope import NodeRecord, record_key, resume_key
 from freshness.algorithm.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, NodePolicy
 from freshness.algorithm.request import (
     CONFLICT,
     Add,
     Cas,
+    Delete,
     Get,
-    InspectStorage,
     ReadHead,
     Refused,
     Reply,
@@ -25,13 +25,10 @@ from freshness.algorithm.request import (
     Wait,
 )
 from freshness.algorithm.rule import ReadOutcome
-from freshness.errors import FreshnessError, InvalidationFailed, MembershipLost, NodeUnavailable
-from freshness.keys.cachekey import TOMBSTONE_SUFFIX, tombstone_key
-from freshness.nodes.memory import NO_MEMORY
+from freshness.errors import FreshnessError, MembershipLost, NodeUnavailable
 from freshness.position import MariadbPosition
 from tests.schedules.world import (
     CUSTOMER,
-    D_SECONDS,
     KEY,
     L_SECONDS,
     LINEAGE,
@@ -39,12 +36,13 @@ from tests.schedules.world import (
     NODE,
     ORDER,
     RING,
-    W_SECONDS,
+    STRIPES,
     Client,
     Invalidator,
     Reader,
     Run,
     World,
+    is_append,
     is_delete,
     is_record_write,
     lookup,
@@ -53,7 +51,6 @@ from tests.schedules.world import (
 
 RECORD = record_key(NAMESPACE, LINEAGE)
 RESUME = resume_key(NAMESPACE, LINEAGE)
-MARKER = tombstone_key(KEY)
 BOTH = {CUSTOMER.name: CUSTOMER.fingerprint, ORDER.name: ORDER.fingerprint}
 
 
@@ -70,9 +67,9 @@ def refuse(run: Run[None], error: type[FreshnessError] = MembershipLost) -> Fres
     return raised.value
 
 
-def put_record(world: World, key: bytes = RECORD, **changes: object) -> None:
-    record = replace(world.record(), **changes)  # type: ignore[arg-type]
-    stored = world.stores[NODE].answer(Cas(key, record.encode(), version_of(world, key), L_SECONDS - 1))
+def put_record(world: World, key: bytes, record: NodeRecord, **changes: object) -> None:
+    changed = replace(record, **changes)  # type: ignore[arg-type]
+    stored = world.stores[NODE].answer(Cas(key, changed.encode(), version_of(world, key), L_SECONDS - 1))
     assert isinstance(stored, Stored)
 
 
@@ -97,6 +94,7 @@ def test_a_new_node_is_admitted_closed_with_the_primarys_head_as_its_floor() -> 
     assert record.floor == record.progress == world.database.head
     assert record.floor.contains(made.position)
     assert (record.ring, record.epoch) == (RING, 1)
+    assert (record.node, record.stripes) == (NODE, STRIPES)
     assert {name: at.start for name, at in record.objects.items()} == {CUSTOMER.name: world.database.head}
     assert world.resume_copy() == record
     # the resume copy of the birth, then the record, and only then the head that becomes the floor
@@ -134,23 +132,6 @@ def test_the_floor_covers_what_was_streamed_before_the_primary_shows_it() -> Non
     one = Invalidator(world)
     Run(world, join(one.member, ahead, epoch=1), one.client).finish()
     assert world.record().floor == ahead
-    assert world.record().floor.contains(made.position)
-
-
-def test_a_life_begun_under_way_covers_what_was_streamed_before_the_primary_shows_it() -> None:
-    """F2, F67: the life ends because a tombstone was lost, while the primary does not show the last commit yet."""
-    world = World()
-    one = Invalidator(world).join()
-    one.apply()
-    made = world.commit(KEY)
-    one.apply()
-    world.sleep(2)
-    hidden = world.database.transactions.pop()
-    assert hidden is made
-    world.lose_tombstone(KEY)
-    life = world.record().life
-    one.renewing().finish()
-    assert world.record().life != life
     assert world.record().floor.contains(made.position)
 
 
@@ -200,7 +181,7 @@ def test_an_admission_fails_at_any_request_and_succeeds_afterwards(place: int, i
     assert world.record().is_open
     world.commit(KEY)
     one.apply()
-    assert read_lagging(world) is ReadOutcome.TOMBSTONE
+    assert read_lagging(world) is ReadOutcome.STRIPE
     assert world.broken == []
 
 
@@ -231,6 +212,40 @@ def test_foreign_bytes_under_the_records_key_are_replaced(data: bytes) -> None:
     assert NodeRecord.decode(world.resume_copy().encode()).life == world.record().life
 
 
+def test_the_record_and_its_copy_belong_to_the_server_process_that_stores_them() -> None:
+    """A server that brings items back after a restart must not bring back a record (see `Add`)."""
+    world = World()
+    one = Invalidator(world)
+    added = []
+    for _ in range(2):  # born, and revived
+        run = one.joining()
+        while run.pending is not None:
+            if isinstance(run.pending, Add | Get):
+                added.append(run.pending)
+            run.advance()
+        one.apply()
+        world.sleep(60)
+        assert world.find_record() is None
+    assert {request.key for request in added} == {RECORD, RESUME}
+    assert all(request.is_bound for request in added)
+    assert sum(isinstance(request, Add) for request in added) >= 3
+
+
+def test_two_names_of_one_server_never_share_a_record() -> None:
+    """P5: a key would be placed on both, and be found by the one name where it was invalidated by the other."""
+    world = World(nodes=(NODE, "n2"))
+    world.stores["n2"] = world.stores[NODE]
+    world.check = lambda: None  # type: ignore[method-assign]
+    one = start(world)
+    life = world.record().life
+    start(world, node="n2")
+    assert (world.record().node, world.record().life == life) == ("n2", False)
+    assert Reader(world, world.replica()).read() is ReadOutcome.NO_RECORD, "a reader knows it as the first"
+    refuse(one.applying())
+    start(world)
+    assert world.record().node == NODE
+
+
 # -- a live record -------------------------------------------------------------------------------------
 
 
@@ -246,7 +261,6 @@ def test_an_open_record_is_joined_and_neither_opened_nor_extended() -> None:
     assert after is not None
     assert after.ttl_seconds <= before.ttl_seconds
     assert two.member.applied == world.record().progress
-    assert two.member.old == world.record().progress, "nobody knows its age"
     assert two.member.target is None
 
 
@@ -260,7 +274,8 @@ def test_a_closed_record_is_joined_and_opens_when_the_head_is_reached() -> None:
     assert not world.record().is_open, "an old heartbeat is no reason to open before the head is reached"
     two.apply()
     assert world.record().is_open
-    assert world.record().floor.contains(made.position)
+    assert world.record().progress.contains(made.position)
+    assert world.record().floor == world.database.base, "that is where the life began"
 
 
 def test_another_configuration_waits_until_the_record_has_lapsed() -> None:
@@ -278,7 +293,7 @@ def test_another_configuration_waits_until_the_record_has_lapsed() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_another_ring_or_definition_is_another_configuration(is_open: bool) -> None:
+def test_another_ring_definition_or_number_of_stripes_is_another_configuration(is_open: bool) -> None:
     world = World()
     if is_open:
         start(world)
@@ -286,6 +301,8 @@ def test_another_ring_or_definition_is_another_configuration(is_open: bool) -> N
         Invalidator(world).join()
     refuse(Invalidator(world, ring=RING + 1).joining())
     refuse(Invalidator(world, objects={CUSTOMER.name: 99}).joining())
+    world.stripes += 1
+    assert f"{STRIPES} stripes" in refuse(Invalidator(world).joining()).message
 
 
 def test_a_new_object_is_covered_from_the_head_on() -> None:
@@ -345,52 +362,6 @@ def test_another_flavor_begins_a_new_life() -> None:
     assert isinstance(world.record().progress, MariadbPosition)
 
 
-def test_lost_tombstones_are_seen_when_joining() -> None:
-    world = World()
-    one = start(world)
-    world.commit(KEY)
-    one.apply()
-    world.lose_tombstone(KEY)
-    life = world.record().life
-    two = Invalidator(world).join()
-    assert world.record().life != life
-    two.apply()
-    assert read_lagging(world) is ReadOutcome.FLOOR
-
-
-def test_a_node_that_no_longer_keeps_tombstones_begins_a_new_life_in_head_mode() -> None:
-    world = World()
-    one = start(world)
-    world.commit(KEY)
-    one.apply()
-    life = world.record().life
-    world.stores[NODE].temp_lru_ttl_seconds = None
-    world.sleep(1.1)
-    one.apply()
-    assert world.record().life != life
-    assert not one.member.is_trailing
-    world.commit(KEY)
-    one.apply()
-    assert world.record().floor == world.database.head
-
-
-def test_a_node_that_begins_to_keep_tombstones_lets_its_floor_trail() -> None:
-    world = World(is_head_mode=True)
-    one = start(world)
-    first = world.commit(KEY)
-    one.apply()
-    world.stores[NODE].temp_lru_ttl_seconds = 10 * D_SECONDS
-    world.sleep(1.1)
-    one.apply()
-    assert one.member.is_trailing
-    second = world.commit(KEY)
-    one.apply()
-    floor = world.record().floor
-    assert floor.contains(first.position)
-    assert not floor.contains(second.position)
-    assert world.broken == []
-
-
 def test_a_fresh_join_begins_a_new_life_whatever_is_there() -> None:
     world = World()
     one = start(world)
@@ -420,9 +391,9 @@ def test_a_revived_node_keeps_its_entries_and_gets_everything_again() -> None:
     assert read_lagging(world) is ReadOutcome.CLOSED
     one.apply()
     assert world.record().is_open
-    assert world.record().floor.contains(made.position)
+    assert world.record().progress.contains(made.position)
     assert Reader(world, world.replica()).read(kept) is ReadOutcome.HIT
-    assert read_lagging(world) is ReadOutcome.FLOOR
+    assert read_lagging(world) is ReadOutcome.STRIPE
     assert world.broken == []
 
 
@@ -436,7 +407,7 @@ def test_table_floors_survive_a_revival() -> None:
     one.join()
     assert "customers" in world.record().table_floors
     one.apply()
-    assert read_lagging(world) is ReadOutcome.FLOOR
+    assert read_lagging(world) is ReadOutcome.TABLE_FLOOR
     assert world.broken == []
 
 
@@ -452,7 +423,7 @@ def test_a_table_floor_that_the_resume_copy_lacks_is_raised_again_before_the_nod
     two = Invalidator(world).join()
     two.apply()
     assert "customers" in world.record().table_floors
-    assert read_lagging(world) is ReadOutcome.FLOOR
+    assert read_lagging(world) is ReadOutcome.TABLE_FLOOR
     assert world.broken == []
 
 
@@ -481,7 +452,7 @@ def test_a_flushed_node_has_lost_its_life() -> None:
     assert read_lagging(world) is ReadOutcome.FLOOR
 
 
-@pytest.mark.parametrize("reason", ["epoch", "objects", "ring", "behind", "losses"])
+@pytest.mark.parametrize("reason", ["epoch", "objects", "ring", "behind", "stripes", "node"])
 def test_a_life_that_cannot_be_gone_on_with_is_not_revived(reason: str) -> None:
     world = World()
     one = start(world)
@@ -490,13 +461,16 @@ def test_a_life_that_cannot_be_gone_on_with_is_not_revived(reason: str) -> None:
     one.apply()
     life = world.record().life
     world.sleep(60)
+    resume = world.resume_copy()
     if reason == "epoch":
         world.database.epoch = 2
     if reason == "behind":
         world.database.transactions.clear()  # the new primary never had it (F28)
         world.acknowledged.clear()
-    if reason == "losses":
-        world.stores[NODE].losses += 1
+    if reason == "stripes":
+        world.stripes = STRIPES + 1
+    if reason == "node":  # another name of this server wrote it
+        put_record(world, RESUME, resume, node="n2")
     two = Invalidator(
         world,
         objects={CUSTOMER.name: 99} if reason == "objects" else BOTH,
@@ -680,18 +654,18 @@ def test_a_record_that_the_node_refuses_ends_the_membership() -> None:
     world = World()
     one = start(world)
     world.answer_instead = lambda _, request: (
-        Refused(NO_MEMORY) if isinstance(request, Cas) and request.key == RECORD else None
+        Refused("out of memory") if isinstance(request, Cas) and request.key == RECORD else None
     )
-    assert NO_MEMORY in refuse(one.applying(), NodeUnavailable).message
+    assert "out of memory" in refuse(one.applying(), NodeUnavailable).message
 
 
 def test_a_policy_whose_times_do_not_fit_is_refused() -> None:
-    def policy(trail_seconds: float) -> NodePolicy:
-        return NodePolicy("shop", LINEAGE, 7, {}, D_SECONDS, L_SECONDS, trail_seconds, 4.0, 1.0)
+    def policy(lease_seconds: int) -> NodePolicy:
+        return NodePolicy("shop", LINEAGE, 7, {}, STRIPES, lease_seconds, 4.0, 1.0)
 
-    assert policy(W_SECONDS).trail_seconds == W_SECONDS
+    assert policy(2).lease_seconds == 2
     with pytest.raises(AssertionError):
-        policy(W_SECONDS + 0.1)
+        policy(1)
 
 
 # -- applying ------------------------------------------------------------------------------------------
@@ -702,7 +676,9 @@ def test_a_batch_is_sent_then_published() -> None:
     one = start(world)
     made = world.commit(KEY, lookup(2).item)
     run = one.applying().until(is_record_write)
-    assert world.find_tombstone(KEY) is not None
+    stripe = world.find_stripe(KEY)
+    assert stripe is not None
+    assert stripe.position == made.position
     assert not world.record().progress.contains(made.position)
     assert not one.member.applied.contains(made.position)
     run.finish()
@@ -742,7 +718,7 @@ def test_a_batch_fails_at_any_request_and_is_sent_again(is_reply: bool, has_tabl
         assert world.record().progress == world.database.head
         assert read_lagging(world) not in (ReadOutcome.HIT, ReadOutcome.FILLED)
         assert world.broken == []
-    assert failures >= 5
+    assert failures >= 4
 
 
 def test_what_this_life_has_acknowledged_is_not_sent_again() -> None:
@@ -756,82 +732,123 @@ def test_what_this_life_has_acknowledged_is_not_sent_again() -> None:
     run = one.applying()
     keys = []
     while run.pending is not None:
-        if isinstance(run.pending, Add):
+        if isinstance(run.pending, Delete):
             keys.append(run.pending.key)
         run.advance()
     run.finish()
-    assert keys == [tombstone_key(lookup(2).item)]
+    assert keys == [lookup(2).item]
     assert world.record().progress.contains(new.position)
 
 
-def test_where_most_keys_had_a_tombstone_the_next_batch_reads_first() -> None:
-    """It is sent in another order only; the tombstones are what they would be."""
+def test_the_floor_is_where_the_life_began_and_never_moves() -> None:
     world = World()
-    one = start(world)
-    first: list[type] = []
-    for items in ((1, 2, 3), (1, 2, 3), (1, 2, 9), (4, 5, 6), (4, 7, 8)):
-        made = world.commit(*[lookup(item).item for item in items])
-        run = one.applying().until(lambda action: getattr(action, "key", b"").endswith(TOMBSTONE_SUFFIX))
-        first.append(type(run.pending))
-        run.finish()
-        for item in items:
-            tombstone = world.find_tombstone(lookup(item).item)
-            assert tombstone is not None
-            assert tombstone.contains(LINEAGE, 1, made.position)
-    assert first == [Add, Add, Get, Get, Add]
-
-
-def test_a_batch_whose_tombstones_grew_old_is_sent_again_and_then_given_up() -> None:
-    """F65."""
-    world = World()
-    one = start(world, heartbeat_age_max_seconds=2000.0)
-    two = start(world, heartbeat_age_max_seconds=2000.0)
     world.commit(KEY)
-    run = one.applying()
-    sent = 0
-    while run.pending is not None:
-        if is_delete(run.pending):
-            sent += 1
-            for _ in range(60):
-                world.sleep(2)
-                two.renewing().finish()
-        run.advance()
-    assert isinstance(run.error, MembershipLost)
-    assert sent >= RESENDS_MAX
-    assert not world.record().progress.contains(world.database.head)
+    one = start(world)
+    floor = world.record().floor
+    assert floor == world.database.head
+    for _ in range(20):
+        world.commit(KEY)
+        one.live(world.now - 1000 + 5)
+    world.sleep(60)
+    start(world)
+    assert world.record().floor == world.resume_copy().floor == floor
     assert world.broken == []
 
 
-def test_the_floor_trails_by_w() -> None:
-    """F64."""
+def test_a_batch_whose_stripe_is_absent_is_acknowledged_all_the_same() -> None:
+    """No fill is allowed without the stripe, and it comes back with the event."""
     world = World()
     one = start(world)
+    assert read_lagging(world) is ReadOutcome.FILLED
+    world.evict_stripe(KEY)
     made = world.commit(KEY)
-    one.live(W_SECONDS)
-    assert not world.record().floor.contains(made.position)
-    one.live(W_SECONDS + 1)
-    assert world.record().floor.contains(made.position)
-    assert world.find_tombstone(KEY) is not None
+    one.applying().finish()
+    assert world.record().progress.contains(made.position)
+    assert read_lagging(world) is ReadOutcome.STRIPE_ABSENT
+    one.apply()
+    assert read_lagging(world) is ReadOutcome.STRIPE
+    assert Reader(world, world.replica(made)).read() is ReadOutcome.FILLED
     assert world.broken == []
 
 
-def test_head_mode_keeps_the_floor_at_what_was_sent() -> None:
-    world = World(is_head_mode=True)
+def test_a_stripe_does_not_grow_without_bound() -> None:
+    world = World()
     one = start(world)
-    world.commit(KEY)
-    run = one.applying().until_kind(Add)
-    assert world.record().floor == world.database.head
-    run.finish()
-    assert read_lagging(world) is ReadOutcome.FLOOR
-    assert Reader(world, world.replica().catch_up()).read() is ReadOutcome.FILLED
+    counts = []
+    for number in range(200):
+        world.commit(KEY)
+        run = one.applying()
+        published = False
+        while run.pending is not None:
+            published = published or is_record_write(run.pending)
+            if isinstance(run.pending, Cas) and run.pending.key == world.stripe_key():
+                assert published, "first others are told, then there is time for this"
+            run.advance()
+        run.finish()
+        stripe = world.find_stripe()
+        assert stripe is not None
+        assert stripe.position.contains(world.database.position_of(11 + number))
+        counts.append(stripe.chunk_count)
+        world.sleep(0.1)
+    assert 1 in counts
+    assert max(counts) < 100
     assert world.broken == []
 
 
-def test_a_raise_stands_before_the_tombstones_and_is_published_after_the_wait() -> None:
+def test_a_shortening_that_fails_leaves_what_was_acknowledged() -> None:
+    world = World()
+    one = start(world)
+    for _ in range(100):
+        made = world.commit(KEY)
+        run = one.applying().until(
+            lambda action: isinstance(action, Cas) and action.key == world.stripe_key(), may_end=True
+        )
+        if run.pending is not None:
+            break
+    run.lose_reply()
+    refuse(run, NodeUnavailable)
+    assert not one.member.is_joined
+    assert world.record().progress.contains(made.position)
+    one.join()
+    world.commit(KEY)
+    one.apply()
+    assert world.broken == []
+
+
+def test_what_another_process_has_sent_is_acknowledged_and_not_sent() -> None:
     world = World()
     one = start(world)
     made = world.commit(KEY, raised=["customers"])
-    run = one.applying().until_kind(Add)
+    run = one.run(acknowledge(one.member, one.batch()))
+    seen: list[object] = []
+    while run.pending is not None:
+        seen.append(run.pending)
+        if isinstance(run.pending, Wait):
+            assert "customers" in world.record().table_floors
+            assert not world.record().progress.contains(made.position)
+        run.advance()
+    run.finish()
+    assert any(isinstance(action, Wait) for action in seen), "until no reader trusts an older record"
+    assert not any(is_append(action) or is_delete(action) for action in seen)  # type: ignore[arg-type]
+    assert world.record().progress == world.database.head
+    assert one.member.applied == world.database.head
+
+
+def test_what_another_process_has_sent_is_not_acknowledged_where_the_record_is_gone() -> None:
+    world = World()
+    one = start(world)
+    world.commit(KEY)
+    batch = one.batch()
+    world.sleep(L_SECONDS)
+    refuse(one.run(acknowledge(one.member, batch)))
+    assert not one.member.is_joined
+
+
+def test_a_raise_stands_before_the_stripes_and_is_published_after_the_wait() -> None:
+    world = World()
+    one = start(world)
+    made = world.commit(KEY, raised=["customers"])
+    run = one.applying().until(is_append)
     assert world.record().table_floors["customers"].contains(made.position)
     run.until_kind(Wait)
     assert not world.record().progress.contains(made.position)
@@ -848,41 +865,6 @@ def test_a_table_floor_is_the_events_own_position() -> None:
     one.apply()
     assert world.record().table_floors["customers"] == raising.position
     assert Reader(world, world.replica(raising)).read() is ReadOutcome.FILLED
-
-
-def test_a_node_without_memory_acknowledges_nothing() -> None:
-    """F51: a quiet `Add` is refused. Nothing is claimed, and the loss that is counted ends the life."""
-    world = World(capacity_items=3)
-    one = start(world)
-    world.stores[NODE].evict(RESUME)
-    for number in range(2):
-        assert isinstance(world.stores[NODE].answer(Add(b"kept:%d" % number, b"x", 500)), Stored)
-    made = world.commit(KEY)
-    refuse(one.applying(), NodeUnavailable)
-    assert not world.record().progress.contains(made.position)
-
-
-def test_a_tombstone_that_is_fought_over_fails_the_batch_loudly() -> None:
-    world = World()
-    one = start(world)
-    world.commit(KEY)
-    one.apply()
-    world.commit(KEY)
-    world.answer_instead = lambda _, request: (
-        CONFLICT if isinstance(request, Cas) and request.key == MARKER else None
-    )
-    error = refuse(one.applying(), InvalidationFailed)
-    assert KEY.decode() in error.message
-    assert not one.member.is_joined
-
-
-def test_storage_is_inspected_every_second_and_after_every_pause() -> None:
-    world = World()
-    one = start(world)
-    world.sleep(0.5)
-    assert not any(isinstance(request, InspectStorage) for request in requests_of(one.applying()))
-    world.sleep(0.5)
-    assert isinstance(requests_of(one.applying())[0], InspectStorage)
 
 
 def requests_of(run: Run[None]) -> list[object]:
@@ -913,15 +895,16 @@ def test_two_lineages_on_one_node_do_not_concern_one_another() -> None:
     refuse(one.renewing())
 
 
-def test_a_tombstone_holds_both_lineages() -> None:
+def test_each_lineage_has_stripes_of_its_own() -> None:
     world = World(lineages=(LINEAGE, "shop/b"))
     one, two = start(world), start(world, lineage="shop/b")
     first, second = world.commit(KEY), world.databases["shop/b"].commit(KEY)
     one.apply()
     two.apply()
-    tombstone = world.find_tombstone(KEY)
-    assert tombstone is not None
-    assert tombstone.positions == {(LINEAGE, 1): first.position, ("shop/b", 1): second.position}
+    for lineage, made in ((LINEAGE, first), ("shop/b", second)):
+        stripe = world.find_stripe(KEY, lineage=lineage)
+        assert stripe is not None
+        assert stripe.position == made.position
 
 
 def test_the_resume_copy_never_claims_more_than_the_record() -> None:
@@ -971,7 +954,6 @@ def test_a_membership_that_ended_is_not_used() -> None:
     with pytest.raises(AssertionError, match="before it is joined"):
         one.member.joined_record()
     assert one.member.version == 0
-    assert list(one.member.recent) == []
     assert one.member.target is None
 
 
@@ -982,12 +964,13 @@ def test_mariadb_positions_are_kept_alike() -> None:
     made = world.commit(KEY)
     one.apply()
     assert world.record().progress.contains(made.position)
-    assert read_lagging(world) is ReadOutcome.TOMBSTONE
-    one.live(D_SECONDS + 5)
-    assert read_lagging(world) is ReadOutcome.FLOOR
+    assert read_lagging(world) is ReadOutcome.STRIPE
+    world.evict_stripe(KEY)
+    assert read_lagging(world) is ReadOutcome.STRIPE_ABSENT
     world.sleep(30)
     one.join()
     one.apply()
+    assert read_lagging(world) is ReadOutcome.STRIPE
     assert Reader(world, world.replica(made)).read() is ReadOutcome.FILLED
     assert world.broken == []
 
@@ -999,5 +982,5 @@ def test_get_is_the_only_way_to_know_a_record() -> None:
     one.member.version = 999
     run = one.joining()
     first = run.steps[0]
-    assert getattr(first, "requests", ())[1:] == (Get(RECORD), Get(RESUME))
+    assert getattr(first, "requests", ()) == (Get(RECORD, is_bound=True), Get(RESUME, is_bound=True))
     run.finish()
