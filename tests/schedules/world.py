@@ -478,6 +478,8 @@ class World:
         self.broken: list[str] = []
         self._seen_open: dict[tuple[str, str, bytes], NodeRecord] = {}
         self._seen_stripes: dict[tuple[str, str, int], tuple[bytes, Stripe | None]] = {}
+        self._records: dict[bytes, NodeRecord] = {}
+        self._stripes: dict[tuple[bytes, bytes], Stripe | None] = {}
         self._nonces = 0
         self._moments = 0
 
@@ -532,7 +534,11 @@ class World:
 
     def find_record(self, node: str = NODE, lineage: str = LINEAGE) -> NodeRecord | None:
         item = self.stores[node].peek(record_key(NAMESPACE, lineage))
-        return None if item is None else NodeRecord.decode(item.value)
+        if item is None:
+            return None
+        if item.value not in self._records:
+            self._records[item.value] = NodeRecord.decode(item.value)
+        return self._records[item.value]
 
     def record(self, node: str = NODE, lineage: str = LINEAGE) -> NodeRecord:
         found = self.find_record(node, lineage)
@@ -552,7 +558,12 @@ class World:
         """The stripe of an item in the node's present life; None where it is absent or pending."""
         held = self.stores[node].peek(self.stripe_key(item, lineage))
         record = self.find_record(node, lineage)
-        return None if held is None or record is None else find_stripe(held.value, record.life)
+        return None if held is None or record is None else self._decode_stripe(held.value, record.life)
+
+    def _decode_stripe(self, data: bytes, life: bytes) -> Stripe | None:
+        if (data, life) not in self._stripes:
+            self._stripes[data, life] = find_stripe(data, life)
+        return self._stripes[data, life]
 
     def find_pending(
         self, item: bytes = b"", node: str = NODE, lineage: str = LINEAGE
@@ -626,7 +637,7 @@ class World:
             if held is None:
                 self._seen_stripes.pop(place, None)
                 continue
-            found = find_stripe(held.value, record.life)
+            found = self._decode_stripe(held.value, record.life)
             self._seen_stripes[place] = held.value, found
             if before is None or found is None or before.life != found.life:
                 continue
