@@ -131,8 +131,7 @@ class Scene:
         )
         self.dies_in_wait = False
         self.restorers = [
-            Restorer(node, NAMESPACE, LINEAGE, self.world.moment, self.world.nonce)
-            for node in self.world.stores
+            Restorer(node, policy, self.world.moment, self.world.nonce) for node in self.world.stores
         ]
         self.restoring_client = Client(self.world)
 

@@ -738,7 +738,6 @@ class Invalidator:
     def __post_init__(self) -> None:
         self.client, self.restoring_client = Client(self.world), Client(self.world)
         self.world.lineage_of_client[id(self.client)] = self.lineage
-        self.restorer = Restorer(self.node, NAMESPACE, self.lineage, self.world.moment, self.world.nonce)
         policy = NodePolicy(
             NAMESPACE,
             self.lineage,
@@ -750,6 +749,7 @@ class Invalidator:
             self.node_refresh_seconds,
             self.is_serving,
         )
+        self.restorer = Restorer(self.node, policy, self.world.moment, self.world.nonce)
         self.cursor = empty_position(self.database.flavor)
         self.member = Membership(self.node, policy, self.world.clock, self.world.nonce, self.cursor)
 
