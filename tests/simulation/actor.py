@@ -50,7 +50,7 @@ class Actor:
     procedure: Generator[Any, Any, Any] | None = None
     wake_at: float = 0.0
     paused_until: float = 0.0
-    has_sent_tombstones: bool = False  # since it last wrote a record
+    has_struck: bool = False  # it has appended to a stripe since it last wrote a record
     is_idle: bool = False  # it waits for work and may be woken
     process: str = field(init=False)
     connections: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Actor:
 
     def __post_init__(self) -> None:
         # A process stands still, or dies, with all its threads.
-        self.process = self.name.removesuffix(" heartbeat")
+        self.process = self.name.removesuffix(" heartbeat").removesuffix(" restorer")
 
     def find_next_request(self) -> tuple[str, Request] | None:
         """The node and the request that `run_step` would carry out now."""

@@ -5,30 +5,33 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from freshness.algorithm.apply import INSPECT_SECONDS
-from freshness.algorithm.envelope import STUB, Filled, NodeRecord, Tombstone, record_key
+from freshness.algorithm.envelope import (
+    STUB,
+    Filled,
+    NodeRecord,
+    Stripe,
+    find_stripe,
+    record_key,
+    stripe_key,
+    stripe_number,
+)
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.read import Read
-from freshness.algorithm.request import Add, Cas, Delete, Get, InspectStorage, Item, Reply, Request, Stored
+from freshness.algorithm.request import Add, Append, Cas, Delete, Get, Item, Reply, Request, Stored
 from freshness.algorithm.rule import ReadOutcome
-from freshness.errors import FormatError
-from freshness.keys.cachekey import tombstone_key
-from freshness.position import MysqlGtidSet, Position, empty_position
+from freshness.position import MysqlGtidSet, Position
 from tests.simulation.database import Commit, Shard
+from tests.simulation.history import STRIPE_HEAD
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 NOTHING: Final = MysqlGtidSet()
 """Contains no commit of any flavor."""
-
-NEVER_SECONDS: Final = 1e9
-CLOCK_SLACK: Final = 0.99
-"""No clock of a world runs faster by more (`Options.clock_rate_error`)."""
 
 _WRITES: Final = (Add, Cas)
 
@@ -38,11 +41,8 @@ _record_of = lru_cache(2048)(NodeRecord.decode)
 
 
 @lru_cache(2048)
-def _tombstone_of(data: bytes) -> Tombstone | None:
-    try:
-        return Tombstone.decode(data)
-    except FormatError:
-        return None
+def _chunk_of(data: bytes) -> Stripe:
+    return Stripe.decode(STRIPE_HEAD + data)
 
 
 @lru_cache(2048)
@@ -61,33 +61,19 @@ class Violation(AssertionError):
 
 
 @dataclass(slots=True)
-class LostTombstone:
-    """Something that the node lost and counted. ``owed``: what the floor must hold, or the life end for it;
-    ``acknowledged``: the part of it that was acknowledged when it was lost, so that nobody need send it again."""
-
-    at: float
-    key: bytes
-    owed: Position
-    acknowledged: Position
-
-
-@dataclass(slots=True)
 class Life:
     """What was published in one life of one node, for one lineage.
 
-    ``scanned``: how much of the log is known to be acknowledged without a gap. ``is_damaged``: it lost what it must
-    not, and nobody may have noticed yet. ``lost``: tombstones that it lost and counted.
+    ``scanned``: how much of the log is known to be acknowledged without a gap. ``is_excused``: a failover took back
+    what it holds.
     """
 
     acknowledged: Position = NOTHING
     last: NodeRecord | None = None
-    open_floor: Position = NOTHING
     open_progress: Position = NOTHING
-    unfloored: list[Commit] = field(default_factory=list)
     scanned: int = 0
-    is_damaged: bool = False
+    is_excused: bool = False
     ended_at: float | None = None
-    lost: list[LostTombstone] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -112,7 +98,10 @@ class Checker:
         self._acknowledged: dict[str, dict[tuple[str, bytes], Position]] = {n: {} for n in world.stores}
         self._current: dict[tuple[str, str], Life] = {}
         self._seen: dict[tuple[str, bytes], Seen] = {}
-        self._removed: dict[tuple[str, bytes, str], Position] = {}
+        # By sender, node, stripe and life: what it appended there, be the stripe there or not.
+        self._struck: dict[tuple[str, str, bytes, bytes], Position] = {}
+        # By node, item, lineage and life: what stood in the stripe, or found none, before the item was removed.
+        self._removed: dict[tuple[str, bytes, str, bytes], Position] = {}
         self._lost_epochs: dict[str, int] = {}
         self._lookups = {lookup.item: lookup for lookup in world.lookups()}
         self._places = {
@@ -121,8 +110,11 @@ class Checker:
         }
         self._shards = {shard.lineage: shard for shard in world.shards}
         self._affected: dict[tuple[str, int], tuple[Lookup, ...]] = {}
-        self._check_again_at = 0.0
-        self._inspected: dict[tuple[str, str], float] = {}
+        self._stripes = {
+            stripe_key("sim", shard.lineage, number): (shard, number)
+            for shard in world.shards
+            for number in range(world.options.stripes)
+        }
         self._records = {record_key("sim", shard.lineage): shard for shard in world.shards}
         self.outcomes: Counter[ReadOutcome] = Counter()
         self.served: set[bytes] = set()
@@ -134,23 +126,24 @@ class Checker:
             if request.key in self._lookups and isinstance(reply, Item):
                 began = self._world.step_began(who)
                 self._seen[who, request.key] = Seen(began, reply.value, self._acknowledged[node])
+        elif isinstance(request, Append):
+            if request.key in self._stripes:
+                chunk = _chunk_of(request.value)
+                place = who, node, request.key, chunk.life
+                held = self._struck.get(place)
+                self._struck[place] = chunk.position if held is None else held.union(chunk.position)
         elif isinstance(request, Delete):
-            if request.key not in self._lookups:
-                self.node_changed()
-            elif request.version is None:
-                self._note_removal(node, request.key)
+            if request.key in self._lookups and request.version is None:
+                self._note_removal(who, node, self._lookups[request.key])
         elif isinstance(request, _WRITES) and isinstance(reply, Stored):
             lookup = self._lookups.get(request.key)
-            if lookup is None:
-                self.node_changed()
-                self._note_sent_again(node, request.key)
-                shard = self._records.get(request.key)
-                if shard is not None:
-                    self._check_record(who, node, shard, _record_of(request.value))
-            elif request.value != STUB:
-                self._check_entry(node, lookup, request.value)
-        elif isinstance(request, InspectStorage):
-            self._inspected[who, node] = self._world.now
+            if lookup is not None:
+                if request.value != STUB:
+                    self._check_entry(node, lookup, request.value)
+            elif request.key in self._records:
+                self._check_record(node, self._records[request.key], _record_of(request.value))
+            elif request.key in self._stripes:
+                self._check_stripe(node, *self._stripes[request.key], request.value)
 
     def read_done(self, who: str, lookups: Sequence[Lookup], reads: Sequence[Read]) -> None:
         for lookup, read in zip(lookups, reads, strict=True):
@@ -159,74 +152,20 @@ class Checker:
                 self.served.add(lookup.item)
                 self._check_hit(who, lookup, self._seen[who, lookup.item])
 
-    def stepped(self) -> None:
-        """I2 holds until a record or tombstone is written, dropped, or expires; then it is looked after again."""
-        if self._world.now >= self._check_again_at:
-            self._check_protection()
-
-    def node_changed(self) -> None:
-        """A record or a tombstone may be another or gone."""
-        self._check_again_at = 0.0
-
     def node_emptied(self, node: str) -> None:
-        """Everything on the node is gone, its lives are over."""
-        for key in [key for key in self._removed if key[0] == node]:
-            del self._removed[key]
-        self.node_damaged(node)
-
-    def node_damaged(self, node: str) -> None:
-        """The node lost what it must not. Until somebody notices, nobody can know."""
-        self.node_changed()
-        for key, life in self._lives.items():
-            if key[0] == node:
-                life.is_damaged = True
-
-    def tombstone_lost(self, node: str, key: bytes, data: bytes) -> None:
-        """As above, but the node counts it (F67): it must be noticed with the next inspection."""
-        self.node_changed()
-        tombstone = _tombstone_of(data)
-        for (where, lineage, _), life in self._lives.items():
-            if where != node:
-                continue
-            life.is_damaged = True
-            if tombstone is None:
-                continue
-            for (name, _), position in tombstone.positions.items():
-                if name == lineage:
-                    acknowledged = _intersect(position, life.acknowledged)
-                    life.lost.append(LostTombstone(self._world.now, key, position, acknowledged))
-
-    def _note_sent_again(self, node: str, key: bytes) -> None:
-        """What was neither acknowledged nor in the floor when its tombstone was lost, and stands again before it is
-        acknowledged, is owed no longer."""
-        for (where, lineage, _), life in self._lives.items():
-            if where != node or not life.lost:
-                continue
-            held = self._world.stores[node].peek(key)
-            tombstone = None if held is None else _tombstone_of(held.value)
-            standing = tombstone.positions.items() if tombstone is not None else ()
-            for lost in life.lost:
-                if lost.key != key or not lost.acknowledged.contains(
-                    _intersect(lost.owed, life.acknowledged)
-                ):
-                    continue
-                protected = (
-                    lost.acknowledged if life.last is None else lost.acknowledged.union(life.last.floor)
-                )
-                for (name, _), position in standing:
-                    protected = protected.union(position) if name == lineage else protected
-                if protected.contains(lost.owed):
-                    lost.owed = lost.acknowledged
+        """Everything on the node is gone, and versions repeat."""
+        self._struck = {place: held for place, held in self._struck.items() if place[1] != node}
+        self._removed = {place: held for place, held in self._removed.items() if place[0] != node}
 
     def history_lost(self, shard: Shard) -> None:
         """Commits are gone for good: in this epoch what was cached from them has no truth to be compared with."""
         self._lost_epochs[shard.lineage] = shard.epoch
         for key, life in self._lives.items():
             if key[1] == shard.lineage:
-                life.is_damaged = True
+                life.is_excused = True
 
     def _is_excused(self, lineage: str, life: Life | None) -> bool:
-        if life is None or life.last is None or life.is_damaged:
+        if life is None or life.last is None or life.is_excused:
             return True
         return life.last.epoch <= self._lost_epochs.get(lineage, -1)
 
@@ -333,39 +272,42 @@ class Checker:
 
     # -- I2 ------------------------------------------------------------------------------------------------
 
-    def _check_protection(self) -> None:
-        """Every acknowledged event: its tombstone is alive, or a floor has it, or the record is not open."""
-        seconds_left = [NEVER_SECONDS]
-        for (node, lineage, name), life in self._lives.items():
-            if not life.unfloored or self._is_excused(lineage, life):
+    def _check_stripe(self, node: str, shard: Shard, number: int, data: bytes) -> None:
+        """A stripe was written as a whole: it must hold all that its life has acknowledged."""
+        for (where, lineage, name), life in self._lives.items():
+            if (where, lineage) != (node, shard.lineage) or self._is_excused(lineage, life):
                 continue
-            item = self._world.stores[node].peek(record_key("sim", lineage))
-            if item is None:
+            stripe = find_stripe(data, name)
+            if stripe is None or life.last is None:
                 continue
-            record = _record_of(item.value)
-            if record.life != name or not record.is_open:
-                continue
-            life.unfloored = [c for c in life.unfloored if not record.floor.contains(c.position)]
-            for commit in life.unfloored:
-                seconds_left += self._check_commit_protection(node, lineage, record, commit)
-        # A node counts whole seconds: after the TTL that it names less one, the item may be gone. Clocks differ.
-        self._check_again_at = self._world.now + max(0.0, min(seconds_left) - 1) * CLOCK_SLACK
+            for commit in shard.log:
+                if life.acknowledged.contains(commit.position):
+                    self._check_protection(node, life.last, commit, number, stripe)
 
-    def _check_commit_protection(
-        self, node: str, lineage: str, record: NodeRecord, commit: Commit
-    ) -> Iterator[float]:
-        """How long the tombstones live on which this protection rests."""
-        store = self._world.stores[node]
-        for lookup in self._exposed(node, lineage, record, commit):
-            held = store.peek(tombstone_key(lookup.item))
-            tombstone = None if held is None else _tombstone_of(held.value)
-            if held is None or tombstone is None or not _holds(tombstone, lineage, commit.position):
+    def _check_stripes(self, node: str, record: NodeRecord, commit: Commit) -> None:
+        """A commit is acknowledged: each stripe that is there must hold it."""
+        numbers = {
+            stripe_number(lookup.item, record.stripes)
+            for lookup in self._exposed(node, record.lineage, record, commit)
+        }
+        for number in numbers:
+            held = self._world.stores[node].peek(stripe_key("sim", record.lineage, number))
+            stripe = None if held is None else find_stripe(held.value, record.life)
+            if stripe is not None:
+                self._check_protection(node, record, commit, number, stripe)
+
+    def _check_protection(
+        self, node: str, record: NodeRecord, commit: Commit, number: int, stripe: Stripe
+    ) -> None:
+        if record.floor.contains(commit.position) or stripe.position.contains(commit.position):
+            return
+        for lookup in self._exposed(node, record.lineage, record, commit):
+            if stripe_number(lookup.item, record.stripes) == number:
                 raise Violation(
                     "I2",
-                    f"{node}: commit {commit.number} of {lineage} is acknowledged, and neither a tombstone of "
-                    f"{lookup.item.decode()} nor a floor holds it",
+                    f"{node}: commit {commit.number} of {record.lineage} is acknowledged, and neither the stripe of "
+                    f"{lookup.item.decode()} nor the floor holds it",
                 )
-            yield NEVER_SECONDS if held.ttl_seconds < 0 else held.ttl_seconds
 
     def _exposed(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> Iterator[Lookup]:
         """The keys that a commit changed and neither a table floor nor the object's start protects."""
@@ -399,48 +341,36 @@ class Checker:
 
     # -- I3, I4 --------------------------------------------------------------------------------------------
 
-    def _check_record(self, who: str, node: str, shard: Shard, record: NodeRecord) -> None:
+    def _check_record(self, node: str, shard: Shard, record: NodeRecord) -> None:
         life = self._lives.setdefault((node, shard.lineage, record.life), Life(shard.nothing))
         before, life.last = life.last, record
         former, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
         if former is not life:
             former.ended_at, life.ended_at = self._world.now, None
         if self._is_excused(shard.lineage, life):
-            self._check_end(who, node, shard, life, record)
             return
-        new = self._newly_acknowledged(shard, life, record)
-        for commit in new:
+        for commit in self._newly_acknowledged(shard, life, record):
             self._check_acknowledged(node, shard.lineage, record, commit)
+            self._check_stripes(node, record, commit)
         life.acknowledged = life.acknowledged.union(record.progress)
         self._acknowledged[node] = {
             **self._acknowledged[node],
             (shard.lineage, record.life): life.acknowledged,
         }
-        life.unfloored += [
-            commit
-            for commit in new
-            if self._find_affected(shard.lineage, commit) and not record.floor.contains(commit.position)
-        ]
         if record.is_open:
             self._check_growth(node, shard, life, before, record)
-            life.open_floor, life.open_progress = record.floor, record.progress
+            life.open_progress = record.progress
 
     def _check_growth(
         self, node: str, shard: Shard, life: Life, before: NodeRecord | None, record: NodeRecord
     ) -> None:
-        # A floor may run ahead of progress (head mode). After a lapse, what nobody has acknowledged may be missing:
-        # it is in no progress, and the stream brings it again.
-        kept = (
-            life.open_floor if life.open_floor.is_empty else life.open_floor.intersection(life.acknowledged)
-        )
-        for what, former, present in (
-            ("floor", kept, record.floor),
-            ("progress", life.open_progress, record.progress),
-        ):
-            if not former.is_empty and not present.contains(former):
-                raise Violation(
-                    "I3", f"{node}: the {what} of {shard.lineage} shrank from {former} to {present}"
-                )
+        if not life.open_progress.is_empty and not record.progress.contains(life.open_progress):
+            raise Violation(
+                "I3",
+                f"{node}: the progress of {shard.lineage} shrank from {life.open_progress} to {record.progress}",
+            )
+        if before is not None and before.is_open and before.floor != record.floor:
+            raise Violation("I3", f"{node}: the floor of {shard.lineage} moved within a life")
         for table, floor in (before.table_floors if before is not None else {}).items():
             if not record.table_floors.get(table, NOTHING).contains(floor):
                 raise Violation("I3", f"{node}: the floor of table {table} shrank")
@@ -455,48 +385,25 @@ class Checker:
             if record.progress.contains(commit.position) and not life.acknowledged.contains(commit.position)
         ]
 
-    def _check_end(self, who: str, node: str, shard: Shard, life: Life, record: NodeRecord) -> None:
-        """F67: a life in which a tombstone was lost may not be published as open after the next inspection, unless
-        the floor holds what was lost. Who has inspected the node since must know. What a failover took back is owed
-        to nobody: no reader can lack it."""
-        if not record.is_open:
-            return
-        now, inspected_at = self._world.now, self._inspected.get((who, node), 0.0)
-        grace = INSPECT_SECONDS + self._world.options.lease_seconds + 1
-        for lost in life.lost:
-            owed = shard.nothing.union_all(
-                [commit.position for commit in shard.log if lost.owed.contains(commit.position)]
-            )
-            if not record.floor.contains(owed) and (inspected_at > lost.at or now > lost.at + grace):
-                raise Violation("I2", f"{node} lost a tombstone {now - lost.at:.1f} s ago and goes on")
-
     def _check_acknowledged(self, node: str, lineage: str, record: NodeRecord, commit: Commit) -> None:
         """I4: whatever progress names was carried out on this node, or is in the floor."""
         if record.floor.contains(commit.position):
             return
         for lookup in self._exposed(node, lineage, record, commit):
-            removed = self._removed.get((node, lookup.item, lineage), NOTHING)
+            removed = self._removed.get((node, lookup.item, lineage, record.life), NOTHING)
             if not removed.contains(commit.position):
                 raise Violation(
                     "I4",
                     f"{node}: progress names commit {commit.number} of {lineage}, but {lookup.item.decode()} was not "
-                    "removed under its tombstone",
+                    "removed after it was appended to its stripe",
                 )
 
-    def _note_removal(self, node: str, item: bytes) -> None:
-        held = self._world.stores[node].peek(tombstone_key(item))
-        tombstone = None if held is None else _tombstone_of(held.value)
-        if tombstone is None:
-            return
-        for (lineage, _), position in tombstone.positions.items():
-            known = self._removed.get((node, item, lineage))
-            self._removed[node, item, lineage] = position if known is None else known.union(position)
-
-
-def _intersect(position: Position, acknowledged: Position) -> Position:
-    """What both hold; `NOTHING` has a flavor of its own."""
-    return empty_position(position.flavor) if acknowledged.is_empty else position.intersection(acknowledged)
-
-
-def _holds(tombstone: Tombstone, lineage: str, position: Position) -> bool:
-    return any(held.contains(position) for (name, _), held in tombstone.positions.items() if name == lineage)
+    def _note_removal(self, who: str, node: str, lookup: Lookup) -> None:
+        for (sender, where, key, life), position in self._struck.items():
+            if (sender, where) != (who, node):
+                continue
+            shard, number = self._stripes[key]
+            if stripe_number(lookup.item, self._world.options.stripes) == number:
+                place = node, lookup.item, shard.lineage, life
+                known = self._removed.get(place)
+                self._removed[place] = position if known is None else known.union(position)

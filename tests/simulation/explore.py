@@ -511,7 +511,11 @@ class Explorer:
             yield (label, "but later", None), self._unanswered(waiting, state, place, step), ""
         if isinstance(request, Append) and state.has("doubles"):
             late = (*following.late, (state.incarnation, request))
-            yield (label, "and once more later", None), following._replace(late=late).without("doubles"), problem
+            yield (
+                (label, "and once more later", None),
+                following._replace(late=late).without("doubles"),
+                problem,
+            )
         if isinstance(request, Append) and state.has("refusals"):
             refused = self._request(state.without("refusals"), place, step, is_refused=True)
             yield (label, "refused for memory", None), refused[1], refused[2]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from freshness.algorithm.request import Request
 from freshness.stream.source import RowChange
 from tests.simulation.actor import Actor
-from tests.simulation.network import REQUEST_FAULTS, kind_of
+from tests.simulation.network import REQUEST_FAULTS, kind_of, part_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -17,7 +17,7 @@ STALL_SHARE: Final = 0.05
 """How often a process stalls before a request of the kind that the world has chosen."""
 
 PUBLISH_STALL_SHARE: Final = 0.4
-"""The same between tombstones and their progress, which is seldom."""
+"""The same between stripes and their progress, which is seldom."""
 
 
 def strike(world: World) -> None:
@@ -30,11 +30,11 @@ def stall(world: World, actor: Actor, request: Request) -> bool:
     """Whether the process of ``actor`` stands still before ``request``, for about one of the bounds that count."""
     options = world.options
     kind, share = kind_of(request), STALL_SHARE
-    if kind == "record" and actor.has_sent_tombstones and options.stall_at == "publish":
+    if kind == "record" and actor.has_struck and options.stall_at == "publish":
         kind, share = "publish", PUBLISH_STALL_SHARE
     if kind != options.stall_at or world.random.random() >= share:
         return False
-    bounds = (options.lease_seconds, options.trail_seconds, options.tombstone_ttl_seconds, 40.0)
+    bounds = (options.lease_seconds, 5.0, 12.0, 40.0)
     drawn = world.random.choice(bounds) * world.random.choice((0.9, 1.05, 1.3))
     _pause(world, actor.process, options.stall_seconds or drawn)
     return True
@@ -71,34 +71,21 @@ def _any_node(world: World) -> str:
 
 
 def _strike_evict(world: World) -> None:
+    _evict(world, lambda key: True)
+
+
+def _strike_evict_stripe(world: World) -> None:
+    _evict(world, lambda key: part_of(key) == "stripe")
+
+
+def _evict(world: World, may_go: Callable[[bytes], bool]) -> None:
     node = _any_node(world)
     store = world.stores[node]
-    held = store.keys()
-    keys = [key for key in held if _may_evict(world, key)]
+    keys = [key for key in store.keys() if may_go(key)]  # noqa: SIM118 - not a mapping
     if keys:
         key = world.random.choice(keys)
         store.evict(key)
-        world.checker.node_changed()
         world.note(f"{node} evicts {key.decode()}")
-
-
-def _may_evict(world: World, key: bytes) -> bool:
-    is_short_lived = key.endswith(b"!") or (b":!" in key and not key.endswith(b"!resume"))
-    return not (world.options.keeps_tombstones and is_short_lived)
-
-
-def _strike_lose_tombstone(world: World) -> None:
-    node = _any_node(world)
-    store = world.stores[node]
-    held = store.keys()
-    keys = [key for key in held if key.endswith(b"!")]
-    if keys and world.options.keeps_tombstones:
-        key = world.random.choice(keys)
-        item = store.peek(key)
-        store.evict(key)
-        store.losses += 1
-        world.checker.tombstone_lost(node, key, b"" if item is None else item.value)
-        world.note(f"{node} loses {key.decode()}")
 
 
 def _strike_restart(world: World) -> None:
@@ -197,7 +184,7 @@ _STRIKES: Final[dict[str, Callable[[World], None]]] = {
     "pause": _strike_pause,
     "crash": _strike_crash,
     "evict": _strike_evict,
-    "lose_tombstone": _strike_lose_tombstone,
+    "evict_stripe": _strike_evict_stripe,
     "restart": _strike_restart,
     "cut": _strike_cut,
     "flush": _strike_flush,
@@ -217,19 +204,11 @@ def struck_faults(faults: frozenset[str]) -> list[str]:
     return sorted(faults & _STRIKES.keys())
 
 
-def fillable_lag_seconds(world: World) -> float:
-    """From how late a replica fills must be possible: about W, if the floor trails; it stands at the head where
-    tombstones may be evicted."""
-    options = world.options
-    return options.trail_seconds / 2 if options.keeps_tombstones else 0.0
-
-
 def calm(world: World) -> None:
     """End all faults: what is broken is mended, what stands still goes on, what is old is replaced (I5)."""
     world.calm = True
     world.note("from here on nothing fails")
     world.network.late.clear()
-    world.lag_seconds = min(world.lag_seconds, fillable_lag_seconds(world))
     for node in world.stores:
         world.network.back_at[node] = world.now
     for actor in world.actors:

@@ -1,7 +1,6 @@
 """I5: with faults off, everything becomes cacheable again. A cache that never fills is safe and useless.
 
-After a world has taken its steps, faults end, the writer rests, replicas go on (lagging by at most
-`fault.fillable_lag_seconds`), reads go to replicas only, and every invalidator is started again that runs with an
+After a world has taken its steps, faults end, the writer rests, replicas go on (as late as they were), reads go to replicas only, and every invalidator is started again that runs with an
 old configuration. A prober then reads every key until each was a hit; it must not take longer than
 `bound_seconds`, nor more than `LIVELY_STEPS_MAX` steps.
 """
@@ -14,6 +13,7 @@ from typing import Any, Final
 from freshness.algorithm.applier import HISTORY_CONFIRM_SECONDS, REJOIN_MAX_SECONDS
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.request import Wait
+from freshness.algorithm.restore import DOUBT_SECONDS, PENDING_MORE_SECONDS, SWEEP_SECONDS
 from freshness.algorithm.rule import ReadOutcome
 from tests.simulation import fault
 from tests.simulation.actor import Actor
@@ -27,12 +27,15 @@ PROBE_SECONDS: Final = 0.25
 
 
 def bound_seconds(options: Options) -> float:
-    """The lag (the floor may be the primary's head), until every tombstone expired, and what joining anew takes:
-    a lease that lapses, a lost history that is confirmed, the longest pause between two tries, twice."""
+    """The lag, and what joining again takes: a lease that lapses, a lost history that is confirmed, the longest pause
+    between two tries, twice. Then a whole round over the stripes, a doubt, and a put-back."""
+    pending_seconds = options.heartbeat_age_max_seconds + PENDING_MORE_SECONDS
     return (
-        options.trail_seconds
-        + options.tombstone_ttl_seconds
+        options.lag_seconds
         + 2 * (options.lease_seconds + HISTORY_CONFIRM_SECONDS + REJOIN_MAX_SECONDS)
+        + SWEEP_SECONDS
+        + DOUBT_SECONDS
+        + 2 * pending_seconds
         + 20.0
     )
 

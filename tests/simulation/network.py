@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from freshness.algorithm.envelope import STUB
-from freshness.algorithm.request import Add, Cas, Get, InspectStorage, Reply, Request, Stored
+from freshness.algorithm.request import Add, Append, Cas, Get, Reply, Request
 from freshness.errors import NodeUnavailable
-from freshness.keys.cachekey import tombstone_key
 from freshness.nodes.memory import MemoryStore
 from tests.simulation.actor import Actor
 from tests.simulation.history import show
@@ -57,11 +57,9 @@ class Network:
         actor.connections[node] = self.incarnations[node]
         if world.has_stalls:
             kind = kind_of(request)
-            actor.has_sent_tombstones = kind == "tombstone" or (
-                actor.has_sent_tombstones and kind != "record"
-            )
+            actor.has_struck = kind == "strike" or (actor.has_struck and kind != "record")
         fault = self._draw_fault()
-        if fault == "delay_request" and not isinstance(request, InspectStorage):
+        if fault == "delay_request":
             wait = world.random.choice((0.01, 0.5, 5.0, 40.0))
             self.late.append(Late(world.now + wait, node, self.incarnations[node], request, actor.name))
         if fault is None or fault == "lose_reply":
@@ -74,16 +72,12 @@ class Network:
 
     def execute(self, who: str, node: str, request: Request) -> Reply:
         world, store = self.world, self.stores[node]
-        if world.bug in ("blind set", "fill removes the tombstone") and is_fill(request):
+        if (world.bug == "blind set" and is_fill(request)) or (
+            world.bug == "put back by set" and kind_of(request) == "put back" and isinstance(request, Cas)
+        ):
             assert isinstance(request, Cas)
-            if world.bug == "blind set":
-                store.evict(request.key)
-                reply = store.answer(Add(request.key, request.value, request.ttl_seconds))
-            else:
-                reply = store.answer(request)
-                if isinstance(reply, Stored):
-                    store.evict(tombstone_key(request.key))
-                    world.checker.node_changed()
+            store.evict(request.key)
+            reply = store.answer(Add(request.key, request.value, request.ttl_seconds))
         else:
             reply = store.answer(request)
         if world.trace is not None:
@@ -96,7 +90,7 @@ class Network:
         if self.world.calm or self.stores[node].down:
             return
         for request in requests:
-            if isinstance(request, InspectStorage) or self.world.random.random() < 0.5:
+            if self.world.random.random() < 0.5:
                 return
             self.execute(actor.name, node, request)
 
@@ -125,18 +119,28 @@ class Network:
 
 def kind_of(request: Request) -> str:
     """What a request is about, as `Options.stall_at` names it."""
+    part = part_of(request.key)
     match request:
-        case Cas() | Add() if request.key.endswith(b"!resume"):
-            return "resume"
-        case Cas() | Add() if b":!" in request.key:
-            return "record"
-        case Cas() | Add() if request.key.endswith(b"!"):
-            return "tombstone"
-        case Cas() if request.value != STUB:
+        case Cas() | Add() if part in ("resume", "record"):
+            return part
+        case Append() if part == "stripe":
+            return "strike"
+        case Cas() | Add() if part == "stripe":
+            return "put back"
+        case Cas() if part == "entry" and request.value != STUB:
             return "fill"
-        case Get() if request.key.endswith(b"!"):
+        case Get() if part == "stripe":
             return "guard"
     return ""
+
+
+@lru_cache(4096)
+def part_of(key: bytes) -> str:
+    """What is stored under a key."""
+    if b":!" not in key:
+        return "entry"
+    _, _, part = key.partition(b":!")[2].partition(b"!")
+    return {b"": "record", b"resume": "resume", b"wanted": "wanted"}.get(part, "stripe")
 
 
 def is_fill(request: Request) -> bool:

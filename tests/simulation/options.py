@@ -13,12 +13,12 @@ FAULTS: Final = (
     "pause",  # a process stands still, up to minutes
     "stall",  # a process stands still just before one kind of request (`Options.stall_at`)
     "crash",  # an invalidator dies and starts again
-    "evict",  # memcached drops items, where it may
-    "lose_tombstone",  # it drops what it must not, and counts it (F67)
+    "evict",  # memcached drops any item
+    "evict_stripe",  # it drops a stripe
     "restart",  # a node comes back empty, its versions start again
     "cut",  # a node is not reachable for a while and comes back with what it had
     "flush",  # a stranger flushes a node
-    "jump",  # time passes and nothing happens: leases lapse, tombstones expire
+    "jump",  # time passes and nothing happens: leases lapse, pending stripes expire
     "truncate",  # a table changes as a whole
     "move",  # a row changes its key
     "stop_replica",  # a replica stops applying
@@ -28,8 +28,9 @@ FAULTS: Final = (
 )
 
 Flavor = Literal["mysql", "mariadb"]
-STALLS: Final = ("publish", "record", "tombstone", "fill", "guard", "resume")
-"""Before which kind of request a process stalls; publish: a record, when tombstones have been sent before."""
+STALLS: Final = ("publish", "record", "strike", "put back", "fill", "guard", "resume")
+"""Before which kind of request a process stalls; strike: an append to a stripe; publish: a record, when stripes have
+been appended to before."""
 
 RESHARD_SHARE: Final = 0.05
 """How many worlds are resharded."""
@@ -43,7 +44,7 @@ SINK_SHARE: Final = 0.1
 
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
 PROFILES: Final = (
-    "any", "steady", "lagging", "two", "takeover", "revival", "behind", "losses", "storm", "restarts", "raised",
+    "any", "steady", "lagging", "two", "takeover", "revival", "behind", "evictions", "storm", "restarts", "raised",
     "placement",
 )  # fmt: skip
 """Besides "reshard", see `RESHARD_SHARE`."""
@@ -51,7 +52,7 @@ PROFILES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``tombstone_ttl_seconds`` D, ``lease_seconds`` L; W follows. Small, so that expiry is never far away.
+    """``lease_seconds`` L is small, so that expiry is never far away. ``stripes``: of each shard on each node.
 
     ``chance``: another run of the same world (used to make a violation small).
     """
@@ -71,7 +72,7 @@ class Options:
     sinks: int = 0  # how many of the invalidators of each shard are jobs of the Spark sink
     executors: int = 2  # of each job
     replicas: int = 1
-    keeps_tombstones: bool = True
+    stripes: int = 2
     is_out_of_order: bool = False
     on_stale_serve: bool = False
     has_extra_object: bool = False  # readers read an object that invalidators may not know
@@ -89,16 +90,11 @@ class Options:
     stall_seconds: float = 0.0  # 0: about one of the bounds that count
     faults: frozenset[str] = frozenset()
     fault_share: float = 0.03
-    tombstone_ttl_seconds: int = 20
     lease_seconds: int = 3
     max_staleness_seconds: float = 8.0
     node_refresh_seconds: float = 1.0
     heartbeat_seconds: float = 1.0
     clock_rate_error: float = 0.0  # by which share clocks run too fast or too slow, at most
-
-    @property
-    def trail_seconds(self) -> float:
-        return self.tombstone_ttl_seconds - 2 * self.lease_seconds - 2
 
     @property
     def heartbeat_age_max_seconds(self) -> float:
@@ -109,7 +105,7 @@ class Options:
         """A world of every kind: small ones often, every fault sometimes, often only a few at once."""
         random = Random(f"options {seed}")
         share = random.choice((0.0, 0.1, 0.2, 0.5))
-        ttl, lease = random.choice(((12, 3), (12, 3), (14, 3), (20, 3), (10, 2)))
+        lease = random.choice((3, 3, 3, 3, 2))
         flavor: Flavor = "mariadb" if random.random() < 0.2 else "mysql"
         base = cls(
             seed=seed,
@@ -120,7 +116,7 @@ class Options:
             readers=random.choice((1, 2, 2, 3)),
             invalidators=random.choice((1, 1, 2)),
             replicas=random.choice((1, 2)),
-            keeps_tombstones=random.random() < 0.8,
+            stripes=random.choice((1, 1, 2, 2, 8)),
             is_out_of_order=flavor == "mysql" and random.random() < 0.3,
             on_stale_serve=random.random() < 0.1,
             has_extra_object=random.random() < 0.15,
@@ -134,7 +130,6 @@ class Options:
             stall_at=random.choice(STALLS),
             faults=frozenset(fault for fault in FAULTS if random.random() < share),
             fault_share=random.choice((0.003, 0.01, 0.03)),
-            tombstone_ttl_seconds=ttl,
             lease_seconds=lease,
             max_staleness_seconds=random.choice((8.0, 8.0, 30.0)),
             clock_rate_error=random.choice((0.0, 0.005)),
@@ -169,13 +164,10 @@ def _reshard(base: Options, random: Random) -> Options:
 
 
 def _with_sinks(base: Options, random: Random) -> Options:
-    """The same world, invalidated by jobs on a cluster; its nodes keep tombstones, as a job leaves out all others.
-
-    In some of them executors stall between the tombstones of a micro-batch, until its first ones are old.
-    """
+    """The same world, invalidated by jobs on a cluster. In some of them executors stall within a micro-batch."""
     executors, steps = random.choice((1, 2, 3)), base.steps * 3 // 2
     sinks = random.randint(1, base.invalidators)
-    shaped = replace(base, sinks=sinks, executors=executors, steps=steps, keeps_tombstones=True)
+    shaped = replace(base, sinks=sinks, executors=executors, steps=steps)
     if random.random() < 0.7:
         return shaped
     return replace(
@@ -188,8 +180,8 @@ def _with_sinks(base: Options, random: Random) -> Options:
         sinks=1,
         faults=(base.faults & {"evict", "lose_reply"}) | {"stall"},
         fault_share=0.003,
-        stall_at="tombstone",
-        stall_seconds=random.choice((1.0, 1.3)) * base.tombstone_ttl_seconds,
+        stall_at="strike",
+        stall_seconds=random.choice((5.0, 20.0)),
         max_staleness_seconds=60.0,
         behind_seconds=0.0,
         quiet_seconds=0.5,
@@ -201,7 +193,6 @@ def _with_sinks(base: Options, random: Random) -> Options:
 def _shape(base: Options, random: Random) -> Options:
     """Half of the worlds are led to where chance alone seldom comes."""
     profile = random.choice(PROFILES) if random.random() < 0.6 else "any"
-    ttl = base.tombstone_ttl_seconds
     match profile:
         case "steady":  # entries live long, keys change seldom: hits
             return replace(
@@ -213,7 +204,7 @@ def _shape(base: Options, random: Random) -> Options:
                 quiet_seconds=3.0,
                 lag_seconds=random.choice((0.0, 1.0)),
             )
-        case "lagging":  # tombstones expire before the replica has the event
+        case "lagging":  # the replica has an event long after it was acknowledged
             return replace(
                 base,
                 profile=profile,
@@ -222,7 +213,6 @@ def _shape(base: Options, random: Random) -> Options:
                 shards=1,
                 nodes=1,
                 readers=random.choice((1, 2)),
-                keeps_tombstones=random.random() < 0.9,
                 lag_seconds=random.choice((25.0, 60.0)),
                 quiet_seconds=random.choice((3.0, 15.0)),
                 think_seconds=random.choice((0.5, 2.0)),
@@ -241,16 +231,17 @@ def _shape(base: Options, random: Random) -> Options:
                 nodes=1,
                 readers=1,
                 invalidators=2,
-                keeps_tombstones=True,
-                behind_seconds=ttl * (1.5 if is_far_behind else random.choice((0.7, 0.8, 0.9))),
+                behind_seconds=30.0 if is_far_behind else random.choice((8.0, 12.0, 18.0)),
                 max_staleness_seconds=60.0,
                 lag_seconds=random.choice((0.0, 25.0, 60.0)),
                 quiet_seconds=15.0 if is_far_behind else random.choice((3.0, 15.0)),
                 think_seconds=2.0 if is_far_behind else random.choice((0.5, 2.0)),
                 warm_seconds=3.0,
-                stall_at="publish" if is_far_behind else random.choice(("publish", "tombstone", "resume")),
-                stall_seconds=1.1 * ttl if is_far_behind else 0.0,
-                faults=(base.faults & {"evict", "crash", "lose_reply"}) | {"stall"},
+                stall_at="publish"
+                if is_far_behind
+                else random.choice(("publish", "strike", "put back", "resume")),
+                stall_seconds=20.0 if is_far_behind else 0.0,
+                faults=(base.faults & {"evict", "crash", "lose_reply"}) | {"stall", "evict_stripe"},
                 fault_share=0.003 if is_far_behind else random.choice((0.01, 0.03)),
             )
         case (
@@ -264,7 +255,6 @@ def _shape(base: Options, random: Random) -> Options:
                 nodes=1,
                 readers=2,
                 invalidators=2,
-                keeps_tombstones=True,
                 behind_seconds=random.choice((4.0, 6.0, 8.0)),
                 max_staleness_seconds=60.0,
                 quiet_seconds=3.0,
@@ -287,7 +277,6 @@ def _shape(base: Options, random: Random) -> Options:
                 nodes=1,
                 readers=1,
                 invalidators=1,
-                keeps_tombstones=True,
                 behind_seconds=0.0,
                 max_staleness_seconds=30.0,
                 lag_seconds=0.0,
@@ -296,16 +285,21 @@ def _shape(base: Options, random: Random) -> Options:
                 faults=frozenset({"truncate", random.choice(("crash", "jump"))}),
                 fault_share=0.01,
             )
-        case "losses":  # tombstones are lost while nobody is there to see it
+        case "evictions":  # stripes are evicted all the time, also while their put-back is under way
             return replace(
                 base,
                 profile=profile,
-                keys=1,
+                steps=900,
+                keys=random.choice((1, 2)),
                 nodes=1,
-                keeps_tombstones=True,
-                quiet_seconds=0.5,
-                faults=frozenset({"lose_tombstone", random.choice(("crash", "pause"))}),
-                fault_share=0.02,
+                stripes=random.choice((1, 2)),
+                invalidators=random.choice((1, 2)),
+                quiet_seconds=random.choice((0.5, 3.0)),
+                think_seconds=random.choice((0.1, 0.5)),
+                lag_seconds=random.choice((0.0, 1.0, 5.0)),
+                stall_at=random.choice(("strike", "put back", "publish")),
+                faults=frozenset({"evict_stripe", random.choice(("crash", "stall", "lose_reply", "evict"))}),
+                fault_share=random.choice((0.02, 0.05)),
             )
         case "behind":  # the only invalidator is so late that nobody may vouch for the node
             return replace(

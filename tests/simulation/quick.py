@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import freshness.algorithm.envelope
 import freshness.algorithm.view
-from freshness.algorithm.envelope import Filled, NodeRecord, Tombstone
+from freshness.algorithm.envelope import Filled, NodeRecord, Stripe
 from freshness.position import decode_position
 
 REMEMBERED_MAX: Final = 4096
@@ -28,7 +28,7 @@ def be_quick() -> None:
     """See the module. For processes that do nothing else than run worlds."""
     be_silent()
     remembered: Any = lru_cache(REMEMBERED_MAX)
-    for envelope in (Filled, NodeRecord, Tombstone):
+    for envelope in (Filled, NodeRecord, Stripe):
         envelope.decode = staticmethod(remembered(envelope.decode))  # type: ignore[method-assign]
     for module in (freshness.algorithm.envelope, freshness.algorithm.view):
         vars(module)["decode_position"] = remembered(decode_position)

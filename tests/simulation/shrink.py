@@ -75,7 +75,6 @@ def _differences(options: Options) -> int:
 _COUNTS: Final = ("shards", "nodes", "invalidators", "keys", "readers", "replicas")
 _PLAIN: Final = (
     "flavor",
-    "keeps_tombstones",
     "is_out_of_order",
     "on_stale_serve",
     "has_extra_object",

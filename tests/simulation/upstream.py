@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from freshness.algorithm.applier import Applier
 from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.algorithm.request import Head, Load, ReadHead
+from freshness.algorithm.request import Head, Load, ReadHead, ReadStream, Streamed
 from freshness.errors import HistoryLost, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
@@ -32,7 +33,7 @@ class Beat:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """One invalidator of one shard, with its heartbeat.
+    """One invalidator of one shard, with its heartbeat and its restorer.
 
     ``cursor``: how much of the log it has taken; ``behind_seconds``: how late the log reaches it;
     ``configuration``: the deployment that it was started with.
@@ -49,6 +50,7 @@ class Process:
     sequence: int = 0
     cursor: int = 0
     is_open: bool = False
+    applier: Applier | None = None
 
 
 def answer(world: World, actor: Actor, step: Any) -> Actions:
@@ -63,6 +65,8 @@ def answer(world: World, actor: Actor, step: Any) -> Actions:
             return [partial(_poll, world, actor, world.processes[actor.name], step)]
         case RaiseEpoch():
             return [partial(world.processes[actor.name].shard.raise_epoch, world.now)]
+        case ReadStream():
+            return [partial(_read_stream, world.processes[actor.process], step)]
         case Beat():
             return _write_heartbeat(world, actor.process)
     raise AssertionError(step)
@@ -139,6 +143,11 @@ def _head(world: World, process: Process) -> Head:
     if world.bug == "errant transactions in a floor" and process.shard.flavor == "mysql":
         executed = executed.union(MysqlGtidSet.of("99999999-9999-9999-9999-999999999999", 1))
     return Head(executed, process.shard.epoch)
+
+
+def _read_stream(process: Process, step: ReadStream) -> Streamed | None:
+    assert process.applier is not None, "a restorer begins after its process"
+    return process.applier.read_stream(step.begun_at)
 
 
 def _open(world: World, process: Process, start: Position) -> None:

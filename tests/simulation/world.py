@@ -17,6 +17,7 @@ from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.read import Read, ReadContext, read_through
 from freshness.algorithm.request import Reply, Request, Wait
+from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.config.settings import ObjectConfig
 from freshness.keys.cachekey import KeyBuilder
@@ -44,7 +45,7 @@ NAMESPACE: Final = "sim"
 SINGLE: Final = "single"
 COMPOSITE: Final = "composite"
 EXTRA: Final = "extra"
-TEMP_LRU_SECONDS: Final = 700
+LOOKS_SLOWER: Final = 10.0
 BEGINNING_SECONDS: Final = 1000.0
 _TICKS_SECONDS: Final = (0.0005, 0.002, 0.01, 0.03)
 _ACTORS_AT_FULL_PACE: Final = 5
@@ -153,8 +154,7 @@ class World:
         return self.ring, self.knows_extra
 
     def _new_store(self, name: str) -> MemoryStore:
-        ttl = TEMP_LRU_SECONDS if self.options.keeps_tombstones else None
-        return MemoryStore(name, clock=self._clock(f"node {name}"), temp_lru_ttl_seconds=ttl)
+        return MemoryStore(name, clock=self._clock(f"node {name}"))
 
     def _clock(self, name: str) -> Callable[[], float]:
         """A clock of its own: with an offset, and a little too fast or too slow."""
@@ -200,9 +200,8 @@ class World:
             lineage=lineage,
             ring=self.placements[self.ring].ring_version,
             objects={name: d.policy.fingerprint for name, d in self.objects_on(lineage).items()},
-            tombstone_ttl_seconds=options.tombstone_ttl_seconds,
+            stripes=options.stripes,
             lease_seconds=options.lease_seconds,
-            trail_seconds=options.trail_seconds,
             heartbeat_age_max_seconds=options.heartbeat_age_max_seconds,
             node_refresh_seconds=options.node_refresh_seconds,
             is_serving=self.reshard is None or self.reshard.is_serving(self.shard_of(lineage)),
@@ -234,6 +233,7 @@ class World:
         actor = self._add(Actor(name, self, start))
         self.pausable.append(actor)
         self._add(Actor(f"{name} heartbeat", self, self._beat))
+        self._add(Actor(f"{name} restorer", self, partial(self._restore, name, shard)))
 
     def _invalidate(self, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
@@ -248,6 +248,7 @@ class World:
             find_heartbeat=process.begun.get,
             nothing=shard.nothing,
         )
+        process.applier = invalidator
         return run_loop(
             invalidator,
             transactions_max=self.random.choice((1, 2, 5)),
@@ -287,15 +288,27 @@ class World:
             find_heartbeat=process.begun.get,
             nothing=shard.nothing,
         )
+        process.applier = acknowledger
         plan = SinkPlan(
             NAMESPACE,
             "memory",
             placement.nodes,
-            self.options.tombstone_ttl_seconds,
             {shard.lineage: shard.flavor},
             {"sim": self.objects_on(shard.lineage)},
         )
         return Driver(job, plan, acknowledger, self.random.choice((2, 5, 10)), shard.nothing).run()
+
+    def _restore(self, name: str, shard: Shard) -> Generator[Any, Any, Any]:
+        while name not in self.processes:
+            yield Wait(0.1)
+        process = self.processes[name]
+        policy, chance = self.node_policy(shard.lineage), Random(f"restorer {process.instance}")
+        restorers = [
+            Restorer(node, policy, process.clock, self._nonce(f"{process.instance} restorer"))
+            for node in self.placements[self.ring].nodes
+        ]
+        # Looks are rarer than in production, so that most steps of a world are not theirs.
+        yield from run_restorers(restorers, lambda: LOOKS_SLOWER * chance.random())
 
     def _beat(self) -> Generator[Any, Any, Any]:
         while True:
@@ -456,7 +469,6 @@ class World:
         if not (self.has_stalls and self._stalls(actor)):
             actor.run_step()
         self.now += _TICKS_SECONDS[int(chance.random() * 4)] * self.pace
-        self.checker.stepped()
 
     def _choose(self) -> Actor:
         """One of those that can go on; if there is none, time passes until there is."""
