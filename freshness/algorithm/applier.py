@@ -167,8 +167,10 @@ class Applier:
 
     @property
     def needs_rewind(self) -> bool:
-        """Whether a joined node has acknowledged less than has been streamed."""
-        return any(not member.applied.contains(self.streamed) for member in self.joined)
+        """Whether a joined node has acknowledged less than has been streamed, or is of another epoch."""
+        return self.epoch > self.streamed_epoch or any(
+            not member.applied.contains(self.streamed) for member in self.joined
+        )
 
     def leave_all(self) -> None:
         """End all memberships, so that the next join reads the record of every node again."""

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -18,7 +19,8 @@ from typing import Any, Final, TypeAlias
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE, record_key, resume_key
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import MISSING, Get, Head
+from freshness.algorithm.request import MISSING, Get, Head, Streamed
+from freshness.algorithm.restore import Restorer
 from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.keys.placement import Placement
@@ -211,6 +213,36 @@ def require_acknowledged(results: Iterable[ReplayResult]) -> None:
         )
 
 
+class StripesOfReplay:
+    """Puts the stripes of each new life back before more is sent.
+
+    Nothing is waited for: a replay is the only sender, so whatever was sent is in what the shard has streamed.
+    """
+
+    def __init__(self, shard: ShardInvalidator, nodes: Mapping[str, CacheNode]) -> None:
+        self._shard = shard
+        self._driver = BlockingDriver(nodes, time.sleep, read_stream=self._read_stream)
+        self._restorers = {
+            name: Restorer(name, member.policy.namespace, member.policy.lineage, member.clock, member.nonce)
+            for name, member in shard.members.items()
+        }
+        self._lives: dict[str, bytes] = {}
+
+    def put_back(self) -> None:
+        """On each joined node. One that does not answer is tried again the next time."""
+        for member in self._shard.joined:
+            restorer, life = self._restorers[member.node], member.joined_record().life
+            with suppress(NodeUnavailable):
+                if self._lives.get(member.node) != life:
+                    self._driver.run(restorer.look())
+                    self._lives[member.node] = life
+                if not restorer.is_complete:
+                    self._driver.run(restorer.look())
+
+    def _read_stream(self, begun_at: float) -> Streamed:
+        return Streamed(self._shard.streamed, self._shard.streamed_epoch, begun_at)
+
+
 LoadRegistry: TypeAlias = Callable[[Config], dict[str, ObjectDefinition]]
 OpenNode: TypeAlias = Callable[[str, str], CacheNode]
 
@@ -292,6 +324,7 @@ class Replay:
         shard = self._create_invalidator(recording, objects)
         result = ReplayResult(recording.lineage, report=self.report)
         driver = BlockingDriver(nodes, time.sleep, read_head=lambda: Head(source.position, source.epoch))
+        stripes = StripesOfReplay(shard, nodes)
         shard.end_lives()
         exhausted_at: list[float] = []
 
@@ -318,6 +351,7 @@ class Replay:
         def answer(step: LoopStep) -> Any:
             match step:
                 case Poll():
+                    stripes.put_back()
                     return source.poll(step.timeout_seconds, step.transactions_max)
                 case OpenStream():
                     return source.open(step.start)

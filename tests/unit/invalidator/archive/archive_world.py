@@ -26,6 +26,7 @@ NODES: Final = ("127.0.0.1:21", "127.0.0.1:22")
 CONFIG: Final = f"""[cache]
 nodes = ["{NODES[0]}", "{NODES[1]}"]
 namespace = "shop"
+stripes = 1024
 [keyspaces.shop]
 flavor = "mysql"
 [[keyspaces.shop.shards]]
