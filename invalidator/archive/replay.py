@@ -223,7 +223,7 @@ class StripesOfReplay:
         self._shard = shard
         self._driver = BlockingDriver(nodes, time.sleep, read_stream=self._read_stream)
         self._restorers = {
-            name: Restorer(name, member.policy.namespace, member.policy.lineage, member.clock, member.nonce)
+            name: Restorer(name, member.policy, member.clock, member.nonce)
             for name, member in shard.members.items()
         }
         self._lives: dict[str, bytes] = {}

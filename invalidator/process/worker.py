@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
+from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Streamed
 from freshness.algorithm.witness import Witness
@@ -195,10 +196,9 @@ class ShardWorker:
     def _create_invalidator(self, instance: str, pulse: Pulse) -> ShardInvalidator:
         task, cache = self.assignment, self.assignment.cache
         placement = Placement(cache.nodes, cache.namespace)
-        policy = node_policy(cache, task.shard.lineage, task.registry, is_serving=task.shard.serving)
         return ShardInvalidator.create(
             task.nodes,
-            policy,
+            self._make_policy(),
             placement,
             KeyFinder(task.registry),
             instance=instance,
@@ -219,9 +219,11 @@ class ShardWorker:
                 pulse.hurry(begun_at)
             return streamed
 
-        return Restoration(
-            task.cache.backend, task.nodes, task.cache.namespace, task.shard.lineage, read_stream
-        )
+        return Restoration(task.cache.backend, task.nodes, self._make_policy(), read_stream)
+
+    def _make_policy(self) -> NodePolicy:
+        task = self.assignment
+        return node_policy(task.cache, task.shard.lineage, task.registry, is_serving=task.shard.serving)
 
     def _sleep(self, seconds: float) -> None:
         until = running_clock() + seconds

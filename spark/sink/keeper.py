@@ -124,10 +124,10 @@ class Keeper:
         pulse = Pulse(writer, config.stream.heartbeat_seconds, running_clock, lambda: None)
         nodes: dict[str, CacheNode] = {name: open_node(cache.backend, name) for name in cache.nodes}
         self._closers += [pulse.stop, epochs.close, primary.close, *(node.close for node in nodes.values())]
-
+        policy = node_policy(cache, shard.lineage, self.plan.definitions[keyspace])
         acknowledger = Acknowledger.create(
             nodes,
-            node_policy(cache, shard.lineage, self.plan.definitions[keyspace]),
+            policy,
             instance=instance,
             clock=running_clock,
             nonce=lambda: secrets.token_bytes(LIFE_SIZE),
@@ -144,9 +144,7 @@ class Keeper:
                 pulse.hurry(begun_at)
             return passed
 
-        restoration = Restoration(
-            cache.backend, cache.nodes, cache.namespace, shard.lineage, read_stream, open_node
-        )
+        restoration = Restoration(cache.backend, cache.nodes, policy, read_stream, open_node)
         self._closers.insert(0, restoration.stop)
         pulse.start()
         restoration.start()

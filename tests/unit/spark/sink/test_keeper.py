@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Streamed
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
@@ -75,11 +76,9 @@ class Restoring:
 
     made: Restoring
 
-    def __init__(
-        self, backend: str, nodes: Any, namespace: str, lineage: str, read_stream: Any, _: Any
-    ) -> None:
-        self.of, self.read_stream, self.calls = (namespace, lineage, tuple(nodes)), read_stream, list[str]()
-        Restoring.made = self
+    def __init__(self, _: str, nodes: Any, policy: NodePolicy, read_stream: Any, __: Any) -> None:
+        self.of = policy.namespace, policy.lineage, tuple(nodes)
+        self.read_stream, self.calls = read_stream, list[str]()
 
     def start(self) -> None:
         self.calls.append("start")

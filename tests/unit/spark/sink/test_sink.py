@@ -324,7 +324,7 @@ def test_a_missing_stripe_is_put_back_after_an_own_heartbeat_that_a_micro_batch_
     world.run((world.beat(11, 1),), FIRST)
     item = b"shop:customer:1"
     node, key = world.placement.node_for(item), stripe_key("shop", LINEAGE, stripe_number(item, STRIPES))
-    restorer = Restorer(node, "shop", LINEAGE, lambda: world.now, world.nonce)
+    restorer = Restorer(node, world.policy, lambda: world.now, world.nonce)
     driver = BlockingDriver(
         world.open_nodes(), world.sleep, read_stream=lambda since: world.acknowledger.read_stream(since)
     )
