@@ -15,10 +15,11 @@ import pytest
 
 from freshness.algorithm.driver import BlockingDriver
 from freshness.algorithm.membership import NodePolicy
-from freshness.algorithm.request import Head, Marks, Merges, Reply, Request
+from freshness.algorithm.request import Head, Reply, Request
+from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.settings import ObjectConfig
-from freshness.errors import HistoryLost, StreamStopped
+from freshness.errors import HistoryLost, NodeUnavailable, StreamStopped
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
@@ -29,7 +30,6 @@ from spark.sink.acknowledger import Acknowledger
 from spark.sink.sender import Part, Sender, SinkPlan, Ticket
 from tests.schedules.world import (
     CUSTOMER,
-    D_SECONDS,
     HEARTBEAT_AGE_MAX_SECONDS,
     L_SECONDS,
     LINEAGE,
@@ -38,10 +38,9 @@ from tests.schedules.world import (
     NODE_REFRESH_SECONDS,
     ORDER,
     RING,
-    W_SECONDS,
     Client,
-    Invalidator,
     Reader,
+    Run,
     Transaction,
     World,
     lookup,
@@ -64,10 +63,10 @@ class Node:
         self._client, self.name = client, name
         self._requests: Sequence[Request] = ()
 
-    def perform(self, requests: Sequence[Request] | Marks | Merges) -> list[Reply]:
+    def perform(self, requests: Sequence[Request]) -> list[Reply]:
         return [self._client.perform(self.name, request) for request in requests]
 
-    def send(self, requests: Sequence[Request] | Marks | Merges) -> None:
+    def send(self, requests: Sequence[Request]) -> None:
         self._requests = requests
 
     def receive(self) -> list[Reply]:
@@ -109,7 +108,6 @@ class Job:
             NAMESPACE,
             "memory",
             names,
-            D_SECONDS,
             {LINEAGE: "mysql"},
             {"shop": {each.name: define(each) for each in self.objects}},
         )
@@ -118,9 +116,8 @@ class Job:
             LINEAGE,
             RING,
             {each.name: each.fingerprint for each in self.objects},
-            D_SECONDS,
+            self.world.stripes,
             L_SECONDS,
-            W_SECONDS,
             HEARTBEAT_AGE_MAX_SECONDS,
             NODE_REFRESH_SECONDS,
         )
@@ -134,6 +131,10 @@ class Job:
             find_heartbeat=self.begun.get,
             nothing=MysqlGtidSet(),
         )
+        self.restorers = [
+            Restorer(name, policy, self.world.moment, self.world.nonce) for name in self.world.stores
+        ]
+        self.restoring_client = Client(self.world)
         self.streamed: Position | None = None
 
     def open_nodes(self) -> dict[str, Node]:
@@ -152,7 +153,7 @@ class Job:
 
     def beat(self, *, epoch: int = 0) -> None:
         number = len(self.begun) + 1
-        self.begun[number] = self.world.now
+        self.begun[number] = self.world.moment()
         made = self.world.commit()
         self.beats[made.number] = number
 
@@ -192,11 +193,24 @@ class Job:
         self.commit(ticket, [part for rows in tasks for part in self.send(ticket, rows)])
 
     def live(self, seconds: float) -> None:
-        """A heartbeat and a micro-batch every second."""
+        """A look at the stripes, a heartbeat and a micro-batch every second."""
         for _ in range(round(seconds)):
+            self.look()
             self.beat()
             self.run_batch()
             self.world.sleep(1.0)
+
+    def look(self) -> None:
+        """At the stripes of each node: what is missing becomes pending, what is pending whole."""
+        for restorer in self.restorers:
+            run = Run(
+                self.world,
+                restorer.look(),
+                self.restoring_client,
+                read_stream=lambda: self.acknowledger.passed,
+            )
+            run.until(lambda _: False, may_end=True)
+            assert run.error is None or isinstance(run.error, NodeUnavailable)
 
     def plan_tasks(self) -> list[list[Row]]:
         """The rows of the update stream, a partition for each transaction."""
@@ -268,23 +282,6 @@ def test_a_micro_batch_with_a_hole_is_not_acknowledged() -> None:
     assert world.broken == []
 
 
-def test_a_micro_batch_is_as_old_as_its_permit() -> None:
-    """An executor sends a tombstone; another one takes so long that the tombstone expires before the commit."""
-    world = World()
-    job = Job(world)
-    job.live(3)
-    event = world.commit(KEY)
-    ticket = job.begin()
-    parts = [part for rows in job.plan_tasks() for part in job.send(ticket, rows)]
-    for _ in range(D_SECONDS + 1):
-        world.sleep(1.0)
-        job.renew()
-    job.commit(ticket, parts)
-    assert world.find_tombstone(KEY) is None
-    assert not world.record().progress.contains(event.position)
-    assert world.broken == []
-
-
 def test_two_jobs_do_not_end_the_lives_that_the_other_one_began() -> None:
     """Two jobs follow one lineage. The node restarts, and one of them begins its new life while a micro-batch of the
     other one is under way. That batch is not acknowledged; the next one goes on with the new life, which has it."""
@@ -297,6 +294,7 @@ def test_two_jobs_do_not_end_the_lives_that_the_other_one_began() -> None:
     for _ in range(8):
         under_way = []
         for job in jobs:
+            job.look()
             job.beat()
             ticket = job.begin()
             under_way.append(
@@ -341,20 +339,7 @@ def demand_by_object_start(world: World) -> Job:
     return job
 
 
-def demand_by_floor(world: World) -> Job:
-    """An invalidator raised the floor in head mode and died before its tombstones; since then the node keeps them."""
-    store = world.stores[NODE]
-    store.temp_lru_ttl_seconds, kept = None, store.temp_lru_ttl_seconds
-    invalidator = Invalidator(world).join()
-    for _ in range(LOST):
-        world.commit(lookup(1).item)
-    invalidator.applying().until(lambda action: getattr(action, "key", None) == b"shop:customer:1!")
-    assert not world.record().progress.contains(world.record().floor)
-    store.temp_lru_ttl_seconds = kept
-    return Job(world)
-
-
-@pytest.mark.parametrize("demand", [demand_by_table_floor, demand_by_object_start, demand_by_floor])
+@pytest.mark.parametrize("demand", [demand_by_table_floor, demand_by_object_start])
 def test_a_demand_that_names_a_lost_event_ends_the_history_of_the_sink(demand: Any) -> None:
     """A failover loses what a node's record demands of a read and its progress does not hold. A sink that goes on
     with such a node keeps one on which no server of this history can ever let a fill through."""

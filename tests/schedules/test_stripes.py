@@ -274,7 +274,7 @@ def test_a_stripe_of_a_busy_key_stays_short(monkeypatch: pytest.MonkeyPatch) -> 
         return longest < 30
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(invalidate, "_shortened", lambda *_: None)
+        patch.setattr(invalidate, "SHORTEN_SHARE", 1 << 40)
 
     prove_use(schedule, True, plant, monkeypatch)
 
