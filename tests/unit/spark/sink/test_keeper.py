@@ -79,6 +79,7 @@ class Restoring:
     def __init__(self, _: str, nodes: Any, policy: NodePolicy, read_stream: Any, __: Any) -> None:
         self.of = policy.namespace, policy.lineage, tuple(nodes)
         self.read_stream, self.calls = read_stream, list[str]()
+        Restoring.made = self
 
     def start(self) -> None:
         self.calls.append("start")
