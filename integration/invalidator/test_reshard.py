@@ -269,7 +269,10 @@ def live_entries(config: Config, keys: dict[str, Sequence[int]]) -> Iterator[tup
                 )
                 if not isinstance(reply, Item) or reply.value == STUB:
                     continue
-                found = {lineage: find_record(r) for lineage, r in zip(lineages, records, strict=True)}
+                found = {
+                    lineage: find_record(record, located.node)
+                    for lineage, record in zip(lineages, records, strict=True)
+                }
                 entry = Filled.decode(reply.value)
                 if any(find_record_refusal(record, ring) for record in found.values()):
                     continue  # also where a lease has run out, as on a machine that is too busy
