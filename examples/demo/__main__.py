@@ -17,6 +17,7 @@ from examples.demo.live import open_view
 from examples.demo.report import accuse, as_json, as_table, explain
 from examples.demo.run import run_demo
 from examples.demo.workload import Plan
+from examples.demo.world import NodeKind
 from freshness.errors import FreshnessError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -28,10 +29,27 @@ class FlavorName(StrEnum):
     mysql = "mysql"
 
 
+class BackendName(StrEnum):
+    memcached = "memcached"
+    redis = "redis"
+
+
 def demo(
     seconds: Annotated[float, typer.Option(min=2, max=3600, help="How long writers write.")] = 30,
     flavor: Annotated[FlavorName, typer.Option(help="Which database.")] = FlavorName.mariadb,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the workload.")] = 42,
+    managed: Annotated[
+        bool,
+        typer.Option(
+            "--managed",
+            help="Cache nodes as a cloud runs them: memcached with -o no_modern, Redis that evicts and hides CONFIG.",
+        ),
+    ] = False,
+    backend: Annotated[BackendName, typer.Option(help="Which cache nodes.")] = BackendName.memcached,
+    stripes: Annotated[int | None, typer.Option(min=1, help="cache.stripes, else as by default.")] = None,
+    node_megabytes: Annotated[
+        int | None, typer.Option(min=1, help="Memory of each node, else 64. It may be too little.")
+    ] = None,
     history: Annotated[
         Path | None, typer.Option(help="Record the run here, for the audit: python -m spark.audit.")
     ] = None,
@@ -40,13 +58,19 @@ def demo(
     ] = False,
 ) -> None:
     """Three ways to keep a cache fresh, side by side on one workload and one lagging replica."""
+    if history is not None and backend is BackendName.redis:
+        raise typer.BadParameter("a history is recorded on memcached alone: Redis has no versions of items")
     signal.signal(signal.SIGTERM, _terminate)
     notes = Console(stderr=True)
     is_live = notes.is_terminal and not as_json_only
     try:
         with open_view(notes, is_live=is_live) as view:
             result = run_demo(
-                flavor.value, Plan(seconds=seconds, seed=seed), view, history and history.resolve()
+                flavor.value,
+                Plan(seconds=seconds, seed=seed),
+                view,
+                NodeKind(backend.value, managed, node_megabytes, stripes),
+                history and history.resolve(),
             )
     except KeyboardInterrupt:
         notes.print("demo: interrupted; everything it started is stopped", highlight=False)

@@ -79,9 +79,11 @@ class _Waiting:
 class ProgressWatch:
     """Watches the records of all nodes. `committed` is for the writers, `run` for a thread of its own."""
 
-    def __init__(self, nodes: Sequence[str], namespace: str, lineage: str, meter: Meter) -> None:
-        self._nodes = {name: open_node("memcached", name) for name in nodes}
-        self._request = (Get(record_key(namespace, lineage)),)
+    def __init__(
+        self, backend: str, nodes: Sequence[str], namespace: str, lineage: str, meter: Meter
+    ) -> None:
+        self._nodes = {name: open_node(backend, name) for name in nodes}
+        self._request = (Get(record_key(namespace, lineage), is_bound=True),)
         self._meter = meter
         self._arrived: deque[_Waiting] = deque()
         self._seen: dict[str, bytes] = {}
@@ -116,7 +118,7 @@ class ProgressWatch:
         (reply,) = self._nodes[name].perform(self._request)
         if not isinstance(reply, Item) or reply.value == self._seen.get(name):
             return
-        record = find_record(reply)
+        record = find_record(reply, name)
         if record is not None:
             self._seen[name] = reply.value
             self._progress[name] = record.progress

@@ -33,11 +33,10 @@ from examples.demo.strategy import (
     DeletingWriter,
     Strategy,
     TokenCache,
-    open_client,
 )
 from examples.demo.verdict import read_verdicts
 from examples.demo.workload import OrderBook, Plan, Popularity, Writer, draw_requests, load_profile, repeat
-from examples.demo.world import DELAY_SECONDS, LINEAGE, World, open_world
+from examples.demo.world import DELAY_SECONDS, LINEAGE, NodeKind, World, open_world
 from freshness.database.schema import load_registry
 from freshness.keys.placement import Placement
 from freshness.position import parse_position
@@ -108,13 +107,15 @@ def _workers() -> Iterator[Workers]:
             workers.stop()
 
 
-def run_demo(flavor: Flavor, plan: Plan, view: View, history: Path | None = None) -> DemoResult:
+def run_demo(
+    flavor: Flavor, plan: Plan, view: View, kind: NodeKind, history: Path | None = None
+) -> DemoResult:
     """Run it. ``history``: a folder for what the audit reads, see ``examples.demo.evidence``.
 
     Raises `ServerFailed` with the end of a log if something died, or whatever ended a thread."""
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     with ExitStack() as stack:
-        world = stack.enter_context(open_world(flavor, plan, view.say, history))
+        world = stack.enter_context(open_world(flavor, plan, view.say, kind, history))
         workers = stack.enter_context(_workers())
         try:
             return _Run(world, plan, view, workers).run()
@@ -130,8 +131,11 @@ class _Run:
         self._meters = {name: Meter(name) for name in STRATEGIES}
         self._witnesses = _open_witnesses(world)
         self._ledger = StreamLedger(self._meters[DELETE_FROM_STREAM], self._witnesses.get(DELETE_FROM_STREAM))
-        namespace = world.config.cache.namespace
-        self._watch = ProgressWatch(world.addresses, namespace, LINEAGE, self._meters[EVENT_TOKENS])
+        cache = world.config.cache
+        namespace = cache.namespace
+        self._watch = ProgressWatch(
+            cache.backend, cache.nodes, namespace, LINEAGE, self._meters[EVENT_TOKENS]
+        )
         self._cache = Cache.open(world.config_path)
         self._cache.loader("profile")(load_profile)
         self._registry = load_registry(world.config)
@@ -249,7 +253,7 @@ class _Run:
                 closing(
                     DeletingWriter(
                         DELETE_AFTER_WRITE,
-                        world.addresses,
+                        world.open_client(),
                         self._meters[DELETE_AFTER_WRITE],
                         self._witnesses.get(DELETE_AFTER_WRITE),
                     )
@@ -278,7 +282,7 @@ class _Run:
         return frozenset(self._placement.node_for(item) for item in items)
 
     def _plain(self, name: str, replica: dict[str, Any]) -> DeletingCache:
-        return DeletingCache(name, self._world.addresses, replica, self._witnesses.get(name))
+        return DeletingCache(name, self._world.open_client(), replica, self._witnesses.get(name))
 
     def _read(self, number: int) -> set[ObjectKey]:
         plan, world = self._plan, self._world
@@ -315,7 +319,7 @@ def _open_witnesses(world: World) -> dict[str, Witness]:
     from examples.demo.evidence import Witness
     from freshness.history.recorder import Recorder
 
-    find_node = open_client(world.addresses).hasher.get_node
+    find_node = world.open_client().hasher.get_node
     return {
         name: Witness(name, world.flavor, LINEAGE, Recorder(world.history / name / "history"), find_node)
         for name in (DELETE_AFTER_WRITE, DELETE_FROM_STREAM)

@@ -12,10 +12,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from zlib import crc32
 
 import pymysql
 from pymemcache.client.hash import HashClient
 from pymysql.cursors import DictCursor
+from redis import Redis
 
 from appclient import Cache, LoaderConnection
 from examples.demo.measurement import CUSTOMER, PROFILE, Answer, Meter, ObjectKey, Request, Write
@@ -46,9 +48,43 @@ def plain_key(namespace: str, key: ObjectKey) -> str:
     return f"{namespace}:{key[0]}:{key[1]}"
 
 
-def open_client(nodes: Sequence[str]) -> HashClient:
-    """pymemcache over the nodes. A node that does not answer is an error: the demo has no dead nodes."""
+class RedisNodes:
+    """Redis servers with the part of pymemcache's interface that the demo uses. An item has no version here: None."""
+
+    def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
+        self._servers = [
+            Redis(host, port, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS)
+            for host, port in addresses
+        ]
+
+    def _server(self, key: str) -> Redis:
+        return self._servers[crc32(key.encode()) % len(self._servers)]
+
+    def get(self, key: str) -> Any:
+        return self._server(key).get(key)
+
+    def gets(self, key: str) -> tuple[Any, None]:
+        return self.get(key), None
+
+    def gets_many(self, keys: Sequence[str]) -> dict[str, tuple[Any, None]]:
+        return {key: self.gets(key) for key in keys}
+
+    def set(self, key: str, data: bytes, *, expire: int, noreply: bool) -> None:
+        self._server(key).set(key, data, ex=expire)
+
+    def delete(self, key: str, *, noreply: bool) -> None:
+        self._server(key).delete(key)
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+def open_client(nodes: Sequence[str], backend: str = "memcached") -> Any:
+    """A client for the nodes. A node that does not answer is an error: the demo has no dead nodes."""
     addresses = [(host, int(port)) for host, _, port in (node.rpartition(":") for node in nodes)]
+    if backend == "redis":
+        return RedisNodes(addresses)
     return HashClient(
         addresses,
         connect_timeout=TIMEOUT_SECONDS,
@@ -67,10 +103,10 @@ class DeletingCache:
     """Look-aside: get; on a miss read the replica and set with a TTL. Somebody deletes the keys that change."""
 
     def __init__(
-        self, namespace: str, nodes: Sequence[str], replica: dict[str, Any], witness: Witness | None = None
+        self, namespace: str, client: Any, replica: dict[str, Any], witness: Witness | None = None
     ) -> None:
         self._namespace = namespace
-        self._client = open_client(nodes)
+        self._client = client
         self._connection = pymysql.connect(**replica)
         self._witness = witness
 
@@ -136,11 +172,9 @@ class DeletingCache:
 class DeletingWriter:
     """The writer's half of delete_after_write: after the commit, delete what the transaction changed."""
 
-    def __init__(
-        self, namespace: str, nodes: Sequence[str], meter: Meter, witness: Witness | None = None
-    ) -> None:
+    def __init__(self, namespace: str, client: Any, meter: Meter, witness: Witness | None = None) -> None:
         self._namespace = namespace
-        self._client = open_client(nodes)
+        self._client = client
         self._meter = meter
         self._witness = witness
 

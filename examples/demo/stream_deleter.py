@@ -1,10 +1,10 @@
 """Invalidation from the binlog without tokens: a process that reads the primary's stream and deletes keys.
 
 What Debezium-, Maxwell- or home-made consumers do: the row events of the primary's binlog, by mysql-replication's
-own loop, name the keys; each key is deleted with pymemcache. The primary's stream and not the replica's is the
-common case, since it is the fastest one. It is a process of its own, as the invalidator is, so that the two are
-measured alike. For each row it reports ``table id version time`` on a loopback connection, once its deletes are
-acknowledged; that report is the demo's measurement and no part of the strategy.
+own loop, name the keys; each key is deleted. The primary's stream and not the replica's is the common case, since it
+is the fastest one. It is a process of its own, as the invalidator is, so that the two are measured alike. For each
+row it reports ``table id version time`` on a loopback connection, once its deletes are acknowledged; that report is
+the demo's measurement and no part of the strategy.
 
 Started by ``examples.demo.world``; ends when it is killed.
 """
@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pymysql
-from pymemcache.client.hash import HashClient
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
@@ -39,8 +38,8 @@ def parse_report(line: str) -> tuple[Row, int, float]:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """``settings``: namespace, nodes, flavor, server (pymysql's settings), report_port."""
-    client = open_client(settings["nodes"])
+    """``settings``: namespace, nodes, backend, flavor, server (pymysql's settings), report_port."""
+    client = open_client(settings["nodes"], settings["backend"])
     with socket.create_connection(("127.0.0.1", settings["report_port"])) as connection:
         # One packet a line: a report that waits for others would be late.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -76,7 +75,7 @@ def _rows(event: Any) -> Iterator[dict[str, Any]]:
         yield row["after_values"] if "after_values" in row else row["values"]
 
 
-def _delete(client: HashClient, namespace: str, table: str, values: dict[str, Any]) -> None:
+def _delete(client: Any, namespace: str, table: str, values: dict[str, Any]) -> None:
     if table == "customers":
         client.delete(plain_key(namespace, (CUSTOMER, values["id"])), noreply=False)
         client.delete(plain_key(namespace, (PROFILE, values["id"])), noreply=False)

@@ -21,7 +21,6 @@ from examples.demo.strategy import (
     DELETE_FROM_STREAM,
     EVENT_TOKENS,
     encode_plain,
-    open_client,
     plain_key,
 )
 from examples.demo.world import World
@@ -121,7 +120,7 @@ def _read_primary(world: World) -> Callable[[ObjectKey], Any]:
 
 
 def _plain_reader(world: World, namespace: str) -> Callable[[ObjectKey], Any]:
-    client = open_client(world.addresses)
+    client = world.open_client()
 
     def read(key: ObjectKey) -> Any:
         found = client.get(plain_key(namespace, key))
@@ -142,14 +141,18 @@ def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
         entry, *replies = nodes[located.node].perform(
             (
                 Get(located.item),
-                *(Get(record_key(config.cache.namespace, lineage)) for lineage in policy.lineages),
+                *(
+                    Get(record_key(config.cache.namespace, lineage), is_bound=True)
+                    for lineage in policy.lineages
+                ),
             )
         )
         if not isinstance(entry, Item) or entry.value == STUB:
             return NOTHING
         filled = Filled.decode(entry.value)
         records = {
-            lineage: find_record(reply) for lineage, reply in zip(policy.lineages, replies, strict=True)
+            lineage: find_record(reply, located.node)
+            for lineage, reply in zip(policy.lineages, replies, strict=True)
         }
         if find_hit_refusal(policy, located.identity, filled, records) is not None:
             return NOTHING

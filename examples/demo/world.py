@@ -1,4 +1,4 @@
-"""What the demo runs on: a primary, a replica that lags on purpose, two memcached nodes, the invalidator.
+"""What the demo runs on: a primary, a replica that lags on purpose, two cache nodes, the invalidator.
 
 Everything is private, on loopback, under a temporary directory, and stopped when `open_world` is left; should
 this process be killed, the watchdog of ``integration.servers`` stops it. A server that dies during the run is
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from examples.demo.strategy import EVENT_TOKENS, STRATEGIES
+from examples.demo.strategy import EVENT_TOKENS, STRATEGIES, open_client
 from examples.demo.stream_deleter import READY, parse_report
 from examples.demo.workload import Plan, create_tables
 from freshness.config.reader import load_config
@@ -28,6 +28,7 @@ from integration.servers import (
     Flavor,
     Memcached,
     Pair,
+    Redis,
     ServerFailed,
     ServerProcess,
     database_pair,
@@ -41,10 +42,37 @@ if TYPE_CHECKING:
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 KEYSPACE = "shop"
 LINEAGE = f"{KEYSPACE}/-"
+NODE_MEGABYTES = 64
 REPORT_POLL_SECONDS = 0.2
 DELAY_SECONDS: Final[dict[Flavor, int]] = {"mariadb": 2, "mysql": 1}
 """What is set as the replica's delay: either makes it 1 to 2 s late, since whole seconds are counted, by MariaDB
 from the start of the commit's second, by MySQL to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """The cache nodes of a run. ``stripes``: None for as many as by default.
+
+    ``is_managed``: as a cloud starts them: memcached with ``-o no_modern``, or a Redis that evicts and hides CONFIG.
+    """
+
+    backend: str = "memcached"
+    is_managed: bool = False
+    megabytes: int | None = None
+    stripes: int | None = None
+
+    def make(self) -> Memcached | Redis:
+        """A node that is not started yet."""
+        megabytes = self.megabytes or NODE_MEGABYTES
+        if self.backend == "memcached":
+            return Memcached(memory_mb=megabytes, options=("-o", "no_modern") if self.is_managed else ())
+        managed = ("--maxmemory-policy", "allkeys-lru", "--rename-command", "CONFIG", "")
+        return Redis(options=("--maxmemory", f"{megabytes}mb", *(managed if self.is_managed else ())))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys of the section ``cache`` that it needs."""
+        return {"backend": self.backend} | ({} if self.stripes is None else {"stripes": self.stripes})
 
 
 class StreamDeleterProcess(PythonProgram):
@@ -99,7 +127,7 @@ class World:
 
     flavor: Flavor
     pair: Pair
-    nodes: tuple[Memcached, ...]
+    nodes: tuple[Memcached | Redis, ...]
     invalidator: InvalidatorProcess
     stream_deleter: StreamDeleterProcess
     config_path: Path
@@ -107,9 +135,9 @@ class World:
     archives: Mapping[str, ArchiveProcess] = field(default_factory=dict)
     history: Path | None = None
 
-    @property
-    def addresses(self) -> list[str]:
-        return [node.address for node in self.nodes]
+    def open_client(self) -> Any:
+        """What the strategies without tokens use."""
+        return open_client(self.config.cache.nodes, self.config.cache.backend)
 
     def settings(self, server: DatabaseServer) -> dict[str, Any]:
         """What pymysql needs to connect to ``server``."""
@@ -120,7 +148,7 @@ class World:
         named: list[tuple[str, ServerProcess]] = [
             ("the primary", self.pair.primary),
             ("the replica", self.pair.replica),
-            *((f"memcached {node.address}", node) for node in self.nodes),
+            *((f"{node.technology} {node.address}", node) for node in self.nodes),
             ("the invalidator", self.invalidator),
             ("the stream deleter", self.stream_deleter),
             *((f"the archive of {name}", archive) for name, archive in self.archives.items()),
@@ -167,12 +195,14 @@ def connection_settings(server: DatabaseServer) -> dict[str, Any]:
 
 @contextmanager
 def open_world(
-    flavor: Flavor, plan: Plan, say: Callable[[str], None], history: Path | None = None
+    flavor: Flavor, plan: Plan, say: Callable[[str], None], kind: NodeKind, history: Path | None = None
 ) -> Iterator[World]:
     """Start everything, and stop everything at the end, however it comes. ``history``: where to record the run."""
     with ExitStack() as stack:
-        say(f"starting a {flavor} primary and its replica, two memcached nodes")
-        nodes = (stack.enter_context(Memcached()), stack.enter_context(Memcached()))
+        say(f"starting a {flavor} primary and its replica, two {kind.backend} nodes")
+        nodes = kind.make(), kind.make()
+        for node in nodes:
+            stack.enter_context(node)
         pair = stack.enter_context(database_pair(flavor, primary_options=("--sync-binlog=1",)))
         with pair.primary.connect(SCHEMA) as connection:
             create_tables(connection, plan)
@@ -187,14 +217,18 @@ def open_world(
             addresses,
             replicas=[pair.replica.url],
             objects=CUSTOMER + PROFILE,
-            cache={"namespace": EVENT_TOKENS},
+            cache={"namespace": EVENT_TOKENS, **kind.settings},
             extra=f'[history]\npath = "{history / EVENT_TOKENS / "history"}"\n' if history else "",
         )
-        invalidator = stack.enter_context(InvalidatorProcess(config_path))
+        # Nodes of a size that was asked for may be too small for all stripes
+        invalidator = stack.enter_context(
+            InvalidatorProcess(config_path, needs_stripes=kind.megabytes is None)
+        )
         deleter = StreamDeleterProcess(
             {
                 "namespace": "delete_from_stream",
                 "nodes": addresses,
+                "backend": kind.backend,
                 "flavor": flavor,
                 "server": connection_settings(pair.primary),
             }

@@ -7,13 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROMISED = {"reads", "hit_rate", "stale_reads", "poisoned", "database_reads", "lag_p50_ms", "lag_p99_ms"}
 
 
-def test_the_demo_poisons_the_others_and_not_event_tokens() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="plain memcached"),
+        pytest.param(("--managed", "--backend", "redis"), id="a Redis that evicts and hides CONFIG"),
+        pytest.param(("--managed", "--node-megabytes", "6"), id="a memcached too small for its stripes"),
+    ],
+)
+def test_the_demo_poisons_the_others_and_not_event_tokens(options: tuple[str, ...]) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--seconds", "6", "--json"],
+        [sys.executable, "-m", "examples.demo", "--seconds", "6", "--json", *options],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
@@ -33,5 +43,6 @@ def test_the_demo_poisons_the_others_and_not_event_tokens() -> None:
     ours = strategies["event_tokens"]
     assert (ours["poisoned"], ours["stale_reads"]) == (0, 0)
     assert ours["hit_rate"] > 0
+    assert ("stripe_absent" in ours["outcomes"]) == ("--node-megabytes" in options)
     assert strategies["delete_after_write"]["poisoned"] > 0
     assert strategies["delete_from_stream"]["poisoned"] > 0

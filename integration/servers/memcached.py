@@ -1,4 +1,4 @@
-"""A private memcached node. Its defaults are those that a node of this project needs to keep tombstones."""
+"""A private memcached node, with the options that memcached itself has by default."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from pathlib import Path
 
 from integration.servers.process import ServerProcess, get_program
 
-TEMPORARY_TTL_SECONDS = 700
 ANSWER_SECONDS = 2.0
 
 
 class Memcached(ServerProcess):
-    """``keeps_tombstones``: items with a TTL below 700 s are not evicted, no slab page is moved (F5, F67).
-
-    A `restart` comes up empty, on the same port. ``options`` are appended to the command line.
-    """
+    """A `restart` comes up empty, on the same port. ``options`` are appended to the command line, e.g.
+    ``("-o", "no_modern")``; the last one of a kind counts."""
 
     technology = "memcached"
 
@@ -26,12 +23,10 @@ class Memcached(ServerProcess):
         directory: Path | None = None,
         *,
         memory_mb: int = 64,
-        keeps_tombstones: bool = True,
         options: Sequence[str] = (),
     ) -> None:
         super().__init__(directory)
         self._memory_mb = memory_mb
-        self._keeps_tombstones = keeps_tombstones
         self._options = tuple(options)
 
     @property
@@ -43,8 +38,6 @@ class Memcached(ServerProcess):
         command += ["-m", str(self._memory_mb), "-t", "2"]
         if os.geteuid() == 0:
             command += ["-u", "root"]
-        if self._keeps_tombstones:
-            command += ["-o", f"temporary_ttl={TEMPORARY_TTL_SECONDS},slab_automove=0"]
         return [*command, *self._options]
 
     def is_ready(self) -> bool:
