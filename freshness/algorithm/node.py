@@ -33,7 +33,7 @@ class CacheNode(Protocol):
     and closes the connection, so that a late reply is never taken for the answer to a later request (F46).
     After a failure the caller does not know which requests of the flow were carried out. The next `send`
     opens a new connection. A request that no node could take (see `check_key`, `lifetime_seconds`) raises
-    `FormatError` before anything is sent.
+    `FormatError` before it or anything behind it is sent; mostly nothing is, and else the connection is closed.
     """
 
     @property

@@ -91,10 +91,11 @@ Request: TypeAlias = Get | Add | Cas | Delete | Append
 
 
 class Strikes(Sequence["Append | Delete"]):
-    """Append ``chunk`` to each of ``stripes``, then delete each of ``keys``, as one flow.
+    """Append ``chunk`` to each of ``stripes``, then delete each of ``keys``, as one flow. No stripe comes twice.
 
     A batch of invalidations has thousands of them. A backend may send them without making an object for each; any
-    other user sees an ordinary sequence.
+    other user sees an ordinary sequence. A backend that cannot tell which of the appends was refused answers
+    `CONFLICT` to all of them, also to those that it carried out.
     """
 
     __slots__ = ("chunk", "keys", "stripes")

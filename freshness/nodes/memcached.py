@@ -88,7 +88,7 @@ class MemcachedNode:
         if self._plan is not None:
             self.close()  # answers that nobody received must not be taken for the ones to come
         # By type, as in `encode_flow`
-        if type(requests) is Strikes and len(requests) > STRIKES_PER_WRITE and not self._is_tls:
+        if type(requests) is Strikes and len(requests) > STRIKES_PER_WRITE and self._waits_in_kernel:
             self._send_strikes(requests)
             return
         commands, plan = encode_flow(requests, self._connections)
@@ -255,18 +255,21 @@ class MemcachedNode:
         return received
 
     def _write(self, connected: socket.socket, commands: list[bytes]) -> None:
-        """Write a flow of any size without waiting for a server that itself waits for us to read.
+        """Write commands of any size without waiting for a server that itself waits for us to read.
 
-        The server read all of the former flow before it gave its last answer, so there is room for a
-        beginning.
+        The server read all of the former flow before it gave its last answer, so there is room for the beginning
+        of a flow.
         """
         self._receive_bytes = RECEIVE_BYTES
         if self._is_tls:
             self._write_and_read(connected, _pack_records(commands))
             return
         data = b"".join(commands)
-        # A socket that waits in the kernel would wait until all is taken, and the server may wait for us.
-        sent = connected.send(data, socket.MSG_DONTWAIT if self._waits_in_kernel else 0)
+        try:
+            # A socket that waits in the kernel would wait until all is taken, and the server may wait for us.
+            sent = connected.send(data, socket.MSG_DONTWAIT if self._waits_in_kernel else 0)
+        except BlockingIOError:
+            sent = 0  # the former piece of this flow has taken all the room
         if sent < len(data):
             self._write_and_read(connected, [memoryview(data)[sent:]])
 

@@ -13,8 +13,8 @@ its position, except that a quiet request answers nothing when it did the usual 
 So every run of quiet requests that contains an add, or ends the flow, is fenced by ``mn``: what comes before
 its ``MN`` belongs to the run, what comes after it does not. Hence an error line is known to be a `Cas`'s own
 (`Refused`), or it is one of a quiet run's, and nobody knows whose: then the flow fails, or, where the run is a
-`Strikes`, all its appends count as refused. Called by
-``freshness.nodes.memcached`` alone. It must never guess: what does not fit raises `ProtocolError`.
+`Strikes`, all its appends count as refused. Called by ``freshness.nodes.memcached`` alone. It must never guess: what
+does not fit raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def _get_flags(vivify_ttl_seconds: int) -> bytes:
 def plan_strikes(strikes: Strikes) -> Plan:
     """How the answer to all of them is to be read, a `FENCE` behind them."""
     count = len(strikes)
-    replies: list[Reply] = [STORED] * len(strikes.stripes)
+    replies: list[Reply] = [*[STORED] * len(strikes.stripes), *[DONE] * len(strikes.keys)]
     awaited = [(ReplyKind.FENCE, count)] if count else []
-    return Plan(strikes, replies + [DONE] * len(strikes.keys), awaited, 0)
+    return Plan(strikes, replies, awaited, 0)
 
 
 def encode_strikes(strikes: Strikes, start: int, end: int) -> list[bytes]:

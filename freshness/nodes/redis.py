@@ -80,18 +80,22 @@ return 1
 """
 
 _IDENTIFY: Final = """
-local function identity()
-  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-    .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+local function number(section, name)
+  local found = string.match(redis.call('INFO', section), name .. ':(' .. string.rep('%x', 40) .. ')')
+  return assert(found, 'INFO does not say ' .. name)
+end
+local function identity() return number('server', 'run_id') .. number('replication', 'master_replid') end
+local function is_gone(item)
+  return string.sub(item, 9, 9) == '\\2' and string.sub(item, 10, 89) ~= identity()
 end
 """
+"""``is_gone``: whether an item is bound to another process, and so counts as absent."""
 
 GET_BOUND_SCRIPT: Final = (
     _IDENTIFY
     + """
 local item = redis.call('GET', KEYS[1])
-if not item then return false end
-if string.sub(item, 9, 9) == '\\2' and string.sub(item, 10, 89) ~= identity() then return false end
+if not item or is_gone(item) then return false end
 return {item, redis.call('PTTL', KEYS[1])}
 """
 )
@@ -100,10 +104,9 @@ return {item, redis.call('PTTL', KEYS[1])}
 ADD_BOUND_SCRIPT: Final = (
     _IDENTIFY
     + """
-local now = identity()
 local item = redis.call('GET', KEYS[1])
-if item and not (string.sub(item, 9, 9) == '\\2' and string.sub(item, 10, 89) ~= now) then return 1 end
-local new = ARGV[1] .. '\\2' .. now .. ARGV[2]
+if item and not is_gone(item) then return 1 end
+local new = ARGV[1] .. '\\2' .. identity() .. ARGV[2]
 if ARGV[3] == '0' then redis.call('SET', KEYS[1], new)
 else redis.call('SET', KEYS[1], new, 'PX', ARGV[3]) end
 return 2
@@ -111,9 +114,12 @@ return 2
 )
 
 # Answers 0: absent, 1: another version, 2: done. A bound item stays bound to the same process.
-CAS_SCRIPT: Final = """
+CAS_SCRIPT: Final = (
+    _IDENTIFY
+    + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local held = redis.call('GETRANGE', KEYS[1], 0, 88)
+if is_gone(held) then return 0 end
 if string.sub(held, 1, 8) ~= ARGV[1] then return 1 end
 local bound = '\\0'
 if string.sub(held, 9, 9) == '\\2' then bound = string.sub(held, 9) end
@@ -122,6 +128,7 @@ if ARGV[4] == '0' then redis.call('SET', KEYS[1], new)
 else redis.call('SET', KEYS[1], new, 'PX', ARGV[4]) end
 return 2
 """
+)
 
 DELETE_SCRIPT: Final = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
@@ -130,15 +137,20 @@ redis.call('DEL', KEYS[1])
 return 2
 """
 
-# Answers 0: absent or too long, 2: done. A stub is nobody's any more.
-APPEND_SCRIPT: Final = """
-local size = redis.call('STRLEN', KEYS[1])
-if size == 0 or size + #ARGV[2] > tonumber(ARGV[3]) then return 0 end
-redis.call('SETRANGE', KEYS[1], 0, ARGV[1])
-if redis.call('GETRANGE', KEYS[1], 8, 8) == '\\1' then redis.call('SETRANGE', KEYS[1], 8, '\\0') end
+# Answers 0: absent, too long or foreign, 2: done. A stub is nobody's any more.
+APPEND_SCRIPT: Final = (
+    _IDENTIFY
+    + """
+local held = redis.call('GETRANGE', KEYS[1], 0, 88)
+local flag = string.byte(held, 9)
+if not flag or flag > 2 or is_gone(held) or string.sub(held, 1, 8) == string.rep('\\0', 8) then return 0 end
+if redis.call('STRLEN', KEYS[1]) + #ARGV[2] > tonumber(ARGV[3]) then return 0 end
+if flag == 1 then flag = 0 end
+redis.call('SETRANGE', KEYS[1], 0, ARGV[1] .. string.char(flag))
 redis.call('APPEND', KEYS[1], ARGV[2])
 return 2
 """
+)
 
 SCRIPTS: Final = (
     GET_SCRIPT,
@@ -298,8 +310,10 @@ class RedisNode:
         text = str(error)
         if _is_out_of_memory(error):
             hint = "give the node more memory, or let it evict: maxmemory-policy allkeys-lru"
-        elif isinstance(error, NoPermissionError):
+        elif isinstance(error, NoPermissionError) or "user executing the script" in text:
             hint = "give the user of this node the permission"
+        elif "read only replica" in text:
+            hint = "this server is a replica: configure the primary as the node"
         elif text.startswith("WRONGTYPE"):
             hint = "another application uses the same keys: give the cache a database of its own"
         elif isinstance(error, NoScriptError):

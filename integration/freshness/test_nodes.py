@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from redis import Redis as RedisClient
 
+from freshness.algorithm.envelope import stripe_keys
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import (
     CONFLICT,
     DONE,
     MISSING,
     Add,
+    Append,
     Cas,
     Delete,
     Get,
-    InspectStorage,
     Item,
     Refused,
     Request,
-    StorageReport,
     Stored,
+    Strikes,
 )
 from freshness.errors import NodeUnavailable, NodeUnsuitable
 from freshness.nodes.memcached import MemcachedNode
 from freshness.nodes.redis import RedisNode
-from integration.servers.memcached import TEMPORARY_TTL_SECONDS, Memcached
+from integration.servers.memcached import Memcached
 from integration.servers.process import ServerProcess
 from integration.servers.redis import Redis
-from tests.contract.test_backends import BackendContract, Setup
+from tests.contract.test_backends import BoundContract, Setup
 
 TTL_SECONDS = 120
 
@@ -64,12 +65,6 @@ class ServerSetup:
             node.close()
 
 
-def inspect(node: CacheNode, tombstone_ttl_seconds: int = TTL_SECONDS) -> StorageReport:
-    (reply,) = node.perform([InspectStorage(tombstone_ttl_seconds)])
-    assert isinstance(reply, StorageReport)
-    return reply
-
-
 @pytest.fixture(scope="module")
 def memcached() -> Iterator[Memcached]:
     with Memcached() as server:
@@ -81,8 +76,8 @@ def started() -> Iterator[Callable[..., Memcached]]:
     """Starts servers with options; stops them all."""
     servers: list[Memcached] = []
 
-    def start(*options: str, memory_mb: int = 64, keeps_tombstones: bool = True) -> Memcached:
-        servers.append(Memcached(options=options, memory_mb=memory_mb, keeps_tombstones=keeps_tombstones))
+    def start(*options: str) -> Memcached:
+        servers.append(Memcached(options=options))
         return servers[-1].start()
 
     yield start
@@ -90,7 +85,7 @@ def started() -> Iterator[Callable[..., Memcached]]:
         server.stop()
 
 
-class TestMemcached(BackendContract):
+class TestMemcached(BoundContract):
     @pytest.fixture
     def setup(self, memcached: Memcached) -> Iterator[Setup]:
         memcached.restart()
@@ -141,119 +136,121 @@ class TestMemcached(BackendContract):
         assert set(replies[2::3]) == {DONE}
 
 
-# -- what the server says about its storage ------------------------------------------------------------
+# -- servers of every kind -----------------------------------------------------------------------------
 
 
-def test_a_node_set_up_for_it_keeps_tombstones(started: Callable[..., Memcached]) -> None:
-    node = MemcachedNode(started().address)
-    assert inspect(node).keeps_tombstones
-    assert inspect(node).reason == ""
-    assert "memcached 1." in inspect(node).server
-    # one second for the partial first one, and the limit itself is not promised
-    assert inspect(node, TEMPORARY_TTL_SECONDS - 2).keeps_tombstones
-    assert not inspect(node, TEMPORARY_TTL_SECONDS - 1).keeps_tombstones
+SERVING = {
+    "plain": (),
+    "no_modern": ("-o", "no_modern"),
+    "no_lru_maintainer": ("-o", "no_lru_maintainer"),
+    "never evicts": ("-M",),
+    "temporary_ttl": ("-o", "temporary_ttl=300,slab_automove=0"),
+}
 
 
-def test_the_hint_names_what_the_server_then_takes(started: Callable[..., Memcached]) -> None:
-    server = started(keeps_tombstones=False)
-    node = MemcachedNode(server.address)
-    report = inspect(node)
-    assert not report.keeps_tombstones
-    for words in ("-o temporary_ttl=122", "lru temp_ttl 122", "-o slab_automove=0", "slabs automove 0"):
-        assert words in report.reason
-    assert server.ask("lru temp_ttl 122") == "OK\r\n"
-    assert inspect(node).reason.startswith("it moves slab pages")
-    assert server.ask("slabs automove 0") == "OK\r\n"
-    assert inspect(node).keeps_tombstones
-    again = started("-o", "temporary_ttl=122", "-o", "slab_automove=0", keeps_tombstones=False)
-    assert inspect(MemcachedNode(again.address)).keeps_tombstones
+@pytest.mark.parametrize("options", SERVING.values(), ids=SERVING)
+def test_a_server_with_any_options_serves(
+    started: Callable[..., Memcached], options: tuple[str, ...]
+) -> None:
+    node = MemcachedNode(started(*options).address)
+    replies = node.perform(
+        [
+            Add(b"record", b"v", TTL_SECONDS, is_bound=True),
+            Add(b"stripe", b"head", 0),
+            Append(b"stripe", b" chunk"),
+            Get(b"stripe"),
+            Get(b"k", 30),
+            Get(b"record", is_bound=True),
+        ]
+    )
+    assert [type(reply) for reply in replies] == [Stored, Stored, Stored, Item, Item, Item]
+    assert node.perform(Strikes([b"stripe", b"absent"], b" more", [b"k"])) == [Stored(0), CONFLICT, DONE]
+    stripe, entry = node.perform([Get(b"stripe"), Get(b"k")])
+    assert isinstance(stripe, Item)
+    assert stripe.value == b"head chunk more"
+    assert entry is MISSING
 
 
-def test_without_a_segmented_lru_nothing_is_promised(started: Callable[..., Memcached]) -> None:
-    server = started("-o", "no_lru_maintainer", keeps_tombstones=False)
-    assert "no_lru_maintainer" in inspect(MemcachedNode(server.address)).reason
+def test_a_server_that_keeps_its_memory_in_a_file_is_refused(
+    started: Callable[..., Memcached], tmp_path: Path
+) -> None:
+    """A clean stop and a start would bring everything back, with whatever was invalidated meanwhile."""
+    node = MemcachedNode(started("-e", str(tmp_path / "memory")).address)
+    for _ in range(2):
+        with pytest.raises(NodeUnsuitable, match=f"keeps its memory in {tmp_path}/memory") as caught:
+            node.perform([Get(b"k")])
+        assert "-e" in caught.value.hint
 
 
-def fill(node: CacheNode, prefix: bytes, count: int, ttl_seconds: int, value: bytes) -> int:
+def fill(node: CacheNode, prefix: bytes, count: int, value: bytes) -> int:
     """Add items by their thousands; how many flows the node refused."""
     refused = 0
     for start in range(0, count, 1000):
         try:
-            node.perform([Add(b"%b%d" % (prefix, n), value, ttl_seconds) for n in range(start, start + 1000)])
+            node.perform([Add(b"%b%d" % (prefix, n), value, TTL_SECONDS) for n in range(start, start + 1000)])
         except NodeUnavailable as error:
-            if "out of memory storing object" not in str(error):
+            if "out of memory" not in str(error) and "maxmemory" not in str(error):
                 raise
             refused += 1
     return refused
 
 
-def count_present(node: CacheNode, prefix: bytes, count: int) -> int:
-    replies = node.perform([Get(b"%b%d" % (prefix, n)) for n in range(count)])
-    return sum(reply is not MISSING for reply in replies)
+def count_present(node: CacheNode, names: Sequence[bytes]) -> int:
+    return sum(isinstance(reply, Item) for reply in node.perform([Get(name) for name in names]))
 
 
-def test_the_temp_lru_keeps_tombstones_under_pressure(started: Callable[..., Memcached]) -> None:
-    """F5. The same node without it loses them all, so that this test could fail. Where its own threads starve,
-    memcached refuses a store now and then: that is a loss and counted as one, an eviction is not."""
-    kept = []
-    for keeps_tombstones in (True, False):
-        server = started(keeps_tombstones=keeps_tombstones, memory_mb=16)
-        node = MemcachedNode(server.address)
-        assert fill(node, b"tombstone", 5000, TTL_SECONDS, b"t" * 60) == 0
-        assert inspect(node).losses == 0
-        refused = fill(node, b"entry", 300_000, 86_400, b"v" * 60)
-        kept.append(count_present(node, b"tombstone", 5000))
-        losses, evictions = inspect(node).losses, int(server.stats()["evictions"])
-        assert losses >= refused
-        assert losses < evictions / 10, "evicting entries is not a loss"
-    assert kept == [5000, 0]
-
-
-def test_memory_full_of_tombstones_refuses_and_counts(started: Callable[..., Memcached]) -> None:
-    """F51: a quiet add fails its flow; a CAS is refused, and its former item is gone."""
-    node = MemcachedNode(started(memory_mb=8).address)
-    assert fill(node, b"tombstone", 200_000, TTL_SECONDS, b"t" * 60) > 0
-    losses = inspect(node).losses
-    assert losses > 0
-    (seen,) = node.perform([Get(b"tombstone0")])
-    assert isinstance(seen, Item)
-    (refused,) = node.perform([Cas(b"tombstone0", b"u" * 60, seen.version, TTL_SECONDS)])
-    assert refused == Refused("out of memory storing object")
-    assert node.perform([Get(b"tombstone0")]) == [MISSING]
-    assert inspect(node).losses > losses
-
-
-def test_a_moved_slab_page_is_counted(started: Callable[..., Memcached]) -> None:
-    """F67: unevictable items that go with a page are in no eviction counter."""
-    server = started()
+def test_a_full_server_evicts_stripes_as_all_else(started: Callable[..., Memcached]) -> None:
+    """So an append finds some and others not, and says which."""
+    server = started("-m", "6")
     node = MemcachedNode(server.address)
-    count = 100_000
-    assert fill(node, b"tombstone", count, TTL_SECONDS, b"t" * 60) == 0
-    assert inspect(node).losses == 0
-    full = max(
-        (int(pages), name.split(":")[0])
-        for name, pages in server.stats("slabs").items()
-        if name.endswith(":total_pages")
+    names = [b"!%x" % number for number in range(5000)]
+    node.perform([Add(name, b"s" * 60, 0) for name in names])
+    fill(node, b"entry", 60_000, b"v" * 60)
+    assert int(server.stats()["evictions"]) > 0
+    held = node.perform([Get(name) for name in names])
+    present = [isinstance(reply, Item) for reply in held]
+    assert not all(present)
+    replies = node.perform(Strikes(names, b"c" * 60, []))
+    assert not any(
+        reply == Stored(0) for reply, was_there in zip(replies, present, strict=True) if not was_there
     )
-    for moved in (1, 2):
-        assert server.ask(f"slabs reassign {full[1]} 20") == "OK\r\n"
-        deadline = time.monotonic() + 30
-        while int(server.stats()["slabs_moved"]) < moved:
-            assert time.monotonic() < deadline, "the page was not moved"
-            time.sleep(0.02)
-    lost = count - count_present(node, b"tombstone", count)
-    assert lost > 0
-    assert inspect(node).losses >= lost
-    assert server.stats()["evictions"] == "0"
+    for reply, found in zip(replies, node.perform([Get(name) for name in names]), strict=True):
+        if isinstance(found, Item):
+            assert (found.value == b"s" * 60 + b"c" * 60) == (reply == Stored(0))
 
 
-def test_a_flush_by_a_stranger_is_counted(started: Callable[..., Memcached]) -> None:
-    server = started()
-    node = MemcachedNode(server.address)
-    node.perform([Add(b"k", b"v", TTL_SECONDS)])
-    server.ask("flush_all")
-    assert node.perform([Get(b"k")]) == [MISSING]
-    assert inspect(node).losses == 1
+def test_a_server_that_never_evicts_refuses_appends(started: Callable[..., Memcached]) -> None:
+    """F51: an append that is refused is no append, nor is any other of its flow; a CAS is refused, and its former
+    item is gone; a quiet add fails its flow."""
+    node = MemcachedNode(started("-M", "-m", "6").address)
+    names = [b"!%x" % number for number in range(3000)]
+    node.perform([Add(name, b"s" * 60, 0) for name in names])
+    assert fill(node, b"entry", 200_000, b"v" * 60) > 0
+    for size in (0, 120, 60):  # a stub is shorter, and a stripe with a chunk more is longer
+        assert fill(node, b"s%d." % size, 100_000, b"v" * size) > 0
+    assert node.perform([Get(b"stub", 30)]) == [MISSING]
+    (seen,) = node.perform([Get(b"entry2")])
+    assert isinstance(seen, Item)
+    (refused,) = node.perform([Cas(b"entry2", b"u" * 60, seen.version, TTL_SECONDS)])
+    assert refused == Refused("out of memory storing object")
+    assert node.perform([Get(b"entry2")]) == [MISSING]
+    assert fill(node, b"more", 1000, b"v" * 60) > 0
+    replies = node.perform(Strikes(names, b"c" * 60, [b"entry0", b"absent"]))
+    assert replies == [CONFLICT] * 3000 + [DONE] * 2
+    assert 0 < count_present(node, names) < 3000
+    assert node.perform([Get(b"entry0"), Append(b"entry0", b"w" * 60)]) == [MISSING, CONFLICT]
+
+
+def test_all_stripes_of_a_lineage_at_once(started: Callable[..., Memcached]) -> None:
+    """The server has something to say to each, so it must be read while the flow is still being written."""
+    node = MemcachedNode(started().address, timeout_seconds=10)
+    names = stripe_keys("shop", "shop/-80", 65_536)
+    keys = [b"shop:customer:%d" % number for number in range(65_536)]
+    strikes = Strikes(names, b"c" * 60, keys)
+    assert node.perform(strikes) == [CONFLICT] * 65_536 + [DONE] * 65_536
+    assert node.perform([Add(name, b"s", 0) for name in names]) == [Stored(0)] * 65_536
+    assert node.perform(strikes) == [Stored(0)] * 65_536 + [DONE] * 65_536
+    assert count_present(node, names) == 65_536
 
 
 # -- servers that can never serve, and servers in trouble ----------------------------------------------
@@ -319,6 +316,15 @@ def test_tls(tmp_path: Path) -> None:
         for n in range(20):
             large += [Add(b"large%d" % n, b"v" * 900_000, TTL_SECONDS), Get(b"large%d" % n)]
         assert all(isinstance(reply, Item) for reply in node.perform(large)[1::2])
+        names = stripe_keys("shop", "shop/-80", 5000)
+        node.perform([Add(name, b"s", 0) for name in names[::2]])
+        for length in (1, 2000):
+            replies = node.perform(Strikes(names, b"c" * length, [b"k%d" % n for n in range(5000)]))
+            assert replies == [Stored(0), CONFLICT] * 2500 + [DONE] * 5000
+        assert node.perform([Get(b"k%d" % n) for n in range(5000)]) == [MISSING] * 5000
+        (stripe,) = node.perform([Get(names[4998])])
+        assert isinstance(stripe, Item)
+        assert stripe.value == b"s" + b"c" * 2001
         with pytest.raises(NodeUnavailable):
             MemcachedNode(server.address, tls_context=ssl.create_default_context()).perform([Get(b"k")])
     finally:
@@ -392,7 +398,7 @@ def started_redis() -> Iterator[Callable[..., Redis]]:
         server.stop()
 
 
-class TestRedis(BackendContract):
+class TestRedis(BoundContract):
     @pytest.fixture
     def setup(self, redis: Redis) -> Iterator[Setup]:
         redis.restart()
@@ -412,74 +418,198 @@ class TestRedis(BackendContract):
         assert node.perform([Cas(b"k", b"from the former life", former.version, TTL_SECONDS)]) == [CONFLICT]
 
 
-def test_a_redis_that_never_evicts_keeps_tombstones(started_redis: Callable[..., Redis]) -> None:
-    report = inspect(RedisNode(started_redis().address))
-    assert report.keeps_tombstones
-    assert report.server.startswith("redis ")
-    limited = started_redis("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")
-    assert inspect(RedisNode(limited.address)).keeps_tombstones
+@pytest.mark.parametrize(
+    "policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random", "volatile-lru", "volatile-ttl"]
+)
+def test_a_redis_that_evicts_serves(started_redis: Callable[..., Redis], policy: str) -> None:
+    """An append finds some stripes and others not, and says which."""
+    node = RedisNode(started_redis("--maxmemory", "4mb", "--maxmemory-policy", policy).address)
+    names = [b"!%x" % number for number in range(3000)]
+    node.perform([Add(b"record", b"v", 0, is_bound=True)])
+    node.perform([Add(name, b"s" * 60, TTL_SECONDS) for name in names])
+    assert fill(node, b"entry", 20_000, b"v" * 200) == 0
+    assert count_present(node, names) < 3000
+    replies = node.perform(Strikes(names, b"c" * 60, [b"entry0"]))
+    assert replies[-1] is DONE
+    assert CONFLICT in replies
+    for reply, found in zip(replies, node.perform([Get(name) for name in names]), strict=False):
+        if isinstance(found, Item):
+            assert found.value == (b"s" * 60 + b"c" * 60 if reply == Stored(0) else b"s" * 60)
 
 
-def test_a_redis_that_evicts_does_not(started_redis: Callable[..., Redis]) -> None:
-    server = started_redis("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
-    node = RedisNode(server.address)
-    before = inspect(node)
-    assert not before.keeps_tombstones
-    assert "noeviction" in before.reason
-    assert fill(node, b"entry", 5000, 86_400, b"v" * 1000) == 0
-    assert inspect(node).losses > before.losses
-
-
-def test_a_full_redis_refuses_and_counts(started_redis: Callable[..., Redis]) -> None:
-    server = started_redis("--maxmemory", "4mb", "--maxmemory-policy", "noeviction")
-    node = RedisNode(server.address)
+def test_a_full_redis_refuses(started_redis: Callable[..., Redis]) -> None:
+    """Nothing is evicted and nothing is stored: an append is no append, and its stripe can still be deleted."""
+    node = RedisNode(started_redis("--maxmemory", "4mb", "--maxmemory-policy", "noeviction").address)
+    node.perform([Add(b"!1", b"s", 0), Add(b"record", b"v", 0, is_bound=True)])
+    before = node.perform([Get(b"!1"), Get(b"record", is_bound=True)])
     with pytest.raises(NodeUnavailable, match="maxmemory") as caught:
         node.perform([Add(b"k%d" % n, b"v" * 1000, TTL_SECONDS) for n in range(5000)])
     assert "more memory" in caught.value.hint
-    report = inspect(node)
-    assert report.keeps_tombstones
-    assert report.losses > 0
-    (seen,) = node.perform([Get(b"k0")])
-    assert isinstance(seen, Item)
-    (refused,) = node.perform([Cas(b"k0", b"v" * 1000, seen.version, TTL_SECONDS)])
+    assert node.perform([Append(b"!1", b"c"), Append(b"absent", b"c")]) == [CONFLICT, CONFLICT]
+    assert node.perform(Strikes([b"!1", b"!2"], b"c", [b"k0"])) == [CONFLICT, CONFLICT, DONE]
+    record = before[1]
+    assert isinstance(record, Item)
+    (refused,) = node.perform([Cas(b"record", b"w", record.version, TTL_SECONDS)])
     assert isinstance(refused, Refused)
-    assert node.perform([Get(b"absent", 30)]) == [MISSING]
-    (after,) = node.perform([Get(b"k0")])
-    assert isinstance(after, Item)
-    assert after.version == seen.version
+    assert node.perform([Get(b"absent", 30), Get(b"k0")]) == [MISSING, MISSING]
+    assert node.perform([Get(b"!1"), Get(b"record", is_bound=True)]) == before
+    with pytest.raises(NodeUnavailable, match="maxmemory"):
+        node.perform([Add(b"copy", b"v", 0, is_bound=True)])
+    assert node.perform([Delete(b"!1"), Get(b"!1")]) == [DONE, MISSING]
 
 
-@pytest.mark.parametrize("options", [("--save", "60 1"), ("--appendonly", "yes")])
-def test_a_persistent_redis_is_refused(started_redis: Callable[..., Redis], options: tuple[str, ...]) -> None:
-    with pytest.raises(NodeUnsuitable, match="persistent") as caught:
-        RedisNode(started_redis(*options).address).perform([Get(b"k")])
-    assert "appendonly no" in caught.value.hint
+# -- old data that come back -----------------------------------------------------------------------------
+
+BOUND = [Get(b"bound", is_bound=True), Get(b"plain"), Get(b"plain", is_bound=True)]
 
 
-def test_a_redis_that_becomes_persistent_is_noticed(started_redis: Callable[..., Redis]) -> None:
+def store_bound(node: CacheNode) -> Item:
+    """A bound item and a plain one, which both can be read; the bound one."""
+    added = [Add(b"bound", b"record", TTL_SECONDS, is_bound=True), Add(b"plain", b"entry", TTL_SECONDS)]
+    assert node.perform(added) == [Stored(0), Stored(0)]
+    bound, *plain = node.perform(BOUND)
+    assert isinstance(bound, Item)
+    assert [reply.value for reply in plain if isinstance(reply, Item)] == [b"entry", b"entry"]
+    return bound
+
+
+def check_bound_is_gone(node: CacheNode, former: Item) -> None:
+    """The plain item is there and the bound one is not, for any request; it can be added again."""
+    bound, *plain = node.perform(BOUND)
+    assert bound is MISSING
+    assert [reply.value for reply in plain if isinstance(reply, Item)] == [b"entry", b"entry"]
+    replies = node.perform(
+        [Cas(b"bound", b"late", former.version, TTL_SECONDS), Append(b"bound", b"late"), *BOUND[:1]]
+    )
+    assert replies == [MISSING, CONFLICT, MISSING]
+    added = Add(b"bound", b"again", TTL_SECONDS, is_bound=True)
+    assert node.perform([added, added]) == [Stored(0), CONFLICT]
+    (again,) = node.perform(BOUND[:1])
+    assert isinstance(again, Item)
+    assert again.value == b"again"
+    (stored,) = node.perform([Cas(b"bound", b"newer", again.version, TTL_SECONDS)])
+    assert isinstance(stored, Stored)
+
+
+def test_a_redis_that_is_restarted_with_its_data(started_redis: Callable[..., Redis]) -> None:
+    """As after a crash of a server that saves its data now and then."""
     server = started_redis()
     node = RedisNode(server.address)
-    assert inspect(node).keeps_tombstones
-    with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
-        connection.sendall(b"CONFIG SET appendonly yes\r\n")
-        assert connection.recv(100) == b"+OK\r\n"
-    with pytest.raises(NodeUnsuitable, match="persistent"):
-        inspect(node)
+    former = store_bound(node)
+    assert ask(server).save()
+    server.restart()
+    with pytest.raises(NodeUnavailable):
+        node.perform(BOUND)
+    check_bound_is_gone(node, former)
 
 
-def test_a_replicated_redis_is_refused(started_redis: Callable[..., Redis]) -> None:
-    """A failover would keep the life and forget the last acknowledged invalidations."""
-    primary = started_redis()
-    replica = started_redis("--replicaof", f"127.0.0.1 {primary.port}")
-    with pytest.raises(NodeUnsuitable, match="replicated: role slave"):
-        RedisNode(replica.address).perform([Get(b"k")])
+def test_a_redis_that_was_a_replica_in_between(started_redis: Callable[..., Redis]) -> None:
+    """It has the same run_id after that, the connection stays open, and the item came back with all its bytes."""
+    server, other = started_redis(), started_redis()
+    node = RedisNode(server.address)
+    former = store_bound(node)
+    run_id = ask(server).info("server")["run_id"]
+    make_replica(other, server)
+    (copy,) = RedisNode(other.address).perform([Get(b"bound")])
+    assert isinstance(copy, Item)
+    assert (copy.value, copy.version) == (former.value, former.version)
+    make_primary(other)
+    make_replica(server, other)
+    with pytest.raises(NodeUnavailable, match="read only replica") as caught:
+        RedisNode(server.address).perform([Append(b"plain", b"no")])
+    assert "primary" in caught.value.hint
+    make_primary(server)
+    assert ask(server).info("server")["run_id"] == run_id
+    check_bound_is_gone(node, former)
+    assert RedisNode(other.address).perform(BOUND[:1]) == [MISSING]
 
 
-def test_a_redis_that_hides_its_configuration_promises_nothing(started_redis: Callable[..., Redis]) -> None:
-    server = started_redis("--rename-command", "CONFIG", "")
-    report = inspect(RedisNode(server.address))
-    assert not report.keeps_tombstones
-    assert "CONFIG GET" in report.reason
+def test_a_promoted_replica_has_no_bound_item(started_redis: Callable[..., Redis]) -> None:
+    primary, replica = started_redis(), started_redis()
+    former = store_bound(RedisNode(primary.address))
+    make_replica(replica, primary)
+    node = RedisNode(replica.address)
+    assert node.perform(BOUND[:1]) == [MISSING]
+    make_primary(replica)
+    check_bound_is_gone(node, former)
+
+
+def ask(server: Redis) -> RedisClient:
+    return RedisClient(port=server.port, decode_responses=True)
+
+
+def make_replica(server: Redis, primary: Redis) -> None:
+    """Wait until it has everything that the primary has now."""
+    ask(server).replicaof("127.0.0.1", str(primary.port))
+    wait_until(lambda: ask(server).info("replication")["master_link_status"] == "up")
+    assert ask(server).info("replication")["role"] == "slave"
+
+
+def make_primary(server: Redis) -> None:
+    ask(server).replicaof("NO", "ONE")
+    assert ask(server).info("replication")["role"] == "master"
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came so"
+        time.sleep(0.05)
+
+
+# -- servers that hide something -------------------------------------------------------------------------
+
+COMMANDS = (
+    "script|load",
+    "evalsha",
+    "set",
+    "del",
+    "get",
+    "pttl",
+    "exists",
+    "getrange",
+    "setrange",
+    "append",
+    "strlen",
+)
+"""All that a node is asked for, with ``info``."""
+
+
+def check_serves(node: CacheNode) -> None:
+    store_bound(node)
+    stub, missing = node.perform([Get(b"k", 30), Get(b"absent")])
+    assert isinstance(stub, Item)
+    assert missing is MISSING
+    replies = node.perform(
+        [
+            Cas(b"k", b"v", stub.version, TTL_SECONDS),
+            Append(b"plain", b"c"),
+            Delete(b"k", 1),
+            Delete(b"k"),
+            *Strikes([b"plain", b"absent"], b"c", [b"k"]),
+        ]
+    )
+    assert isinstance(replies[0], Stored)
+    assert replies[1:] == [Stored(0), CONFLICT, DONE, Stored(0), CONFLICT, DONE]
+
+
+@pytest.mark.parametrize("name", ["", "hidden"])
+def test_a_redis_without_config_serves(started_redis: Callable[..., Redis], name: str) -> None:
+    check_serves(RedisNode(started_redis("--rename-command", "CONFIG", name).address))
+
+
+def test_a_user_who_may_do_little(started_redis: Callable[..., Redis]) -> None:
+    server = started_redis()
+    allowed = [f"+{command}" for command in COMMANDS]
+    for user, may in (("all", ["+@all", "-config"]), ("little", [*allowed, "+info"]), ("less", allowed)):
+        assert ask(server).acl_setuser(user, enabled=True, passwords=["+secret"], keys=["*"], commands=may)
+    for user in ("all", "little"):
+        check_serves(RedisNode(server.address, username=user, password="secret"))
+        ask(server).flushall()
+    less = RedisNode(server.address, username="less", password="secret")
+    with pytest.raises(NodeUnavailable, match="refused a request") as caught:
+        less.perform([Add(b"bound", b"v", TTL_SECONDS, is_bound=True)])
+    assert "permission" in caught.value.hint
 
 
 def test_a_redis_with_a_password() -> None:

@@ -119,13 +119,13 @@ def test_a_paused_memcached_answers_when_it_is_resumed(memcached: Memcached) -> 
         assert connection.recv(100).startswith(b"VERSION")
 
 
-def test_memcached_keeps_tombstones_unless_told_otherwise(memcached: Memcached) -> None:
+def test_memcached_is_started_plainly_unless_told_otherwise(memcached: Memcached) -> None:
     settings = memcached.stats("settings")
-    assert (settings["temp_lru"], settings["temporary_ttl"], settings["slab_automove"]) == ("yes", "700", "0")
-    with Memcached(keeps_tombstones=False, memory_mb=8) as other:
+    assert (settings["temporary_ttl"], settings["slab_automove"]) == ("61", "1")
+    assert (settings["lru_segmented"], settings["maxbytes"]) == ("yes", str(64 << 20))
+    with Memcached(memory_mb=8, options=("-o", "no_modern", "-m", "6")) as other:
         settings = other.stats("settings")
-        assert (settings["temporary_ttl"], settings["slab_automove"]) == ("61", "1")
-        assert settings["maxbytes"] == str(8 << 20)
+        assert (settings["lru_segmented"], settings["maxbytes"]) == ("no", str(6 << 20))
 
 
 def test_memcached_restarts_empty_on_its_port(memcached: Memcached) -> None:

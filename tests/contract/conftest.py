@@ -40,7 +40,7 @@ def memory_setup() -> MemorySetup:
 
 
 class FakeRedisSetup:
-    """One Redis in this process, on the real clock. It knows neither INFO nor CONFIG, like some managed ones."""
+    """One Redis in this process, on the real clock. It knows no INFO, so it binds no items."""
 
     def __init__(self) -> None:
         self.server = fakeredis.FakeServer(server_type="redis", version=(7, 0))

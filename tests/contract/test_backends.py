@@ -17,18 +17,16 @@ from freshness.algorithm.request import (
     DONE,
     MISSING,
     Add,
+    Append,
     Cas,
     Delete,
     Get,
-    InspectStorage,
     Item,
-    Marks,
-    Merges,
     Refused,
     Reply,
     Request,
-    StorageReport,
     Stored,
+    Strikes,
 )
 from freshness.errors import ConfigError, FormatError, NodeUnavailable
 from freshness.nodes.redis import RedisNode
@@ -165,12 +163,112 @@ class BackendContract:
         assert one(node, Delete(b"k", item(node, b"k").version)) is DONE
         assert one(node, Get(b"k")) is MISSING
 
-    def test_inspection_answers_a_report(self, node: CacheNode) -> None:
-        report = one(node, InspectStorage(120))
-        assert isinstance(report, StorageReport)
-        assert report.losses == 0
-        assert report.server
-        assert report.keeps_tombstones or report.reason
+    # -- append ----------------------------------------------------------------------------------------
+
+    def test_append_to_an_absent_key(self, node: CacheNode) -> None:
+        assert one(node, Append(b"k", b"v")) is CONFLICT
+        assert one(node, Get(b"k")) is MISSING
+
+    @pytest.mark.parametrize("value", AWKWARD_VALUES)
+    def test_append_changes_value_and_version(self, node: CacheNode, value: bytes) -> None:
+        node.perform([Add(b"k", value, TTL_SECONDS)])
+        version = item(node, b"k").version
+        replies = node.perform([Append(b"k", value), Get(b"k"), Append(b"k", b"!"), Get(b"k")])
+        first, one_more, second, found = replies
+        assert (first, second) == (Stored(0), Stored(0))
+        assert isinstance(one_more, Item)
+        assert isinstance(found, Item)
+        assert (one_more.value, found.value) == (value + value, value + value + b"!")
+        assert len({0, version, one_more.version, found.version}) == 4
+        for former in (version, one_more.version):
+            assert one(node, Cas(b"k", b"no", former, TTL_SECONDS)) is CONFLICT
+            assert one(node, Delete(b"k", former)) is CONFLICT
+        assert isinstance(one(node, Cas(b"k", b"yes", found.version, TTL_SECONDS)), Stored)
+
+    def test_append_keeps_the_ttl(self, setup: Setup) -> None:
+        node = setup.connect()
+        node.perform([Add(b"short", b"v", 1), Add(b"long", b"v", TTL_SECONDS), Add(b"never", b"v", 0)])
+        assert node.perform([Append(key, b"w") for key in (b"short", b"long", b"never")]) == [Stored(0)] * 3
+        assert 0 <= item(node, b"short").ttl_seconds <= 2
+        assert 2 < item(node, b"long").ttl_seconds <= TTL_SECONDS + 1
+        assert item(node, b"never").ttl_seconds == -1
+        setup.pass_time(2.5)
+        assert node.perform([Append(key, b"x") for key in (b"short", b"long")]) == [CONFLICT, Stored(0)]
+        assert one(node, Get(b"short")) is MISSING
+        assert item(node, b"long").value == b"vwx"
+
+    def test_append_makes_an_item_of_a_stub(self, node: CacheNode) -> None:
+        """Its lease is nobody's any more, and the winner's version is no longer the item's."""
+        stub = one(node, Get(b"k", vivify_ttl_seconds=30))
+        assert isinstance(stub, Item)
+        assert one(node, Append(b"k", b"v")) == Stored(0)
+        for found in node.perform([Get(b"k"), Get(b"k", vivify_ttl_seconds=60)]):
+            assert isinstance(found, Item)
+            assert (found.value, found.won, found.lease) == (b"v", False, False)
+            assert 0 < found.ttl_seconds <= 31
+        assert one(node, Cas(b"k", b"no", stub.version, TTL_SECONDS)) is CONFLICT
+
+    def test_an_item_with_a_ttl_is_appended_to_and_replaced_by_one_without(self, node: CacheNode) -> None:
+        """As a pending stripe is, which becomes a whole one."""
+        node.perform([Add(b"k", b"pending", 15), Append(b"k", b" and more")])
+        pending = item(node, b"k")
+        assert (pending.value, pending.won, pending.lease) == (b"pending and more", False, False)
+        stored, appended = node.perform([Cas(b"k", b"whole", pending.version, 0), Append(b"k", b" and more")])
+        assert isinstance(stored, Stored)
+        assert appended == Stored(0)
+        whole = item(node, b"k")
+        assert (whole.value, whole.ttl_seconds, whole.won, whole.lease) == (
+            b"whole and more",
+            -1,
+            False,
+            False,
+        )
+        assert one(node, Cas(b"k", b"no", stored.version, 0)) is CONFLICT
+
+    def test_appends_of_several_clients_are_all_there(self, setup: Setup) -> None:
+        nodes = [setup.connect() for _ in range(3)]
+        nodes[0].perform([Add(b"k", b"", TTL_SECONDS)])
+        chunks = [[b"<%d.%d>" % (client, number) for number in range(50)] for client in range(3)]
+        for node, own in zip(nodes, chunks, strict=True):
+            node.send([Append(b"k", chunk) for chunk in own])
+        for node in nodes:
+            assert node.receive() == [Stored(0)] * 50
+        found = [b"<%b>" % part for part in item(nodes[0], b"k").value[1:-1].split(b"><")]
+        assert [[part for part in found if part in own] for own in chunks] == chunks
+        assert len(found) == 150
+
+    @pytest.mark.parametrize(("held_bytes", "added_bytes"), [(1, 2_000_000), (700_000, 700_000)])
+    def test_append_of_too_much(self, node: CacheNode, held_bytes: int, added_bytes: int) -> None:
+        """Nothing was appended then, but a node may have dropped the item."""
+        held = b"v" * held_bytes
+        node.perform([Add(b"k", held, TTL_SECONDS), Add(b"after", b"v", TTL_SECONDS)])
+        requests: list[Request] = [
+            Append(b"k", b"w" * added_bytes),
+            Append(b"after", b"w"),
+            Delete(b"before"),
+        ]
+        assert node.perform(requests) == [CONFLICT, Stored(0), DONE]
+        later, after = node.perform([Get(b"k"), Get(b"after")])
+        assert later is MISSING or (isinstance(later, Item) and later.value == held)
+        assert isinstance(after, Item)
+        assert after.value == b"vw"
+
+    def test_too_long_a_chunk_for_some_stripes(self, node: CacheNode) -> None:
+        """Each append that counts was carried out, and each that does not count left nothing behind."""
+        names = [b"!%d" % number for number in range(4)]
+        node.perform(
+            [Add(name, b"v" * size, 0) for name, size in zip(names, (1, 700_000, 1, 700_000), strict=True)]
+        )
+        replies = node.perform(Strikes(names, b"w" * 700_000, [b"k"]))
+        assert replies[1::2] == [CONFLICT, CONFLICT]
+        assert replies[4:] == [DONE]
+        held = node.perform([Get(name) for name in names])
+        for reply, found in zip(replies, held, strict=False):
+            if reply == Stored(0):
+                assert isinstance(found, Item)
+                assert found.value == b"v" + b"w" * 700_000
+            else:
+                assert found is MISSING or (isinstance(found, Item) and b"w" not in found.value)
 
     # -- stubs -----------------------------------------------------------------------------------------
 
@@ -259,8 +357,9 @@ class BackendContract:
                 Delete(b"there"),
                 Get(b"there"),
                 Get(b"stub", 30),
-                InspectStorage(120),
+                Append(b"absent", b"no"),
                 Add(b"new", b"no", TTL_SECONDS),
+                Append(b"new", b"er"),
                 Delete(b"new"),
                 Add(b"new", b"yes", TTL_SECONDS),
             ]
@@ -277,8 +376,7 @@ class BackendContract:
         assert replies[7:11] == [CONFLICT, MISSING, DONE, MISSING]
         assert isinstance(replies[11], Item)
         assert replies[11].won
-        assert isinstance(replies[12], StorageReport)
-        assert replies[13:] == [CONFLICT, DONE, Stored(0)]
+        assert replies[12:] == [CONFLICT, CONFLICT, Stored(0), DONE, Stored(0)]
         assert item(node, b"new").value == b"yes"
 
     def test_flows_sent_to_two_nodes_before_either_is_received(self, setup: Setup) -> None:
@@ -318,6 +416,9 @@ class BackendContract:
             Cas(key, b"v", 1, 1),
             Delete(key),
             Delete(key, 1),
+            Append(key, b"v"),
+            Get(key, is_bound=True),
+            Add(key, b"v", 1, is_bound=True),
         ]
         for request in requests:
             with pytest.raises(FormatError, match="250 bytes"):
@@ -329,6 +430,7 @@ class BackendContract:
             Add(b"j", b"v", -1),
             Cas(b"j", b"v", 1, -1),
             Get(b"j", -1),
+            Add(b"j", b"v", -1, is_bound=True),
         ]
         for request in requests:
             with pytest.raises(FormatError, match="TTL"):
@@ -349,7 +451,7 @@ class BackendContract:
         node.perform([Add(b"k%d" % n, b"", TTL_SECONDS) for n in range(0, count, 100)])
         requests: list[Request] = []
         for n in range(count):
-            requests += [Add(b"k%d" % n, b"tombstone", TTL_SECONDS), Delete(b"entry%d" % n)]
+            requests += [Add(b"k%d" % n, b"pending", TTL_SECONDS), Delete(b"entry%d" % n)]
         replies = node.perform(requests)
         assert [n for n, reply in enumerate(replies[0::2]) if reply is CONFLICT] == list(range(0, count, 100))
         assert replies[0::2].count(Stored(0)) == count - count // 100
@@ -386,12 +488,14 @@ class BackendContract:
             Get(b"k", 30),
             Add(b"k", b"v", 60),
             Delete(b"k"),
-            InspectStorage(9),
+            Append(b"k", b"v"),
+            Get(b"k", is_bound=True),
         ]
+        flows = [*([request] for request in requests), Strikes([b"k"], b"v", [b"j"])]
         for _ in range(2):
-            for request in requests:
+            for flow in flows:
                 with pytest.raises(NodeUnavailable, match=node.name):
-                    node.perform([request])
+                    node.perform(flow)
         with pytest.raises(NodeUnavailable, match=node.name):
             setup.connect().perform([Get(b"k")])
 
@@ -412,85 +516,115 @@ class BackendContract:
         node.close()
         assert item(node, b"k").value == b"v"
 
-    # -- pairs of a batch ------------------------------------------------------------------------------
+    # -- the stripes and keys of a batch ---------------------------------------------------------------
 
-    @pytest.mark.parametrize("count", [0, 1, 3, 700])
-    def test_marks_do_what_their_requests_do(self, node: CacheNode, setup: Setup, count: int) -> None:
-        keys = [b"k%d" % number for number in range(count)]
-        for number in range(0, count, 3):  # every third has a tombstone already
-            one(node, Add(b"k%d!" % number, b"old", TTL_SECONDS))
-        for key in keys:
-            one(node, Add(key, b"entry", TTL_SECONDS))
-        values = [b"new%d" % number for number in range(count)]
-        marks = Marks(keys, values, b"!", TTL_SECONDS)
-        assert list(marks) == [
-            request
-            for key, value in zip(keys, values, strict=True)
-            for request in (Add(key + b"!", value, TTL_SECONDS), Delete(key))
-        ]
-        replies = node.perform(marks)
-        assert replies[1::2] == [DONE] * count
-        assert [reply is CONFLICT for reply in replies[::2]] == [number % 3 == 0 for number in range(count)]
-        assert all(reply is CONFLICT or isinstance(reply, Stored) for reply in replies[::2])
-        for number, key in enumerate(keys):
-            assert one(node, Get(key)) is MISSING
-            held = item(node, key + b"!")
-            assert held.value == (b"old" if number % 3 == 0 else values[number])
-            assert 0 < held.ttl_seconds <= TTL_SECONDS + 1
+    @pytest.mark.parametrize(
+        ("stripes", "keys"),
+        [(0, 0), (1, 0), (0, 1), (1, 1), (3, 3), (2500, 0), (0, 2500), (2500, 2500)],
+    )
+    def test_strikes_do_what_their_requests_do(self, node: CacheNode, stripes: int, keys: int) -> None:
+        """Every third stripe is absent, and every third key. Numbers in hexadecimal, so that names begin alike."""
+        names = [b"%b!%x" % (side, number) for side in (b"a", b"b") for number in range(stripes)]
+        entries = [b"%b:%x" % (side, number) for side in (b"a", b"b") for number in range(keys)]
+        there = [key for key in (*names, *entries) if int(key[2:], 16) % 3]
+        assert node.perform([Add(key, b"old", TTL_SECONDS) for key in there]) == [Stored(0)] * len(there)
+        strikes = Strikes(names[:stripes], b" new", entries[:keys])
+        requests = list(Strikes(names[stripes:], b" new", entries[keys:]))
+        assert requests[:stripes] == [Append(name, b" new") for name in names[stripes:]]
+        assert requests[stripes:] == [Delete(entry) for entry in entries[keys:]]
+        expected: list[Reply] = [Stored(0) if number % 3 else CONFLICT for number in range(stripes)]
+        expected += [DONE] * keys
+        assert node.perform(strikes) == expected
+        assert node.perform(requests) == expected
+        held = node.perform([Get(key) for key in names])
+        values = [reply.value if isinstance(reply, Item) else None for reply in held]
+        assert values == [b"old new" if number % 3 else None for number in range(stripes)] * 2
+        assert node.perform([Get(key) for key in entries]) == [MISSING] * 2 * keys
 
-    def test_merges_do_what_their_requests_do(self, node: CacheNode) -> None:
-        names = [b"fits", b"other", b"gone", b"former"]
-        versions = []
-        for name in names:
-            one(node, Add(name + b"!", b"old", TTL_SECONDS))
-            one(node, Add(name, b"entry", TTL_SECONDS))
-            versions.append(item(node, name + b"!").version)
-        one(node, Delete(b"gone!"))
-        versions[1] += 1 << 40
-        merged = [
-            (b"new " + name, version, TTL_SECONDS) for name, version in zip(names, versions, strict=True)
-        ]
-        merges = Merges(names[:3], merged[:3], b"!")
-        assert list(merges)[:2] == [Cas(b"fits!", b"new fits", versions[0], TTL_SECONDS), Delete(b"fits")]
-        stored, _, conflict, _, missing, _ = node.perform(merges)
-        assert isinstance(stored, Stored)
-        assert (conflict, missing) == (CONFLICT, MISSING)
-        assert [one(node, Get(name)) for name in names[:3]] == [MISSING] * 3
-        assert item(node, b"fits!").value == b"new fits"
-        assert item(node, b"other!").value == b"old"
-        # A version that no item can have on this connection, as after a reconnect
-        (reply, deleted) = node.perform(Merges(names[3:], [(b"x", -versions[3], TTL_SECONDS)], b"!"))
-        assert (reply, deleted) == (CONFLICT, DONE)
-        assert item(node, b"former!").value == b"old"
+    def test_strikes_come_in_any_order_with_other_flows(self, setup: Setup) -> None:
+        first, second = setup.connect(), setup.connect()
+        first.perform([Add(b"!1", b"0", TTL_SECONDS), Add(b"!2", b"0", TTL_SECONDS)])
+        first.send(Strikes([b"!2", b"!3", b"!1"], b"a", [b"k"]))
+        second.send(Strikes([b"!3", b"!1"], b"b", []))
+        assert second.receive() == [CONFLICT, Stored(0)]
+        assert first.receive() == [Stored(0), CONFLICT, Stored(0), DONE]
+        assert item(first, b"!2").value == b"0a"
+        assert sorted(item(first, b"!1").value) == sorted(b"0ab")
 
-    @pytest.mark.parametrize("former", [None, 650])
-    def test_many_merges_do_what_their_requests_do(self, node: CacheNode, former: int | None) -> None:
-        """``former``: the one whose version is of a former connection."""
-        keys = [b"k%d" % number for number in range(700)]
-        markers = [key + b"!" for key in keys]
-        node.perform([*(Add(each, b"old", TTL_SECONDS) for each in (*markers, *keys))])
-        held = [each for each in node.perform([Get(marker) for marker in markers]) if isinstance(each, Item)]
-        merged = [
-            (b"new%d" % number, -each.version if number == former else each.version, TTL_SECONDS)
-            for number, each in enumerate(held)
-        ]
-        replies = node.perform(Merges(keys, merged, b"!"))
-        assert replies[1::2] == [DONE] * 700
-        assert [number for number, reply in enumerate(replies[::2]) if not isinstance(reply, Stored)] == (
-            [] if former is None else [former]
+    @pytest.mark.parametrize("count", [2, 2500])
+    @pytest.mark.parametrize("bad", [b"a b", b"k" * (KEY_BYTES_MAX + 1)])
+    def test_strikes_with_a_name_that_no_node_takes(self, node: CacheNode, bad: bytes, count: int) -> None:
+        """A flow that is sent piece by piece may have begun; the connection is good for the next one."""
+        names = [b"%d" % number for number in range(count - 1)] + [bad]
+        for strikes in (Strikes(names, b"v", []), Strikes([], b"v", names), Strikes(names[:1], b"v", names)):
+            with pytest.raises(FormatError, match="250 bytes"):
+                node.perform(strikes)
+            assert one(node, Add(b"after", b"v", TTL_SECONDS)) == Stored(0)
+            assert one(node, Delete(b"after")) is DONE
+
+
+class BoundContract(BackendContract):
+    """With what a backend promises about bound items, while its server process is the same.
+
+    Not run over Redis in this process: fakeredis does not know INFO, which the scripts ask. What becomes of bound
+    items in another process is in ``integration/freshness/test_nodes.py``.
+    """
+
+    def test_a_bound_item_is_like_any_other_in_its_own_process(self, setup: Setup) -> None:
+        node = setup.connect()
+        assert one(node, Get(b"k", is_bound=True)) is MISSING
+        assert one(node, Add(b"k", ALL_BYTES, TTL_SECONDS, is_bound=True)) == Stored(0)
+        assert one(node, Add(b"k", b"second", TTL_SECONDS, is_bound=True)) is CONFLICT
+        assert one(node, Add(b"k", b"second", TTL_SECONDS)) is CONFLICT
+        bound, plain = setup.connect().perform([Get(b"k", is_bound=True), Get(b"k")])
+        assert isinstance(bound, Item)
+        assert bound == plain
+        assert bound.value == ALL_BYTES
+        assert (bound.won, bound.lease) == (False, False)
+        assert 0 < bound.ttl_seconds <= TTL_SECONDS + 1
+
+    @pytest.mark.parametrize("value", AWKWARD_VALUES)
+    def test_cas_and_append_keep_it_bound(self, node: CacheNode, value: bytes) -> None:
+        node.perform([Add(b"k", b"first", TTL_SECONDS, is_bound=True)])
+        version = item(node, b"k").version
+        replies = node.perform(
+            [
+                Cas(b"k", b"no", version + 1, TTL_SECONDS),
+                Cas(b"k", value, version, 0),
+                Append(b"k", value),
+                Get(b"k", is_bound=True),
+                Get(b"k"),
+            ]
         )
-        assert node.perform([Get(key) for key in keys]) == [MISSING] * 700
-        for number in (0, 499, 500, 650, 699):
-            assert item(node, markers[number]).value == (b"old" if number == former else b"new%d" % number)
+        conflict, stored, appended, bound, plain = replies
+        assert (conflict, appended) == (CONFLICT, Stored(0))
+        assert isinstance(stored, Stored)
+        assert isinstance(bound, Item)
+        assert bound == plain
+        assert (bound.value, bound.ttl_seconds) == (value + value, -1)
+        assert bound.version not in (version, stored.version)
 
-    def test_pairs_with_a_key_that_no_node_takes_send_nothing(self, node: CacheNode) -> None:
-        for bad in (b"a b", b"k" * KEY_BYTES_MAX):
-            with pytest.raises(FormatError):
-                node.perform(Marks([b"good", bad], [b"v", b"v"], b"!", TTL_SECONDS))
-            assert one(node, Get(b"good!")) is MISSING
+    def test_a_bound_item_can_be_deleted_and_added_again(self, node: CacheNode) -> None:
+        node.perform([Add(b"k", b"v", TTL_SECONDS, is_bound=True)])
+        version = item(node, b"k").version
+        assert one(node, Delete(b"k", version + 1)) is CONFLICT
+        assert one(node, Delete(b"k", version)) is DONE
+        assert one(node, Add(b"k", b"again", 0, is_bound=True)) == Stored(0)
+        found = one(node, Get(b"k", is_bound=True))
+        assert isinstance(found, Item)
+        assert (found.value, found.ttl_seconds) == (b"again", -1)
+
+    def test_an_item_that_is_not_bound_is_shown_to_those_who_ask_for_bound_ones(
+        self, node: CacheNode
+    ) -> None:
+        node.perform([Add(b"k", b"v", TTL_SECONDS)])
+        assert one(node, Add(b"k", b"w", TTL_SECONDS, is_bound=True)) is CONFLICT
+        found = one(node, Get(b"k", is_bound=True))
+        assert isinstance(found, Item)
+        assert found == item(node, b"k")
 
 
-class TestMemory(BackendContract):
+class TestMemory(BoundContract):
     @pytest.fixture
     def setup(self, memory_setup: MemorySetup) -> Setup:
         return memory_setup
@@ -500,11 +634,6 @@ class TestRedisInThisProcess(BackendContract):
     @pytest.fixture
     def setup(self, fake_redis_setup: FakeRedisSetup) -> Setup:
         return fake_redis_setup
-
-    def test_a_server_that_hides_its_configuration_promises_nothing(self, setup: Setup) -> None:
-        report = one(setup.connect(), InspectStorage(120))
-        assert isinstance(report, StorageReport)
-        assert not report.keeps_tombstones
 
     def test_scripts_that_were_flushed_are_loaded_again(self, fake_redis_setup: FakeRedisSetup) -> None:
         node = fake_redis_setup.connect()
@@ -534,6 +663,8 @@ class TestRedisInThisProcess(BackendContract):
         assert one(node, Cas(b"k", b"v", 0, TTL_SECONDS)) is CONFLICT
         assert one(node, Delete(b"k", 0)) is CONFLICT
         assert one(node, Add(b"k", b"v", TTL_SECONDS)) is CONFLICT
+        assert one(node, Append(b"k", b"v")) is CONFLICT
+        assert one(node, Get(b"k")) == Item(raw, 0)
         assert one(node, Delete(b"k")) is DONE
 
     def test_a_key_of_another_type_is_an_error(self, fake_redis_setup: FakeRedisSetup) -> None:

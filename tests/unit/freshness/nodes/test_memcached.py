@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,48 +20,31 @@ from freshness.algorithm.request import (
     MISSING,
     STORED,
     Add,
+    Append,
     Cas,
     Delete,
     Get,
-    InspectStorage,
     Item,
     Refused,
     Reply,
     Request,
-    StorageReport,
     Stored,
+    Strikes,
 )
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.nodes import memcached
 from freshness.nodes.memcached import MemcachedNode
-from freshness.nodes.meta import VERSION_LIMIT, ProtocolError, ReplyReader, Stats, decode_flow, encode_flow
+from freshness.nodes.meta import VERSION_LIMIT, ProtocolError, ReplyReader, decode_flow, encode_flow
 
 ADD, CAS = Add(b"k", b"v", 10), Cas(b"k", b"v", 7, 10)
 QUIET_DELETE, DELETE = Delete(b"k"), Delete(b"k", 7)
-GET, INSPECT = Get(b"k"), InspectStorage(120)
-
-STATS = {
-    "store_no_memory": "1",
-    "slab_reassign_evictions_nomem": "2",
-    "slab_reassign_busy_deletes": "4",
-    "slab_reassign_running": "0",
-    "cmd_flush": "8",
-    "evictions": "5000",
-}
-SETTINGS = {
-    "cas_enabled": "yes",
-    "lru_segmented": "yes",
-    "temp_lru": "yes",
-    "temporary_ttl": "122",
-    "slab_automove": "0",
-}
-ITEMS = {"items:1:outofmemory": "16", "items:3:outofmemory": "32", "items:3:evicted": "5000"}
+GET, APPEND = Get(b"k"), Append(b"k", b"v")
+STRIKES = Strikes([b"!1", b"!10", b"!k!1"], b"v", [b"k"])
+TOO_LARGE = b"SERVER_ERROR object too large for cache\r\n"
+OUT_OF_MEMORY = b"SERVER_ERROR out of memory storing object\r\n"
 
 
-def report_of(stats: Stats, settings: Stats, items: Stats, tombstone_ttl_seconds: int) -> StorageReport:
-    return StorageReport(True, "", len(stats) + len(settings) + len(items), str(tombstone_ttl_seconds))
-
-
-def read(requests: list[Request], received: bytes, chunk_bytes: int = 1 << 20) -> list[Reply]:
+def read(requests: Sequence[Request], received: bytes, chunk_bytes: int = 1 << 20) -> list[Reply]:
     """The replies to a flow for which the node sent ``received``, in chunks of a size."""
     chunks = iter(received[start : start + chunk_bytes] for start in range(0, len(received), chunk_bytes))
 
@@ -71,7 +54,7 @@ def read(requests: list[Request], received: bytes, chunk_bytes: int = 1 << 20) -
             raise ConnectionResetError
         return chunk
 
-    return decode_flow(encode_flow(requests)[1], ReplyReader(receive), report_of)
+    return decode_flow(encode_flow(requests)[1], ReplyReader(receive))
 
 
 # -- requests to bytes ---------------------------------------------------------------------------------
@@ -90,15 +73,27 @@ def read(requests: list[Request], received: bytes, chunk_bytes: int = 1 << 20) -
         ([QUIET_DELETE], b"delete k noreply\r\nmn\r\n"),
         ([DELETE], b"md k C7\r\n"),
         ([Delete(b"k", 1 << 64)], b"mg k\r\n"),
-        ([INSPECT], b"stats\r\nstats settings\r\nstats items\r\n"),
+        ([APPEND], b"ms k 1 MA\r\nv\r\n"),
+        ([Append(b"k", b"\r\n")], b"ms k 2 MA\r\n\r\n\r\n"),
+        ([Get(b"k", is_bound=True)], b"mg k v c t\r\n"),
+        ([Add(b"k", b"v", 10, is_bound=True)], b"ms k 1 T11 ME q O0\r\nv\r\nmn\r\n"),
         # a run is fenced where it ends the flow, or where something that answers follows an add
         ([ADD, QUIET_DELETE], b"ms k 1 T11 ME q O0\r\nv\r\ndelete k noreply\r\nmn\r\n"),
         ([QUIET_DELETE, GET], b"delete k noreply\r\nmg k v c t\r\n"),
         ([GET, ADD, CAS], b"mg k v c t\r\nms k 1 T11 ME q O1\r\nv\r\nmn\r\nms k 1 T11 C7 c\r\nv\r\n"),
+        ([ADD, APPEND], b"ms k 1 T11 ME q O0\r\nv\r\nmn\r\nms k 1 MA\r\nv\r\n"),
+        ([APPEND, QUIET_DELETE], b"ms k 1 MA\r\nv\r\ndelete k noreply\r\nmn\r\n"),
+        (Strikes([], b"v", []), b""),
+        (Strikes([b"!1"], b"", []), b"ms !1 0 MA q k\r\n\r\nmn\r\n"),
+        (Strikes([], b"v", [b"j", b"k"]), b"delete j noreply\r\ndelete k noreply\r\nmn\r\n"),
+        (
+            Strikes([b"!1", b"!2"], b"v", [b"k"]),
+            b"ms !1 1 MA q k\r\nv\r\nms !2 1 MA q k\r\nv\r\ndelete k noreply\r\nmn\r\n",
+        ),
         ([ADD, GET, GET], b"ms k 1 T11 ME q O0\r\nv\r\nmn\r\nmg k v c t\r\nmg k v c t\r\n"),
     ],
 )
-def test_bytes_of_a_flow(requests: list[Request], expected: bytes) -> None:
+def test_bytes_of_a_flow(requests: Sequence[Request], expected: bytes) -> None:
     assert b"".join(encode_flow(requests)[0]) == expected
 
 
@@ -130,7 +125,7 @@ def test_ttls_do_not_stick_to_the_next_request() -> None:
 
 # -- bytes to replies ----------------------------------------------------------------------------------
 
-GOOD: list[tuple[list[Request], bytes, list[Reply]]] = [
+GOOD: list[tuple[Sequence[Request], bytes, list[Reply]]] = [
     ([], b"", []),
     ([GET], b"EN\r\n", [MISSING]),
     ([GET], b"VA 3 c12 t-1\r\nabc\r\n", [Item(b"abc", 12, -1)]),
@@ -160,25 +155,37 @@ GOOD: list[tuple[list[Request], bytes, list[Reply]]] = [
         b"MN\r\nSERVER_ERROR object too large for cache\r\nHD c9\r\n",
         [STORED, Refused("object too large for cache"), DONE, Stored(9)],
     ),
+    ([APPEND, APPEND], b"HD\r\nNS\r\n", [STORED, CONFLICT]),
+    ([APPEND, GET], TOO_LARGE + b"EN\r\n", [CONFLICT, MISSING]),
+    ([APPEND, APPEND], OUT_OF_MEMORY + b"HD\r\n", [CONFLICT, STORED]),
     (
-        [GET, INSPECT, GET],
-        b"EN\r\nSTAT a 1\r\nSTAT b 2 3\r\nEND\r\nEND\r\nSTAT c \r\nEND\r\nEN\r\n",
-        [MISSING, StorageReport(True, "", 3, "120"), MISSING],
+        [ADD, APPEND, ADD, QUIET_DELETE, APPEND],
+        b"NS O0\r\nMN\r\nHD\r\nNS O2\r\nMN\r\nNS\r\n",
+        [CONFLICT, STORED, CONFLICT, DONE, CONFLICT],
     ),
+    (Strikes([], b"v", []), b"", []),
+    (Strikes([], b"v", [b"j", b"k"]), b"MN\r\n", [DONE, DONE]),
+    (STRIKES, b"MN\r\n", [STORED, STORED, STORED, DONE]),
+    (STRIKES, b"NS k!1\r\nMN\r\n", [CONFLICT, STORED, STORED, DONE]),
+    (STRIKES, b"NS k!10\r\nNS k!k!1\r\nMN\r\n", [STORED, CONFLICT, CONFLICT, DONE]),
+    # A refusal does not say whose it is: none counts
+    (STRIKES, OUT_OF_MEMORY + b"MN\r\n", [CONFLICT, CONFLICT, CONFLICT, DONE]),
+    (STRIKES, b"NS k!10\r\n" + TOO_LARGE + b"MN\r\n", [CONFLICT, CONFLICT, CONFLICT, DONE]),
+    (STRIKES, OUT_OF_MEMORY * 2 + b"NS k!k!1\r\nMN\r\n", [CONFLICT, CONFLICT, CONFLICT, DONE]),
 ]
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 1 << 20])
 @pytest.mark.parametrize(("requests", "received", "expected"), GOOD)
 def test_replies_in_any_pieces(
-    requests: list[Request], received: bytes, expected: list[Reply], chunk_bytes: int
+    requests: Sequence[Request], received: bytes, expected: list[Reply], chunk_bytes: int
 ) -> None:
     assert read(requests, received, chunk_bytes) == expected
 
 
 @pytest.mark.parametrize(("requests", "received", "expected"), [case for case in GOOD if case[0]])
 def test_a_reply_that_breaks_off_is_no_reply(
-    requests: list[Request], received: bytes, expected: list[Reply]
+    requests: Sequence[Request], received: bytes, expected: list[Reply]
 ) -> None:
     for end in range(len(received)):
         with pytest.raises(ConnectionResetError):
@@ -186,7 +193,9 @@ def test_a_reply_that_breaks_off_is_no_reply(
 
 
 @pytest.mark.parametrize(("requests", "received", "expected"), [case for case in GOOD if case[0]])
-def test_bytes_too_many_are_an_error(requests: list[Request], received: bytes, expected: list[Reply]) -> None:
+def test_bytes_too_many_are_an_error(
+    requests: Sequence[Request], received: bytes, expected: list[Reply]
+) -> None:
     with pytest.raises(ProtocolError, match="after the last reply"):
         read(requests, received + b"EN\r\n")
 
@@ -195,7 +204,7 @@ def test_bytes_too_many_are_an_error(requests: list[Request], received: bytes, e
     ("requests", "received"),
     [
         (requests, received)
-        for requests in ([GET], [CAS], [DELETE], [ADD], [QUIET_DELETE], [INSPECT], [Get(b"k", 30)])
+        for requests in ([GET], [CAS], [DELETE], [ADD], [QUIET_DELETE], [APPEND], STRIKES, [Get(b"k", 30)])
         for received in (
             b"\r\n",
             b"ERROR\r\n",
@@ -205,6 +214,10 @@ def test_bytes_too_many_are_an_error(requests: list[Request], received: bytes, e
             b"VALUE k 0 1\r\nv\r\nEND\r\n",
             b"STORED\r\n",
             b"NS\r\n",
+            b"NS k\r\n",
+            b"NS kk\r\n",
+            b"NS !1\r\n",
+            b"NS k!1 \r\n",
             b"NS O99\r\n",
             b"NS Ox\r\n",
             b"HD cx\r\n",
@@ -222,10 +235,10 @@ def test_bytes_too_many_are_an_error(requests: list[Request], received: bytes, e
             b"x" * 10_000,
             bytes(range(256)) * 40,
         )
-        if not (requests == [CAS] and received.startswith(b"NF c"))
+        if (requests, received) != ([APPEND], b"NS\r\n")
     ],
 )
-def test_what_does_not_fit_is_never_a_reply(requests: list[Request], received: bytes) -> None:
+def test_what_does_not_fit_is_never_a_reply(requests: Sequence[Request], received: bytes) -> None:
     with pytest.raises(ProtocolError):
         read(requests, received)
 
@@ -238,22 +251,21 @@ def test_what_does_not_fit_is_never_a_reply(requests: list[Request], received: b
         ([ADD, GET, ADD], b"NS O2\r\nMN\r\nEN\r\nMN\r\n"),  # of the run that comes
         ([ADD, GET, ADD], b"MN\r\nEN\r\nNS O0\r\nMN\r\n"),  # of the run before
         ([ADD], b"NF O0\r\nMN\r\n"),
-        (
-            [ADD, CAS],
-            b"SERVER_ERROR object too large for cache\r\nMN\r\nHD c8\r\n",
-        ),  # the add's, not the CAS's
+        ([ADD, CAS], TOO_LARGE + b"MN\r\nHD c8\r\n"),  # the add's, not the CAS's
+        ([ADD, APPEND], OUT_OF_MEMORY + b"MN\r\nHD\r\n"),
+        (STRIKES, b"NS O0\r\nMN\r\n"),
+        (STRIKES, b"NS kk\r\nMN\r\n"),  # a key, not a stripe
+        ([APPEND], b"NS k!1\r\n"),
     ],
 )
-def test_a_line_of_another_request_is_never_taken(requests: list[Request], received: bytes) -> None:
+def test_a_line_of_another_request_is_never_taken(requests: Sequence[Request], received: bytes) -> None:
     with pytest.raises(ProtocolError):
         read(requests, received)
 
 
 # -- a server that misbehaves --------------------------------------------------------------------------
 
-SETTINGS_ANSWER = (
-    b"".join(b"STAT %b %b\r\n" % (k.encode(), v.encode()) for k, v in SETTINGS.items()) + b"END\r\n"
-)
+SETTINGS_ANSWER = b"STAT cas_enabled yes\r\nSTAT memory_file (null)\r\nEND\r\n"
 GREETING = (b"VERSION 1.6.18\r\n", SETTINGS_ANSWER)
 """The answers to ``version`` and ``stats settings``, with which each connection begins."""
 
@@ -333,7 +345,7 @@ def test_after_a_reply_that_does_not_fit_the_connection_is_closed(
     assert script[0].closed_by_client == [True, True]
 
 
-@pytest.mark.parametrize("request_", [GET, ADD, CAS, DELETE, QUIET_DELETE, INSPECT])
+@pytest.mark.parametrize("request_", [GET, ADD, CAS, DELETE, QUIET_DELETE, APPEND])
 def test_a_server_that_closes_instead_of_answering(script: list[ScriptedServer], request_: Request) -> None:
     node = connect(script, [*GREETING, None])
     with pytest.raises(NodeUnavailable, match="broke the connection"):
@@ -379,6 +391,66 @@ def test_an_interrupted_read_closes_the_connection(
     node.close()
 
 
+class SlowServer:
+    """One connection with little room on its way: it reads a flow in small pieces and answers at its end."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.received = bytearray()
+        self._thread = threading.Thread(target=self._serve, args=(answer,))
+        self._thread.start()
+
+    def _serve(self, answer: bytes) -> None:
+        connection, _ = self._listener.accept()
+        with closing(connection):
+            for greeting in GREETING:
+                connection.recv(65536)
+                connection.sendall(greeting)
+            while piece := connection.recv(1024):
+                self.received += piece
+                if self.received.endswith(b"mn\r\n"):
+                    connection.sendall(answer)
+
+    def finish(self) -> None:
+        """Wait until the script is over."""
+        self._thread.join(20)
+        self._listener.close()
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("waits_in_kernel", [True, False])
+@pytest.mark.parametrize("keys", [0, 1, 4000])
+def test_strikes_that_the_server_reads_slowly(
+    waits_in_kernel: bool, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written piece by piece, and a piece must not fail for want of room."""
+    if not waits_in_kernel:
+        monkeypatch.setattr(memcached, "_wait_in_kernel", lambda *_: False)
+    server = SlowServer(b"NS k!9c3\r\nNS k!0\r\nMN\r\n")
+    node = MemcachedNode(server.address, timeout_seconds=5)
+    connected = node._open()
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    strikes = Strikes(
+        [b"!%x" % number for number in range(2500)], b"c" * 60, [b"k%d" % n for n in range(keys)]
+    )
+    expected: list[Reply] = [CONFLICT if number in (0, 0x9C3) else STORED for number in range(2500)]
+    assert node.perform(strikes) == expected + [DONE] * keys
+    node.close()
+    server.finish()
+    assert bytes(server.received) == b"".join(encode_flow(strikes)[0])
+
+
+def test_a_refusal_inside_a_large_flow_counts_for_all_its_appends() -> None:
+    server = SlowServer(b"NS k!7\r\n" + OUT_OF_MEMORY + b"NS k!9\r\nMN\r\n")
+    node = MemcachedNode(server.address, timeout_seconds=5)
+    strikes = Strikes([b"!%x" % number for number in range(2500)], b"c", [b"k"])
+    assert node.perform(strikes) == [CONFLICT] * 2500 + [DONE]
+    node.close()
+    server.finish()
+
+
 @pytest.mark.parametrize(
     ("greeting", "what"),
     [
@@ -387,6 +459,10 @@ def test_an_interrupted_read_closes_the_connection(
         ([b"VERSION unknown\r\n"], "unknown"),
         ([b"VERSION 1.6.18\r\n", b"STAT cas_enabled no\r\nEND\r\n"], "no CAS"),
         ([b"VERSION 1.6.18\r\n", b"END\r\n"], "no CAS"),
+        (
+            [b"VERSION 1.6.18\r\n", SETTINGS_ANSWER.replace(b"(null)", b"/dev/shm/kept")],
+            "keeps its memory in /dev/shm/kept",
+        ),
         ([b"CLIENT_ERROR unauthenticated\r\n"], "credentials"),
     ],
 )
@@ -464,41 +540,3 @@ def test_nobody_listens() -> None:
 def test_an_address_that_is_none() -> None:
     with pytest.raises(ConfigError, match="not an address"):
         MemcachedNode("127.0.0.1:port")
-
-
-# -- the storage report --------------------------------------------------------------------------------
-
-
-def storage_report(**changes: str) -> StorageReport:
-    stats = {name: changes.get(name, value) for name, value in STATS.items()}
-    settings = {name: changes.get(name, value) for name, value in SETTINGS.items()}
-    return MemcachedNode("127.0.0.1:1")._report(stats, settings, ITEMS, 120)
-
-
-def test_losses_are_what_was_refused_moved_away_or_flushed_but_not_evictions() -> None:
-    report = storage_report()
-    assert report.keeps_tombstones
-    assert report.losses == 1 + 2 + 4 + 8 + 16 + 32
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"lru_segmented": "no"}, "no segmented LRU"),
-        ({"temp_lru": "no"}, "TEMP_LRU is off: start it with -o temporary_ttl=122"),
-        ({"temporary_ttl": "121"}, "TEMP_LRU is 121 s"),
-        ({"slab_automove": "1"}, "slab_automove=0"),
-        ({"slab_reassign_running": "1"}, "moving a slab page now"),
-        ({"cmd_flush": "many"}, "stats do not say"),
-    ],
-)
-def test_what_is_missing_is_said(changes: dict[str, str], words: str) -> None:
-    report = storage_report(**changes)
-    assert not report.keeps_tombstones
-    assert words in report.reason
-
-
-def test_a_server_that_hides_its_stats_promises_nothing() -> None:
-    report = MemcachedNode("127.0.0.1:1")._report({}, {}, {}, 120)
-    assert not report.keeps_tombstones
-    assert "store_no_memory" in report.reason

@@ -11,19 +11,21 @@ from dataclasses import dataclass
 import pytest
 
 from freshness.algorithm.request import (
+    CONFLICT,
+    DONE,
     MISSING,
     Add,
+    Append,
     Cas,
     Delete,
     Get,
-    InspectStorage,
     Item,
     Refused,
-    StorageReport,
     Stored,
+    Strikes,
 )
 from freshness.errors import NodeUnavailable
-from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.nodes.memory import ITEM_OVERHEAD_BYTES, MemoryNode, MemoryStore
 
 
 @dataclass
@@ -35,17 +37,9 @@ class Clock:
 
 
 def store_of(
-    clock: Clock, *, capacity_items: int | None = None, temp_lru_ttl_seconds: int | None = None
+    clock: Clock, *, capacity_items: int | None = None, item_size_max: int = 1_000_000
 ) -> MemoryStore:
-    return MemoryStore(
-        "memory:1", clock=clock, capacity_items=capacity_items, temp_lru_ttl_seconds=temp_lru_ttl_seconds
-    )
-
-
-def report(node: MemoryNode, tombstone_ttl_seconds: int) -> StorageReport:
-    (reply,) = node.perform([InspectStorage(tombstone_ttl_seconds)])
-    assert isinstance(reply, StorageReport)
-    return reply
+    return MemoryStore("memory:1", clock=clock, capacity_items=capacity_items, item_size_max=item_size_max)
 
 
 def version_of(node: MemoryNode, key: bytes) -> int:
@@ -68,14 +62,13 @@ def test_versions_start_at_1_and_repeat_after_a_restart() -> None:
     assert node.perform([Cas(b"a", b"from the former life", 1, 60)]) == [Stored(2)]
 
 
-def test_a_flush_keeps_the_version_counter_and_is_counted() -> None:
+def test_a_flush_keeps_the_version_counter() -> None:
     store = store_of(Clock())
     node = MemoryNode(store)
     node.perform([Add(b"a", b"1", 60)])
     store.flush()
     assert node.perform([Get(b"a"), Add(b"a", b"1", 60)]) == [MISSING, Stored(0)]
     assert version_of(node, b"a") == 2
-    assert report(node, 120).losses == 1
 
 
 def test_time_counts_whole_seconds_and_gives_one_more_than_asked() -> None:
@@ -95,7 +88,45 @@ def test_the_least_recently_used_item_is_evicted() -> None:
     node = MemoryNode(store)
     node.perform([Add(b"a", b"", 60), Add(b"b", b"", 60), Add(b"c", b"", 60), Get(b"a"), Add(b"d", b"", 60)])
     assert store.keys() == [b"c", b"a", b"d"]
-    assert store.losses == 0
+
+
+def test_an_append_is_a_use_and_takes_no_room() -> None:
+    store = store_of(Clock(), capacity_items=2)
+    node = MemoryNode(store)
+    node.perform([Add(b"a", b"", 60), Add(b"b", b"", 60)])
+    assert node.perform(Strikes([b"a", b"c"], b"v", [])) == [Stored(), CONFLICT]
+    assert store.keys() == [b"b", b"a"]
+    node.perform([Add(b"d", b"", 60)])
+    assert store.keys() == [b"a", b"d"]
+
+
+def test_a_stub_takes_room_like_any_item() -> None:
+    store = store_of(Clock(), capacity_items=2)
+    node = MemoryNode(store)
+    node.perform([Get(b"stub", 30), Add(b"a", b"", 3600), Add(b"b", b"", 3600), Get(b"other", 30)])
+    assert store.keys() == [b"b", b"other"]
+
+
+@pytest.mark.parametrize("request_", [Cas(b"k", b"x" * 200, 999, 60), Append(b"k", b"x" * 200)])
+def test_a_refusal_drops_the_former_item(request_: Cas | Append) -> None:
+    """Whatever its version, as memcached does. What is behind it in the flow is carried out."""
+    store = store_of(Clock(), item_size_max=200)
+    node = MemoryNode(store)
+    node.perform([Add(b"k", b"v", 60), Add(b"other", b"v", 60)])
+    refused, done = node.perform([request_, Delete(b"other")])
+    assert refused is CONFLICT or isinstance(refused, Refused)
+    assert done is DONE
+    assert store.keys() == []
+
+
+def test_the_longest_item() -> None:
+    store = store_of(Clock(), item_size_max=200)
+    node = MemoryNode(store)
+    longest = 200 - len(b"k") - ITEM_OVERHEAD_BYTES
+    node.perform([Add(b"k", b"v", 60)])
+    assert node.perform([Append(b"k", b"v" * (longest - 1))]) == [Stored()]
+    assert node.perform([Append(b"k", b"v")]) == [CONFLICT]
+    assert node.perform([Add(b"k", b"v" * longest, 60)]) == [Stored()]
 
 
 def test_expired_items_go_before_live_ones() -> None:
@@ -108,76 +139,13 @@ def test_expired_items_go_before_live_ones() -> None:
     assert store.keys() == [b"a", b"c"]
 
 
-def test_the_temp_lru_is_not_evicted() -> None:
-    store = store_of(Clock(), capacity_items=3, temp_lru_ttl_seconds=300)
-    node = MemoryNode(store)
-    node.perform([Add(b"tombstone", b"", 120)])
-    node.perform([Add(b"entry%d" % n, b"", 3600) for n in range(10)])
-    assert store.keys() == [b"tombstone", b"entry8", b"entry9"]
-
-
-def test_without_a_temp_lru_a_tombstone_is_evicted_like_all() -> None:
-    store = store_of(Clock(), capacity_items=3)
-    node = MemoryNode(store)
-    node.perform([Add(b"tombstone", b"", 120)])
-    node.perform([Add(b"entry%d" % n, b"", 3600) for n in range(3)])
-    assert store.keys() == [b"entry0", b"entry1", b"entry2"]
-
-
-def test_a_stub_is_evictable_even_with_a_short_ttl() -> None:
-    store = store_of(Clock(), capacity_items=2, temp_lru_ttl_seconds=300)
-    node = MemoryNode(store)
-    node.perform([Get(b"stub", 30), Add(b"a", b"", 3600), Add(b"b", b"", 3600)])
-    assert store.keys() == [b"a", b"b"]
-
-
-def test_memory_full_of_tombstones_refuses_and_counts() -> None:
-    store = store_of(Clock(), capacity_items=2, temp_lru_ttl_seconds=300)
-    node = MemoryNode(store)
-    node.perform([Add(b"t1", b"1", 120), Add(b"t2", b"2", 120)])
-    with pytest.raises(NodeUnavailable, match="out of memory"):
-        node.perform([Add(b"t3", b"3", 120)])
-    assert report(node, 120).losses == 1
-    assert node.perform([Get(b"stub", 30)]) == [MISSING]
-    assert store.keys() == [b"t1", b"t2"]
-
-
-def test_a_refused_cas_drops_the_former_item() -> None:
-    store = store_of(Clock(), capacity_items=2, temp_lru_ttl_seconds=300)
-    node = MemoryNode(store)
-    node.perform([Add(b"t1", b"1", 120), Add(b"t2", b"2", 120)])
-    (reply,) = node.perform([Cas(b"t1", b"1,2", 1, 120)])
-    assert isinstance(reply, Refused)
-    assert "out of memory" in reply.reason
-    assert store.keys() == [b"t2"]
-    assert store.losses == 1
-
-
-@pytest.mark.parametrize(
-    ("temp_lru_ttl_seconds", "keeps"), [(None, False), (61, False), (120, False), (121, False), (122, True)]
-)
-def test_tombstones_are_kept_only_by_a_temp_lru_above_their_ttl(
-    temp_lru_ttl_seconds: int | None, keeps: bool
-) -> None:
-    node = MemoryNode(store_of(Clock(), temp_lru_ttl_seconds=temp_lru_ttl_seconds))
-    answer = report(node, 120)
-    assert answer.keeps_tombstones is keeps
-    assert bool(answer.reason) is not keeps
-
-
-def test_an_item_without_expiry_is_not_promised() -> None:
-    node = MemoryNode(store_of(Clock(), temp_lru_ttl_seconds=300))
-    assert not report(node, 0).keeps_tombstones
-
-
 def test_an_evicted_item_leaves_no_trace() -> None:
-    store = store_of(Clock(), temp_lru_ttl_seconds=300)
+    store = store_of(Clock())
     node = MemoryNode(store)
     node.perform([Add(b"k", b"v", 120)])
     assert store.evict(b"k")
     assert not store.evict(b"k")
-    assert node.perform([Get(b"k")]) == [MISSING]
-    assert store.losses == 0
+    assert node.perform([Get(b"k"), Append(b"k", b"v")]) == [MISSING, CONFLICT]
 
 
 def test_a_cut_connection_leaves_the_others() -> None:
@@ -205,7 +173,7 @@ def test_a_node_that_goes_down_after_send_has_done_the_work() -> None:
 
 
 def test_the_rest_of_a_flow_is_carried_out_when_a_quiet_request_is_refused() -> None:
-    store = MemoryStore("memory:1", clock=Clock(), item_size_max=200)
+    store = store_of(Clock(), item_size_max=200)
     node = MemoryNode(store)
     with pytest.raises(NodeUnavailable, match="too large"):
         node.perform([Add(b"huge", b"x" * 200, 60), Add(b"k", b"v", 60)])
@@ -213,13 +181,12 @@ def test_the_rest_of_a_flow_is_carried_out_when_a_quiet_request_is_refused() -> 
 
 
 def test_state_and_restore() -> None:
-    store = store_of(Clock(), capacity_items=5, temp_lru_ttl_seconds=300)
+    store = store_of(Clock(), capacity_items=5)
     node = MemoryNode(store)
     node.perform([Add(b"a", b"1", 60), Get(b"stub", 30)])
     before = store.state()
     assert hash(before) == hash(store.state())
-    node.perform([Delete(b"a"), Add(b"b", b"2", 60)])
-    store.losses += 1
+    node.perform([Append(b"stub", b"3"), Delete(b"a"), Add(b"b", b"2", 60)])
     assert store.state() != before
     store.restore(before)
     assert store.state() == before
