@@ -252,8 +252,11 @@ def is_within(data: bytes, life: bytes, position: Position, known: set[bytes]) -
     if known.issuperset([data[at : at + size] for at in range(start, end, size)]):
         return True  # nearly always: chunks of one size, each with its length before it
     while start < end:
-        chunk = data[start : start + 2 + int.from_bytes(data[start : start + 2], "big")]
+        size = 2 + int.from_bytes(data[start : start + 2], "big")
+        chunk = data[start : start + size]
         if chunk not in known:
+            if len(chunk) < size:
+                return False
             try:
                 name, held = _decode_chunk(chunk[2:])
             except FormatError:
@@ -261,7 +264,7 @@ def is_within(data: bytes, life: bytes, position: Position, known: set[bytes]) -
             if name == life and not position.contains(held):
                 return False
             known.add(chunk)
-        start += len(chunk)
+        start += size
     return True
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshness.algorithm.envelope import (
@@ -172,6 +172,33 @@ def test_a_stripe_is_within_a_position_that_contains_it_and_no_other_bytes_are(
             stripe = find_stripe(data, life)
             expected = stripe is not None and position.contains(stripe.position)
             assert is_within(data, life, position, known if life == b"LIFELIFE" else set()) == expected
+
+
+few = st.sampled_from(
+    [
+        MysqlGtidSet(),
+        *(MysqlGtidSet.parse(f"{SOURCES[0]}:{numbers}") for numbers in ("1-5", "6", "6-500", "1-5:9")),
+    ]
+)
+few_chunks = st.lists(st.tuples(st.sampled_from((b"LIFELIFE", b"LIFELIFE", b"FORMERLY")), few), max_size=5)
+damage = st.none() | st.tuples(st.integers(0, 200), st.binary(max_size=2))
+
+
+@given(st.lists(st.tuples(few_chunks, damage), max_size=6), few)
+@settings(max_examples=500)
+def test_a_stripe_is_told_to_be_within_a_position_as_if_it_were_decoded(
+    made: list[tuple[list[tuple[bytes, Position]], tuple[int, bytes] | None]], position: Position
+) -> None:
+    """Chunks that were seen in one stripe are known in the next."""
+    known: set[bytes] = set()
+    for parts, damaged in made:
+        data = bytes((0xFA, 2, Kind.STRIPE)) + b"".join(encode_chunk(*part) for part in parts)
+        if damaged is not None:
+            place, put_in = damaged
+            data = data[:place] + put_in
+        stripe = find_stripe(data, b"LIFELIFE")
+        expected = stripe is not None and position.contains(stripe.position)
+        assert is_within(data, b"LIFELIFE", position, known) is expected
 
 
 @given(st.lists(u32, max_size=8), st.binary(max_size=3))

@@ -384,13 +384,22 @@ BATCH = streamed_for(NUMBER)
 
 
 def test_a_stripe_is_shortened_to_one_chunk_of_its_life(scene: Scene) -> None:
+    """Another invalidator is ahead, so that it has more than was streamed here."""
     scene.put_stripes()
-    append(scene, KEY, (LIFE, "13"), (FORMER, "500"), (LIFE, "11-20:30"))
+    append(scene, KEY, (LIFE, "13"), (FORMER, "5000"), (LIFE, "11-20:3000"))
     scene.shorten([NUMBER], BATCH)
-    assert scene.stripe(KEY) == Stripe(LIFE, at("11-20:30"), 1)
+    assert scene.stripe(KEY) == Stripe(LIFE, at("11-20:3000"), 1)
     item = scene.store.peek(stripe_of(KEY))
     assert item is not None
     assert item.ttl_seconds == -1
+
+
+def test_a_stripe_within_what_was_streamed_becomes_that(scene: Scene) -> None:
+    """It is not decoded for it. Chunks of another life are left out, whatever they hold."""
+    scene.put_stripes()
+    append(scene, KEY, (LIFE, "13"), (FORMER, "5000"), (LIFE, "15-16"))
+    scene.shorten([NUMBER], BATCH)
+    assert scene.stripe(KEY) == Stripe(LIFE, BATCH.subtract(TARGET.floor), 1)
 
 
 def test_about_every_eighth_batch_shortens_a_stripe(scene: Scene) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from freshness.algorithm.envelope import (
     wanted_key,
 )
 from freshness.algorithm.invalidate import Target, invalidate
+from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import (
     MISSING,
     Add,
@@ -44,7 +45,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.restore import (
     CAS_ATTEMPTS_MAX,
     DOUBT_SECONDS,
-    PENDING_SECONDS,
+    PENDING_MORE_SECONDS,
     REST_SECONDS,
     SWEEP_SECONDS,
     WANTED_SECONDS,
@@ -100,7 +101,8 @@ class Scene:
         self.put_record()
 
     def create(self) -> Restorer:
-        return Restorer(NODE, NAMESPACE, LINEAGE, lambda: self.now, self.nonce)
+        policy = NodePolicy(NAMESPACE, LINEAGE, 7, {}, self.stripes, 5, 4.0, 1.0)
+        return Restorer(NODE, policy, lambda: self.now, self.nonce)
 
     def nonce(self) -> bytes:
         self._nonces += 1
@@ -296,7 +298,7 @@ def test_a_stripe_that_changes_at_every_attempt_is_left_to_the_next(scene: Scene
     assert scene.stripe(5) is None
     assert len(scene.whole()) == STRIPES - 1
     assert not scene.restorer.is_complete
-    scene.now += PENDING_SECONDS + 1
+    scene.now += scene.restorer.pending_seconds + 1
     scene.look()
     scene.deliver("1-90")
     scene.look()
@@ -341,7 +343,7 @@ def test_a_pending_stripe_that_stands_again_under_another_nonce_is_not_replaced(
 def test_a_pending_stripe_is_given_up_when_it_has_expired(scene: Scene) -> None:
     scene.look()
     nonce = scene.pending(0).nonce
-    scene.now += PENDING_SECONDS
+    scene.now += scene.restorer.pending_seconds
     scene.look()
     assert not scene.restorer.is_complete
     assert scene.whole() == []
@@ -349,6 +351,19 @@ def test_a_pending_stripe_is_given_up_when_it_has_expired(scene: Scene) -> None:
     scene.look()
     assert scene.pending(0).nonce != nonce
     scene.deliver("1-20")
+    scene.look()
+    assert scene.restorer.is_complete
+
+
+def test_a_pending_stripe_lives_as_long_as_a_heartbeat_may_take(scene: Scene) -> None:
+    """Else a slow stream would never put one back."""
+    for age_max, seconds in ((4.0, 4), (35.5, 36)):
+        scene.restorer.policy = replace(scene.restorer.policy, heartbeat_age_max_seconds=age_max)
+        assert scene.restorer.pending_seconds == seconds + PENDING_MORE_SECONDS
+    begun_at = scene.now
+    scene.look()
+    scene.now += 36
+    scene.deliver("1-20", begun_at=begun_at)
     scene.look()
     assert scene.restorer.is_complete
 
@@ -370,7 +385,7 @@ def test_a_too_long_position_leaves_the_stripe_absent(scene: Scene) -> None:
     scene.deliver(f"1-10:{long}")
     scene.look()
     assert scene.whole() == []
-    scene.now += PENDING_SECONDS + 1
+    scene.now += scene.restorer.pending_seconds + 1
     scene.deliver("1-99999", begun_at=scene.now + SWEEP_SECONDS)
     scene.now += SWEEP_SECONDS
     scene.look()
@@ -417,9 +432,18 @@ def test_a_whole_stripe_of_this_life_is_left_as_it_is(scene: Scene) -> None:
         b"somebody else's",
         b"",
         Stripe(LIFE, at("11")).encode() + b"\0",
+        Stripe(LIFE, at("11")).encode()[:3] + b"\0\x20" + Stripe(LIFE, at("11")).encode()[5:],
         Stripe(LIFE, at("11")).encode() + encode_chunk(LIFE, MariadbPosition.of(0, 1, 5)),
     ],
-    ids=["former life", "former life, appended to", "foreign", "stub", "cut", "two flavors"],
+    ids=[
+        "former life",
+        "former life, appended to",
+        "foreign",
+        "stub",
+        "cut",
+        "too long a length",
+        "two flavors",
+    ],
 )
 def test_all_that_is_no_stripe_of_this_life_is_replaced(scene: Scene, data: bytes) -> None:
     scene.complete()
@@ -488,7 +512,7 @@ def test_the_pending_stripe_of_another_invalidator_is_left_alone(scene: Scene) -
 def test_the_pending_stripe_of_a_dead_invalidator_expires(scene: Scene) -> None:
     scene.look(scene.create())
     scene.look()
-    scene.now += PENDING_SECONDS + 1
+    scene.now += scene.restorer.pending_seconds + 1
     scene.look()
     scene.deliver("1-20")
     scene.look()
@@ -695,7 +719,7 @@ def test_a_failure_in_the_first_round_leaves_nothing_out(monkeypatch: pytest.Mon
         scene.look()
     assert not scene.restorer.is_complete
     scene.before = lambda _: None
-    scene.now += PENDING_SECONDS + 2  # what a lost answer left pending expires
+    scene.now += scene.restorer.pending_seconds + 2  # what a lost answer left pending expires
     for _ in range(4):
         scene.look()
         scene.deliver("1-20")
@@ -736,7 +760,7 @@ def test_a_failure_while_stripes_are_completed_leaves_none_out(
         scene.look()
     assert not scene.restorer.is_complete
     scene.before = lambda _: None
-    scene.now += PENDING_SECONDS + 2
+    scene.now += scene.restorer.pending_seconds + 2
     for _ in range(3):
         scene.look()
         scene.deliver("1-30")
