@@ -6,7 +6,7 @@ invalidators of a schedule are ``one``, who puts a stripe back, and ``two``, who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from typing import Any, Final
@@ -51,7 +51,8 @@ from tests.schedules.world import (
 
 OTHER: Final = "shop/80-"
 LAST: Final = 9
-LOOK, COMPLETE, COMPLETED = Restorer.look, Restorer._complete, Restorer._completed
+LOOK, MARK = Restorer.look, Restorer._mark
+COMPLETE, COMPLETED = Restorer._complete, Restorer._completed
 
 
 def read_at(world: World, replica: Replica) -> ReadOutcome:
@@ -148,6 +149,29 @@ def test_a_stripe_of_a_former_life_refuses(monkeypatch: pytest.MonkeyPatch) -> N
         patch.setattr(read, "find_stripe", of_any_life)
 
     prove(schedule, ReadOutcome.STRIPE_ABSENT, plant, "I1", monkeypatch)
+
+
+def test_a_fill_takes_nothing_from_the_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F63: an up-to-date reader fills, the entry is evicted, and a lagging reader comes."""
+
+    def schedule(world: World) -> tuple[ReadOutcome, ReadOutcome]:
+        one = start(world)
+        send(one)
+        first = Reader(world, world.replica().catch_up()).read()
+        world.stores[NODE].evict(KEY)
+        return first, read_lagging(world)
+
+    def plant(world: World, _: pytest.MonkeyPatch) -> None:
+        def empty_the_stripe(node: str, request: Request) -> Reply | None:
+            if isinstance(request, Cas) and request.key == KEY:
+                life = world.record().life
+                world.stores[node].answer(Delete(STRIPE_KEY))
+                world.stores[node].answer(Add(STRIPE_KEY, Stripe(life, MysqlGtidSet()).encode(), 0))
+            return None
+
+        world.answer_instead = empty_the_stripe
+
+    prove(schedule, (ReadOutcome.FILLED, ReadOutcome.STRIPE), plant, "I1", monkeypatch)
 
 
 # -- the append ----------------------------------------------------------------------------------------
@@ -429,6 +453,43 @@ def test_a_put_back_counts_from_the_pending_stripe_and_not_from_the_look(
     prove(schedule, (False, ReadOutcome.STRIPE_ABSENT), date_from_the_look, "I1", monkeypatch)
 
 
+def test_a_put_back_that_failed_midway_counts_from_its_own_pending_stripes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look at many stripes takes several flows. One of them fails when the first stripes are pending; a heartbeat
+    of before does not suffice for these."""
+    monkeypatch.setattr(restore, "AT_ONCE_MAX", 1)
+
+    def schedule(world: World) -> tuple[bool, ReadOutcome]:
+        one, two = start(world), start(world)
+        world.evict_stripe()
+        send(two)
+        one.restorer._again.add(envelope.stripe_number(KEY, world.stripes))
+        run = one.looking().until_kind(Add, key=STRIPE_KEY)
+        run.advance()
+        run.lose_request()
+        assert not go_on(run)
+        assert world.find_pending() is not None
+        one.look()
+        return is_put_back(world), read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def mark_undated(self: Restorer, record: NodeRecord, numbers: Sequence[int]) -> Any:
+            since = self._pending_since
+            yield from MARK(self, record, numbers)
+            self._pending_since = since
+
+        def look_and_date(self: Restorer) -> Any:
+            yield from LOOK(self)
+            if self._pending:
+                self._pending_since = self.clock()
+
+        patch.setattr(Restorer, "_mark", mark_undated)
+        patch.setattr(Restorer, "look", look_and_date)
+
+    prove(schedule, (False, ReadOutcome.STRIPE_ABSENT), plant, "I1", monkeypatch)
+
+
 def test_a_put_back_keeps_what_was_appended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event is sent behind the heartbeat, to the pending stripe."""
 
@@ -637,6 +698,19 @@ def test_what_a_reader_missed_is_put_back_first(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(read, "_find_wanted", lambda *_: ())
 
     prove_use(schedule, (ReadOutcome.STRIPE_ABSENT, ReadOutcome.FILLED), plant, monkeypatch)
+
+
+def test_the_keys_of_one_stripe_wait_for_each_other() -> None:
+    """F91: another key is changed, and a replica that lags by that change is refused; with more stripes it is not."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        world.commit(lookup(9).item)
+        one.apply()
+        return Reader(world, world.replica()).read(lookup(2))
+
+    assert schedule(World()) is ReadOutcome.STRIPE
+    assert schedule(World(stripes=16)) is ReadOutcome.FILLED
 
 
 def test_a_key_of_a_new_shard_is_cacheable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
