@@ -318,6 +318,10 @@ class Explorer:
             for lookup in self.lookups
         }
         self.wanted = wanted_key("sim", LINEAGE)
+        self.policy = NodePolicy(
+            "sim", LINEAGE, self.placement.ring_version, {"row": 1}, world.stripes, world.lease_seconds,
+            world.heartbeat_age_max_seconds, REFRESH_SECONDS,
+        )  # fmt: skip
         # One for each actor and each time that it can be started: invalidators, their restorers, readers.
         starts = range(world.crashes + 1)
         self._histories: list[list[_Histories]] = [
@@ -350,10 +354,7 @@ class Explorer:
 
             invalidator = ShardInvalidator.create(
                 (NODE,),
-                NodePolicy(
-                    "sim", LINEAGE, self.placement.ring_version, {"row": 1}, self.world.stripes,
-                    self.world.lease_seconds, self.world.heartbeat_age_max_seconds, REFRESH_SECONDS,
-                ),
+                self.policy,
                 self.placement,
                 KeyFinder({"row": self.definition}),
                 instance=f"i{number}",
@@ -384,7 +385,7 @@ class Explorer:
         def program() -> Program:
             counter = iter(range(1, 1000))
             restorer = Restorer(
-                NODE, "sim", LINEAGE,
+                NODE, self.policy,
                 clock=lambda: self.actor_now,
                 nonce=lambda: bytes((number, start, 1, 0, 0, 0, 0, next(counter))),
             )  # fmt: skip

@@ -1,8 +1,9 @@
 """I5: with faults off, everything becomes cacheable again. A cache that never fills is safe and useless.
 
-After a world has taken its steps, faults end, the writer rests, replicas go on (as late as they were), reads go to replicas only, and every invalidator is started again that runs with an
-old configuration. A prober then reads every key until each was a hit; it must not take longer than
-`bound_seconds`, nor more than `LIVELY_STEPS_MAX` steps.
+After a world has taken its steps, faults end, the writer rests, replicas go on (as late as they were),
+reads go to replicas only, and every invalidator is started again that runs with an old configuration. A prober then
+reads every key until each was a hit; it must not take longer than `bound_seconds`, nor more than `LIVELY_STEPS_MAX`
+steps.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def answer(world: World, actor: Actor, step: Any) -> Actions:
         case RaiseEpoch():
             return [partial(world.processes[actor.name].shard.raise_epoch, world.now)]
         case ReadStream():
-            return [partial(_read_stream, world.processes[actor.process], step)]
+            return [partial(_read_stream, world, world.processes[actor.process], step)]
         case Beat():
             return _write_heartbeat(world, actor.process)
     raise AssertionError(step)
@@ -145,9 +145,13 @@ def _head(world: World, process: Process) -> Head:
     return Head(executed, process.shard.epoch)
 
 
-def _read_stream(process: Process, step: ReadStream) -> Streamed | None:
+def _read_stream(world: World, process: Process, step: ReadStream) -> Streamed | None:
+    """As in production, a heartbeat is hurried that is waited for."""
     assert process.applier is not None, "a restorer begins after its process"
-    return process.applier.read_stream(step.begun_at)
+    passed = process.applier.read_stream(step.begun_at)
+    if passed is None or passed.begun_at < step.begun_at:
+        world.actor_by_name[f"{process.name} heartbeat"].wake_at = world.now
+    return passed
 
 
 def _open(world: World, process: Process, start: Position) -> None:

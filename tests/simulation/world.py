@@ -45,7 +45,7 @@ NAMESPACE: Final = "sim"
 SINGLE: Final = "single"
 COMPOSITE: Final = "composite"
 EXTRA: Final = "extra"
-LOOKS_SLOWER: Final = 10.0
+LOOKS_SLOWER: Final = 2.0
 BEGINNING_SECONDS: Final = 1000.0
 _TICKS_SECONDS: Final = (0.0005, 0.002, 0.01, 0.03)
 _ACTORS_AT_FULL_PACE: Final = 5
@@ -263,6 +263,9 @@ class World:
         clock, nothing, configuration = self._clock(instance), shard.nothing, self.configuration
         process = Process(name, shard, instance, clock, nothing, behind_seconds, configuration)
         self.processes[name] = process
+        restorer = self.actor_by_name.get(f"{name} restorer")
+        if restorer is not None:
+            restorer.crash()  # that of the former process
         return process
 
     def _nonce(self, instance: str) -> Callable[[], bytes]:
