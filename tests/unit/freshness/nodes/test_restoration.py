@@ -10,6 +10,7 @@ import pytest
 
 from freshness.algorithm.driver import running_clock
 from freshness.algorithm.envelope import NodeRecord, Stripe, record_key, stripe_keys
+from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Add, Streamed
 from freshness.errors import NodeUnavailable
 from freshness.nodes.memory import MemoryNode, MemoryStore
@@ -51,8 +52,7 @@ def restoration(store: MemoryStore) -> Iterator[Restoration]:
     made = Restoration(
         "memory",
         [NODE],
-        "shop",
-        "shop/-",
+        NodePolicy("shop", "shop/-", 1, {}, STRIPES, 5, 4, 1),
         lambda begun_at: Streamed(STREAMED, 1, begun_at),
         lambda _, __: MemoryNode(store),
     )

@@ -30,6 +30,7 @@ from invalidator.process.worker import Assignment, MetricsObserver, ShardWorker
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("127.0.0.1:21", "127.0.0.1:22")
+POLICY = NodePolicy("shop", "shop/-", Placement(NODES, "shop").ring_version, {}, 64, 5, 4, 1)
 STATUS = {"namespace": "shop", "nodes": [{"node": NODES[0], "state": "open"}]}
 
 
@@ -92,10 +93,9 @@ class Nodes:
             read_head=lambda: Head(nothing, 1),
         )
         placement = Placement(NODES, "shop")
-        policy = NodePolicy("shop", "shop/-", placement.ring_version, {}, 64, 5, 4, 1)
         self.shard = ShardInvalidator.create(
             NODES,
-            policy,
+            POLICY,
             placement,
             KeyFinder({}),
             instance="me",
@@ -202,7 +202,7 @@ def test_the_stream_is_open_from_its_opening_to_its_end(worker: ShardWorker) -> 
 def test_the_stripes_that_were_put_back_are_counted_once(
     client: TestClient, worker: ShardWorker, invalidator: Watched
 ) -> None:
-    worker.restoration = Restoration("memcached", NODES, "shop", "shop/-", lambda _: None)
+    worker.restoration = Restoration("memcached", NODES, POLICY, lambda _: None)
     first, second = worker.restoration.restorers
     observer = MetricsObserver(worker, Nodes().shard)
 
