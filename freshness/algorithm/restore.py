@@ -73,7 +73,7 @@ PENDING_MORE_SECONDS: Final = 10
 WANTED_SECONDS: Final = 60
 DOUBT_SECONDS: Final = 15.0
 """How long a stripe may hold what the node's progress lacks, before it is deleted: a failover may have taken it back,
-and then no replica will ever contain it (ADR 0018)."""
+and then no replica will ever contain it (ADR 0018). Longer where progress may be older than that."""
 
 CAS_ATTEMPTS_MAX: Final = 4
 
@@ -108,6 +108,10 @@ class Restorer:
     @property
     def pending_seconds(self) -> int:
         return ceil(self.policy.heartbeat_age_max_seconds) + PENDING_MORE_SECONDS
+
+    @property
+    def doubt_seconds(self) -> float:
+        return max(DOUBT_SECONDS, self.policy.heartbeat_age_max_seconds)
 
     @property
     def is_complete(self) -> bool:
@@ -153,7 +157,9 @@ class Restorer:
         share = 1.0 if self._is_first_round else min(1.0, (now - self._looked_at) / SWEEP_SECONDS)
         count = max(1, int(stripes * share))
         self._looked_at = now
-        doubtful = [number for number, (since, _) in self._doubts.items() if now - since >= DOUBT_SECONDS]
+        doubtful = [
+            number for number, (since, _) in self._doubts.items() if now - since >= self.doubt_seconds
+        ]
         chosen = dict.fromkeys([*self._again, *doubtful])
         chosen.update(dict.fromkeys((self._next + step) % stripes for step in range(count)))
         self._next, self._is_first_round = (self._next + count) % stripes, False
@@ -170,20 +176,19 @@ class Restorer:
         asked: list[int] = []
         requests: list[Request] = []
         for number, item in zip(numbers, held, strict=True):
-            key = names[number]
+            key, doubt = names[number], self._doubts.pop(number, None)
             if not isinstance(item, Item):
                 asked.append(number)
                 requests.append(Add(key, data, self.pending_seconds))
                 continue
             if is_within(item.value, record.life, record.progress, known):
-                self._doubts.pop(number, None)
                 self._again.discard(number)
                 continue
             found = _decode(item.value)
             if isinstance(found, PendingStripe):
                 continue
             if isinstance(found, Stripe) and found.life == record.life:
-                if self._is_doubtful(number, found, record):
+                if self._is_doubtful(number, found, record, doubt):
                     asked.append(number)
                     requests.append(Delete(key))
                 else:
@@ -201,11 +206,13 @@ class Restorer:
             self._again -= stored
             self._pending_since = self.clock()
 
-    def _is_doubtful(self, number: int, stripe: Stripe, record: NodeRecord) -> bool:
+    def _is_doubtful(
+        self, number: int, stripe: Stripe, record: NodeRecord, doubt: tuple[float, Position] | None
+    ) -> bool:
         """Whether the stripe, which holds what the node has not acknowledged, has held that for long."""
-        since, position = self._doubts.pop(number, (self.clock(), stripe.position))
+        since, position = doubt or (self.clock(), stripe.position)
         if not record.progress.contains(position):
-            if self.clock() - since >= DOUBT_SECONDS:
+            if self.clock() - since >= self.doubt_seconds:
                 return True
             self._doubts[number] = since, position
         return False

@@ -695,6 +695,41 @@ def test_a_stripe_that_progress_catches_up_with_is_kept(scene: Scene) -> None:
         scene.put_record()
 
 
+def test_a_doubt_ends_with_its_stripe(scene: Scene) -> None:
+    scene.progress = at("1-20")
+    scene.put_record()
+    scene.complete()
+    scene.put_stripe(4, "11-25")
+    scene.now += SWEEP_SECONDS
+    scene.look()
+    scene.store.evict(key_of(4))
+    scene.now += DOUBT_SECONDS
+    scene.look()
+    scene.deliver("1-21")
+    scene.look()
+    scene.now += 1
+    scene.look()
+    assert scene.position(4) == "11-21", (
+        "it is another stripe, which holds what progress lacks since a moment"
+    )
+
+
+def test_progress_may_be_as_old_as_a_heartbeat(scene: Scene) -> None:
+    scene.restorer.policy = replace(scene.restorer.policy, heartbeat_age_max_seconds=94.0)
+    scene.progress = at("1-20")
+    scene.put_record()
+    scene.complete()
+    scene.put_stripe(4, "11-25")
+    scene.now += SWEEP_SECONDS
+    scene.look()
+    scene.now += 93
+    scene.look()
+    assert scene.position(4) == "11-25"
+    scene.now += 1
+    scene.look()
+    assert scene.value(4) is None
+
+
 # -- failures ------------------------------------------------------------------------------------------
 
 
