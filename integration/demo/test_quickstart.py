@@ -55,15 +55,6 @@ def pair() -> Iterator[Pair]:
         yield servers
 
 
-@pytest.fixture
-def memcached() -> Iterator[Memcached]:
-    """A node with the options of the quickstart."""
-    command = next(text for text in _snippets(QUICKSTART, "sh") if text.startswith("memcached"))
-    options = command.split(" -o ")[1].strip()
-    with Memcached(keeps_tombstones=False, options=("-o", options)) as node:
-        yield node
-
-
 def _environment(page: Path) -> dict[str, str]:
     if page == README:
         return {"SHOP_PASSWORD": "app"}
@@ -79,7 +70,7 @@ def _cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def _running(log: Path) -> Iterator[None]:
-    """An invalidator in the working directory, from when it has opened its nodes until it has ended."""
+    """An invalidator in the working directory, from when its nodes are open and have their stripes until it has ended."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "invalidator.cli", "run"],
@@ -90,7 +81,7 @@ def _running(log: Path) -> Iterator[None]:
     def is_open() -> bool:
         assert process.poll() is None, log.read_text()
         nodes = json.loads(_cli("status", "--json").stdout)["nodes"]
-        return all(node["state"] == "open" for node in nodes)
+        return all(node["state"] == "open" and node["stripes_there_percent"] == 100 for node in nodes)
 
     try:
         _wait_until(is_open, f"the nodes are open: {log.read_text()}")
@@ -146,7 +137,8 @@ def test_the_quickstart(
         _wait_until(lambda: cache.get("customer", 42, explain=True).is_hit, "the key is cached again")
         assert cache.get("profile", 42)["customer"]["name"] == "Grace"
         shown = json.loads(_cli("inspect", "customer", "42", "--json").stdout)
-        assert shown["tombstone"] is not None
+        assert [stripe["state"] for stripe in shown["stripes"]] == ["there"]
+        assert [fill["verdict"] for fill in shown["fills"]] == ["stored"]
         assert (shown["entry"], shown["equals_primary"]) == ("live", True)
         pair.primary.execute("UPDATE customers SET name = 'Ada' WHERE id = 42", database="shop")
 

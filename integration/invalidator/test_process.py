@@ -261,7 +261,7 @@ def make_room(system: System, sizes: Iterable[int]) -> None:
 @contextmanager
 def crowded_system(pair: Pair, folder: Path) -> Iterator[tuple[System, Cache]]:
     """One node with hardly any memory and one plain list of what was used last."""
-    node = Memcached(memory_mb=6, keeps_tombstones=False, options=("-o", "no_modern"))
+    node = Memcached(memory_mb=6, options=("-o", "no_modern"))
     with running_system(pair, folder, nodes=[node]) as system:
         cache = system.open_cache()
         yield system, cache
