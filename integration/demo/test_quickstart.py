@@ -70,7 +70,7 @@ def _cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def _running(log: Path) -> Iterator[None]:
-    """An invalidator in the working directory, from when its nodes are open and have their stripes until it has ended."""
+    """An invalidator in the working directory, from when its nodes have their stripes until it has ended."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "invalidator.cli", "run"],
