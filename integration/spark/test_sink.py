@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from appclient import Cache
-from freshness.algorithm.envelope import NodeRecord, Tombstone, record_key, resume_key
+from freshness.algorithm.envelope import (
+    NodeRecord,
+    find_stripe,
+    record_key,
+    resume_key,
+    stripe_key,
+    stripe_number,
+)
 from freshness.algorithm.membership import find_record
+from freshness.algorithm.request import Add, Get, Item
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.database.connection import executed_position
-from freshness.keys.cachekey import tombstone_key
-from freshness.position import Position
+from freshness.history.archive_file import find_files
+from freshness.keys.placement import Placement
+from freshness.nodes.open import open_node
+from freshness.position import Position, parse_position
 from integration.configuration import CUSTOMER, PROFILE, write_config
 from integration.harness import (
     CACHE,
@@ -35,9 +46,6 @@ from spark.session import open_session
 from spark.sink import __main__ as invalidate
 from spark.sink.keeper import Keeper
 from spark.sink.sink import open_sink
-
-TOMBSTONE_TTL_SECONDS: Final = 600
-"""Those of both sides are compared when the slower one is through."""
 
 CLUSTER: Final = "cluster"
 """Namespace of the sink, on the nodes that the invalidator looks after too."""
@@ -60,10 +68,7 @@ def session() -> Iterator[SparkSession]:
 def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
     sections = f'[http]\nlisten = "127.0.0.1:{port}"\n[archive]\npath = "archive"\nrotate_seconds = 1\n'
     tables = (CUSTOMERS_TABLE, ORDERS_TABLE)
-    kept = {"tombstone_ttl_seconds": TOMBSTONE_TTL_SECONDS}
-    with running_system(
-        pair, tmp_path, tables=tables, objects=CUSTOMER + PROFILE, extra=sections, cache=kept
-    ) as started:
+    with running_system(pair, tmp_path, tables=tables, objects=CUSTOMER + PROFILE, extra=sections) as started:
         yield started
 
 
@@ -85,7 +90,6 @@ def config(system: System, tmp_path: Path) -> Config:
                 "namespace": CLUSTER,
                 "lease_seconds": 5,
                 "max_staleness_seconds": 40,
-                "tombstone_ttl_seconds": TOMBSTONE_TTL_SECONDS,
             },
             stream=STREAM,
         )
@@ -112,7 +116,11 @@ def head_of(system: System) -> Position:
 def find_records(system: System, namespace: str, *, is_copy: bool = False) -> list[NodeRecord]:
     [lineage] = system.config.lineages
     key = resume_key(namespace, lineage) if is_copy else record_key(namespace, lineage)
-    found = [find_record(item) for node in system.nodes if (item := system.find_raw(node.address, key))]
+    found = [
+        find_record(item, node.address)
+        for node in system.nodes
+        if (item := system.find_raw(node.address, key))
+    ]
     return [record for record in found if record is not None]
 
 
@@ -129,27 +137,53 @@ def wait_acknowledged(system: System, namespace: str, head: Position, query: Any
     )
 
 
-def find_tombstones(system: System, namespace: str) -> dict[str, Any]:
-    """Positions by object and key. The nodes of the two namespaces are others for one key: all are asked."""
-    found: dict[str, Any] = {}
-    for name in ("customer", "profile"):
-        for key in (*KEYS, 100):
-            marker = tombstone_key(f"{namespace}:{name}:{key}".encode())
-            for node in system.nodes:
-                item = system.find_raw(node.address, marker)
-                if item is not None:
-                    found[f"{name}:{key}"] = Tombstone.decode(item.value).positions
+def read_events(system: System, folder: Path, namespace: str) -> dict[bytes, list[Position]]:
+    """By item, as it is named in a namespace: the transactions that changed it, as the archive says."""
+    found: dict[bytes, list[Position]] = {}
+    for file in find_files(folder / "archive"):
+        for row in parquet.read_table(file.path, columns=["items", "gtid"]).to_pylist():
+            for item in row["items"]:
+                name = item.replace(b"shop:", namespace.encode() + b":", 1)
+                found.setdefault(name, []).append(parse_position(system.pair.primary.flavor, row["gtid"]))
     return found
 
 
-def assert_same_cache(system: System) -> None:
-    """What the one process says, and what the cluster says."""
-    ours, theirs = find_tombstones(system, "shop"), find_tombstones(system, CLUSTER)
-    assert len(ours) > len(KEYS)
-    assert theirs == ours
-    ours_floors = [record.table_floors for record in find_records(system, "shop")]
-    assert [record.table_floors for record in find_records(system, CLUSTER)] == ours_floors
-    assert all(floors.keys() == {"orders"} for floors in ours_floors)
+def find_lacking(
+    system: System, events: Mapping[bytes, Sequence[Position]], namespace: str, *, is_copy: bool = False
+) -> list[bytes]:
+    """The items whose stripe is absent, or lacks one of their events that the floor lacks."""
+    placement = Placement([node.address for node in system.nodes], namespace)
+    records = {record.node: record for record in find_records(system, namespace, is_copy=is_copy)}
+    lacking = []
+    for item, positions in events.items():
+        record = records.get(placement.node_for(item))
+        if record is None:
+            lacking.append(item)
+            continue
+        name = stripe_key(namespace, record.lineage, stripe_number(item, record.stripes))
+        found = system.find_raw(record.node, name)
+        stripe = None if found is None else find_stripe(found.value, record.life)
+        if stripe is None:
+            lacking.append(item)
+            continue
+        held = record.floor.union(stripe.position)
+        if not all(held.contains(position) for position in positions):
+            lacking.append(item)
+    return lacking
+
+
+def wait_same_cache(system: System, folder: Path) -> None:
+    """The one process and the cluster have appended the events of all items, and raised the same floors."""
+    for namespace in ("shop", CLUSTER):
+
+        def has_all(namespace: str = namespace) -> bool:
+            events = read_events(system, folder, namespace)
+            return len(events) > len(KEYS) and not find_lacking(system, events, namespace)
+
+        wait_until(has_all, f"the stripes of {namespace} have all", system.describe)
+    ours = [record.table_floors for record in find_records(system, "shop")]
+    assert [record.table_floors for record in find_records(system, CLUSTER)] == ours
+    assert all(floors.keys() == {"orders"} for floors in ours)
 
 
 def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
@@ -164,7 +198,7 @@ def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
             change(system)
             system.settle()
             records = wait_acknowledged(system, CLUSTER, head_of(system), query)
-            assert_same_cache(system)
+            wait_same_cache(system, tmp_path)
             assert all(record.progress.contains(record.floor) for record in records)
             with_hits(system, config, keeper)
             assert query.exception() is None
@@ -176,6 +210,8 @@ def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
     assert batches >= 2
 
     # Again from the checkpoint, with another keeper: what happened meanwhile is applied, and no life ends.
+    item = f"{CLUSTER}:customer:1".encode()
+    count = len(read_events(system, tmp_path, CLUSTER)[item])
     system.execute("UPDATE customers SET v = 50 WHERE id = 1")
     with open_sink(session, config) as keeper:
         query = invalidate.start_query(session, config, keeper, source, checkpoint, trigger_seconds=None)
@@ -185,8 +221,13 @@ def test_the_live_stream_through_the_sink_gives_the_same_cache_and_serves(
             CLUSTER,
             head_of(system).intersection(keeper.lineages[config.lineages[0]].acknowledger.streamed),
         )
-    ours, theirs = find_tombstones(system, "shop"), find_tombstones(system, CLUSTER)
-    assert theirs["customer:1"] == ours["customer:1"]
+    wait_until(
+        lambda: len(read_events(system, tmp_path, CLUSTER)[item]) > count,
+        "the archive has it",
+        system.describe,
+    )
+    events = {item: read_events(system, tmp_path, CLUSTER)[item]}
+    assert find_lacking(system, events, CLUSTER, is_copy=True) == []
     assert {record.life for record in find_records(system, CLUSTER, is_copy=True)} == lives
 
 
@@ -228,13 +269,39 @@ def test_the_archive_through_the_job_gives_the_same_cache(
         assert list(printed["lineages"]) == list(config.lineages)
         records = find_records(system, CLUSTER, is_copy=True)
         # A life begins with the head as its progress: that says nothing of the archive, which is still being written
-        is_through = find_tombstones(system, CLUSTER) == ours
+        is_through = not find_entries(config, items)
         return records if is_through and all(each.progress.contains(head) for each in records) else None
 
-    ours = find_tombstones(system, "shop")
-    assert len(ours) > len(KEYS)
+    names = ("customer", "profile")
+    items = [f"{CLUSTER}:{name}:{key}".encode() for name in names for key in (*KEYS, 100)]
+    unchanged = f"{CLUSTER}:customer:999".encode()
+    put_entries(config, [*items, unchanged])
     copies = wait_until(run_until_all, f"the archive has {head}", system.describe)
     assert len(copies) == len(system.nodes)
-    again = find_tombstones(system, CLUSTER)
+    assert find_entries(config, [unchanged]) == [unchanged]
     assert invalidate.main(arguments, session) == 0
-    assert find_tombstones(system, CLUSTER) == again, "a second run changes nothing"
+    again = find_records(system, CLUSTER, is_copy=True)
+    assert [record.life for record in again] == [record.life for record in copies], (
+        "a second run ends no life"
+    )
+
+
+def put_entries(config: Config, items: Sequence[bytes]) -> None:
+    """Something under each key, on its node."""
+    placement = Placement(config.cache.nodes, CLUSTER)
+    for address in config.cache.nodes:
+        node = open_node("memcached", address)
+        node.perform([Add(item, b"entry", 0) for item in items if placement.node_for(item) == address])
+        node.close()
+
+
+def find_entries(config: Config, items: Sequence[bytes]) -> list[bytes]:
+    """The keys that are there."""
+    placement, found = Placement(config.cache.nodes, CLUSTER), []
+    for address in config.cache.nodes:
+        node = open_node("memcached", address)
+        asked = [item for item in items if placement.node_for(item) == address]
+        replies = node.perform([Get(item) for item in asked])
+        found += [item for item, reply in zip(asked, replies, strict=True) if isinstance(reply, Item)]
+        node.close()
+    return found
