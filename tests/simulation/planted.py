@@ -15,8 +15,6 @@ from tests.simulation.recorded import EPOCH_US, History, Row, digest
 
 SECOND: Final = 1_000_000
 HOUR: Final = 3_600 * SECOND
-TOMBSTONE_TTL_US: Final = 120 * SECOND
-"""What the audit is told; longer than the worlds' own, so that age alone tells F5 from F6."""
 AS_OF_US: Final = EPOCH_US + 100 * HOUR
 """Far behind the end of every world: everything is judged."""
 _VIEW_US: Final = 3 * SECOND
@@ -108,14 +106,9 @@ def blind_fill(history: History, random: Random) -> set[Expected] | None:
     return found and {Expected(history.name, "poisoned_fill", "F1", found[0]["item"])}
 
 
-def fill_past_lost_tombstone(history: History, random: Random) -> set[Expected] | None:
+def fill_past_absent_stripe(history: History, random: Random) -> set[Expected] | None:
     found = _fill_again(history, random, 2 * SECOND, 899_999)
     return found and {Expected(history.name, "poisoned_fill", "F5", found[0]["item"])}
-
-
-def fill_past_expired_tombstone(history: History, random: Random) -> set[Expected] | None:
-    found = _fill_again(history, random, TOMBSTONE_TTL_US + 5 * SECOND, 899_999)
-    return found and {Expected(history.name, "poisoned_fill", "F6", found[0]["item"])}
 
 
 def poisoned_fill_below_floor(history: History, random: Random) -> set[Expected] | None:
@@ -530,8 +523,7 @@ def dropped_actions(history: History, random: Random) -> set[Expected] | None:
 
 PLANTS: Final[tuple[Plant, ...]] = (
     blind_fill,
-    fill_past_lost_tombstone,
-    fill_past_expired_tombstone,
+    fill_past_absent_stripe,
     poisoned_fill_below_floor,
     fill_below_floor,
     poisoned_and_served,

@@ -8,7 +8,7 @@ actions, with its own wall clock. `tests.simulation.planted` then spoils such a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,15 +18,17 @@ import pyarrow
 from pyarrow import parquet
 
 from freshness.algorithm import apply
+from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import STUB, Filled, NodeRecord
 from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.membership import Membership
 from freshness.algorithm.read import Read
-from freshness.algorithm.request import Add, Cas, Get, Item, Reply, Request, Stored
+from freshness.algorithm.request import Add, Cas, Get, Item, Procedure, Reply, Request, Stored
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import FormatError, NodeUnavailable
 from freshness.history.arrow import make_schema
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION
-from freshness.keys.cachekey import tombstone_key
+from freshness.position import Position
 from tests.simulation.actor import Actor
 from tests.simulation.database import Commit, Shard
 from tests.simulation.options import FAULTS, Options
@@ -39,7 +41,7 @@ CLOCK_ERROR_US: Final = 3_000
 LAG_US: Final = 20_000
 """How long the archive takes to receive a commit."""
 
-UNEXCUSED: Final = frozenset(FAULTS) - {"lose_tombstone", "failover", "redeploy", "reshape"}
+UNEXCUSED: Final = frozenset(FAULTS) - {"failover", "redeploy", "reshape"}
 """Faults under which nothing wrong is ever served. After the others something may be, and the checker excuses it."""
 
 Row = dict[str, Any]
@@ -124,7 +126,6 @@ class RecordedWorld(World):
 
     def __init__(self, options: Options, name: str) -> None:
         self.history = History(name, options)
-        self._versions: dict[tuple[str, str, bytes], int] = {}
         self._seen: dict[tuple[str, bytes], tuple[int, bytes, float, float]] = {}
         super().__init__(options)
         self._by_item = {lookup.item: lookup for lookup in self.lookups()}
@@ -167,7 +168,6 @@ class RecordedWorld(World):
         if isinstance(request, Get) and isinstance(reply, Item) and request.key in self._by_item:
             self._seen[actor.name, request.key] = reply.version, reply.value, actor.step_began, self.now
         elif isinstance(request, Add | Cas) and isinstance(reply, Stored):
-            self._versions[actor.name, node, request.key] = reply.version
             self._record_fill(actor, node, request, reply)
             if actor.name in self.processes:
                 self._record_publish(actor, node, request, reply)
@@ -267,7 +267,7 @@ class RecordedWorld(World):
             version=reply.version,
         )
 
-    def invalidated(self, member: Any, keys: Any, began: float) -> None:
+    def invalidated(self, member: Membership, keys: Mapping[bytes, Position], began: float) -> None:
         """All of a batch's keys are acknowledged."""
         assert self._last is not None
         record = member.joined_record()
@@ -284,7 +284,6 @@ class RecordedWorld(World):
                 epochs=[str(record.epoch)],
                 lives=[record.life],
                 positions=[str(position)],
-                version=self._versions.get((self._last.name, member.node, tombstone_key(key))) or None,
             )
 
     # -- what the archive has -----------------------------------------------------------------------------
@@ -360,18 +359,19 @@ def time_us(seconds: float) -> int:
 
 @contextmanager
 def _recording(world: RecordedWorld) -> Iterator[None]:
-    original = apply._invalidate
+    original = apply._send
 
-    def recorded(member: Any, keys: Any, *rest: Any) -> Generator[Any, Any, None]:
+    def recorded(member: Membership, batch: Batch) -> Procedure[Sequence[int]]:
         began = world.now
-        yield from original(member, keys, *rest)
-        world.invalidated(member, keys, began)
+        stripes = yield from original(member, batch)
+        world.invalidated(member, batch.keys, began)
+        return stripes
 
-    apply._invalidate = recorded  # type: ignore[assignment]
+    apply._send = recorded
     try:
         yield
     finally:
-        apply._invalidate = original
+        apply._send = original
 
 
 def record(seed: int, name: str = "") -> History:

@@ -30,11 +30,11 @@ from spark.audit.part import AuditPart
 from spark.audit.state import load_state, save_state
 from spark.history import read_actions, read_changes
 from spark.session import open_session
-from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, TOMBSTONE_TTL_US, Expected, Planted, plant
+from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, Expected, Planted, plant
 from tests.simulation.recorded import EPOCH_US, Row, arrow_schema, record, write_rows
 
 WORLDS: Final = 1000
-RULES: Final = Rules(0, tombstone_ttl_us=TOMBSTONE_TTL_US)
+RULES: Final = Rules(0)
 PARTITIONS: Final = 4
 
 
