@@ -139,10 +139,9 @@ def test_a_view_that_another_read_fetched_does_not_lend_its_life() -> None:
     world.restart()
     first_node.client = Client(world)
     first_node.join()
-    world.sleep(1.5)
     first_node.apply()
     reader.client = Client(world)  # the loop's other task has a connection of its own
-    reader.read(lookup(9))
+    reader.read(lookup(9))  # it fetches the records before it fills
     slow.client = reader.client
     slow.until_kind(ReadToken, ReadRows)
     slow.until_kind(ReadRows).until(lambda action: is_fill(action) or isinstance(action, Wait), may_end=True)
@@ -151,7 +150,7 @@ def test_a_view_that_another_read_fetched_does_not_lend_its_life() -> None:
     world.repeat_version(seen)
     third = Reader(world, world.replica()).reading().until_kind(ReadToken)
     assert version_of(world, KEY) == seen
-    slow.finish()
+    assert slow.finish()[0].outcome is ReadOutcome.LIFE
     third.until(lambda _: False, may_end=True)
     Reader(world, world.replica()).read()
     assert not world.breaks("I1")

@@ -29,7 +29,7 @@ from freshness.algorithm.request import (
     Request,
     Streamed,
 )
-from freshness.algorithm.restore import Restorer
+from freshness.algorithm.restore import SWEEP_SECONDS, Restorer
 from freshness.algorithm.rule import ReadOutcome, find_fill_refusal
 from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
@@ -582,6 +582,38 @@ def test_a_put_back_holds_what_was_streamed(monkeypatch: pytest.MonkeyPatch) -> 
     prove(schedule, (True, ReadOutcome.STRIPE), forget_what_was_streamed, "I1", monkeypatch)
 
 
+def test_a_put_back_is_of_the_history_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F28: an invalidator still follows a primary that lost a failover, and hears its own heartbeats there."""
+
+    def schedule(world: World) -> tuple[bool, ReadOutcome]:
+        one = start(world)
+        former = one.cursor
+        world.database.epoch = 2
+        two = start(world)
+        world.evict_stripe()
+        send(two)
+        mark(one)
+        one.passed = Streamed(former, 1, world.moment())
+        one.look()
+        return is_put_back(world), read_lagging(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def of_any_epoch(self: Restorer, record: NodeRecord) -> Any:
+            procedure, answer = COMPLETE(self, record), None
+            while True:
+                try:
+                    step = procedure.send(answer)
+                except StopIteration:
+                    return
+                answer = yield step
+                if isinstance(answer, Streamed):
+                    answer = Streamed(answer.position, record.epoch, answer.begun_at)
+
+        patch.setattr(Restorer, "_complete", of_any_epoch)
+
+    prove(schedule, (False, ReadOutcome.STRIPE_ABSENT), plant, "I1", monkeypatch)
+
+
 def take_turns(make: Callable[[Invalidator], Run[Any]], one: Invalidator) -> Iterator[None]:
     """Carry out a run request by request."""
     run = make(one)
@@ -681,6 +713,27 @@ def test_a_stripe_that_demands_a_lost_event_is_put_back(monkeypatch: pytest.Monk
         patch.setattr(restore, "DOUBT_SECONDS", float("inf"))
 
     prove_use(schedule, (ReadOutcome.STRIPE, True, ReadOutcome.FILLED), plant, monkeypatch)
+
+
+def test_a_pending_stripe_whose_owner_died_is_put_back_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5: nobody but its owner replaces a pending stripe."""
+
+    def schedule(world: World) -> tuple[bool, ReadOutcome]:
+        one, two = start(world), start(world)
+        world.evict_stripe()
+        mark(one)
+        two.live(2 * SWEEP_SECONDS)
+        return is_put_back(world), Reader(world, world.replica()).read()
+
+    def plant(world: World, _: pytest.MonkeyPatch) -> None:
+        def for_good(node: str, request: Request) -> Reply | None:
+            if isinstance(request, Add) and request.key == STRIPE_KEY and request.ttl_seconds:
+                return world.stores[node].answer(replace(request, ttl_seconds=0))
+            return None
+
+        world.answer_instead = for_good
+
+    prove_use(schedule, (True, ReadOutcome.FILLED), plant, monkeypatch)
 
 
 def test_what_a_reader_missed_is_put_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
