@@ -766,6 +766,23 @@ def test_the_keys_of_one_stripe_wait_for_each_other() -> None:
     assert schedule(World(stripes=16)) is ReadOutcome.FILLED
 
 
+def test_what_an_invalidator_missed_is_put_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5: as above, and no reader has come yet."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        one.look()  # the list of missing stripes is there
+        world.evict_stripe()
+        send(one)
+        one.apply()
+        return Reader(world, world.replica().catch_up()).read()
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(invalidate, "encode_wanted", lambda _: b"")
+
+    prove_use(schedule, ReadOutcome.FILLED, plant, monkeypatch)
+
+
 def test_a_key_of_a_new_shard_is_cacheable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reshard gives a key that is written all the time to a shard with a history of its own. The stripes of the
     former shard demand positions that no token names any more, and are not asked."""
