@@ -391,12 +391,11 @@ def test_an_interrupted_read_closes_the_connection(
     node.close()
 
 
-class SlowServer:
-    """One connection with little room on its way: it reads a flow in small pieces and answers at its end."""
+class FlowServer:
+    """One connection: the greeting, then one flow of any size, which is answered at its end."""
 
     def __init__(self, answer: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.received = bytearray()
         self._thread = threading.Thread(target=self._serve, args=(answer,))
@@ -408,7 +407,7 @@ class SlowServer:
             for greeting in GREETING:
                 connection.recv(65536)
                 connection.sendall(greeting)
-            while piece := connection.recv(1024):
+            while piece := connection.recv(65536):
                 self.received += piece
                 if self.received.endswith(b"mn\r\n"):
                     connection.sendall(answer)
@@ -420,21 +419,36 @@ class SlowServer:
         assert not self._thread.is_alive()
 
 
+class NarrowSocket:
+    """A socket that takes little at once, and every other time nothing at all."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._connected = connected
+        self._is_full = False
+
+    def send(self, data: bytes, flags: int = 0) -> int:
+        self._is_full = not self._is_full
+        if not self._is_full:
+            raise BlockingIOError
+        return self._connected.send(data[:30_000], flags)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connected, name)
+
+
 @pytest.mark.parametrize("waits_in_kernel", [True, False])
 @pytest.mark.parametrize("keys", [0, 1, 4000])
-def test_strikes_that_the_server_reads_slowly(
+def test_strikes_through_a_socket_without_room(
     waits_in_kernel: bool, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are written piece by piece, and a piece must not fail for want of room."""
+    """They are written piece by piece, and no piece fails for want of room."""
     if not waits_in_kernel:
         monkeypatch.setattr(memcached, "_wait_in_kernel", lambda *_: False)
-    server = SlowServer(b"NS k!9c3\r\nNS k!0\r\nMN\r\n")
+    server = FlowServer(b"NS k!9c3\r\nNS k!0\r\nMN\r\n")
     node = MemcachedNode(server.address, timeout_seconds=5)
-    connected = node._open()
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    strikes = Strikes(
-        [b"!%x" % number for number in range(2500)], b"c" * 60, [b"k%d" % n for n in range(keys)]
-    )
+    monkeypatch.setattr(node, "_socket", NarrowSocket(node._open()))
+    names = [b"!%x" % number for number in range(2500)]
+    strikes = Strikes(names, b"c" * 60, [b"k%d" % number for number in range(keys)])
     expected: list[Reply] = [CONFLICT if number in (0, 0x9C3) else STORED for number in range(2500)]
     assert node.perform(strikes) == expected + [DONE] * keys
     node.close()
@@ -443,7 +457,7 @@ def test_strikes_that_the_server_reads_slowly(
 
 
 def test_a_refusal_inside_a_large_flow_counts_for_all_its_appends() -> None:
-    server = SlowServer(b"NS k!7\r\n" + OUT_OF_MEMORY + b"NS k!9\r\nMN\r\n")
+    server = FlowServer(b"NS k!7\r\n" + OUT_OF_MEMORY + b"NS k!9\r\nMN\r\n")
     node = MemcachedNode(server.address, timeout_seconds=5)
     strikes = Strikes([b"!%x" % number for number in range(2500)], b"c", [b"k"])
     assert node.perform(strikes) == [CONFLICT] * 2500 + [DONE]
