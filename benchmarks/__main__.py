@@ -29,6 +29,7 @@ from benchmarks.lag import measure_lag
 from benchmarks.measure import ROUNDS, Result
 from benchmarks.memory import measure_memory
 from benchmarks.profile import measure_profile
+from benchmarks.protection_memory import measure_protection_memory
 from benchmarks.report import (
     COLUMNS,
     as_json,
@@ -61,6 +62,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "end_to_end": in_both_placements(measure_end_to_end),
     "lag": in_both_placements(measure_lag),
     "memory": measure_memory,
+    "protection_memory": measure_protection_memory,
     "profile": measure_profile,
     "growth": measure_growth,
     "hit": in_both_placements(measure_hit),

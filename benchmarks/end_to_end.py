@@ -1,8 +1,8 @@
-"""From a log that is there to acknowledged tombstones: the invalidator's parts against the loop that people write.
+"""From a log that is there to acknowledged invalidations: the invalidator's parts against a loop that people write.
 
-The loop is mysql-replication and pymemcache: for each row of each event read the tombstone with its version, then add
-it or replace it by CAS. It leaves out the delete of the entry, progress and checksums, which ours include. It reads
-the beginning of the same log, and its time counts as if it went on like that.
+The loop is mysql-replication and pymemcache: for each row of each event read a marker with its version, then add it
+or replace it by CAS. It leaves out the delete of the entry, progress and checksums, which ours include. It reads the
+beginning of the same log, and its time counts as if it went on like that.
 """
 
 from __future__ import annotations
@@ -18,17 +18,9 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from benchmarks.decode import FLAVORS
+from benchmarks.invalidation import mark
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
-from benchmarks.pipeline import (
-    TOMBSTONE_TTL_SECONDS,
-    Log,
-    address_of,
-    open_nodes,
-    open_pipeline,
-    open_server,
-    write_log,
-)
-from freshness.keys.cachekey import tombstone_key
+from benchmarks.pipeline import Log, address_of, open_nodes, open_pipeline, open_server, write_log
 from integration.servers import DatabaseServer
 from integration.servers.database import SCHEMA
 from invalidator.loop.loop import LoopObserver
@@ -71,8 +63,8 @@ def follow(
         addresses = [each.address for each in servers]
         with open_pipeline(address_of(server), server.flavor, addresses, log.start) as pipeline:
             seconds = stopwatch(lambda: pipeline.follow_to(log.end, observer))
-        stored = sum(int(each.stats()["curr_items"]) for each in servers)
-        assert stored >= log.rows, f"{stored} items where {log.rows} rows were changed"
+        deleted = sum(int(each.stats()["delete_misses"]) for each in servers)
+        assert deleted >= log.rows, f"{deleted} deletes where {log.rows} rows were changed"
     return seconds
 
 
@@ -115,24 +107,14 @@ def _loop(server: DatabaseServer, log: Log) -> float:
         done = 0
         for event in stream:
             assert stream.log_file == log.file, f"it reads {stream.log_file} and not {log.file}"
-            tombstone = f"{stream.log_file}:{stream.log_pos}".encode()
+            marker = f"{stream.log_file}:{stream.log_pos}".encode()
             for row in event.rows:
                 for image in ("values", "before_values", "after_values"):
                     if image in row:
-                        _mark(client, b"bench:small:%d" % row[image]["id"], tombstone)
+                        mark(client, b"bench:small:%d" % row[image]["id"], marker)
                 done += 1
             if done >= ROWS_OF_LOOP:
                 break
         seconds = time.perf_counter() - started
     assert done >= ROWS_OF_LOOP, f"the loop has read {done} rows"
     return seconds * log.rows / done
-
-
-def _mark(client: Client, key: bytes, tombstone: bytes) -> None:
-    marker = tombstone_key(key)
-    held, version = client.gets(marker)
-    if held is None:
-        stored = client.add(marker, tombstone, expire=TOMBSTONE_TTL_SECONDS, noreply=False)
-    else:
-        stored = client.cas(marker, tombstone, version, expire=TOMBSTONE_TTL_SECONDS, noreply=False)
-    assert stored, "nobody else writes these keys"

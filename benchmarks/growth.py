@@ -167,7 +167,7 @@ _namespaces = iter(range(1_000_000))
 
 
 def _apply(server: DatabaseServer, nodes: Sequence[str], keys: int) -> float:
-    """Keys a second, of transactions that are there already. No tombstone is there yet."""
+    """Keys a second, of transactions that are there already."""
     namespace = b"grow%d" % next(_namespaces)
     transactions = [
         Transaction(

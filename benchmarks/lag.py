@@ -1,4 +1,4 @@
-"""From a commit on the primary to its acknowledged tombstone, while a writer commits at a steady pace.
+"""From a commit on the primary to its acknowledged invalidation, while a writer commits at a steady pace.
 
 In the same run, on the same log: a bare reader, which takes the packets off the socket, looks into none, and makes
 one round trip to memcached for each lot of them. That is the least that anybody needs. A commit begins, on MySQL, at
@@ -176,7 +176,7 @@ def _write(address: ServerAddress, first: int, pipe: Any) -> None:
 
 
 class _Stamps(LoopObserver):
-    """Notes when the tombstone of each transaction is acknowledged; starts the writer when the stream is open."""
+    """Notes when the invalidation of each transaction is acknowledged; starts the writer when the stream is open."""
 
     def __init__(self, writer: _Writer, pipeline: Pipeline) -> None:
         self._writer, self._pipeline = writer, pipeline
@@ -188,7 +188,7 @@ class _Stamps(LoopObserver):
 
     def applied(self, transactions: Sequence[Transaction], keys: int, begun: float) -> None:
         assert keys == len(transactions), "each writes one row"
-        self.through_ns += [self._pipeline.marked_ns] * len(transactions)
+        self.through_ns += [self._pipeline.acknowledged_ns] * len(transactions)
         self.committed_ns += [transaction.timestamp_us * 1000 for transaction in transactions]
 
 

@@ -44,8 +44,8 @@ class Criterion:
 @dataclass(frozen=True, slots=True)
 class Result:
     """One comparison. ``ratio`` is value / baseline_value. ``spread``: the lowest and the highest ratio of all
-    rounds. ``points``: of a curve, (what grows, value); ``axis``: what grows. ``is_share``: it is one of a whole, and
-    neither more nor less is better."""
+    rounds. ``points``: of a curve, (what grows, value); ``axis``: what grows; ``baseline_points``: the baseline's own
+    curve, where it has one. ``is_share``: it is one of a whole, and neither more nor less is better."""
 
     name: str
     value: float
@@ -56,6 +56,7 @@ class Result:
     criterion: Criterion | None = None
     points: tuple[tuple[float, float], ...] = ()
     axis: str = ""
+    baseline_points: tuple[tuple[float, float], ...] = ()
     is_share: bool = False
 
     @property
@@ -83,7 +84,11 @@ class Result:
             "spread": [round(ratio, 3) for ratio in self.spread],
             "criterion": None if self.criterion is None else str(self.criterion),
             "is_met": self.is_met,
-            **({"points": [[x, _rounded(y)] for x, y in self.points]} if self.points else {}),
+            **{
+                name: [[x, _rounded(y)] for x, y in points]
+                for name, points in (("points", self.points), ("baseline_points", self.baseline_points))
+                if points
+            },
         }
 
 

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.memory --events 10000000`` lets more events pass than ``make bench`` waits for. The
 invalidator's parts run in a process of their own. The writer changes the same ten thousand rows over and over, one in
-each transaction, so tombstones are there and grow, as they do where keys are busy. The huge transaction is bounded by
-`TRANSACTION_ROWS_MAX`: beyond it the table is invalidated as a whole.
+each transaction, so stripes grow and are shortened, as they are where keys are busy. The huge transaction is bounded
+by `TRANSACTION_ROWS_MAX`: beyond it the table is invalidated as a whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The invalidator's own parts on a real server's log and real memcached nodes, as ``invalidator.process.worker``
 joins them.
 
-For the benchmarks of the whole way from the log to acknowledged tombstones. What it leaves out is what has no part in
-that: heartbeats, preflight and the service. Also the server with the logs that are read, made once for all rounds.
+For the benchmarks of the whole way from the log to acknowledged invalidations. What it leaves out is what has no part
+in that: heartbeats, preflight, the service, and putting stripes back, which are there from the start. Also the server
+with the logs that are read, made once for all rounds.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, Final, cast
 from benchmarks.cores import settle_node, settle_rest
 from benchmarks.decode import SINGLE, SMALL
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
+from freshness.algorithm.envelope import Stripe, stripe_keys
 from freshness.algorithm.membership import NodePolicy
-from freshness.algorithm.request import Flows, Head, Marks, Merges
+from freshness.algorithm.request import Add, Flows, Head, Strikes
 from freshness.config.settings import ServerAddress, StreamConfig
 from freshness.database.connection import connect, executed_position
 from freshness.database.schema import key_columns
@@ -37,9 +39,12 @@ from invalidator.process.garbage import seldom_collected
 TABLE: Final = "small"
 LINEAGE: Final = "bench/-"
 NODE_MEMORY_MB: Final = 512
-TOMBSTONE_TTL_SECONDS: Final = 120
+STRIPES: Final = 65_536
+"""As by default."""
+
+STRIPES_AT_ONCE: Final = 2048
+LIFE: Final = b"benchmrk"
 LEASE_SECONDS: Final = 10
-TRAIL_SECONDS: Final = 60.0
 STREAM_SECONDS: Final = 120.0
 """Within this time a log must be acknowledged."""
 
@@ -114,12 +119,12 @@ def write_log(server: DatabaseServer, name: str, transactions: int, rows: int) -
 
 @dataclass(slots=True)
 class Pipeline:
-    """Source, shard and connections, of one run. ``marked_ns``: when tombstones were acknowledged last."""
+    """Source, shard and connections, of one run. ``acknowledged_ns``: when nodes last acknowledged invalidations."""
 
     source: BinlogSource
     shard: ShardInvalidator
     driver: BlockingDriver
-    marked_ns: int = 0
+    acknowledged_ns: int = 0
 
     def follow(
         self,
@@ -156,9 +161,9 @@ class Pipeline:
                 return self.source.poll(step.timeout_seconds, step.transactions_max)
             case OpenStream():
                 return self.source.open(step.start)
-            case Flows() if any(isinstance(flow.requests, Marks | Merges) for flow in step.flows):
+            case Flows() if any(isinstance(flow.requests, Strikes) for flow in step.flows):
                 answer = self.driver.answer(step)
-                self.marked_ns = time.time_ns()
+                self.acknowledged_ns = time.time_ns()
                 return answer
             case _:
                 return self.driver.answer(cast(Any, step))
@@ -168,7 +173,7 @@ class Pipeline:
 def open_pipeline(
     address: ServerAddress, flavor: Flavor, nodes: Sequence[str], start: Position, *, namespace: str = "bench"
 ) -> Iterator[Pipeline]:
-    """As the invalidator begins where nodes are new and the primary has executed ``start``.
+    """As the invalidator begins where nodes are new, but for their stripes, and the primary has executed ``start``.
 
     ``namespace``: of its keys; what another run stored on the nodes is not found.
     """
@@ -176,15 +181,7 @@ def open_pipeline(
     head = Head(start, 1)
     placement = Placement(nodes, namespace)
     policy = NodePolicy(
-        namespace,
-        LINEAGE,
-        placement.ring_version,
-        {},
-        TOMBSTONE_TTL_SECONDS,
-        LEASE_SECONDS,
-        TRAIL_SECONDS,
-        LEASE_SECONDS,
-        1.0,
+        namespace, LINEAGE, placement.ring_version, {}, STRIPES, LEASE_SECONDS, LEASE_SECONDS, 1.0
     )
     shard = ShardInvalidator.create(
         nodes,
@@ -193,18 +190,28 @@ def open_pipeline(
         KeyFinder(definitions),
         instance="bench",
         clock=running_clock,
-        nonce=lambda: b"benchmrk",
+        nonce=lambda: LIFE,
         find_heartbeat=lambda _: None,
         nothing=empty_position(flavor),
     )
     source = BinlogSource(address, flavor, frozenset(definitions), definitions=definitions)
     connections = {node: MemcachedNode(node) for node in nodes}
     try:
+        for connection in connections.values():
+            put_stripes(connection, namespace, LINEAGE, empty_position(flavor))
         yield Pipeline(source, shard, BlockingDriver(connections, time.sleep, read_head=lambda: head))
     finally:
         source.close()
         for connection in connections.values():
             connection.close()
+
+
+def put_stripes(connection: MemcachedNode, namespace: str, lineage: str, nothing: Position) -> None:
+    """All stripes of the life `LIFE`, as they are when nothing was invalidated yet."""
+    data = Stripe(LIFE, nothing).encode()
+    keys = stripe_keys(namespace, lineage, STRIPES)
+    for start in range(0, STRIPES, STRIPES_AT_ONCE):
+        connection.perform(tuple(Add(key, data, 0) for key in keys[start : start + STRIPES_AT_ONCE]))
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def write_document(path: Path, machine: Mapping[str, Any], results: Sequence[Res
             plot = path.parent / PLOTS / f"{result.name}.svg"
             plot.parent.mkdir(exist_ok=True)
             title = f"{result.unit} by {result.axis}"
-            plot.write_text(draw(title, result.axis, result.unit, result.points))
+            plot.write_text(draw(title, result.axis, result.unit, result.points, result.baseline_points))
 
 
 def find_regressions(results: Sequence[Result], kept: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from examples.demo.report import DemoResult
 from examples.demo.run import Sample, run_demo
 from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS
 from examples.demo.workload import Plan
+from examples.demo.world import NodeKind
 from spark.audit import __main__ as command
 from spark.audit.verdict import CLEAN, POISONED_FILL, STALE_DATA
 from spark.session import open_session
@@ -45,7 +46,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(history: Path) -> DemoResult:
-    return run_demo("mariadb", PLAN, Silent(), history)
+    return run_demo("mariadb", PLAN, Silent(), NodeKind(), history)
 
 
 def judge(session: SparkSession, folder: Path) -> int:
