@@ -18,29 +18,47 @@ import freshness.algorithm.applier
 import freshness.algorithm.apply
 import freshness.algorithm.invalidate
 import freshness.algorithm.read
+import freshness.algorithm.restore
 import freshness.algorithm.rule
 import freshness.algorithm.view
 import freshness.objects.keyfinder
 import spark.sink.acknowledger
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.apply import Batch
-from freshness.algorithm.envelope import Coverage, NodeRecord, Tombstone
-from freshness.algorithm.gather import gather
-from freshness.algorithm.invalidate import Event
+from freshness.algorithm.envelope import (
+    Coverage,
+    Kind,
+    NodeRecord,
+    PendingStripe,
+    Stripe,
+    find_stripe,
+    record_key,
+    stripe_key,
+    stripe_keys,
+    stripe_number,
+)
+from freshness.algorithm.invalidate import Target
 from freshness.algorithm.membership import HeartbeatSeen, Membership, find_record, is_of_another_configuration
 from freshness.algorithm.request import (
     DONE,
     MISSING,
+    STORED,
     Add,
+    Append,
     Cas,
     Delete,
     Flow,
+    Flows,
     Get,
-    InspectStorage,
+    Head,
+    Item,
     Procedure,
-    StorageReport,
+    ReadStream,
+    Reply,
     Stored,
+    Streamed,
 )
+from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import (
     ObjectPolicy,
     ReadOutcome,
@@ -49,8 +67,7 @@ from freshness.algorithm.rule import (
     find_record_refusal,
 )
 from freshness.algorithm.view import NodeView
-from freshness.errors import FreshnessError, MembershipLost
-from freshness.keys.cachekey import tombstone_key
+from freshness.errors import FormatError, MembershipLost
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
@@ -70,10 +87,105 @@ def _patch(target: Any, name: str, value: Any) -> Planted:
 
 
 def _no_compare() -> Planted:
-    def refusal(policy: Any, ring: int, records: Any, _: Any, tokens: Any) -> ReadOutcome | None:
-        return find_fill_refusal(policy, ring, records, None, tokens)
+    return _with_stripes(lambda stripe, record: stripe and _empty_stripe(record))
+
+
+def _with_stripes(change: Callable[[Stripe | None, NodeRecord], Stripe | None]) -> Planted:
+    """The rule of fills sees other stripes than the node has."""
+
+    def refusal(policy: Any, ring: int, records: Any, stripes: Any, tokens: Any) -> ReadOutcome | None:
+        seen = {
+            lineage: change(stripe, records[lineage]) if records.get(lineage) is not None else stripe
+            for lineage, stripe in stripes.items()
+        }
+        return find_fill_refusal(policy, ring, records, seen, tokens)
 
     return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
+
+
+def _empty_stripe(record: NodeRecord) -> Stripe:
+    return Stripe(record.life, empty_position(record.floor.flavor))
+
+
+def _absent_allows() -> Planted:
+    return _with_stripes(lambda stripe, record: stripe or _empty_stripe(record))
+
+
+def _pending_allows() -> Planted:
+    """A pending stripe counts as a whole one, with what was appended to it."""
+
+    def find(data: bytes, life: bytes) -> Stripe | None:
+        try:
+            pending = PendingStripe.decode(data)
+        except FormatError:
+            return find_stripe(data, life)
+        positions = [position for name, position in pending.chunks if name == life]
+        return Stripe(life, positions[0].union_all(positions[1:]) if positions else MysqlGtidSet())
+
+    return _patch(freshness.algorithm.read, "find_stripe", find)
+
+
+def _stripe_of_any_life() -> Planted:
+    def find(data: bytes, life: bytes) -> Stripe | None:
+        try:
+            return Stripe(life, Stripe.decode(data).position)
+        except FormatError:
+            return None
+
+    return _patch(freshness.algorithm.read, "find_stripe", find)
+
+
+def _stripe_before_stub() -> Planted:
+    """Step 2 before step 1: what was read first decides over the fill."""
+    read = freshness.algorithm.read
+    look_up = read._look_up
+    early: dict[int, Any] = {}
+
+    def look_up_late(context: Any, entries: Any, max_staleness_seconds: Any) -> Procedure[None]:
+        for entry in entries:
+            lookup = entry.lookup
+            gets: list[Any] = read._record_gets(context.namespace, lookup.policy.lineages)
+            (records,) = yield Flows((Flow(lookup.node, tuple(gets)),))
+            if isinstance(records, list):
+                found = [find_record(reply, lookup.node) for reply in records]
+                gets = [
+                    Get(stripe_key(context.namespace, lineage, stripe_number(lookup.item, record.stripes)))
+                    for lineage, record in zip(lookup.policy.lineages, found, strict=True)
+                    if record is not None
+                ] + gets
+                (early[id(entry)],) = yield Flows((Flow(lookup.node, tuple(gets)),))
+        yield from look_up(context, entries, max_staleness_seconds)
+
+    def fetch_nothing(context: Any, stubs: Any) -> Procedure[None]:
+        for entry in stubs:
+            lookup, replies = entry.lookup, early.pop(id(entry), None)
+            lineages, stub = lookup.policy.lineages, entry.state
+            if not isinstance(replies, list) or len(replies) != 2 * len(lineages):
+                entry.state = stub.refuse(ReadOutcome.NO_RECORD)
+                continue
+            count = len(lineages)
+            records = {
+                name: find_record(reply, lookup.node)
+                for name, reply in zip(lineages, replies[count:], strict=True)
+            }
+            stripes = {
+                name: find_stripe(reply.value, record.life)
+                if isinstance(reply, Item) and (record := records[name]) is not None
+                else None
+                for name, reply in zip(lineages, replies[:count], strict=True)
+            }
+            entry.state = read._Guarded(stub, stripes, records)
+        return
+        yield
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_patch(read, "_look_up", look_up_late))
+    stack.enter_context(_patch(read, "_fetch_guards", fetch_nothing))
+    return stack
+
+
+def _closed_ignored() -> Planted:
+    return _blind_to(lambda record, _: replace(record, is_open=True))
 
 
 def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Planted:
@@ -83,11 +195,11 @@ def _blind_to(change: Callable[[NodeRecord, ObjectPolicy], NodeRecord]) -> Plant
         policy: ObjectPolicy,
         ring: int,
         records: Mapping[str, NodeRecord | None],
-        tombstone: Any,
+        stripes: Any,
         tokens: Any,
     ) -> ReadOutcome | None:
         seen = {lineage: record and change(record, policy) for lineage, record in records.items()}
-        return find_fill_refusal(policy, ring, seen, tombstone, tokens)
+        return find_fill_refusal(policy, ring, seen, stripes, tokens)
 
     return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
 
@@ -137,21 +249,9 @@ def _table_floor_ignored() -> Planted:
 
 
 def _delete_first() -> Planted:
-    def invalidate(
-        node: str, events: Mapping[bytes, Event], ttl: int, *, expects_tombstones: bool
-    ) -> Procedure[int]:
-        yield Flow(node, tuple(Delete(key) for key in events))
-        procedure = _ORIGINAL_INVALIDATE(node, events, ttl, expects_tombstones=expects_tombstones)
-        replies: Any = None
-        while True:
-            try:
-                step = procedure.send(replies)
-            except StopIteration as stop:
-                return int(stop.value)
-            assert isinstance(step, Flow)
-            kept = tuple(request for request in step.requests if not isinstance(request, Delete))
-            answers = iter((yield Flow(node, kept)))
-            replies = [DONE if isinstance(request, Delete) else next(answers) for request in step.requests]
+    def invalidate(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
+        yield Flow(node, tuple(Delete(key) for key in keys))
+        return (yield from _without_deletes(node, keys, target, streamed))
 
     return _patch(freshness.algorithm.apply, "invalidate", invalidate)
 
@@ -159,61 +259,216 @@ def _delete_first() -> Planted:
 _ORIGINAL_INVALIDATE: Final = freshness.algorithm.invalidate.invalidate
 
 
-def _first_sender_only_deletes() -> Planted:
-    def one(node: str, key: bytes, event: Event, ttl: int) -> Procedure[int]:
-        marker = tombstone_key(key)
-        data = Tombstone.of(event.lineage, event.epoch, event.position).encode()
-        (added,) = yield Flow(node, (Add(marker, data, ttl),))
-        if isinstance(added, Stored):
-            yield Flow(node, (Delete(key),))
-            return 0
-        (held,) = yield Flow(node, (Get(marker),))
-        if held is not MISSING and Tombstone.decode(held.value).contains(
-            event.lineage, event.epoch, event.position
-        ):
-            yield Flow(node, (Cas(marker, held.value, held.version, ttl),))
-            return 1
-        return (yield from _ORIGINAL_INVALIDATE(node, {key: event}, ttl))
+def _without_deletes(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
+    procedure = _ORIGINAL_INVALIDATE(node, keys, target, streamed)
+    replies: Any = None
+    while True:
+        try:
+            step = procedure.send(replies)
+        except StopIteration as stop:
+            numbers: Sequence[int] = stop.value
+            return numbers
+        assert isinstance(step, Flow)
+        requests = list(step.requests)
+        kept = [request for request in requests if not isinstance(request, Delete)]
+        answers = iter((yield Flow(node, tuple(kept))))
+        replies = [DONE if isinstance(request, Delete) else next(answers) for request in requests]
 
-    def invalidate(
-        node: str, events: Mapping[bytes, Event], ttl: int, *, expects_tombstones: bool
-    ) -> Procedure[int]:
-        del expects_tombstones
-        results = yield from gather([one(node, key, event, ttl) for key, event in events.items()])
-        found = 0
-        for result in results:
-            if isinstance(result, FreshnessError):
-                raise result
-            found += result
-        return found
+
+def _answer_appends(answer: Callable[[Append, Reply], Reply]) -> Planted:
+    """Invalidators take another answer for that of an append."""
+
+    def invalidate(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
+        procedure = _ORIGINAL_INVALIDATE(node, keys, target, streamed)
+        replies: Any = None
+        while True:
+            try:
+                step = procedure.send(replies)
+            except StopIteration as stop:
+                numbers: Sequence[int] = stop.value
+                return numbers
+            assert isinstance(step, Flow)
+            given = yield step
+            replies = [
+                answer(request, reply) if isinstance(request, Append) else reply
+                for request, reply in zip(step.requests, given, strict=True)
+            ]
 
     return _patch(freshness.algorithm.apply, "invalidate", invalidate)
 
 
-def _duplicate_keeps_age() -> Planted:
-    original = freshness.algorithm.invalidate._accumulate
-
-    def accumulate(node: str, events: Mapping[bytes, Event], ttl: int) -> Procedure[dict[bytes, Event]]:
-        held = yield Flow(node, tuple(Get(tombstone_key(key)) for key in events))
-        known = [
-            key
-            for (key, event), item in zip(events.items(), held, strict=True)
-            if item is not MISSING
-            and Tombstone.decode(item.value).contains(event.lineage, event.epoch, event.position)
-        ]
-        if known:
-            yield Flow(node, tuple(Delete(key) for key in known))
-        left = {key: event for key, event in events.items() if key not in known}
-        return (yield from original(node, left, ttl)) if left else {}
-
-    return _patch(freshness.algorithm.invalidate, "_accumulate", accumulate)
+def _refused_is_done() -> Planted:
+    return _answer_appends(lambda request, reply: STORED)
 
 
-def _tombstone_replaced() -> Planted:
-    def union(_: Tombstone, lineage: str, epoch: int, position: Position) -> Tombstone:
-        return Tombstone.of(lineage, epoch, position)
+def _refused_deletes_once() -> Planted:
+    """The stripe of a refused append is deleted, and the keys are not deleted after it."""
 
-    return _patch(Tombstone, "union", union)
+    def invalidate(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
+        procedure = _ORIGINAL_INVALIDATE(node, keys, target, streamed)
+        try:
+            replies = yield procedure.send(None)
+            step = procedure.send(replies)
+        except StopIteration as stop:
+            numbers: Sequence[int] = stop.value
+            return numbers
+        assert isinstance(step, Flow)
+        stripes = set(stripe_keys(target.namespace, target.lineage, target.stripes))
+        yield Flow(node, tuple(request for request in step.requests if request.key in stripes))
+        return ()
+
+    return _patch(freshness.algorithm.apply, "invalidate", invalidate)
+
+
+def _pending_left_alone() -> Planted:
+    """An append leaves a pending stripe as it finds it."""
+    original = MemoryStore._append
+
+    def append(self: MemoryStore, request: Append) -> Reply:
+        held = self.peek(request.key)
+        is_pending = held is not None and held.value[2:3] == bytes((Kind.PENDING,))
+        return Stored() if is_pending else original(self, request)
+
+    return _patch(MemoryStore, "_append", append)
+
+
+def _chunk_of_the_batch_before() -> Planted:
+    original = freshness.algorithm.apply._send
+
+    def send(member: Membership, batch: Batch) -> Procedure[Sequence[int]]:
+        return original(member, replace(batch, streamed=batch.before))
+
+    return _patch(freshness.algorithm.apply, "_send", send)
+
+
+def _shortened_to_the_first_chunk() -> Planted:
+    """What was appended since is dropped with its chunk."""
+
+    def shorten(node: str, numbers: Any, target: Target, streamed: Position) -> Procedure[None]:
+        for number in numbers:
+            key = stripe_keys(target.namespace, target.lineage, target.stripes)[number]
+            (item,) = yield Flow(node, (Get(key),))
+            stripe = find_stripe(item.value, target.life) if isinstance(item, Item) else None
+            if stripe is not None and stripe.chunk_count > 1:
+                size = 3 + 2 + int.from_bytes(item.value[3:5], "big")
+                yield Flow(node, (Cas(key, item.value[:size], item.version, 0),))
+
+    return _patch(freshness.algorithm.apply, "shorten", shorten)
+
+
+def _shortened_by_set() -> Planted:
+    def shorten(node: str, numbers: Any, target: Target, streamed: Position) -> Procedure[None]:
+        for number in numbers:
+            key = stripe_keys(target.namespace, target.lineage, target.stripes)[number]
+            (item,) = yield Flow(node, (Get(key),))
+            stripe = find_stripe(item.value, target.life) if isinstance(item, Item) else None
+            if stripe is not None and stripe.chunk_count > 1:
+                yield Flow(node, (Delete(key), Add(key, stripe.encode(), 0)))
+
+    return _patch(freshness.algorithm.apply, "shorten", shorten)
+
+
+# -- putting stripes back ------------------------------------------------------------------------------
+
+_COMPLETE: Final = Restorer._complete
+
+
+def _older_heartbeat() -> Planted:
+    """A heartbeat counts that was begun before the pending stripe was there."""
+
+    def complete(self: Restorer, record: NodeRecord) -> Procedure[None]:
+        self._pending_since = float("-inf")
+        yield from _COMPLETE(self, record)
+
+    return _patch(Restorer, "_complete", complete)
+
+
+def _put_back_with(find: Callable[[Streamed, NodeRecord], Streamed]) -> Planted:
+    def complete(self: Restorer, record: NodeRecord) -> Procedure[None]:
+        procedure = _COMPLETE(self, record)
+        answer: Any = None
+        while True:
+            try:
+                step = procedure.send(answer)
+            except StopIteration:
+                return
+            answer = yield step
+            if isinstance(answer, Streamed):
+                answer = find(answer, record)
+
+    return _patch(Restorer, "_complete", complete)
+
+
+def _put_back_without_the_stream() -> Planted:
+    return _put_back_with(lambda streamed, record: replace(streamed, position=record.progress))
+
+
+def _put_back_with_the_floor() -> Planted:
+    return _put_back_with(lambda streamed, record: replace(streamed, position=record.floor))
+
+
+def _appended_is_dropped() -> Planted:
+    return _patch(PendingStripe, "complete", lambda self, life, position: Stripe(life, position))
+
+
+def _nonce_ignored() -> Planted:
+    original = Restorer._completed
+
+    def completed(self: Restorer, data: bytes, life: bytes, position: Position) -> bytes | None:
+        with contextlib.suppress(FormatError):
+            self._pending_nonce = PendingStripe.decode(data).nonce
+        return original(self, data, life, position)
+
+    return _patch(Restorer, "_completed", completed)
+
+
+def _put_back_by_set() -> Planted:
+    def replace_blindly(
+        self: Restorer, record: NodeRecord, numbers: Sequence[int], position: Position
+    ) -> Procedure[Sequence[int]]:
+        names = stripe_keys(self.policy.namespace, self.policy.lineage, record.stripes)
+        for number in numbers:
+            (item,) = yield Flow(self.node, (Get(names[number]),))
+            data = self._completed(item.value, record.life, position) if isinstance(item, Item) else None
+            if data is not None:
+                yield Flow(self.node, (Delete(names[number]), Add(names[number], data, 0)))
+        return ()
+
+    return _patch(Restorer, "_replace", replace_blindly)
+
+
+def _put_back_by_add() -> Planted:
+    """The whole stripe is added at once where there is none."""
+
+    def look(self: Restorer) -> Procedure[None]:
+        (item,) = yield Flow(
+            self.node,
+            (Get(record_key(self.policy.namespace, self.policy.lineage)),),
+        )
+        record = find_record(item, self.node)
+        passed = yield ReadStream(0.0)
+        if record is None or passed is None or passed.epoch != record.epoch:
+            return
+        data = Stripe(record.life, passed.position.union(record.progress)).encode()
+        for name in stripe_keys(self.policy.namespace, self.policy.lineage, record.stripes):
+            (held,) = yield Flow(self.node, (Get(name),))
+            if isinstance(held, Item) and find_stripe(held.value, record.life) is None:
+                yield Flow(self.node, (Delete(name, held.version),))
+            yield Flow(self.node, (Add(name, data, 0),))
+
+    return _patch(Restorer, "look", look)
+
+
+def _doubt_ignored() -> Planted:
+    return _patch(Restorer, "_is_doubtful", lambda *_: False)
+
+
+def _never_put_back() -> Planted:
+    def look(_: Restorer) -> Procedure[None]:
+        return
+        yield
+
+    return _patch(Restorer, "look", look)
 
 
 def _before_image_ignored() -> Planted:
@@ -232,66 +487,13 @@ _ORIGINAL_APPLY: Final = freshness.algorithm.apply.apply_batch
 
 
 def apply_progress_first(member: Membership, batch: Batch) -> Procedure[None]:
-    yield from freshness.algorithm.apply.publish(
-        member, freshness.algorithm.apply._Sent(member.clock(), batch)
-    )
+    yield from freshness.algorithm.apply.publish(member, batch)
     member.applied = batch.before
     yield from _ORIGINAL_APPLY(member, batch)
 
 
 def _progress_first() -> Planted:
     return _patch(freshness.algorithm.applier, "apply_batch", apply_progress_first)
-
-
-def _age_not_checked() -> Planted:
-    """Events count as sent when they enter progress. The age counts in two places, in the check before the CAS and in
-    the floor that goes with it; each alone suffices, so both forget it."""
-
-    class Ageless(freshness.algorithm.apply._Sent):
-        def __init__(self, _: float, batch: Batch) -> None:
-            super().__init__(float("inf"), batch)
-
-    original = Membership._with_floor
-
-    def with_floor(self: Membership, record: NodeRecord, now: float) -> NodeRecord:
-        published = self.joined_record().progress
-        for place, (_, streamed) in enumerate(self.recent):
-            if not published.contains(streamed):
-                self.recent[place] = (now, streamed)
-        return original(self, record, now)
-
-    stack = contextlib.ExitStack()
-    stack.enter_context(_patch(freshness.algorithm.apply, "_Sent", Ageless))
-    stack.enter_context(_patch(Membership, "_with_floor", with_floor))
-    return stack
-
-
-def _floor_stands_still() -> Planted:
-    return _patch(Membership, "_with_floor", lambda _, record, now: record)
-
-
-def _foreign_is_own() -> Planted:
-    """What another invalidator has sent counts as sent by this one, now, and is never old."""
-
-    def forget(self: Membership) -> None:
-        if self.foreign is not None:
-            self.known, self.foreign = self.known.union(self.foreign), None
-
-    return _patch(Membership, "take_foreign_for_old", forget)
-
-
-def _foreign_is_old() -> Planted:
-    """As it was once (ADR 0016): what this one has just sent itself is old when another one has published it."""
-    original = Membership.adopt
-
-    def adopt(self: Membership, record: NodeRecord, item: Any, read_at: float) -> None:
-        is_new = not self.applied.contains(record.progress)
-        original(self, record, item, read_at)
-        if is_new:
-            self.foreign = record.progress
-            self.take_foreign_for_old()
-
-    return _patch(Membership, "adopt", adopt)
 
 
 def _lease_without_heartbeat() -> Planted:
@@ -314,8 +516,8 @@ def _foreign_heartbeat() -> Planted:
 def _lapse_ignored() -> Planted:
     def reread(self: Membership) -> Procedure[None]:
         read_at = self.clock()
-        (reply,) = yield Flow(self.node, (Get(self.record_key),))
-        current = find_record(reply)
+        (reply,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
+        current = find_record(reply, self.node)
         if current is not None:
             self.adopt(replace(current, progress=self.joined_record().progress), reply, read_at)
 
@@ -326,10 +528,10 @@ def _record_put_back() -> Planted:
     original = Membership.try_store
 
     def store(self: Membership, record: NodeRecord) -> Procedure[bool]:
-        (reply,) = yield Flow(self.node, (Get(self.record_key),))
+        (reply,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
         if reply is MISSING:
             yield Flow(self.node, (Add(self.record_key, record.encode(), self.policy.lease_seconds),))
-            (item,) = yield Flow(self.node, (Get(self.record_key),))
+            (item,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
             self.version = 0 if item is MISSING else item.version
         return (yield from original(self, record))
 
@@ -346,20 +548,11 @@ def _opened_before_caught_up() -> Planted:
     return _patch(freshness.algorithm.admission, "_revive", revive)
 
 
-def _losses_ignored() -> Planted:
-    def inspect(member: Membership) -> Procedure[None]:
-        member.inspected_at = member.clock()
-        return
-        yield
-
-    return _patch(freshness.algorithm.apply, "_inspect", inspect)
-
-
 def _tenure_ignored() -> Planted:
     def reread(self: Membership) -> Procedure[None]:
         read_at = self.clock()
-        (reply,) = yield Flow(self.node, (Get(self.record_key),))
-        mine, current = self.joined_record(), find_record(reply)
+        (reply,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
+        mine, current = self.joined_record(), find_record(reply, self.node)
         if current is None or current.life != mine.life:
             raise MembershipLost(f"{self.node}: its life has ended")
         if is_of_another_configuration(current, self.policy):
@@ -389,15 +582,6 @@ def _readers_not_waited_for() -> Planted:
     return _patch(freshness.algorithm.apply, "_wait_for_readers", nothing)
 
 
-def _trailing_without_temp_lru() -> Planted:
-    original = MemoryStore._inspect
-
-    def inspect(self: MemoryStore, request: InspectStorage) -> StorageReport:
-        return replace(original(self, request), keeps_tombstones=True)
-
-    return _patch(MemoryStore, "_inspect", inspect)
-
-
 def _revived_at_the_head() -> Planted:
     original = freshness.algorithm.admission._revive
 
@@ -409,10 +593,6 @@ def _revived_at_the_head() -> Planted:
     return _patch(freshness.algorithm.admission, "_revive", revive)
 
 
-def _losses_ignored_at_join() -> Planted:
-    return _patch(freshness.algorithm.admission, "_may_have_lost_tombstones", lambda *_: False)
-
-
 def _epoch_ignored() -> Planted:
     """By the rule of fills, by hits and by the joins of nodes."""
 
@@ -420,7 +600,7 @@ def _epoch_ignored() -> Planted:
         policy: ObjectPolicy,
         ring: int,
         records: Mapping[str, NodeRecord | None],
-        tombstone: Tombstone | None,
+        stripes: Mapping[str, Stripe | None],
         tokens: Mapping[str, EventToken],
     ) -> ReadOutcome | None:
         relabelled = {
@@ -428,7 +608,7 @@ def _epoch_ignored() -> Planted:
             for lineage, token in tokens.items()
             if (record := records.get(lineage)) is not None
         }
-        return find_fill_refusal(policy, ring, records, tombstone, {**tokens, **relabelled})
+        return find_fill_refusal(policy, ring, records, stripes, {**tokens, **relabelled})
 
     return _patch(freshness.algorithm.read, "find_fill_refusal", refusal)
 
@@ -437,13 +617,22 @@ def _empty_newborn() -> Planted:
     """Neither the floor nor the objects of a new life begin at the head; each alone suffices."""
     original = Membership.begin_life
 
-    def begin_life(self: Membership, losses: int) -> Procedure[None]:
-        yield from original(self, losses)
+    def begin_life(self: Membership) -> Procedure[None]:
+        yield from original(self)
         nothing, record = empty_position(self.streamed.flavor), self.joined_record()
         objects = {name: Coverage(each.fingerprint, nothing) for name, each in record.objects.items()}
-        self.old, self.record = nothing, replace(record, floor=nothing, objects=objects)
+        self.record = replace(record, floor=nothing, objects=objects)
 
     return _patch(Membership, "begin_life", begin_life)
+
+
+def _newborn_at_the_shown_head() -> Planted:
+    """A new life begins at what the primary shows, though the stream is ahead of it."""
+
+    def everything(_: Membership, head: Head) -> Position:
+        return head.position
+
+    return _patch(Membership, "everything", everything)
 
 
 # -- what others have sent -----------------------------------------------------------------------------
@@ -470,16 +659,6 @@ def _holes_acknowledged() -> Planted:
     return _patch(spark.sink.acknowledger, "require_whole", ends)
 
 
-def _as_old_as_the_commit() -> Planted:
-    """What executors have sent counts as sent when the driver commits it."""
-    original = freshness.algorithm.apply.acknowledge
-
-    def acknowledge(member: Membership, batch: Batch, _: float) -> Procedure[bool]:
-        return original(member, batch, member.clock())
-
-    return _patch(freshness.algorithm.applier, "acknowledge", acknowledge)
-
-
 # -- caching nothing -----------------------------------------------------------------------------------
 
 
@@ -503,15 +682,16 @@ def _only_winners_fill() -> Planted:
 
 
 def _hull_of_numbers() -> Planted:
-    """Gaps are filled with all numbers between, streamed or not."""
+    """A chunk has all numbers between those that were streamed, be they streamed or not."""
 
-    def fill(self: MysqlGtidSet, streamed: Position) -> MysqlGtidSet:
+    def invalidate(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
         hull = MysqlGtidSet()
-        for source, borders in self._borders.items():
-            hull = hull.union(MysqlGtidSet.parse(f"{source}:{borders[0]}-{borders[-1] - 1}"))
-        return hull
+        for source, intervals in streamed.intervals().items() if isinstance(streamed, MysqlGtidSet) else ():
+            hull = hull.union(MysqlGtidSet.parse(f"{source}:{intervals[0][0]}-{intervals[-1][1]}"))
+        wide = streamed if hull.is_empty else hull
+        return (yield from _ORIGINAL_INVALIDATE(node, keys, target, wide))
 
-    return _patch(MysqlGtidSet, "fill_gaps", fill)
+    return _patch(freshness.algorithm.apply, "invalidate", invalidate)
 
 
 def _target_never_reached() -> Planted:
@@ -546,48 +726,61 @@ class Planting(contextlib.AbstractContextManager[None]):
 
 PLANTED: Final[dict[str, Plant]] = {
     "fill without compare": _no_compare,
+    "an absent stripe allows": _absent_allows,
+    "a pending stripe allows": _pending_allows,
+    "a stripe of any life counts": _stripe_of_any_life,
+    "stripe read before the stub": _stripe_before_stub,
+    "closed record ignored by fills": _closed_ignored,
     "floor ignored": _no_floor,
     "life ignored by hits": _life_ignored,
     "table floor ignored by hits": _table_floor_ignored,
-    "delete before tombstone": _delete_first,
-    "a duplicate does not delete again": _first_sender_only_deletes,
-    "a duplicate keeps the old age": _duplicate_keeps_age,
-    "tombstone replaced": _tombstone_replaced,
+    # Invalidating:
+    "delete before stripe": _delete_first,
+    "a refused append counts as done": _refused_is_done,
+    "keys are not deleted after a refusal": _refused_deletes_once,
+    "a pending stripe is not appended to": _pending_left_alone,
+    "chunk of the batch before": _chunk_of_the_batch_before,
+    "shortened to the first chunk": _shortened_to_the_first_chunk,
+    "shortened by set": _shortened_by_set,
     "before-image ignored": _before_image_ignored,
+    # Putting stripes back:
+    "put back with an older heartbeat": _older_heartbeat,
+    "put back without the stream": _put_back_without_the_stream,
+    "put back with the floor alone": _put_back_with_the_floor,
+    "what was appended meanwhile is dropped": _appended_is_dropped,
+    "nonce ignored": _nonce_ignored,
+    "put back by set": _put_back_by_set,
+    "put back by add": _put_back_by_add,
+    # Publishing:
     "progress before acknowledge": _progress_first,
-    "progress late": _age_not_checked,
-    "floor late": _floor_stands_still,
-    "foreign progress is never old": _foreign_is_own,
     "lease without heartbeat": _lease_without_heartbeat,
     "foreign heartbeat": _foreign_heartbeat,
     "lapse and life ignored": _lapse_ignored,
     "record put back from memory": _record_put_back,
     "opened before it caught up": _opened_before_caught_up,
-    "losses ignored": _losses_ignored,
-    "losses ignored at join": _losses_ignored_at_join,
     "tenure ignored": _tenure_ignored,
     "ring ignored": _ring_ignored,
     "object coverage ignored": _coverage_ignored,
     "epoch ignored by fills": _epoch_ignored,
     "resume copy without table floors": _resume_without_table_floors,
     "table floor acknowledged at once": _readers_not_waited_for,
-    "trailing where tombstones are evicted": _trailing_without_temp_lru,
     "revived without sending again": _revived_at_the_head,
+    "floor of a new life is empty": _empty_newborn,
+    "a new life begins at the shown head": _newborn_at_the_shown_head,
     # Of the sink:
     "a node that failed is acknowledged": _failed_part_acknowledged,
     "a micro-batch with a hole is acknowledged": _holes_acknowledged,
-    "a micro-batch is as old as its commit": _as_old_as_the_commit,
-    # These cache nothing for ever, and are found when all faults end (I5):
+    # With these nothing is cached, and that is found when all faults end (I5):
     "only the holder of a lease may fill": _only_winners_fill,
     "numbers that were never streamed": _hull_of_numbers,
-    "foreign progress is always old": _foreign_is_old,
     "a revived node never opens": _target_never_reached,
+    "a doubtful stripe is kept": _doubt_ignored,
+    "stripes are never put back": _never_put_back,
     "errant transactions in a floor": _nothing,
     # In the world's transport, see `World.bug`:
     "blind set": _nothing,
-    "fill removes the tombstone": _nothing,
+    "versions outlive a connection": _nothing,
     "token of the binlog": _nothing,
-    "floor of a new life is empty": _empty_newborn,
     "keys move when a node is down": _nothing,
     "snapshot before token": _nothing,
     "timestamps first": _nothing,

@@ -49,7 +49,8 @@ class Network:
     def carry_out(self, actor: Actor, node: str, request: Request) -> Reply:
         world = self.world
         known = actor.connections.get(node)
-        if self.stores[node].down or (known is not None and known != self.incarnations[node]):
+        is_broken = known is not None and known != self.incarnations[node]
+        if self.stores[node].down or (is_broken and world.bug != "versions outlive a connection"):
             actor.connections.pop(node, None)
             if world.trace is not None:
                 world.note(f"{actor.name} → {node} {show(request)}: no answer")
@@ -72,9 +73,7 @@ class Network:
 
     def execute(self, who: str, node: str, request: Request) -> Reply:
         world, store = self.world, self.stores[node]
-        if (world.bug == "blind set" and is_fill(request)) or (
-            world.bug == "put back by set" and kind_of(request) == "put back" and isinstance(request, Cas)
-        ):
+        if world.bug == "blind set" and is_fill(request):
             assert isinstance(request, Cas)
             store.evict(request.key)
             reply = store.answer(Add(request.key, request.value, request.ttl_seconds))
