@@ -90,7 +90,7 @@ class SmallWorld:
     ``commits``: changes of all rows, the first of them before anything is explored, so that the node is open.
     ``beats``: how often all processes write a heartbeat besides those that travel with the commits. ``keys``: rows;
     reader n reads row n modulo ``keys``. ``polls``: how often each invalidator looks at the stream after the start,
-    and ``looks``: how often its restorer looks at the node. ``is_missing``: the stripes are not there at the start.
+    and ``looks``: how often the restorers of the first ``restorers`` of them look at the node. ``is_missing``: the stripes are not there at the start.
     ``is_filled``: the entries are. ``ticks``: lengths of time that may pass, each once, at any moment. ``evictions``
     of an entry, ``stripe_evictions``, ``record_evictions`` (with the resume copy), ``restarts``, ``crashes``,
     ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append, ``refusals`` of an append
@@ -106,6 +106,7 @@ class SmallWorld:
     keys: int = 1
     stripes: int = 1
     invalidators: int = 1
+    restorers: int = 1
     polls: int = 2
     looks: int = 0
     is_missing: bool = False
@@ -377,7 +378,7 @@ class Explorer:
         """Two looks are for the beginning, where the stripes are put in their place."""
 
         def run(restorer: Restorer) -> Generator[Any, Any, None]:
-            for _ in range(2 + self.world.looks):
+            for _ in range(2 + self.world.looks * (number < self.world.restorers)):
                 with contextlib.suppress(FreshnessError):
                     yield from restorer.look()
                 yield LOOKED
