@@ -19,8 +19,7 @@ from unittest.mock import patch
 import tests.schedules.world
 from freshness.algorithm.envelope import STUB, NodeRecord
 from freshness.algorithm.membership import Membership
-from freshness.algorithm.request import Add, Cas, Delete, Head, InspectStorage, Reply, Request
-from freshness.keys.cachekey import tombstone_key
+from freshness.algorithm.request import Add, Cas, Delete, Head, Reply, Request
 from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
 from tests.schedules.world import Reader, Replica, Run, World
@@ -30,7 +29,7 @@ from tests.simulation.reshard import STAYS_OPEN
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEDULE_FILES: Final = tuple(
     f"tests/schedules/test_{name}.py"
-    for name in ("defences", "schedules", "holes", "usefulness", "upstream_defences", "sink")
+    for name in ("defences", "schedules", "holes", "usefulness", "upstream_defences", "sink", "stripes")
 )
 
 
@@ -52,46 +51,53 @@ def run_schedules(file: str) -> Schedules:
 
 
 DIRECTED: Final[dict[str, str]] = {
-    "fill without compare": "defences::test_tombstones_accumulate",
-    "floor ignored": "defences::test_floor_outlives_tombstones",
+    "fill without compare": "defences::test_stripes_accumulate",
+    "an absent stripe allows": "stripes::test_an_absent_stripe_refuses",
+    "a pending stripe allows": "stripes::test_a_pending_stripe_refuses",
+    "a stripe of any life counts": "stripes::test_a_stripe_of_a_former_life_refuses",
+    "stripe read before the stub": "defences::test_the_stripe_is_read_after_the_stub",
     "life ignored by hits": "defences::test_life_of_a_restarted_node",
     "table floor ignored by hits": "defences::test_table_floor_condemns_what_is_there",
-    "delete before tombstone": "defences::test_tombstone_comes_before_delete",
-    "a duplicate does not delete again": "defences::test_a_duplicate_deletes_too",
-    "a duplicate keeps the old age": "defences::test_a_duplicate_renews_the_tombstone",
-    "tombstone replaced": "defences::test_tombstones_accumulate",
+    "delete before stripe": "defences::test_the_append_comes_before_the_delete",
+    "a refused append counts as done": "stripes::test_a_stripe_that_took_no_append_is_deleted",
+    "keys are not deleted after a refusal": "stripes::test_keys_are_deleted_again_behind_their_stripe",
+    "a pending stripe is not appended to": "stripes::test_a_put_back_keeps_what_was_appended_meanwhile",
+    "chunk of the batch before": "defences::test_stripes_accumulate",
+    "shortened to the first chunk": "stripes::test_a_shortened_stripe_is_the_union_of_its_chunks",
+    "shortened by set": "stripes::test_a_shortened_stripe_is_the_union_of_its_chunks",
     "before-image ignored": "upstream_defences::test_both_images_of_a_change_are_invalidated",
+    "put back with an older heartbeat": "stripes::test_a_put_back_waits_for_a_heartbeat",
+    "put back without the stream": "stripes::test_a_put_back_holds_what_was_streamed",
+    "put back with the floor alone": "stripes::test_a_put_back_holds_what_was_streamed",
+    "what was appended meanwhile is dropped": "stripes::test_a_put_back_keeps_what_was_appended_meanwhile",
+    "nonce ignored": "stripes::test_a_put_back_replaces_its_own_pending_stripe_alone",
+    "put back by set": "stripes::test_a_put_back_is_by_cas",
+    "put back by add": "stripes::test_a_put_back_never_adds_where_nothing_is",
     "progress before acknowledge": "defences::test_progress_follows_acknowledgement",
-    "progress late": "defences::test_events_enter_progress_while_their_tombstone_is_young",
-    "floor late": "defences::test_floor_outlives_tombstones",
-    "foreign progress is never old": "defences::test_what_the_other_one_sent_grows_old",
     "lease without heartbeat": "defences::test_lease_follows_the_own_heartbeat",
     "foreign heartbeat": "upstream_defences::test_a_heartbeat_is_as_old_as_its_writing",
     "lapse and life ignored": "holes::test_a_lapse_of_the_record_is_noticed_by_who_slept_through_it",
     "record put back from memory": "defences::test_a_lapsed_record_is_not_added_again",
     "opened before it caught up": "schedules::test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse",
-    "losses ignored": "defences::test_lost_tombstones_end_the_life",
-    "losses ignored at join": "defences::test_who_joins_counts_the_losses",
     "tenure ignored": "schedules::test_table_floor_survives_a_revival_under_a_paused_invalidator",
     "ring ignored": "defences::test_another_ring_neither_fills_nor_hits",
     "object coverage ignored": "defences::test_an_object_that_is_not_covered_is_not_filled",
     "epoch ignored by fills": "holes::test_positions_of_two_epochs_do_not_compare",
     "resume copy without table floors": "holes::test_the_resume_copy_is_a_whole_record",
     "table floor acknowledged at once": "defences::test_a_raise_is_acknowledged_after_views_have_aged",
-    "trailing where tombstones are evicted": "defences::test_head_mode_raises_the_floor_before_the_tombstones",
     "revived without sending again": "upstream_defences::test_a_purged_log_ends_the_lives_that_need_it",
+    "floor of a new life is empty": "defences::test_life_of_a_restarted_node",
+    "a new life begins at the shown head": "upstream_defences::test_what_is_only_not_shown_yet_is_not_lost",
     "a node that failed is acknowledged": "sink::test_a_node_that_failed_in_a_micro_batch_is_not_acknowledged",
     "a micro-batch with a hole is acknowledged": "sink::test_a_micro_batch_with_a_hole_is_not_acknowledged",
-    "a micro-batch is as old as its commit": "sink::test_a_micro_batch_is_as_old_as_its_permit",
     "only the holder of a lease may fill": "usefulness::test_nobody_depends_on_the_holder_of_a_lease",
-    "numbers that were never streamed": "usefulness::test_numbers_that_nobody_executes_are_in_no_tombstone",
-    "foreign progress is always old": "usefulness::test_two_invalidators_that_race_leave_the_floor_behind",
+    "numbers that were never streamed": "usefulness::test_numbers_that_nobody_executes_are_in_no_table_floor",
     "a revived node never opens": "schedules::test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse",
+    "a doubtful stripe is kept": "stripes::test_a_stripe_that_demands_a_lost_event_is_put_back",
+    "stripes are never put back": "stripes::test_what_a_reader_missed_is_put_back_first",
     "errant transactions in a floor": "usefulness::test_private_gtids_of_a_replica_are_in_no_floor",
     "blind set": "defences::test_fill_is_by_cas",
-    "fill removes the tombstone": "defences::test_tombstone_has_its_own_key",
     "token of the binlog": "defences::test_token_is_what_a_server_shows",
-    "floor of a new life is empty": "defences::test_life_of_a_restarted_node",
     "keys move when a node is down": "defences::test_a_key_does_not_move_when_its_node_is_down",
     "snapshot before token": "defences::test_token_is_read_before_rows",
     "timestamps first": "defences::test_containment_decides",
@@ -112,12 +118,8 @@ def planted(bug: str) -> Iterator[None]:
 
 
 def _is_fill(request: Request) -> bool:
-    is_entry = not request_key(request).startswith(b"shop:!") and not request_key(request).endswith(b"!")
+    is_entry = not request.key.startswith(b"shop:!")
     return isinstance(request, Cas) and is_entry and request.value != STUB
-
-
-def request_key(request: Request) -> bytes:
-    return b"" if isinstance(request, InspectStorage) else request.key
 
 
 def _set_blindly(perform: Any) -> Callable[..., Reply]:
@@ -129,16 +131,6 @@ def _set_blindly(perform: Any) -> Callable[..., Reply]:
         return reply
 
     return blind
-
-
-def _remove_tombstone(perform: Any) -> Callable[..., Reply]:
-    def remove(self: World, node: str, request: Request) -> Reply:
-        if _is_fill(request):
-            self.stores[node].evict(tombstone_key(request_key(request)))
-        reply: Reply = perform(self, node, request)
-        return reply
-
-    return remove
 
 
 def _of_the_log(token: Any) -> Callable[..., EventToken]:
@@ -193,7 +185,6 @@ def _rows_first(_: bool) -> bool:
 _IN_THE_WORLD: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "progress before acknowledge": (tests.schedules.world, "apply_batch", lambda _: apply_progress_first),
     "blind set": (World, "perform", _set_blindly),
-    "fill removes the tombstone": (World, "perform", _remove_tombstone),
     "token of the binlog": (Replica, "token", _of_the_log),
     "timestamps first": (Replica, "token", _by_time),
     "errant transactions in a floor": (World, "read_head", _with_errant),

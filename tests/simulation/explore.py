@@ -90,11 +90,12 @@ class SmallWorld:
     ``commits``: changes of all rows, the first of them before anything is explored, so that the node is open.
     ``beats``: how often all processes write a heartbeat besides those that travel with the commits. ``keys``: rows;
     reader n reads row n modulo ``keys``. ``polls``: how often each invalidator looks at the stream after the start,
-    and ``looks``: how often the restorers of the first ``restorers`` of them look at the node. ``is_missing``: the stripes are not there at the start.
-    ``is_filled``: the entries are. ``ticks``: lengths of time that may pass, each once, at any moment. ``evictions``
-    of an entry, ``stripe_evictions``, ``record_evictions`` (with the resume copy), ``restarts``, ``crashes``,
-    ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append, ``refusals`` of an append
-    for memory: how often each may strike. ``shows_late``: the primary may show a commit after it was streamed.
+    and ``looks``: how often the restorers of the first ``restorers`` of them look at the node. ``is_missing``: the
+    stripes are not there at the start. ``is_filled``: the entries are. ``ticks``: lengths of time that may pass, each
+    once, at any moment. ``evictions`` of an entry, ``stripe_evictions``, ``record_evictions`` (with the resume copy),
+    ``restarts``, ``crashes``, ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append,
+    ``refusals`` of an append for memory: how often each may strike. ``shows_late``: the primary may show a commit
+    after it was streamed.
     ``shorten_share``: see ``freshness.algorithm.invalidate``.
     """
 

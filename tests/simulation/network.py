@@ -49,8 +49,7 @@ class Network:
     def carry_out(self, actor: Actor, node: str, request: Request) -> Reply:
         world = self.world
         known = actor.connections.get(node)
-        is_broken = known is not None and known != self.incarnations[node]
-        if self.stores[node].down or (is_broken and world.bug != "versions outlive a connection"):
+        if self.stores[node].down or (known is not None and known != self.incarnations[node]):
             actor.connections.pop(node, None)
             if world.trace is not None:
                 world.note(f"{actor.name} → {node} {show(request)}: no answer")
