@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from freshness.algorithm.envelope import STUB
-from freshness.algorithm.request import Add, Append, Cas, Get, Reply, Request
+from freshness.algorithm.request import CONFLICT, Add, Append, Cas, Get, Reply, Request
 from freshness.errors import NodeUnavailable
 from freshness.nodes.memory import MemoryStore
 from tests.simulation.actor import Actor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REQUEST_FAULT_SHARE: Final = 0.2
 """How many of the faults that a request could suffer it does suffer: one ends a whole membership."""
 
-REQUEST_FAULTS: Final = ("lose_request", "lose_reply", "delay_request")
+REQUEST_FAULTS: Final = ("lose_request", "lose_reply", "delay_request", "refuse_append")
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +59,12 @@ class Network:
             kind = kind_of(request)
             actor.has_struck = kind == "strike" or (actor.has_struck and kind != "record")
         fault = self._draw_fault()
+        if fault == "refuse_append":
+            if kind_of(request) == "strike":
+                world.note(f"{actor.name} → {node} {show(request)}: refused for memory")
+                world.checker.executed(actor.name, node, request, CONFLICT)
+                return CONFLICT
+            fault = None
         if fault == "delay_request":
             wait = world.random.choice((0.01, 0.5, 5.0, 40.0))
             self.late.append(Late(world.now + wait, node, self.incarnations[node], request, actor.name))

@@ -10,6 +10,7 @@ FAULTS: Final = (
     "lose_request",  # lost before the effect
     "lose_reply",  # lost after it
     "delay_request",  # carried out later, when its sender has long given up
+    "refuse_append",  # memcached has no memory for what is appended, and keeps the stripe
     "pause",  # a process stands still, up to minutes
     "stall",  # a process stands still just before one kind of request (`Options.stall_at`)
     "crash",  # an invalidator dies and starts again
