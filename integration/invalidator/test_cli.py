@@ -147,6 +147,7 @@ def look_at_the_fills(system: System) -> None:
     allowed = verb_json(system, "inspect", "customer", "1")
     (stripe,) = allowed["stripes"]
     assert stripe["key"].encode() == system.stripe_of("customer", 1)
+    assert stripe["key"].endswith(f"!{stripe['number']:x}")
     assert (stripe["lineage"], stripe["state"]) == ("shop/-", "there")
     assert stripe["position"]
     assert allowed["fills"] == [replica | {"verdict": "stored"}]
@@ -166,7 +167,8 @@ def look_at_the_fills(system: System) -> None:
     try:
         node.ask(f"delete {stripe['key']}")
         absent = verb_json(system, "inspect", "customer", "1")
-        assert absent["stripes"] == [{"lineage": "shop/-", "key": stripe["key"], "state": "absent"}]
+        named = {name: stripe[name] for name in ("lineage", "number", "key")}
+        assert absent["stripes"] == [named | {"state": "absent"}]
         assert absent["fills"] == [replica | {"verdict": ReadOutcome.STRIPE_ABSENT.value}]
     finally:
         system.invalidator.start()

@@ -286,6 +286,7 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
         assert call_cli("check", "-c", made.path).stdout == "0 findings\n"
         shown = call_cli("inspect", "customer", "1", "-c", made.path).stdout
         assert "equals_primary: True" in shown
+        assert '"verdict": "stored"' in shown
         assert call_cli("invalidate", "customer", "1", "-c", made.path).returncode == 0
 
 

@@ -244,11 +244,12 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         found = {
             lineage: find_record(reply, node.name) for lineage, reply in zip(lineages, replies, strict=True)
         }
-        keys = {
-            lineage: stripe_key(namespace, lineage, stripe_number(located.item, record.stripes))
+        numbers = {
+            lineage: stripe_number(located.item, record.stripes)
             for lineage, record in found.items()
             if record is not None and record.stripes
         }
+        keys = {lineage: stripe_key(namespace, lineage, number) for lineage, number in numbers.items()}
         held = dict(zip(keys, node.perform([Get(key) for key in keys.values()]), strict=True))
     finally:
         node.close()
@@ -257,7 +258,8 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         "node": located.node,
         "item": located.item.decode(),
         "stripes": [
-            {"lineage": lineage, "key": key.decode()} | _describe_stripe(held[lineage], found[lineage])
+            {"lineage": lineage, "number": numbers[lineage], "key": key.decode()}
+            | _describe_stripe(held[lineage], found[lineage])
             for lineage, key in keys.items()
         ],
         "fills": _find_fills(config, located, found, held),
