@@ -7,7 +7,8 @@ item is a stub whose win was given, then the value. Comparing and storing is one
 Persistence and replicas bring old data back after a restart or a failover. So a bound item (`Add`) also holds the
 server's ``run_id`` and ``master_replid``, and the script that reads it compares them with the server's present ones:
 a new process has another run_id, and each promotion draws another master_replid. Node records are bound, so an old
-one is as good as gone, and with it all that it vouches for.
+one is as good as gone, and with it all that it vouches for. A server also draws another master_replid for its first
+replica, and when it gives up its backlog; its items are then lost for nothing, and nothing worse.
 
 Must never turn a failure into a reply (F11); redis-py's own retries are off. Called by the drivers, one `RedisNode`
 per thread and server.

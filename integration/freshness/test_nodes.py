@@ -460,6 +460,9 @@ def test_a_full_redis_refuses(started_redis: Callable[..., Redis]) -> None:
 
 # -- old data that come back -----------------------------------------------------------------------------
 
+AT_ONCE = ("--repl-diskless-sync-delay", "0")
+"""A replica does not wait for others to come."""
+
 BOUND = [Get(b"bound", is_bound=True), Get(b"plain"), Get(b"plain", is_bound=True)]
 
 
@@ -505,7 +508,7 @@ def test_a_redis_that_is_restarted_with_its_data(started_redis: Callable[..., Re
 
 def test_a_redis_that_was_a_replica_in_between(started_redis: Callable[..., Redis]) -> None:
     """It has the same run_id after that, the connection stays open, and the item came back with all its bytes."""
-    server, other = started_redis(), started_redis()
+    server, other = started_redis(*AT_ONCE), started_redis(*AT_ONCE)
     node = RedisNode(server.address)
     former = store_bound(node)
     run_id = ask(server).info("server")["run_id"]
@@ -525,13 +528,26 @@ def test_a_redis_that_was_a_replica_in_between(started_redis: Callable[..., Redi
 
 
 def test_a_promoted_replica_has_no_bound_item(started_redis: Callable[..., Redis]) -> None:
-    primary, replica = started_redis(), started_redis()
+    primary, replica = started_redis(*AT_ONCE), started_redis(*AT_ONCE)
     former = store_bound(RedisNode(primary.address))
     make_replica(replica, primary)
     node = RedisNode(replica.address)
     assert node.perform(BOUND[:1]) == [MISSING]
     make_primary(replica)
     check_bound_is_gone(node, former)
+
+
+def test_a_first_replica_costs_the_bound_items(started_redis: Callable[..., Redis]) -> None:
+    """For nothing: a server draws a new master_replid then. A second replica costs none."""
+    primary = started_redis(*AT_ONCE)
+    node = RedisNode(primary.address)
+    former = store_bound(node)
+    make_replica(started_redis(*AT_ONCE), primary)
+    check_bound_is_gone(node, former)
+    make_replica(started_redis(*AT_ONCE), primary)
+    (bound,) = node.perform(BOUND[:1])
+    assert isinstance(bound, Item)
+    assert bound.value == b"newer"
 
 
 def ask(server: Redis) -> RedisClient:
