@@ -162,8 +162,8 @@ class Restorer:
         ]
         chosen = dict.fromkeys([*self._again, *doubtful])
         chosen.update(dict.fromkeys((self._next + step) % stripes for step in range(count)))
-        self._next, self._is_first_round = (self._next + count) % stripes, False
         self._again = set(chosen)  # until it is seen that they are there, or pending
+        self._next, self._is_first_round = (self._next + count) % stripes, False
         self._pending_nonce = self.nonce()
         return list(chosen)
 

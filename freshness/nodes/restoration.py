@@ -6,6 +6,7 @@ invalidation. Started by the invalidator's worker and by the driver of the Spark
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import threading
@@ -16,8 +17,10 @@ from freshness.algorithm.envelope import LIFE_SIZE
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Streamed
-from freshness.algorithm.restore import Restorer, run_restorers
+from freshness.algorithm.restore import REST_SECONDS, Restorer, run_restorers
 from freshness.nodes.open import open_node
+
+log = logging.getLogger(__name__)
 
 STOP_SECONDS_MAX = 10.0
 
@@ -52,10 +55,14 @@ class Restoration:
             connection.close()
 
     def _run(self) -> None:
-        try:
-            self._driver.run(run_restorers(self.restorers, random.random))
-        except _StoppedError:
-            return
+        while not self._stopping.is_set():
+            try:
+                self._driver.run(run_restorers(self.restorers, random.random))
+            except _StoppedError:
+                return
+            except Exception:
+                log.exception("%s: missing stripes are not put back for now", self._thread.name)
+                self._stopping.wait(REST_SECONDS)
 
     def _sleep(self, seconds: float) -> None:
         if self._stopping.wait(seconds):
