@@ -42,6 +42,9 @@ MARKER_TTL_SECONDS: Final = 120
 NAMESPACE: Final = "bench"
 LINEAGE: Final = "shop/-"
 START: Final = MariadbPosition.of(0, 1, 1)
+LEASE_SECONDS: Final = 60
+"""The baseline's turn takes less."""
+
 ABSENT: Final = Criterion(at_least=15)
 PRESENT: Final = Criterion(at_least=12)
 SERIAL: Final = "serial pymemcache gets + add"
@@ -127,7 +130,7 @@ def _gathered(address: str, node: MemcachedNode) -> Send:
 def _applied(address: str, node: MemcachedNode) -> Send:
     """What it does with a batch in all: stripes and deletes, then progress and lease in the node record."""
     head = Head(START, 1)
-    policy = NodePolicy(NAMESPACE, LINEAGE, 1, {}, STRIPES, 5, 10.0, 1.0)
+    policy = NodePolicy(NAMESPACE, LINEAGE, 1, {}, STRIPES, LEASE_SECONDS, LEASE_SECONDS, 1.0)
     member = Membership(address, policy, time.monotonic, lambda: LIFE, head.position)
     driver = BlockingDriver({address: node}, time.sleep, read_head=lambda: head)
     driver.run(join(member, head.position))
