@@ -239,6 +239,39 @@ def test_a_stripe_is_put_back_only_after_a_heartbeat_that_was_begun_later(scene:
     assert item.ttl_seconds == -1, "a whole stripe has no TTL"
 
 
+def test_each_put_back_waits_for_a_heartbeat_of_its_own(scene: Scene) -> None:
+    scene.look()
+    scene.deliver("1-20")
+    scene.look()
+    assert scene.restorer.is_complete
+    scene.now += SWEEP_SECONDS
+    scene.store.evict(key_of(3))
+    scene.look()
+    scene.deliver("1-30", begun_at=scene.now - 0.1)
+    scene.look()
+    assert scene.stripe(3) is None, "that heartbeat was begun after the first put-back, and before this one"
+    scene.deliver("1-31")
+    scene.look()
+    assert scene.position(3) == "11-31"
+
+
+def test_the_last_of_the_pending_stripes_decides_over_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restore, "AT_ONCE_MAX", 4)
+    scene = Scene()
+
+    def pass_time() -> None:
+        scene.now += 1
+
+    scene.before = on(Add, key_of(7), pass_time)
+    scene.look()
+    scene.deliver("1-20", begun_at=1000.5)
+    scene.look()
+    assert scene.whole() == []
+    scene.deliver("1-20", begun_at=1001.0)
+    scene.look()
+    assert scene.whole() == list(range(STRIPES))
+
+
 def test_without_an_own_heartbeat_nothing_is_put_back(scene: Scene) -> None:
     scene.look()
     scene.look()

@@ -155,22 +155,29 @@ def test_a_beat_that_is_hurried_does_not_wait_for_its_time(scene: Scene) -> None
     since = scene.clock()
     pulse.hurry(since)
     assert scene.writer.beaten.acquire(timeout=WAIT_SECONDS)
+    pulse.stop()
     begun = pulse.find_begun(2)
     assert begun is not None
     assert begun > since
-    pulse.hurry(since)
-    pulse.hurry(begun)
-    pulse.stop()
-    assert scene.writer.rows == [1, 2], "one that was begun since then is enough"
 
 
-def test_a_beat_in_flight_is_not_enough_for_those_who_came_after_its_begin(scene: Scene) -> None:
+def test_a_beat_in_flight_is_enough_for_those_alone_who_came_before_its_begin(scene: Scene) -> None:
     pulse = scene.create(10 * WAIT_SECONDS)
-    scene.writer.during = lambda number: pulse.hurry(scene.clock()) if number == 1 else None
+    is_hurried = []
+
+    def hurry(number: int) -> None:
+        begun = pulse.find_begun(number)
+        assert begun is not None
+        for since in (begun - 1, begun, begun + 1)[: 3 if number == 1 else 2]:
+            pulse.hurry(since)
+            is_hurried.append(pulse._waking.is_set())
+
+    scene.writer.during = hurry
     pulse.start()
     for _ in range(2):
         assert scene.writer.beaten.acquire(timeout=WAIT_SECONDS)
     pulse.stop()
+    assert is_hurried == [False, False, True, False, False]
     assert scene.writer.rows == [1, 2]
 
 
