@@ -231,11 +231,6 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (NODES, '["redis://:hunter2@h:1"]', ["cache.nodes[0]: found a text that may hold a password"]),
     (CACHE, "[cache]\nstripes = 0", ["cache.stripes: found 0; expected whole number from 1 to"]),
     (CACHE, "[cache]\nstripes = 16_777_217", ["cache.stripes: found 16777217", "to 16_777_216"]),
-    (
-        CACHE,
-        "[cache]\ntombstone_ttl_seconds = 120",
-        ["cache.tombstone_ttl_seconds: found a setting of a former release", "see cache.stripes"],
-    ),
     # the arithmetic of the bounds
     (
         CACHE,
