@@ -185,9 +185,8 @@ class MemoryStore:
         if len(request.key) + len(value) + ITEM_OVERHEAD_BYTES > self.item_size_max:
             self._entries.pop(request.key)
             return CONFLICT
-        self._last_version += 1
         self._entries.pop(request.key)
-        self._entries[request.key] = _Entry(value, self._last_version, entry.expires_at, False)
+        self._entries[request.key] = _Entry(value, self._draw_version(request.key), entry.expires_at, False)
         return Stored()
 
     # -- storage ---------------------------------------------------------------------------------------
@@ -211,11 +210,15 @@ class MemoryStore:
             return None
         return entry
 
+    def _draw_version(self, key: bytes) -> int:
+        """A version that no item of ``key`` had since the process began."""
+        self._last_version += 1
+        return self._last_version
+
     def _put(self, key: bytes, value: bytes, ttl_seconds: int, *, is_stub: bool = False) -> _Entry:
         expires_at = self._expiry(ttl_seconds)
-        self._last_version += 1
         self._entries.pop(key, None)
-        entry = _Entry(value, self._last_version, expires_at, is_stub)
+        entry = _Entry(value, self._draw_version(key), expires_at, is_stub)
         self._entries[key] = entry
         return entry
 

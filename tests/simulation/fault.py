@@ -200,7 +200,7 @@ _STRIKES: Final[dict[str, Callable[[World], None]]] = {
 
 def struck_faults(faults: frozenset[str]) -> list[str]:
     """Those of ``faults`` that strike from outside, in an order that does not depend on hashing."""
-    assert faults <= {*_STRIKES, *REQUEST_FAULTS, "stall"}
+    assert faults <= {*_STRIKES, *REQUEST_FAULTS, "refuse_append", "stall"}
     return sorted(faults & _STRIKES.keys())
 
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 REQUEST_FAULT_SHARE: Final = 0.2
 """How many of the faults that a request could suffer it does suffer: one ends a whole membership."""
 
-REQUEST_FAULTS: Final = ("lose_request", "lose_reply", "delay_request", "refuse_append")
+REFUSED_SHARE: Final = 0.1
+"""How many appends are refused where they can be."""
+
+REQUEST_FAULTS: Final = ("lose_request", "lose_reply", "delay_request")
 
 
 @dataclass(slots=True, eq=False)
@@ -58,13 +61,11 @@ class Network:
         if world.has_stalls:
             kind = kind_of(request)
             actor.has_struck = kind == "strike" or (actor.has_struck and kind != "record")
+        if self._refuses(request):
+            world.note(f"{actor.name} → {node} {show(request)}: refused for memory")
+            world.checker.executed(actor.name, node, request, CONFLICT)
+            return CONFLICT
         fault = self._draw_fault()
-        if fault == "refuse_append":
-            if kind_of(request) == "strike":
-                world.note(f"{actor.name} → {node} {show(request)}: refused for memory")
-                world.checker.executed(actor.name, node, request, CONFLICT)
-                return CONFLICT
-            fault = None
         if fault == "delay_request":
             wait = world.random.choice((0.01, 0.5, 5.0, 40.0))
             self.late.append(Late(world.now + wait, node, self.incarnations[node], request, actor.name))
@@ -112,6 +113,11 @@ class Network:
                 self.late.remove(late)
                 if late.incarnation == self.incarnations[late.node] and not self.stores[late.node].down:
                     self.execute(f"{late.who} (late)", late.node, late.request)
+
+    def _refuses(self, request: Request) -> bool:
+        world = self.world
+        is_struck = "refuse_append" in world.options.faults and not world.calm
+        return is_struck and kind_of(request) == "strike" and world.random.random() < REFUSED_SHARE
 
     def _draw_fault(self) -> str | None:
         world = self.world
