@@ -521,7 +521,7 @@ def dropped_actions(history: History, random: Random) -> set[Expected] | None:
     return {Expected(history.name, "recorder_gap", "I8")}
 
 
-PLANTS: Final[tuple[Plant, ...]] = (
+OF_ITEMS: Final[tuple[Plant, ...]] = (
     blind_fill,
     fill_past_absent_stripe,
     poisoned_fill_below_floor,
@@ -535,6 +535,8 @@ PLANTS: Final[tuple[Plant, ...]] = (
     hit_of_a_former_life,
     hit_despite_truncate,
     missed_invalidation,
+)
+OF_ARCHIVES: Final[tuple[Plant, ...]] = (
     archive_gap,
     gtid_gap,
     archived_twice,
@@ -547,6 +549,9 @@ PLANTS: Final[tuple[Plant, ...]] = (
     lost_action,
     dropped_actions,
 )
+PLANTS: Final = OF_ITEMS + OF_ARCHIVES
+RARE: Final = frozenset((hit_of_a_former_life, hit_despite_truncate))
+"""Possible in few worlds."""
 
 
 class Planted(NamedTuple):
@@ -556,11 +561,13 @@ class Planted(NamedTuple):
 
 
 def plant(history: History, seed: int) -> Planted:
-    """Every fourth history stays clean; the others get the plant of the seed, or another that is possible."""
+    """Every fourth history stays clean; the others get a plant that is possible."""
     random = Random(f"plant {seed}")
     if seed % 4:
-        first = PLANTS[seed % len(PLANTS)]
-        for chosen in (first, *random.sample(PLANTS, len(PLANTS))):
+        order = random.sample(PLANTS, len(PLANTS))
+        if random.random() < 0.5:
+            order.sort(key=lambda each: (each not in RARE, each in OF_ARCHIVES))
+        for chosen in order:
             expected = chosen(history, random)
             if expected:
                 return Planted(history, chosen.__name__, frozenset(expected))
