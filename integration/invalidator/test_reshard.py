@@ -3,12 +3,14 @@
 Two shards become one and two again by copies, with new GTIDs; by replication, which keeps them, they do so in
 ``test_merged_stream``. The steps are those of docs/topology.md. All the while rows are written, and read through the
 cache by clients that learn of each topology at moments of their own; readers that still have the former one go on for
-a while. After each reshard everything settles, and every live entry is compared with the rows.
+a while. After each reshard everything settles, and every live entry is compared with the rows. A key that is changed
+all the time is cached between its changes, whichever shards serve.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -65,6 +67,11 @@ SOME: Final = 60
 """Writes between two steps."""
 
 READS_MAX: Final = 100_000
+BUSY: Final = CUSTOMERS[-1] + 1
+CHANGE_SECONDS: Final = 1.0
+CHANGES_MAX: Final = 10_000
+CACHED_CHANGES: Final = 4
+"""So many states of the busy row are to be hits."""
 
 Step: TypeAlias = Literal["prepared", "swapped", "switched"]
 """Of a reshard: the destinations follow; they serve, and nobody writes yet; they are written to."""
@@ -139,6 +146,64 @@ class Reader(threading.Thread):
     def _raise(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+class BusyRow(threading.Thread):
+    """Changes a row that nobody else writes, about every second, until it is stopped. ``v`` counts the changes."""
+
+    def __init__(self, router: ShardRouter) -> None:
+        super().__init__(name="busy row", daemon=True)
+        self.changes = 0
+        self.error: BaseException | None = None
+        self._router = router
+        self._ending = threading.Event()
+        router.execute(BUSY, "INSERT INTO customers VALUES (%s, 'busy', 0)", BUSY)
+
+    def run(self) -> None:
+        try:
+            for change in range(1, CHANGES_MAX):
+                if self._ending.wait(CHANGE_SECONDS):
+                    return
+                self._router.execute(BUSY, "UPDATE customers SET v = %s WHERE customer_id = %s", change, BUSY)
+                self.changes = change
+        except BaseException as error:  # noqa: BLE001 - raised again in stop()
+            self.error = error
+
+    def wait_cached(self, path: Path, describe: Callable[[], str]) -> None:
+        """Return when several states of the row, each written from now on, were hits of a cache of this topology."""
+        before, states, outcomes = self.changes, set[int](), Counter[str]()
+        cache = open_cache(path)
+
+        def is_cached() -> bool:
+            explanation = cache.get("customer", BUSY, explain=True)
+            outcomes[explanation.outcome.name] += 1
+            if explanation.is_hit and explanation.value["v"] > before:
+                states.add(explanation.value["v"])
+            return len(states) >= CACHED_CHANGES
+
+        try:
+            wait_until(
+                is_cached, "the busy row is cached between its changes", lambda: f"{outcomes}\n{describe()}"
+            )
+        finally:
+            cache.close()
+
+    def stop(self) -> None:
+        self._ending.set()
+        wait_until(lambda: not self.is_alive(), "the busy row is left alone")
+        if self.error is not None:
+            raise self.error
+
+
+@contextmanager
+def changing(router: ShardRouter) -> Iterator[BusyRow]:
+    """The busy row is changed, until the end."""
+    busy = BusyRow(router)
+    busy.start()
+    try:
+        yield busy
+    finally:
+        busy.stop()
 
 
 @dataclass(slots=True)
@@ -368,3 +433,19 @@ def test_two_shards_become_one_and_two_again_by_copies(flavor: Flavor, tmp_path:
             lambda: made.assert_none_stale(router.shards, writer) >= 2 * len(CUSTOMERS),
             "all are there and may be served",
         )
+
+
+@pytest.mark.timeout(600)
+def test_a_row_that_is_changed_all_the_time_is_cached_under_each_topology(
+    flavor: Flavor, tmp_path: Path
+) -> None:
+    """What the lineages of former shards demanded ends with them, also where it is renewed every second."""
+    with (
+        deployment(flavor, tmp_path, ["-"]) as (made, router),
+        writing(router) as writer,
+        changing(router) as busy,
+    ):
+        busy.wait_cached(made.path, made.describe)
+        for names in (["-80", "80-"], ["-"]):
+            reshard_under_load(made, router, writer, names, keeps_gtids=False)
+            busy.wait_cached(made.path, made.describe)
