@@ -42,7 +42,7 @@ from freshness.algorithm.request import (
 from freshness.position import Position
 from freshness.value import value
 
-SHORTEN_SHARE: Final = 8
+SHORTEN_SHARE: Final = 16
 """Every so many appends, on average, a stripe is shortened to one chunk."""
 
 WANTED_MAX: Final = 1024
