@@ -50,7 +50,6 @@ from freshness.algorithm.request import (
     Flow,
     Flows,
     Get,
-    Head,
     Item,
     Procedure,
     ReadStream,
@@ -618,15 +617,6 @@ def _empty_newborn() -> Planted:
     return _patch(Membership, "begin_life", begin_life)
 
 
-def _newborn_at_the_shown_head() -> Planted:
-    """A new life begins at what the primary shows, though the stream is ahead of it."""
-
-    def everything(_: Membership, head: Head) -> Position:
-        return head.position
-
-    return _patch(Membership, "everything", everything)
-
-
 # -- what others have sent -----------------------------------------------------------------------------
 
 
@@ -755,7 +745,6 @@ PLANTED: Final[dict[str, Plant]] = {
     "table floor acknowledged at once": _readers_not_waited_for,
     "revived without sending again": _revived_at_the_head,
     "floor of a new life is empty": _empty_newborn,
-    "a new life begins at the shown head": _newborn_at_the_shown_head,
     # Of the sink:
     "a node that failed is acknowledged": _failed_part_acknowledged,
     "a micro-batch with a hole is acknowledged": _holes_acknowledged,

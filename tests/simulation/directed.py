@@ -87,7 +87,6 @@ DIRECTED: Final[dict[str, str]] = {
     "table floor acknowledged at once": "defences::test_a_raise_is_acknowledged_after_views_have_aged",
     "revived without sending again": "upstream_defences::test_a_purged_log_ends_the_lives_that_need_it",
     "floor of a new life is empty": "defences::test_life_of_a_restarted_node",
-    "a new life begins at the shown head": "upstream_defences::test_what_is_only_not_shown_yet_is_not_lost",
     "a node that failed is acknowledged": "sink::test_a_node_that_failed_in_a_micro_batch_is_not_acknowledged",
     "a micro-batch with a hole is acknowledged": "sink::test_a_micro_batch_with_a_hole_is_not_acknowledged",
     "only the holder of a lease may fill": "usefulness::test_nobody_depends_on_the_holder_of_a_lease",

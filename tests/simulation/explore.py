@@ -688,10 +688,8 @@ class Explorer:
             state = self._with_actor(state, place, actor._replace(connection=-1))
             return f"{self._name(place)}: no answer", self._failed(state, place, step), ""
         request = self._next_request(state, place, step)
-        reply: Any = CONFLICT
-        if not is_refused:
-            self._restore(state)
-            reply = self.store.answer(request)
+        self._restore(state)
+        reply: Any = CONFLICT if is_refused else self.store.answer(request)
         label = (self._name(place), request, reply)
         actor = actor._replace(replies=(*actor.replies, reply), connection=state.incarnation)
         state = self._with_actor(state._replace(store=self._saved()), place, actor)
