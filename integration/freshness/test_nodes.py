@@ -174,7 +174,7 @@ def test_a_server_with_any_options_serves(
 def test_a_server_that_keeps_its_memory_in_a_file_is_refused(
     started: Callable[..., Memcached], tmp_path: Path
 ) -> None:
-    """A clean stop and a start would bring everything back, with whatever was invalidated meanwhile."""
+    """F100: a clean stop and a start would bring everything back, with whatever was invalidated meanwhile."""
     node = MemcachedNode(started("-e", str(tmp_path / "memory")).address)
     for _ in range(2):
         with pytest.raises(NodeUnsuitable, match=f"keeps its memory in {tmp_path}/memory") as caught:
@@ -220,7 +220,7 @@ def test_a_full_server_evicts_stripes_as_all_else(started: Callable[..., Memcach
 
 
 def test_a_server_that_never_evicts_refuses_appends(started: Callable[..., Memcached]) -> None:
-    """F51: an append that is refused is no append, nor is any other of its flow; a CAS is refused, and its former
+    """F93: an append that is refused is no append, nor is any other of its flow; a CAS is refused, and its former
     item is gone; a quiet add fails its flow."""
     node = MemcachedNode(started("-M", "-m", "6").address)
     names = [b"!%x" % number for number in range(3000)]
@@ -495,7 +495,7 @@ def check_bound_is_gone(node: CacheNode, former: Item) -> None:
 
 
 def test_a_redis_that_is_restarted_with_its_data(started_redis: Callable[..., Redis]) -> None:
-    """As after a crash of a server that saves its data now and then."""
+    """F100: as after a crash of a server that saves its data now and then."""
     server = started_redis()
     node = RedisNode(server.address)
     former = store_bound(node)

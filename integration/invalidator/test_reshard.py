@@ -439,7 +439,7 @@ def test_two_shards_become_one_and_two_again_by_copies(flavor: Flavor, tmp_path:
 def test_a_row_that_is_changed_all_the_time_is_cached_under_each_topology(
     flavor: Flavor, tmp_path: Path
 ) -> None:
-    """What the lineages of former shards demanded ends with them, also where it is renewed every second."""
+    """F96: the demands of a former shard end with it, also where they are renewed every second."""
     with (
         deployment(flavor, tmp_path, ["-"]) as (made, router),
         writing(router) as writer,

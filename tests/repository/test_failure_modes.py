@@ -74,7 +74,7 @@ def _cited() -> Iterator[tuple[str, str]]:
 
 def test_numbers_are_without_a_gap() -> None:
     assert [one.number for one in FAILURES] == [f"F{n}" for n in range(1, len(FAILURES) + 1)]
-    assert len(FAILURES) >= 87, "numbers are stable: none is taken away"
+    assert len(FAILURES) >= 100, "numbers are stable: none is taken away"
 
 
 @pytest.mark.parametrize("one", FAILURES, ids=lambda one: one.number)

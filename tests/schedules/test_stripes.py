@@ -106,7 +106,7 @@ def test_where_nothing_was_appended_nothing_is_allowed(monkeypatch: pytest.Monke
 
 
 def test_a_pending_stripe_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pending stripe has only what was appended to it; what was sent before, it lacks."""
+    """F5: the pending stripe has only what was appended to it; what was sent before, it lacks."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
@@ -131,8 +131,8 @@ def test_a_pending_stripe_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stripe_of_a_former_life_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node begins a new life and keeps its memory. What is appended to the stripes of the former one is not in
-    their position."""
+    """F7: a node begins a new life and keeps its memory. The position of a stripe of the former one lacks all that is
+    appended now."""
 
     def schedule(world: World) -> ReadOutcome:
         start(world)
@@ -204,7 +204,7 @@ def read_behind_a_refused_append(world: World) -> tuple[ReadOutcome, ReadOutcome
 
 
 def test_a_stripe_that_took_no_append_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F51: whether it is absent or only full, the answer does not say."""
+    """F93: whether it is absent or only full, the answer does not say."""
 
     def plant(world: World, _: pytest.MonkeyPatch) -> None:
         def keep(_: str, request: Request) -> Reply | None:
@@ -217,7 +217,7 @@ def test_a_stripe_that_took_no_append_is_deleted(monkeypatch: pytest.MonkeyPatch
 
 
 def test_keys_are_deleted_again_behind_their_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F51: until the stripe was deleted, a lagging reader was allowed to fill."""
+    """F93: until the stripe was deleted, a lagging reader was allowed to fill."""
 
     def plant(world: World, _: pytest.MonkeyPatch) -> None:
         deletes = 0
@@ -236,8 +236,8 @@ def test_keys_are_deleted_again_behind_their_stripe(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_append_of_a_former_life_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I5: a failover loses an event, and the node begins a new life. Then a paused invalidator appends that event to
-    a stripe of the new life, which no server could ever satisfy."""
+    """F95: a failover loses an event, and the node begins a new life. Then a paused invalidator appends that
+    event to a stripe of the new life, which no server could ever satisfy."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
@@ -285,7 +285,7 @@ def test_a_shortened_stripe_is_the_union_of_its_chunks(monkeypatch: pytest.Monke
 
 
 def test_a_stripe_of_a_busy_key_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I6: each event appends a chunk, and no stripe expires."""
+    """F97: each event appends a chunk, and no stripe expires."""
 
     def schedule(world: World) -> bool:
         one = start(world)
@@ -386,8 +386,8 @@ def forget_what_was_streamed(_: World, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_put_back_waits_for_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the stripe is away, one invalidator sends an event, and the other one, whose stream is late, puts the
-    stripe back."""
+    """F90: while the stripe is away, one invalidator sends an event, and the other one, whose stream is late,
+    puts the stripe back."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one, two = start(world), start(world)
@@ -407,8 +407,8 @@ def test_a_put_back_waits_for_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_heartbeat_of_a_put_back_is_begun_behind_the_pending_stripe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A heartbeat is begun, the event is sent, the stripe is pending, and then the heartbeat comes back. (The plant
-    takes it for as young as its return.)"""
+    """F90: a heartbeat is begun, the event is sent, the stripe is pending, and then the heartbeat comes back.
+    (The plant takes it for as young as its return.)"""
     young: list[World] = []
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
@@ -434,9 +434,9 @@ def test_the_heartbeat_of_a_put_back_is_begun_behind_the_pending_stripe(
 def test_a_put_back_counts_from_the_pending_stripe_and_not_from_the_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The race of two invalidators that a counter of put-backs cannot tell: one sees that the stripe is missing and
-    is paused. The other one sends an event, finds nothing to append to, and acknowledges it. The first goes on, and
-    a heartbeat has come back meanwhile."""
+    """F90: the race of two invalidators that a counter of put-backs cannot tell: one sees that the stripe is
+    missing and is paused. The other one sends an event, finds nothing to append to, and acknowledges it. The
+    first goes on, and a heartbeat has come back meanwhile."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one, two = start(world), start(world)
@@ -456,8 +456,8 @@ def test_a_put_back_counts_from_the_pending_stripe_and_not_from_the_look(
 def test_a_put_back_that_failed_midway_counts_from_its_own_pending_stripes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A look at many stripes takes several flows. One of them fails when the first stripes are pending; a heartbeat
-    of before does not suffice for these."""
+    """F90: a look at many stripes takes several flows. One of them fails when the first stripes are pending; a
+    heartbeat of before does not suffice for these."""
     monkeypatch.setattr(restore, "AT_ONCE_MAX", 1)
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
@@ -491,7 +491,7 @@ def test_a_put_back_that_failed_midway_counts_from_its_own_pending_stripes(
 
 
 def test_a_put_back_keeps_what_was_appended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event is sent behind the heartbeat, to the pending stripe."""
+    """F90: the event is sent behind the heartbeat, to the pending stripe."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one, two = start(world), start(world)
@@ -506,8 +506,8 @@ def test_a_put_back_keeps_what_was_appended_meanwhile(monkeypatch: pytest.Monkey
 
 
 def test_a_put_back_replaces_its_own_pending_stripe_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pending stripe is evicted, an event finds nothing to append to, and the other one's pending stripe takes
-    the place."""
+    """F90: the pending stripe is evicted, an event finds nothing to append to, and the other one's pending stripe
+    takes the place."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one, two = start(world), start(world)
@@ -568,7 +568,8 @@ def test_a_put_back_never_adds_where_nothing_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_put_back_holds_what_was_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event was sent while nothing was there to take it, by the very process that puts the stripe back."""
+    """F90: the event was sent while nothing was there to take it, by the very process that puts the stripe
+    back."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one = start(world)
@@ -688,8 +689,8 @@ def test_some_pause_finds_each_defect_of_a_put_back(plant: Plant, monkeypatch: p
 
 
 def test_a_stripe_that_demands_a_lost_event_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I5, ADR 0018: an event is appended and its sender dies before it is acknowledged. A failover takes the event
-    back; the history that the node has acknowledged is still there, so its life goes on."""
+    """F95: an event is appended and its sender dies before it is acknowledged. A failover takes the event back;
+    the history that the node has acknowledged is still there, so its life goes on."""
 
     def schedule(world: World) -> tuple[ReadOutcome, bool, ReadOutcome]:
         one = start(world)
@@ -716,7 +717,7 @@ def test_a_stripe_that_demands_a_lost_event_is_put_back(monkeypatch: pytest.Monk
 
 
 def test_a_pending_stripe_whose_owner_died_is_put_back_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I5: nobody but its owner replaces a pending stripe."""
+    """F99: nobody but its owner replaces a pending stripe."""
 
     def schedule(world: World) -> tuple[bool, ReadOutcome]:
         one, two = start(world), start(world)
@@ -737,7 +738,7 @@ def test_a_pending_stripe_whose_owner_died_is_put_back_by_another(monkeypatch: p
 
 
 def test_what_a_reader_missed_is_put_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I5: nobody says that a stripe was evicted, and a round through all of them takes a minute."""
+    """F98: nobody says that a stripe was evicted, and a round through all of them takes a minute."""
 
     def schedule(world: World) -> tuple[ReadOutcome, ReadOutcome]:
         one = start(world)
@@ -767,7 +768,7 @@ def test_the_keys_of_one_stripe_wait_for_each_other() -> None:
 
 
 def test_what_an_invalidator_missed_is_put_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I5: as above, and no reader has come yet."""
+    """F98: as above, and no reader has come yet."""
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
@@ -784,8 +785,8 @@ def test_what_an_invalidator_missed_is_put_back_first(monkeypatch: pytest.Monkey
 
 
 def test_a_key_of_a_new_shard_is_cacheable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reshard gives a key that is written all the time to a shard with a history of its own. The stripes of the
-    former shard demand positions that no token names any more, and are not asked."""
+    """F96: a reshard gives a key that is written all the time to a shard with a history of its own. The stripes
+    of the former shard demand positions that no token names any more, and are not asked."""
     moved = lookup(policy=replace(CUSTOMER, lineages=(OTHER,)))
 
     def schedule(world: World) -> list[ReadOutcome]:
@@ -813,8 +814,8 @@ def test_a_key_of_a_new_shard_is_cacheable_at_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_two_names_of_one_server_share_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of one node comes to mean the server of another. The member of the one acknowledges a batch in which
-    there are keys of the other, too; these were not sent."""
+    """F94: the name of one node comes to mean the server of another. The member of the one acknowledges a batch
+    in which there are keys of the other, too; these were not sent."""
     other = lookup(2, node="n2")
 
     def schedule(world: World) -> ReadOutcome:

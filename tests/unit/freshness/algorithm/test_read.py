@@ -409,7 +409,7 @@ def test_a_record_that_does_not_parse_vouches_for_nothing(damage: bytes) -> None
 
 @pytest.mark.parametrize("changes", [{"lineage": "shop/elsewhere"}, {"node": "n2"}], ids=["lineage", "node"])
 def test_a_record_of_another_lineage_or_node_vouches_for_nothing(changes: dict[str, str]) -> None:
-    """Two names of one server would place the same key twice (P5)."""
+    """Two names of one server would place the same key twice (F94)."""
     world = World()
     start(world)
     replace_record(world, **changes)
