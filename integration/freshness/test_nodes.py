@@ -439,11 +439,13 @@ def test_a_redis_that_evicts_serves(started_redis: Callable[..., Redis], policy:
 
 def test_a_full_redis_refuses(started_redis: Callable[..., Redis]) -> None:
     """Nothing is evicted and nothing is stored: an append is no append, and its stripe can still be deleted."""
-    node = RedisNode(started_redis("--maxmemory", "4mb", "--maxmemory-policy", "noeviction").address)
-    node.perform([Add(b"!1", b"s", 0), Add(b"record", b"v", 0, is_bound=True)])
+    server = started_redis("--maxmemory-policy", "noeviction")
+    node = RedisNode(server.address)
+    node.perform([Add(b"!1", b"s", 0), Add(b"k0", b"v", 0), Add(b"record", b"v", 0, is_bound=True)])
     before = node.perform([Get(b"!1"), Get(b"record", is_bound=True)])
+    ask(server).config_set("maxmemory", 1)
     with pytest.raises(NodeUnavailable, match="maxmemory") as caught:
-        node.perform([Add(b"k%d" % n, b"v" * 1000, TTL_SECONDS) for n in range(5000)])
+        node.perform([Add(b"k1", b"v", TTL_SECONDS)])
     assert "more memory" in caught.value.hint
     assert node.perform([Append(b"!1", b"c"), Append(b"absent", b"c")]) == [CONFLICT, CONFLICT]
     assert node.perform(Strikes([b"!1", b"!2"], b"c", [b"k0"])) == [CONFLICT, CONFLICT, DONE]
