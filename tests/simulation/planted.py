@@ -156,7 +156,11 @@ def _comparable_fills(history: History) -> list[tuple[Row, list[Row]]]:
     if is_raised or history.options.gap_share:
         return []
     for fill in _of(history, "fill"):
-        its = [change for change in history.changes if fill["item"] in change["row_items"]]
+        its = [
+            change
+            for change in history.changes
+            if fill["item"] in change["row_items"] and change["lineage"] == fill["lineages"][0]
+        ]
         position = at(history, fill["positions"][0])
         if fill["outcome"] == "FILLED" and its:
             found.append((fill, [change for change in its if position.contains(at(history, change["gtid"]))]))
