@@ -67,7 +67,6 @@ DIRECTED: Final[dict[str, str]] = {
     "shortened by set": "stripes::test_a_shortened_stripe_is_the_union_of_its_chunks",
     "before-image ignored": "upstream_defences::test_both_images_of_a_change_are_invalidated",
     "put back with an older heartbeat": "stripes::test_a_put_back_waits_for_a_heartbeat",
-    "put back without the stream": "stripes::test_a_put_back_holds_what_was_streamed",
     "put back with the floor alone": "stripes::test_a_put_back_holds_what_was_streamed",
     "what was appended meanwhile is dropped": "stripes::test_a_put_back_keeps_what_was_appended_meanwhile",
     "nonce ignored": "stripes::test_a_put_back_replaces_its_own_pending_stripe_alone",

@@ -129,7 +129,32 @@ class SmallWorld:
     states_max: int = 2_000_000
 
 
-WORLDS: Final = (SmallWorld("entry and stripe evicted", looks=2, polls=2, evictions=1, stripe_evictions=1),)
+WORLDS: Final = (
+    SmallWorld("entry and stripe are evicted", beats=0, commits=3, evictions=1, stripe_evictions=1),
+    SmallWorld("two readers, the stripe is evicted", beats=0, readers=2, polls=1, stripe_evictions=1),
+    SmallWorld("a stripe is put back", readers=0, looks=2, stripe_evictions=1),
+    SmallWorld("a stripe is put back among three commits", readers=0, looks=2, commits=3, stripe_evictions=1),
+    SmallWorld(
+        "two invalidators, paused anywhere, and a put-back",
+        readers=0, invalidators=2, looks=2, polls=1, is_missing=True,
+    ),
+    SmallWorld("a reader beside a put-back", looks=2, polls=1, is_missing=True),
+    SmallWorld("the node restarts, its versions repeat", reads=2, restarts=1),
+    SmallWorld("the node restarts and its stripes are put back", readers=0, looks=3, restarts=1),
+    SmallWorld("a reply is lost after the effect", readers=0, looks=2, polls=1, stripe_evictions=1, lost_replies=1),
+    SmallWorld("a write arrives late", readers=0, looks=2, polls=1, stripe_evictions=1, late=1),
+    SmallWorld("an append arrives twice", readers=0, looks=2, polls=1, stripe_evictions=1, doubles=1),
+    SmallWorld("an append is refused for memory", beats=0, polls=1, refusals=1),
+    SmallWorld("two keys in one stripe", readers=2, keys=2, beats=0, polls=1, stripe_evictions=1),
+    SmallWorld("two keys in two stripes", keys=2, stripes=2, beats=0, polls=1, stripe_evictions=1),
+    SmallWorld("the lease lapses, the node is revived", polls=3, ticks=(4.0,)),
+    SmallWorld("the record is evicted, the primary shows late", is_filled=True, record_evictions=1, shows_late=True),
+    SmallWorld("the invalidator crashes anywhere", beats=0, polls=1, crashes=1),
+    SmallWorld(
+        "two invalidators shorten a stripe",
+        readers=0, invalidators=2, beats=0, commits=3, shorten_share=1,
+    ),
+)  # fmt: skip
 
 
 Label = str | tuple[Any, Any, Any]
