@@ -24,6 +24,7 @@ from freshness.algorithm.request import (
     Append,
     Cas,
     Delete,
+    Get,
     Item,
     Reply,
     Request,
@@ -91,6 +92,18 @@ def test_an_absent_stripe_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         return read_lagging(world)
 
     prove(schedule, ReadOutcome.STRIPE_ABSENT, allow_without_stripe, "I1", monkeypatch)
+
+
+def test_the_stub_stands_before_the_stripe_is_read() -> None:
+    """F1: a reader that had read the stripe before its stub stood would miss what is appended in between."""
+    world = World()
+    one = start(world)
+    replica = world.replica()
+    reading = Reader(world, replica).reading().until_kind(Get, key=KEY)
+    world.commit(KEY)
+    one.apply()
+    (read,) = reading.finish()
+    assert read.outcome is ReadOutcome.STRIPE
 
 
 def test_where_nothing_was_appended_nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

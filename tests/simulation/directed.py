@@ -55,7 +55,7 @@ DIRECTED: Final[dict[str, str]] = {
     "an absent stripe allows": "stripes::test_an_absent_stripe_refuses",
     "a pending stripe allows": "stripes::test_a_pending_stripe_refuses",
     "a stripe of any life counts": "stripes::test_a_stripe_of_a_former_life_refuses",
-    "stripe read before the stub": "defences::test_the_stripe_is_read_after_the_stub",
+    "stripe read before the stub": "stripes::test_the_stub_stands_before_the_stripe_is_read",
     "life ignored by hits": "defences::test_life_of_a_restarted_node",
     "table floor ignored by hits": "defences::test_table_floor_condemns_what_is_there",
     "delete before stripe": "defences::test_the_append_comes_before_the_delete",
