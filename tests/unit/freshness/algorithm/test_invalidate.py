@@ -402,7 +402,7 @@ def test_a_stripe_within_what_was_streamed_becomes_that(scene: Scene) -> None:
     assert scene.stripe(KEY) == Stripe(LIFE, BATCH.subtract(TARGET.floor), 1)
 
 
-def test_about_every_eighth_batch_shortens_a_stripe(scene: Scene) -> None:
+def test_about_every_sixteenth_batch_shortens_a_stripe(scene: Scene) -> None:
     scene.put_stripes()
     shortened = 0
     for last in range(20, 420):
