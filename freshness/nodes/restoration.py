@@ -26,7 +26,8 @@ STOP_SECONDS_MAX = 10.0
 
 
 class Restoration:
-    """``read_stream`` answers `ReadStream`: how far the stream of this process is. Safe from another thread."""
+    """``read_stream`` answers `ReadStream`: how far the stream of this process is. ``hurry``: see `Pulse.hurry`; it is
+    called where a heartbeat is waited for. Both are safe from another thread."""
 
     def __init__(
         self,
@@ -34,13 +35,15 @@ class Restoration:
         nodes: Sequence[str],
         policy: NodePolicy,
         read_stream: Callable[[float], Streamed | None],
+        hurry: Callable[[float], None],
         open_connection: Callable[[str, str], CacheNode] = open_node,
     ) -> None:
         self.restorers = [
             Restorer(node, policy, running_clock, lambda: secrets.token_bytes(LIFE_SIZE)) for node in nodes
         ]
         self._connections = {node: open_connection(backend, node) for node in nodes}
-        self._driver = BlockingDriver(self._connections, self._sleep, read_stream=read_stream)
+        self._applier_stream, self._hurry = read_stream, hurry
+        self._driver = BlockingDriver(self._connections, self._sleep, read_stream=self._read_stream)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"stripes of {policy.lineage}", daemon=True)
 
@@ -63,6 +66,12 @@ class Restoration:
             except Exception:
                 log.exception("%s: missing stripes are not put back for now", self._thread.name)
                 self._stopping.wait(REST_SECONDS)
+
+    def _read_stream(self, begun_at: float) -> Streamed | None:
+        streamed = self._applier_stream(begun_at)
+        if streamed is None or streamed.begun_at < begun_at:
+            self._hurry(begun_at)
+        return streamed
 
     def _sleep(self, seconds: float) -> None:
         if self._stopping.wait(seconds):

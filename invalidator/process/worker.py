@@ -18,7 +18,6 @@ from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import Streamed
 from freshness.algorithm.witness import Witness
 from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.config.vtgate_address import VtgateAddress
@@ -212,14 +211,9 @@ class ShardWorker:
     def _create_restoration(self, invalidator: ShardInvalidator, pulse: Pulse) -> Restoration:
         """Also for a shard that does not serve: when it begins to, its stripes are there."""
         task = self.assignment
-
-        def read_stream(begun_at: float) -> Streamed | None:
-            streamed = invalidator.read_stream(begun_at)
-            if streamed is None or streamed.begun_at < begun_at:
-                pulse.hurry(begun_at)
-            return streamed
-
-        return Restoration(task.cache.backend, task.nodes, self._make_policy(), read_stream)
+        return Restoration(
+            task.cache.backend, task.nodes, self._make_policy(), invalidator.read_stream, pulse.hurry
+        )
 
     def _make_policy(self) -> NodePolicy:
         task = self.assignment

@@ -21,7 +21,7 @@ from freshness.algorithm.applier import RENEW_SECONDS, Permit
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import Procedure, Streamed
+from freshness.algorithm.request import Procedure
 from freshness.config.settings import Config, GtidFlavor, Shard
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
@@ -137,14 +137,9 @@ class Keeper:
         driver = BlockingDriver(nodes, time.sleep, read_head=primary.read_head)
         keeper = LineageKeeper(shard.name, acknowledger, driver)
 
-        def read_stream(begun_at: float) -> Streamed | None:
-            """A heartbeat that is waited for is written at once."""
-            passed = acknowledger.read_stream(begun_at)
-            if passed is None or passed.begun_at < begun_at:
-                pulse.hurry(begun_at)
-            return passed
-
-        restoration = Restoration(cache.backend, cache.nodes, policy, read_stream, open_node)
+        restoration = Restoration(
+            cache.backend, cache.nodes, policy, acknowledger.read_stream, pulse.hurry, open_node
+        )
         self._closers.insert(0, restoration.stop)
         pulse.start()
         restoration.start()

@@ -54,6 +54,7 @@ def restoration(store: MemoryStore) -> Iterator[Restoration]:
         [NODE],
         NodePolicy("shop", "shop/-", 1, {}, STRIPES, 5, 4, 1),
         lambda begun_at: Streamed(STREAMED, 1, begun_at),
+        lambda _: None,
         lambda _, __: MemoryNode(store),
     )
     yield made
@@ -105,3 +106,22 @@ def test_a_node_that_does_not_answer_does_not_end_it(restoration: Restoration, s
 def test_one_that_was_never_started_can_be_stopped(restoration: Restoration) -> None:
     restoration.stop()
     assert restoration.restorers[0].restored == 0
+
+
+def test_a_heartbeat_that_is_waited_for_is_hurried(store: MemoryStore) -> None:
+    """The stream has no heartbeat yet that was begun after the pending stripes stood."""
+    hurried: list[float] = []
+    passed: list[Streamed] = [Streamed(STREAMED, 1, float("-inf"))]
+
+    def hurry(begun_at: float) -> None:
+        hurried.append(begun_at)
+        passed.append(Streamed(STREAMED, 1, begun_at))
+
+    policy = NodePolicy("shop", "shop/-", 1, {}, STRIPES, 5, 4, 1)
+    made = Restoration("memory", [NODE], policy, lambda _: passed[-1], hurry, lambda _, __: MemoryNode(store))
+    made.start()
+    try:
+        wait_complete(made)
+    finally:
+        made.stop()
+    assert len(hurried) == 1

@@ -202,7 +202,7 @@ def test_the_stream_is_open_from_its_opening_to_its_end(worker: ShardWorker) -> 
 def test_the_stripes_that_were_put_back_are_counted_once(
     client: TestClient, worker: ShardWorker, invalidator: Watched
 ) -> None:
-    worker.restoration = Restoration("memcached", NODES, POLICY, lambda _: None)
+    worker.restoration = Restoration("memcached", NODES, POLICY, lambda _: None, lambda _: None)
     first, second = worker.restoration.restorers
     observer = MetricsObserver(worker, Nodes().shard)
 
