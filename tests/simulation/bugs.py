@@ -816,7 +816,7 @@ SELDOM_CAUGHT: Final = {
     "floor of a new life is empty": "a stripe that is put back holds all that was streamed, so it holds the "
     "missing floor, too",
     "ring ignored": "few worlds change the ring, and few readers with the former one still store in them",
-    "resume copy without table floors": "a stripe that was put back since holds the statement, too",
+    "resume copy without table floors": "an entry must outlive a TRUNCATE unread, until its node is revived",
 }
 """Why chance cannot show that these defences are needed: another one does the same. A directed schedule shows each.
 """
