@@ -74,7 +74,9 @@ def open_shop(node_count: int) -> Iterator[Shop]:
         pair.primary.execute(f"INSERT INTO customers VALUES {rows}", database="shop")
         pair.wait_caught_up()
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        path = write_config(folder, "mariadb", pair.primary.url, nodes, replicas=[pair.replica.url])
+        path = write_config(
+            folder, "mariadb", pair.primary.url, nodes, replicas=[pair.replica.url], stripes=None
+        )
         invalidator = stack.enter_context(InvalidatorProcess(path))
         for server in servers:
             settle_node(server.pid)

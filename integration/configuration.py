@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 CUSTOMER: Final = '[objects.customer]\ntable = "customers"\n'
+STRIPES: Final = 1024
+"""Of each shard on each node, in tests: they start many invalidators, and each puts all stripes in their place."""
+
 PROFILE: Final = (
     '[objects.profile]\nkey = "customer_id"\nmembers = { customers = "id", orders = "customer_id" }\n'
 )
@@ -22,15 +25,17 @@ def write_config(
     objects: str = CUSTOMER,
     cache: Mapping[str, Any] = {},
     stream: Mapping[str, Any] = {},
+    stripes: int | None = STRIPES,
     extra: str = "",
 ) -> Path:
     """Write the file and return its path. ``primary`` and ``replicas`` are URLs, ``nodes`` addresses.
 
-    ``cache`` and ``stream`` are keys of those sections, else as by default; ``extra`` is appended.
+    ``cache`` and ``stream`` are keys of those sections, else as by default; ``stripes`` None: as by default;
+    ``extra`` is appended.
     """
     path = folder / "freshness.toml"
     path.write_text(
-        _section("cache", {"nodes": nodes, "namespace": "shop", **cache})
+        _section("cache", _cache_section(nodes, stripes, cache))
         + _section("keyspaces.shop", {"flavor": flavor})
         + _section("[keyspaces.shop.shards]", {"primary": primary, "replicas": replicas})
         + _section("stream", stream)
@@ -54,7 +59,7 @@ def write_sharded_config(
 ) -> Path:
     """The same for a sharded keyspace; ``shards``: the keys of each shard's table."""
     path = folder / "freshness.toml"
-    text = _section("cache", {"nodes": nodes, "namespace": "shop", **cache})
+    text = _section("cache", _cache_section(nodes, STRIPES, cache))
     text += _section("keyspaces.shop", {"flavor": flavor})
     text += f'sharding = {{ column = "{column}", function = "{function}" }}\n'
     text += "".join(_section("[keyspaces.shop.shards]", shard) for shard in shards)
@@ -62,6 +67,11 @@ def write_sharded_config(
     draft = path.with_suffix(".draft")
     draft.write_text(text + _section("stream", stream) + objects)
     return draft.replace(path)
+
+
+def _cache_section(nodes: Sequence[str], stripes: int | None, cache: Mapping[str, Any]) -> dict[str, Any]:
+    few = {} if stripes is None else {"stripes": stripes}
+    return {"nodes": nodes, "namespace": "shop", **few, **cache}
 
 
 def _section(name: str, settings: Mapping[str, Any]) -> str:

@@ -46,12 +46,10 @@ POLL_SECONDS: Final = 0.03
 LOG_TAIL_CHARACTERS: Final = 6_000
 
 LEASE_SECONDS: Final = 4
-STRIPES: Final = 1024
 MAX_STALENESS_SECONDS: Final = 8
 NODE_REFRESH_SECONDS: Final = 0.2
 CACHE: Final[Mapping[str, Any]] = {
     "lease_seconds": LEASE_SECONDS,
-    "stripes": STRIPES,
     "max_staleness_seconds": MAX_STALENESS_SECONDS,
     "node_refresh_seconds": NODE_REFRESH_SECONDS,
 }

@@ -72,7 +72,7 @@ class NodeKind:
     @property
     def settings(self) -> dict[str, Any]:
         """The keys of the section ``cache`` that it needs."""
-        return {"backend": self.backend} | ({} if self.stripes is None else {"stripes": self.stripes})
+        return {"backend": self.backend}
 
 
 class StreamDeleterProcess(PythonProgram):
@@ -218,6 +218,7 @@ def open_world(
             replicas=[pair.replica.url],
             objects=CUSTOMER + PROFILE,
             cache={"namespace": EVENT_TOKENS, **kind.settings},
+            stripes=kind.stripes,
             extra=f'[history]\npath = "{history / EVENT_TOKENS / "history"}"\n' if history else "",
         )
         # Nodes of a size that was asked for may be too small for all stripes

@@ -13,12 +13,11 @@ import pytest
 
 from appclient import Cache, ReadOutcome
 from freshness import __version__
-from integration.configuration import CUSTOMER, PROFILE
+from integration.configuration import CUSTOMER, PROFILE, STRIPES
 from integration.harness import (
     CUSTOMERS_TABLE,
     LEASE_SECONDS,
     ORDERS_TABLE,
-    STRIPES,
     System,
     call_cli,
     run_cli,
