@@ -13,6 +13,7 @@ from freshness.algorithm.request import Streamed
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.nodes.memory import MemoryNode, MemoryStore
+from freshness.nodes.restoration import Restoration
 from freshness.position import empty_position
 from spark.sink import keeper
 from spark.sink.keeper import Keeper
@@ -71,14 +72,15 @@ def test_executors_read_positions_in_the_flavor_of_gtids(behind_vtgate: Config) 
     assert empty_position(made.plan.flavors["shop/-"]) == made.lineages["shop/-"].acknowledger.streamed
 
 
-class Restoring:
-    """Stands in for the thread that puts stripes back."""
+class Restoring(Restoration):
+    """Puts nothing back: its thread is not started."""
 
     made: Restoring
 
-    def __init__(self, _: str, nodes: Any, policy: NodePolicy, read_stream: Any, __: Any) -> None:
+    def __init__(self, backend: str, nodes: Any, policy: NodePolicy, *rest: Any) -> None:
+        super().__init__(backend, nodes, policy, *rest)
         self.of = policy.namespace, policy.lineage, tuple(nodes)
-        self.read_stream, self.calls = read_stream, list[str]()
+        self.read_stream, self.calls = self._driver.read_stream, list[str]()
         Restoring.made = self
 
     def start(self) -> None:
