@@ -287,10 +287,7 @@ class Applier:
         """For a batch that other processes send from now on."""
         records = {member.node: member.joined_record() for member in self.joined}
         return Permit(
-            {
-                member.node: Target.of(member.policy.namespace, member.joined_record())
-                for member in self.joined
-            },
+            {node: Target.of(self.members[node].policy.namespace, each) for node, each in records.items()},
             {node: record.tenure for node, record in records.items()},
         )
 

@@ -273,6 +273,11 @@ def stripe_number(item: bytes, stripes: int) -> int:
     return crc32(item) % stripes
 
 
+def stripe_numbers(items: Iterable[bytes], stripes: int) -> set[int]:
+    """`stripe_number` of each, without a call for each of the thousands of a batch."""
+    return {crc32(item) % stripes for item in items}
+
+
 def stripe_key(namespace: str, lineage: str, number: int) -> bytes:
     """Key of a stripe, on the node of the keys that it protects."""
     return b"%b!%x" % (record_key(namespace, lineage), number)

@@ -25,6 +25,8 @@ from freshness.algorithm.envelope import (
     find_stripe,
     is_within,
     stripe_keys,
+    stripe_number,
+    stripe_numbers,
     wanted_key,
 )
 from freshness.algorithm.request import (
@@ -75,7 +77,7 @@ def invalidate(
     the keys again.
     """
     count = target.stripes
-    numbers = {crc32(key) % count for key in keys}
+    numbers = stripe_numbers(keys, count)
     names = stripe_keys(target.namespace, target.lineage, count)
     chunk = encode_chunk(target.life, streamed.subtract(target.floor))
     if len(chunk) > CHUNK_BYTES_MAX:
@@ -89,7 +91,7 @@ def invalidate(
         absent = {number for number, reply in zip(numbers, appended, strict=True) if reply != STORED}
     # Absent, or refused for memory: after this certainly absent. And the keys after that.
     requests: list[Request] = [Delete(names[number]) for number in absent]
-    requests += [Delete(key) for key in keys if crc32(key) % count in absent]
+    requests += [Delete(key) for key in keys if stripe_number(key, count) in absent]
     requests.append(
         Append(wanted_key(target.namespace, target.lineage), encode_wanted(islice(absent, WANTED_MAX)))
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from unittest.mock import patch
 
 import freshness.algorithm.admission
@@ -76,6 +76,7 @@ from tests.simulation.reshard import STAYS_OPEN
 
 Planted: TypeAlias = contextlib.AbstractContextManager[Any]
 Plant: TypeAlias = Callable[[], Planted]
+Result = TypeVar("Result")
 
 
 def _patch(target: Any, name: str, value: Any) -> Planted:
@@ -250,46 +251,40 @@ def _delete_first() -> Planted:
 _ORIGINAL_INVALIDATE: Final = freshness.algorithm.invalidate.invalidate
 
 
-def _without_deletes(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
-    procedure = _ORIGINAL_INVALIDATE(node, keys, target, streamed)
-    replies: Any = None
+def _relay(procedure: Procedure[Result], ask: Callable[[Any], Procedure[Any]]) -> Procedure[Result]:
+    """The procedure, each of whose steps is answered by ``ask``."""
+    answer: Any = None
     while True:
         try:
-            step = procedure.send(replies)
+            step = procedure.send(answer)
         except StopIteration as stop:
-            numbers: Sequence[int] = stop.value
-            return numbers
-        assert isinstance(step, Flow)
-        requests = list(step.requests)
+            result: Result = stop.value
+            return result
+        answer = yield from ask(step)
+
+
+def _without_deletes(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
+    def ask(flow: Flow) -> Procedure[Any]:
+        requests = list(flow.requests)
         kept = [request for request in requests if not isinstance(request, Delete)]
         answers = iter((yield Flow(node, tuple(kept))))
-        replies = [DONE if isinstance(request, Delete) else next(answers) for request in requests]
+        return [DONE if isinstance(request, Delete) else next(answers) for request in requests]
 
-
-def _answer_appends(answer: Callable[[Append, Reply], Reply]) -> Planted:
-    """Invalidators take another answer for that of an append."""
-
-    def invalidate(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
-        procedure = _ORIGINAL_INVALIDATE(node, keys, target, streamed)
-        replies: Any = None
-        while True:
-            try:
-                step = procedure.send(replies)
-            except StopIteration as stop:
-                numbers: Sequence[int] = stop.value
-                return numbers
-            assert isinstance(step, Flow)
-            given = yield step
-            replies = [
-                answer(request, reply) if isinstance(request, Append) else reply
-                for request, reply in zip(step.requests, given, strict=True)
-            ]
-
-    return _patch(freshness.algorithm.apply, "invalidate", invalidate)
+    return _relay(_ORIGINAL_INVALIDATE(node, keys, target, streamed), ask)
 
 
 def _refused_is_done() -> Planted:
-    return _answer_appends(lambda request, reply: STORED)
+    def ask(flow: Flow) -> Procedure[Any]:
+        replies = yield flow
+        return [
+            STORED if isinstance(request, Append) else reply
+            for request, reply in zip(flow.requests, replies, strict=True)
+        ]
+
+    def invalidate(node: str, keys: Any, target: Target, streamed: Position) -> Procedure[Sequence[int]]:
+        return _relay(_ORIGINAL_INVALIDATE(node, keys, target, streamed), ask)
+
+    return _patch(freshness.algorithm.apply, "invalidate", invalidate)
 
 
 def _refused_deletes_once() -> Planted:
@@ -332,31 +327,32 @@ def _chunk_of_the_batch_before() -> Planted:
     return _patch(freshness.algorithm.apply, "_send", send)
 
 
+def _shorten_with(write: Callable[[bytes, Item, Stripe], tuple[Any, ...]]) -> Planted:
+    """The requests of ``write`` (key, item, stripe) shorten each stripe of more than one chunk."""
+
+    def shorten(node: str, numbers: Any, target: Target, streamed: Position) -> Procedure[None]:
+        for number in numbers:
+            key = stripe_keys(target.namespace, target.lineage, target.stripes)[number]
+            (item,) = yield Flow(node, (Get(key),))
+            stripe = find_stripe(item.value, target.life) if isinstance(item, Item) else None
+            if stripe is not None and stripe.chunk_count > 1:
+                yield Flow(node, write(key, item, stripe))
+
+    return _patch(freshness.algorithm.apply, "shorten", shorten)
+
+
 def _shortened_to_the_first_chunk() -> Planted:
     """What was appended since is dropped with its chunk."""
 
-    def shorten(node: str, numbers: Any, target: Target, streamed: Position) -> Procedure[None]:
-        for number in numbers:
-            key = stripe_keys(target.namespace, target.lineage, target.stripes)[number]
-            (item,) = yield Flow(node, (Get(key),))
-            stripe = find_stripe(item.value, target.life) if isinstance(item, Item) else None
-            if stripe is not None and stripe.chunk_count > 1:
-                size = 3 + 2 + int.from_bytes(item.value[3:5], "big")
-                yield Flow(node, (Cas(key, item.value[:size], item.version, 0),))
+    def write(key: bytes, item: Item, _: Stripe) -> tuple[Any, ...]:
+        size = 3 + 2 + int.from_bytes(item.value[3:5], "big")
+        return (Cas(key, item.value[:size], item.version, 0),)
 
-    return _patch(freshness.algorithm.apply, "shorten", shorten)
+    return _shorten_with(write)
 
 
 def _shortened_by_set() -> Planted:
-    def shorten(node: str, numbers: Any, target: Target, streamed: Position) -> Procedure[None]:
-        for number in numbers:
-            key = stripe_keys(target.namespace, target.lineage, target.stripes)[number]
-            (item,) = yield Flow(node, (Get(key),))
-            stripe = find_stripe(item.value, target.life) if isinstance(item, Item) else None
-            if stripe is not None and stripe.chunk_count > 1:
-                yield Flow(node, (Delete(key), Add(key, stripe.encode(), 0)))
-
-    return _patch(freshness.algorithm.apply, "shorten", shorten)
+    return _shorten_with(lambda key, _, stripe: (Delete(key), Add(key, stripe.encode(), 0)))
 
 
 # -- putting stripes back ------------------------------------------------------------------------------
@@ -374,24 +370,15 @@ def _older_heartbeat() -> Planted:
     return _patch(Restorer, "_complete", complete)
 
 
-def _put_back_with(find: Callable[[Streamed, NodeRecord], Streamed]) -> Planted:
+def _put_back_with_the_floor() -> Planted:
     def complete(self: Restorer, record: NodeRecord) -> Procedure[None]:
-        procedure = _COMPLETE(self, record)
-        answer: Any = None
-        while True:
-            try:
-                step = procedure.send(answer)
-            except StopIteration:
-                return
+        def ask(step: Any) -> Procedure[Any]:
             answer = yield step
-            if isinstance(answer, Streamed):
-                answer = find(answer, record)
+            return replace(answer, position=record.floor) if isinstance(answer, Streamed) else answer
+
+        return _relay(_COMPLETE(self, record), ask)
 
     return _patch(Restorer, "_complete", complete)
-
-
-def _put_back_with_the_floor() -> Planted:
-    return _put_back_with(lambda streamed, record: replace(streamed, position=record.floor))
 
 
 def _appended_is_dropped() -> Planted:
