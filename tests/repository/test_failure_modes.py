@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,6 +21,7 @@ FAILURES = load_failures()
 PAGE = PAGES / "failure-modes.md"
 CITATION = re.compile(r"\bF([1-9]\d{0,2})\b")
 CITING = {".py", ".md", ".toml"}
+PRODUCTION = ("freshness.", "invalidator.", "appclient.", "spark.")
 
 
 @functools.cache
@@ -51,11 +54,52 @@ def _problem(test: str) -> str | None:
 
 
 def _plants(test: str) -> bool:
-    """Whether it changes the code under test: a bug of the simulator, or a test that patches."""
+    """Whether it takes a defence out of the production code: a bug of the simulator, or a test that patches one of
+    our modules, or that alters the requests of a production procedure on their way (`World.answer_instead`, `order`).
+    To patch the test's own world proves nothing."""
     path, _, name = test.partition("::")
     if path == PLANTED_BUGS:
         return True
-    return any(argument.arg == "monkeypatch" for argument in _tests_of(path)[name].args.args)
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    return any(_patches_production(node, vars(module)) for node in _reached_from(path, _tests_of(path)[name]))
+
+
+def _reached_from(path: str, test: ast.FunctionDef) -> Iterator[ast.AST]:
+    """Everything in a test, and in the functions of its file that it names, one through another."""
+    helpers = {
+        node.name: node
+        for node in ast.parse((CHECKOUT / path).read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_")
+    }
+    coming = [test]
+    while coming:
+        for node in ast.walk(coming.pop()):
+            yield node
+            if isinstance(node, ast.Name) and node.id in helpers:
+                coming.append(helpers.pop(node.id))
+
+
+def _patches_production(node: ast.AST, names: Mapping[str, object]) -> bool:
+    match node:
+        case ast.Call(args=[_, ast.Constant(value="connect"), *_]):
+            return False  # a server of the test's own
+        case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Constant(value=str(target)), *_]):
+            return target.startswith(PRODUCTION)
+        case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Name(id=name), *_]) if name in names:
+            return _home_of(names[name]).startswith(PRODUCTION)
+        case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Attribute() as target, *_]):
+            text = ast.unparse(target)
+            found = text.split(".")[0] in names and eval(text, dict(names))  # of our own file
+            return _home_of(found).startswith(PRODUCTION)
+        case ast.Attribute(attr="answer_instead" | "order", ctx=ast.Store()):
+            return True
+    return False
+
+
+def _home_of(target: object) -> str:
+    """The module of a class, or a module's own name; with a dot at its end."""
+    found = target.__name__ if isinstance(target, ModuleType) else getattr(target, "__module__", "")
+    return f"{found}."
 
 
 def _cited() -> Iterator[tuple[str, str]]:
@@ -115,6 +159,18 @@ def test_the_page_is_made_from_the_catalogue() -> None:
     text = PAGE.read_text()
     assert render(text) == text, "run: make docs"
     assert re.findall(r"^### (F\d+)$", text, re.MULTILINE) == [one.number for one in FAILURES]
+
+
+def test_a_plant_in_the_tests_own_world_is_noticed() -> None:
+    assert _plants("tests/schedules/test_defences.py::test_lease_follows_the_own_heartbeat")
+    assert _plants("tests/schedules/test_stripes.py::test_an_absent_stripe_refuses"), "by a helper"
+    assert _plants("tests/schedules/test_defences.py::test_fill_is_by_cas"), "by another request"
+    for name in (
+        "test_defences.py::test_token_is_what_a_server_shows",  # another server of the world
+        "test_defences.py::test_token_is_read_before_rows",  # a switch of the world
+        "test_holes.py::test_no_answer_is_never_a_default_answer",  # another transport of the world
+    ):
+        assert not _plants(f"tests/schedules/{name}"), name
 
 
 def test_a_test_that_is_not_there_is_noticed(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from freshness.algorithm.envelope import (
     stripe_key,
     stripe_number,
 )
-from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.request import (
     DONE,
     MISSING,
@@ -44,6 +43,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.view import NodeView
 from freshness.errors import FormatError, FreshnessError
+from freshness.keys.placement import Placement
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
 from tests.schedules.world import (
@@ -364,23 +364,25 @@ def test_a_key_does_not_move_when_its_node_is_down(monkeypatch: pytest.MonkeyPat
     """F10: invalidations go where the key belongs. Nobody tells another node."""
 
     def schedule(world: World) -> ReadOutcome:
-        start(world)
-        second = start(world, node="n2")
-        world.stores[NODE].down = True
-        outcome = Reader(world, world.replica()).read()
+        ring = Placement(tuple(world.stores))
+        home = world.places[KEY] = ring.node_for(KEY)
+        start(world, node=home)
+        second = start(world, node=next(node for node in world.stores if node != home))
+        world.stores[home].down = True
+        outcome = Reader(world, world.replica()).read(lookup(node=ring.node_for(KEY)))
         world.commit(KEY)
         second.apply()
-        Reader(world, world.replica()).read()
+        Reader(world, world.replica()).read(lookup(node=ring.node_for(KEY)))
         return outcome
 
-    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        reading = Reader.reading
+    def plant(world: World, patch: pytest.MonkeyPatch) -> None:
+        node_for = Placement.node_for
 
-        def elsewhere(self: Reader, *lookups: Lookup, max_staleness_seconds: float | None = None) -> Any:
-            moved = [replace(each, node="n2") for each in lookups or (lookup(),)]
-            return reading(self, *moved, max_staleness_seconds=max_staleness_seconds)
+        def elsewhere(self: Placement, key: bytes) -> str:
+            home = node_for(self, key)
+            return next(node for node in self.nodes if node != home) if world.stores[home].down else home
 
-        patch.setattr(Reader, "reading", elsewhere)
+        patch.setattr(Placement, "node_for", elsewhere)
 
     prove(schedule, ReadOutcome.NODE_DOWN, plant, "I1", monkeypatch, nodes=("n1", "n2"))
 
@@ -466,11 +468,13 @@ def test_progress_follows_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> No
         return is_claimed, read_lagging(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def eager(member: membership.Membership, batch: apply.Batch) -> Procedure[None]:
-            yield from apply.publish(member, batch)
-            yield from apply._send(member, batch)
+        send = apply._send
 
-        patch.setattr("tests.schedules.world.apply_batch", eager)
+        def eager(member: membership.Membership, batch: apply.Batch) -> Procedure[Sequence[int]]:
+            yield from apply.publish(member, batch)
+            return (yield from send(member, batch))
+
+        patch.setattr(apply, "_send", eager)
 
     prove(schedule, (False, ReadOutcome.STRIPE), plant, "I1", monkeypatch)
 

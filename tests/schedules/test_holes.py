@@ -32,6 +32,10 @@ from freshness.errors import NodeUnavailable
 from freshness.position import Position
 from freshness.position.mariadb import MariadbPosition
 from freshness.position.token import EventToken
+from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
+from invalidator.binlog.transaction import Subscription, TransactionAssembler
+from invalidator.binlog.wire.event import GroupStart
+from invalidator.statement import Xid
 from tests.schedules.test_defences import go_on, prove, read_lagging, start
 from tests.schedules.world import (
     CUSTOMER,
@@ -204,19 +208,23 @@ def test_a_prepared_transaction_is_invalidated_again_at_its_commit(monkeypatch: 
 
     def schedule(world: World) -> ReadOutcome:
         one = start(world)
+        log = TransactionAssembler(Subscription("mysql", "shop", frozenset({"customers"}), "heartbeats"))
+        xid, table = Xid(b"a", b"b", 1), MappedTable("shop", "customers", True, b"")
         prepared = world.commit()
-        one.apply(replace(one.batch(), keys={KEY: prepared.position}))
-        world.commit(KEY)
-        one.apply()
+        log.start_group(GroupStart(prepared.position, 0, True))
+        log.add_rows(ChangedRows(table, "update", True, items=[KEY]))
+        one.apply(replace(one.batch(), keys=dict.fromkeys(log.prepare(xid).items, prepared.position)))
+        committed = world.commit(KEY)
+        log.start_group(GroupStart(committed.position, 0, False))
+        ended = log.add_query("XA COMMIT X'61',X'62',1", "shop")
+        assert ended is not None
+        one.apply(replace(one.batch(), keys=dict.fromkeys(ended.items, committed.position)))
         outcome = Reader(world, world.replica(prepared)).read()
         read_anew(world)
         return outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        batch = Invalidator.batch
-        patch.setattr(Invalidator, "batch", lambda self: replace(batch(self), keys={}))
-        # The world's own look at stripes would notice first.
-        patch.setattr(World, "_check_protection", lambda *_: None)
+        patch.setattr(TransactionAssembler, "_commit_prepared", lambda *_: None)
 
     prove(schedule, ReadOutcome.STRIPE, plant, "I1", monkeypatch)
 

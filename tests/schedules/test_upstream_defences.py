@@ -37,6 +37,7 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from freshness.position.token import EventToken
+from freshness.stream import heartbeat
 from freshness.stream.heartbeat import EPOCH_ROW, parse_token
 from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
@@ -585,11 +586,12 @@ def test_an_insert_invalidates_that_there_was_no_row(monkeypatch: pytest.MonkeyP
 
 
 class Server:
-    """A replica with two rows, each of which says which transaction changed it last. ``commits_after``: the
-    statements behind which another transaction is replicated. ``dies_at``: the statement that it does not answer."""
+    """A replica with two rows, each of which says which transaction changed it last. ``logged``: what its binary log
+    has beyond that. ``commits_after``: the statements behind which another transaction is replicated. ``dies_at``:
+    the statement that it does not answer."""
 
-    def __init__(self, executed: int = 10) -> None:
-        self.executed = executed
+    def __init__(self, executed: int = 10, logged: int = 0) -> None:
+        self.executed, self.logged = executed, logged
         self.commits_after: set[str] = set()
         self.dies_at = ""
         self.answers_for: int | None = None
@@ -643,7 +645,8 @@ class FakeConnection:
             raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
         answer: list[Any] = []
         if kind == "token":
-            answer = [(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{server.executed}", EPOCH_ROW, 1, "", 0)]
+            shown = server.executed + (0 if "gtid_executed" in sql else server.logged)
+            answer = [(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{shown}", EPOCH_ROW, 1, "", 0)]
         elif kind == "start":
             self._snapshot = server.executed
         elif kind == "rollback":
@@ -690,6 +693,17 @@ def test_token_and_rows_are_of_one_server(monkeypatch: pytest.MonkeyPatch) -> No
         return self.run(lambda connection, _: LoaderConnection(connection).query(sql, params)), token
 
     monkeypatch.setattr(ShardDatabase, "rows_with_token", apart)
+    assert read()
+
+
+def test_the_token_is_of_what_is_shown_and_not_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: the binary log has two transactions that a SELECT does not show yet."""
+
+    def read() -> bool:
+        return is_ahead(*open_shard([Server(10, logged=2)], monkeypatch).rows_with_token("SELECT v", ()))
+
+    assert not read()
+    monkeypatch.setattr(heartbeat, "_VISIBLE", {"mysql": "@@global.gtid_binlog_pos"})
     assert read()
 
 

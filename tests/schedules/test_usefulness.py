@@ -15,10 +15,11 @@ import pytest
 
 from freshness.algorithm import read
 from freshness.algorithm.envelope import Filled
+from freshness.algorithm.membership import Membership
 from freshness.algorithm.request import Get, Head, Item, Load, Procedure, Reply, Request, Wait
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.view import NodeView
-from freshness.position import MysqlGtidSet
+from freshness.position import MysqlGtidSet, Position
 from tests.schedules.test_defences import is_entry, start
 from tests.schedules.world import (
     CUSTOMER,
@@ -149,13 +150,13 @@ def test_private_gtids_of_a_replica_are_in_no_floor(monkeypatch: pytest.MonkeyPa
         start(world)
         return Reader(world, world.replica().catch_up()).read()
 
-    def plant(world: World, patch: pytest.MonkeyPatch) -> None:
-        errant = MysqlGtidSet.of("aaaaaaaa-71ca-11e1-9e33-c80aa9429562", 1)
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        errant, everything = MysqlGtidSet.of("aaaaaaaa-71ca-11e1-9e33-c80aa9429562", 1), Membership.everything
 
-        def head_of_the_replica(lineage: str) -> Head:
-            return Head(world.databases[lineage].head.union(errant), world.databases[lineage].epoch)
+        def and_of_the_replica(self: Membership, head: Head) -> Position:
+            return everything(self, head).union(errant)
 
-        patch.setattr(world, "read_head", head_of_the_replica)
+        patch.setattr(Membership, "everything", and_of_the_replica)
 
     prove_use(schedule, ReadOutcome.FILLED, plant, monkeypatch)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.invalidate import Target, invalidate
 from freshness.algorithm.node import TTL_SECONDS_MAX
 from freshness.algorithm.request import (
     CONFLICT,
@@ -34,7 +36,8 @@ from freshness.algorithm.request import (
 from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
 from freshness.nodes import memcached
 from freshness.nodes.memcached import MemcachedNode
-from freshness.nodes.meta import VERSION_LIMIT, ProtocolError, ReplyReader, decode_flow, encode_flow
+from freshness.nodes.meta import VERSION_LIMIT, Plan, ProtocolError, ReplyReader, decode_flow, encode_flow
+from freshness.position import MysqlGtidSet
 
 ADD, CAS = Add(b"k", b"v", 10), Cas(b"k", b"v", 7, 10)
 QUIET_DELETE, DELETE = Delete(b"k"), Delete(b"k", 7)
@@ -388,6 +391,50 @@ def test_an_interrupted_read_closes_the_connection(
         with pytest.raises(KeyboardInterrupt):
             node.receive()
     assert node.perform([Get(b"b")]) == [Item(b"b", VERSION_LIMIT + 2)]
+    node.close()
+
+
+def invalidate_key(node: MemcachedNode) -> Sequence[int]:
+    """The stripes that took the event, of which there is one."""
+    nothing = MysqlGtidSet()
+    target = Target("shop", "shop/-", b"life-one", 1, nothing)
+    procedure = invalidate(node.name, [b"shop:customer:1"], target, nothing)
+    return BlockingDriver({node.name: node}, lambda _: None).run(procedure)
+
+
+def test_no_answer_is_no_acknowledgement(
+    script: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F11: a server that dies over an invalidation. A client that answers a default would acknowledge it."""
+    node = connect(script, [*GREETING, b""], [*GREETING, b""], timeout_seconds=0.2)
+    with pytest.raises(NodeUnavailable):
+        invalidate_key(node)
+    monkeypatch.setattr(memcached, "decode_flow", lambda plan, _: plan.replies)
+    assert invalidate_key(node) == [0]
+    node.close()
+
+
+def test_a_version_of_a_former_connection_fits_no_item(
+    script: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F75: the server has restarted meanwhile, and its versions repeat."""
+    lives: list[list[bytes | None]] = [
+        [*GREETING, b"VA 1 c7 t-1\r\na\r\n"],
+        [*GREETING, b"HD\r\n"],
+        [*GREETING, b"HD c8\r\n"],
+    ]
+    node = connect(script, *lives)
+    [held] = node.perform([Get(b"k")])
+    assert isinstance(held, Item)
+    node.close()
+    assert node.perform([Cas(b"k", b"v", held.version, 0)]) == [CONFLICT]
+    node.close()
+
+    def of_any_connection(requests: Sequence[Request], _: int = 0) -> tuple[list[bytes], Plan]:
+        return encode_flow(requests, 0)
+
+    monkeypatch.setattr(memcached, "encode_flow", of_any_connection)
+    assert node.perform([Cas(b"k", b"v", held.version, 0)]) == [Stored(8)]
     node.close()
 
 
