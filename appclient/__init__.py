@@ -8,8 +8,6 @@
 See docs/quickstart.md. Everything the application touches is exported here.
 """
 
-from appclient.cache import Cache, Explanation
-from appclient.database import Database, LoaderConnection, QueryExtras, QueryResult
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import (
     ConfigError,
@@ -19,8 +17,18 @@ from freshness.errors import (
     NodeUnsuitable,
     SourceUnavailable,
     SourceUnsuitable,
+    missing_package,
 )
 from freshness.position.token import EventToken
+
+try:
+    from appclient.cache import Cache, Explanation
+    from appclient.database import Database, LoaderConnection, QueryExtras, QueryResult
+except ModuleNotFoundError as error:
+    missing = missing_package(error, "appclient")
+    if missing is None:
+        raise
+    raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 __all__ = [
     "Cache",

@@ -20,7 +20,20 @@ where, and carries a ``hint`` on what to do. All survive pickling, since Spark e
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+_OWN_PACKAGES: Final = frozenset(("freshness", "invalidator", "appclient", "spark"))
+_EXTRAS: Final = {
+    "redis": "redis",
+    "zstandard": "compression",
+    "grpc": "vitess",
+    "google": "vitess",
+    "xxhash": "sharding",
+}
+"""Packages that have an extra of their own."""
 
 
 class FreshnessError(Exception):
@@ -94,3 +107,26 @@ class InvalidationFailed(FreshnessError):
 
 class MembershipLost(InvalidationFailed):
     pass
+
+
+def missing_package(error: ModuleNotFoundError, extra: str) -> ConfigError | None:
+    """The package to install, of ``extra`` unless it has one of its own; None where no package is missing, but a
+    module of this project or of Python."""
+    name = (error.name or "").partition(".")[0]
+    if not name or name in _OWN_PACKAGES or name in sys.stdlib_module_names:
+        return None
+    hint = f"pip install 'freshness[{_EXTRAS.get(name, extra)}]'"
+    return ConfigError(f"the Python package {name} is not installed", hint=hint)
+
+
+@contextmanager
+def required_packages(program: str, extra: str) -> Iterator[None]:
+    """For the imports of a program: a package that is missing ends it with one line and the code of `ConfigError`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, extra)
+        if missing is None:
+            raise
+        sys.stderr.write(f"{program}: {missing}\n")
+        sys.exit(missing.exit_code)

@@ -21,7 +21,7 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
-from freshness.position import Position, parse_position
+from freshness.position import Position, parse_gtids, parse_position
 
 Connection: TypeAlias = "pymysql.Connection[Cursor]"
 
@@ -43,6 +43,7 @@ _UNSUITABLE: Final[dict[int, str]] = {
     1049: "create the database, or correct its name in the address",
     1130: _LOGIN_HINT,
     1142: "grant the account the privilege on this table",
+    1143: "grant the account the privilege on all columns of this table",
     1146: "create the table, or correct its name",
     1227: "grant the privilege; `invalidator check` lists the ones that are needed",
     1290: "the server is read-only or runs without what is needed; the heartbeat must go to the primary",
@@ -159,8 +160,27 @@ def executed_position(connection: Connection, flavor: str) -> Position:
     """Everything that this server has executed: the head, for floors and for "start now". Read on the primary.
 
     On MariaDB it runs ahead of what a SELECT sees and is only an upper bound: right for a floor, never for a
-    fill (F2). Private GTIDs of a replica would make a floor that nothing can contain (F53).
+    fill (F2). Private GTIDs of a replica would make a floor that nothing can contain (F53). So would a domain that
+    the primary once replicated and that is not in its log: no stream brings it, and its replicas need not have it
+    (F113).
+    Without log_slave_updates nobody knows what the log lacks, and all domains count.
     """
+    if flavor == "mysql":
+        return replicated_position(connection, flavor)
+    [(logged, applied, state, domain, logs_updates)] = read_rows(
+        connection,
+        "SELECT @@global.gtid_binlog_pos, @@global.gtid_slave_pos, @@global.gtid_binlog_state,"
+        " @@global.gtid_domain_id, @@global.log_slave_updates",
+    )
+    position, replicated = parse_position(flavor, str(logged)), parse_position(flavor, str(applied))
+    in_log = {str(domain), *(str(gtid.domain) for gtid in parse_gtids(str(state)))}
+    return position.union_all(
+        part for name, part in replicated.by_source().items() if name in in_log or not int(logs_updates)
+    )
+
+
+def replicated_position(connection: Connection, flavor: str) -> Position:
+    """Everything that this server has executed or was provisioned with, whether or not its log has it."""
     if flavor == "mysql":
         [(text,)] = read_rows(connection, "SELECT @@global.gtid_executed")
         return parse_position(flavor, str(text))

@@ -22,6 +22,7 @@ from freshness.errors import FormatError, SourceUnsuitable
 from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from freshness.stream.source import Heartbeat
 
+_NO_SUCH_TABLE: Final = 1146
 ABANDONED_AFTER_US: Final = 24 * 3600 * 1_000_000
 _INSTANCE_CHARACTERS_MAX: Final = 64
 
@@ -96,6 +97,29 @@ class HeartbeatWriter:
             f"DELETE FROM {HEARTBEAT_TABLE} WHERE id NOT IN (%s, %s) AND max_us < %s",
             (EPOCH_ROW, self._instance, self._now_us() - ABANDONED_AFTER_US),
         )
+
+    def rehearse(self) -> None:
+        """Have the server refuse what it would refuse to `prepare`, `beat` or `raise_epoch`. It changes nothing and
+        logs nothing.
+
+        Raises as `prepare`: the account lacks a privilege, or the server is read-only.
+        """
+        self._execute("PREPARE freshness_rehearsal FROM %s", (_CREATE,))  # refused where CREATE would be
+        row = {"id": self._instance, "sequence": 0, "min_us": 0, "max_us": 0, "watermark": ""}
+        for sql, parameters in (
+            (f"SELECT epoch FROM {HEARTBEAT_TABLE} WHERE id = %(id)s", row),
+            (_BEAT, row),
+            (f"UPDATE {HEARTBEAT_TABLE} SET epoch = epoch + 1 WHERE id = %(id)s", row),
+            (f"DELETE FROM {HEARTBEAT_TABLE} WHERE id = %(id)s", row),
+        ):
+            self._execute("BEGIN")
+            try:
+                self._execute(sql, parameters)
+            except SourceUnsuitable as error:
+                if error.__cause__ is None or error.__cause__.args[0] != _NO_SUCH_TABLE:
+                    raise
+            else:
+                self._execute("ROLLBACK")
 
     def take_sequence(self) -> int:
         """The next sequence number. It is never given again, even where nobody knows whether its row was written.

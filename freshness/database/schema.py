@@ -6,12 +6,12 @@ table, column and reason. Never reads rows. Called by both sides when they start
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
-from freshness.config.settings import Config
+from freshness.config.settings import Config, Keyspace, ServerAddress
 from freshness.database.connection import Connection, connect, read_rows, translated
-from freshness.errors import ConfigError
+from freshness.errors import ConfigError, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition, build_registry
 
@@ -112,7 +112,7 @@ def _read_columns(connection: Connection, database: str, table: str) -> dict[str
         hint = (
             f"the name is spelled {close[0]}"
             if close
-            else "create it, or correct the name in the configuration"
+            else "create it, correct the name in the configuration, or grant the account SELECT on it"
         )
         raise ConfigError(f"there is no table {database}.{table}", hint=hint)
     if "VIEW" in tables[table]:
@@ -152,24 +152,37 @@ def keyspace_id(function: str, value: object) -> bytes:
     return compute(function, value)
 
 
-def load_registry(config: Config) -> dict[str, ObjectDefinition]:
-    """The objects of the configuration with the key columns of the primaries' schema.
+def load_registry(config: Config, keyspaces: Collection[str] | None = None) -> dict[str, ObjectDefinition]:
+    """The objects of the configuration, or of those keyspaces, with the key columns of the primaries' schema.
 
     Raises `ConfigError`, `SourceUnavailable` or `SourceUnsuitable`.
     """
-    connections: dict[str, Connection] = {}
+    connections: dict[str, tuple[Connection, ServerAddress]] = {}
 
     def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
-        address = config.keyspaces[keyspace].serving_shards[0].primary
         if keyspace not in connections:
-            connections[keyspace] = connect(address)
+            connections[keyspace] = _connect_any(config.keyspaces[keyspace])
+        connection, address = connections[keyspace]
         try:
-            return key_columns(connections[keyspace], address.database, table, column)
+            return key_columns(connection, address.database, table, column)
         except Exception as error:
             raise translated(error, address, "reading the schema") from error
 
     try:
-        return build_registry(config, find_columns, keyspace_id)
+        return build_registry(config, find_columns, keyspace_id, keyspaces)
     finally:
-        for connection in connections.values():
+        for connection, _ in connections.values():
             connection.close()
+
+
+def _connect_any(keyspace: Keyspace) -> tuple[Connection, ServerAddress]:
+    """The first primary of the serving shards that answers: all have the same tables. Raises the error of the first
+    one that does not."""
+    failed: SourceUnavailable | None = None
+    for shard in keyspace.serving_shards:
+        try:
+            return connect(shard.primary), shard.primary
+        except SourceUnavailable as error:
+            failed = failed or error
+    assert failed is not None, "a keyspace has a serving shard"
+    raise failed

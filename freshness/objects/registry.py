@@ -8,7 +8,7 @@ definition is in every entry and in the node record: two definitions of one name
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from freshness.algorithm.rule import ObjectPolicy
@@ -72,10 +72,18 @@ KeyColumns = Callable[[str, str, str | None], tuple[KeyColumn, ...]]
 
 
 def build_registry(
-    config: Config, find_columns: KeyColumns, keyspace_id: KeyspaceId
+    config: Config,
+    find_columns: KeyColumns,
+    keyspace_id: KeyspaceId,
+    keyspaces: Collection[str] | None = None,
 ) -> dict[str, ObjectDefinition]:
-    """All objects of the configuration. Raises `ConfigError` naming the object, table and column at fault."""
-    return {name: _define(config, entry, find_columns, keyspace_id) for name, entry in config.objects.items()}
+    """All objects of the configuration, or of those keyspaces. Raises `ConfigError` naming the object, table and
+    column at fault."""
+    return {
+        name: _define(config, entry, find_columns, keyspace_id)
+        for name, entry in config.objects.items()
+        if keyspaces is None or entry.keyspace in keyspaces
+    }
 
 
 def _define(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
 
 from freshness.config.settings import ServerAddress
-from freshness.database.connection import connect
+from freshness.database.connection import connect, executed_position, replicated_position
+from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.schema import find_cascades, key_columns
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.position import Position, parse_position
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
 from invalidator.process.preflight import ServerFinding, check_database, require
@@ -112,6 +114,124 @@ def test_a_server_without_a_binary_log(flavor: Flavor) -> None:
         assert ("error", "F25") in found(check(server))
     finally:
         server.stop()
+
+
+@contextmanager
+def own_server(flavor: Flavor, *options: str, server_id: int = 1) -> Iterator[DatabaseServer]:
+    """A server of one test, with the schema."""
+    server = make_database(flavor, server_id=server_id, options=options)
+    try:
+        server.start()
+        server.execute("CREATE DATABASE shop")
+        yield server
+    finally:
+        server.stop()
+
+
+def test_a_primary_that_does_not_log_what_it_replicates(pair: Pair, flavor: Flavor) -> None:
+    """Such changes are in no log that anybody reads, while the heartbeats are (F111)."""
+    option = "--log-slave-updates=0" if flavor == "mariadb" else "--log-replica-updates=0"
+    with own_server(flavor, option, server_id=9) as server:
+        assert ("error", "F111") not in found(check(server)), "it replicates from nobody"
+        server.replicate_from(pair.primary)
+        [finding] = [each for each in check(server) if each.code == "F111"]
+        assert finding.severity == "error"
+        assert "log_slave_updates" in finding.message
+        server.stop_replication()
+        assert ("error", "F111") in found(check(server)), "it may be started again at any time"
+        server.remove_sources()
+        assert ("error", "F111") not in found(check(server))
+    assert ("error", "F111") not in found(check(pair.replica)), "it logs what it replicates"
+
+
+@pytest.mark.parametrize(
+    "option", ["--binlog-do-db=shop", "--binlog-do-db=other", "--binlog-ignore-db=mysql"]
+)
+def test_a_log_that_leaves_out_databases(flavor: Flavor, option: str) -> None:
+    """Each of them can hide a statement on any table: its session's default database decides (F112)."""
+    with own_server(flavor, option) as server:
+        [finding] = [each for each in check(server) if each.code == "F112"]
+        assert finding.severity == "error"
+        assert option.partition("=")[2] in finding.message
+        server.execute("CREATE TABLE shop.goods (id INT PRIMARY KEY)")
+        server.execute("INSERT INTO shop.goods VALUES (1)")
+        with server.connect() as connection:
+            before = executed_position(connection, flavor)
+            hidden = {"--binlog-do-db=shop": "sys", "--binlog-do-db=other": "shop"}.get(option, "mysql")
+        server.execute("TRUNCATE shop.goods", database=hidden)
+        with server.connect() as connection:
+            assert executed_position(connection, flavor) == before, "the log does not have it"
+
+
+@pytest.mark.parametrize("flavor", ["mysql"], indirect=True)
+def test_a_server_that_gives_its_log_to_nobody(server: DatabaseServer) -> None:
+    """MariaDB makes a 1 of it."""
+    with setting(server, "server_id", "0"):
+        [finding] = [each for each in check(server) if "server_id" in each.message]
+        assert (finding.severity, finding.code) == ("error", "F115")
+
+
+def rehearse(server: DatabaseServer, user: str) -> None:
+    address = replace(address_of(server), user=user, password=user)
+    with closing(HeartbeatWriter(address, server.flavor, "rehearsal", 0)) as writer:
+        writer.rehearse()
+
+
+def test_each_right_that_heartbeats_need(server: DatabaseServer) -> None:
+    """The server itself is asked, by statements that are taken back; before the table is there and after."""
+    server.execute("CREATE USER IF NOT EXISTS beats@'%' IDENTIFIED BY 'beats'")
+    rights = {"CREATE", "SELECT", "INSERT", "UPDATE", "DELETE"}
+    try:
+        for is_prepared in (False, True):
+            if is_prepared:
+                writer = HeartbeatWriter(address_of(server), server.flavor, "me", 0.0)
+                writer.prepare()
+                writer.beat()
+                writer.close()
+                before = server.executed()
+            for lacking in sorted(rights):
+                server.execute("REVOKE ALL PRIVILEGES, GRANT OPTION FROM beats@'%'")
+                server.execute(f"GRANT {', '.join(sorted(rights - {lacking}))} ON shop.* TO beats@'%'")
+                if is_prepared:
+                    before = server.executed()
+                with pytest.raises(SourceUnsuitable, match=f"{lacking} command denied") as caught:
+                    rehearse(server, "beats")
+                assert "grant the account" in caught.value.hint
+            server.execute(f"GRANT {', '.join(sorted(rights))} ON shop.* TO beats@'%'")
+            before = server.executed()
+            rehearse(server, "beats")
+            assert server.executed() == before, "nothing is logged"
+            with setting(server, "read_only", "1"), pytest.raises(SourceUnsuitable, match="read-only"):
+                rehearse(server, "beats")
+        assert len(server.execute("SELECT * FROM shop.freshness_heartbeat")) == 2
+    finally:
+        server.execute("DROP USER beats@'%'")
+
+
+def test_a_domain_that_the_log_does_not_have_is_not_demanded(mariadb_pair: Pair) -> None:
+    """Domains of a former source stay in gtid_slave_pos for ever; no stream brings them (F113)."""
+    with own_server("mariadb") as server:
+
+        def head() -> Position:
+            with server.connect() as connection:
+                return executed_position(connection, "mariadb")
+
+        own = head()
+        [(position,)] = server.execute("SELECT @@global.gtid_binlog_pos")
+        server.execute("SET GLOBAL gtid_slave_pos = %s", f"{position},5-9-77")
+        assert head() == own
+        with server.connect() as connection:
+            assert str(replicated_position(connection, "mariadb")) == f"{position},5-9-77"
+            with connection.cursor() as cursor:
+                cursor.execute("SET gtid_domain_id = 5")
+                cursor.execute("CREATE TABLE shop.goods (id INT PRIMARY KEY)")
+        assert head().contains(parse_position("mariadb", "5-9-77")), "the log has the domain now"
+    with own_server("mariadb", "--log-slave-updates=0") as server:
+        [(position,)] = server.execute("SELECT @@global.gtid_binlog_pos")
+        server.execute("SET GLOBAL gtid_slave_pos = %s", f"{position},5-9-77")
+        with server.connect() as connection:
+            everything = executed_position(connection, "mariadb")
+        assert str(everything) == f"{position},5-9-77", "nobody knows what its log lacks"
 
 
 def test_cascades_that_are_not_logged(server: DatabaseServer) -> None:

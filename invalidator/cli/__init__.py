@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import sys
 
-import typer
+from freshness.errors import FreshnessError, required_packages
 
-from freshness.errors import FreshnessError
-from invalidator.cli import (
-    check,
-    compare,
-    inspect,
-    invalidate,
-    record,
-    replay,
-    run,
-    status,
-    stream,
-    version,
-)
+with required_packages("invalidator", "invalidator"):
+    import typer
+
+    from invalidator.cli import (
+        check,
+        compare,
+        inspect,
+        invalidate,
+        record,
+        replay,
+        run,
+        status,
+        stream,
+        version,
+    )
 
 app = typer.Typer(
     help="Keeps a cache of MySQL data fresh: follows the binlog and invalidates.",
@@ -45,10 +47,11 @@ app.command()(version.version)
 
 def main() -> None:
     """The console script. Errors of ours become one line and their exit code."""
-    try:
-        app()
-    except FreshnessError as error:
-        typer.echo(f"invalidator: {error.message}", err=True)
-        if error.hint:
-            typer.echo(f"  → {error.hint}", err=True)
-        sys.exit(error.exit_code)
+    with required_packages("invalidator", "invalidator"):
+        try:
+            app()
+        except FreshnessError as error:
+            typer.echo(f"invalidator: {error.message}", err=True)
+            if error.hint:
+                typer.echo(f"  → {error.hint}", err=True)
+            sys.exit(error.exit_code)

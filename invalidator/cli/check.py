@@ -1,28 +1,70 @@
-"""``invalidator check``: whether the database servers are set up so that no invalidation is lost."""
+"""``invalidator check``: whether the system is set up so that no invalidation is lost, and ``run`` can start."""
 
 from __future__ import annotations
 
+import http.client
+import importlib
+import json
+import urllib.request
 from dataclasses import asdict
+from typing import Final
 
 import typer
 
 from freshness.config.reader import load_config
+from freshness.config.settings import Config
 from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from invalidator.cli.output import print_json
 
+ANSWER_SECONDS: Final = 2.0
+
 
 def check(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Look for everything that would lose invalidations, and say how to put it right."""
-    from freshness.database.schema import load_registry
-    from invalidator.process.preflight import check_servers
+    """Look for everything that would lose invalidations or keep `run` from starting, and say how to put it right."""
+    from invalidator.process.checkup import Checkup
 
     settings = load_config(config)
-    findings = check_servers(settings, load_registry(settings))
+    checkup = Checkup(settings)
+    checkup.run()
+    with checkup.noting():
+        _check_this_machine(settings)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in checkup.findings])
     else:
-        for finding in findings:
+        for finding in checkup.findings:
             typer.echo(str(finding))
-        typer.echo(f"{len(findings)} findings")
-    if any(finding.severity == "error" for finding in findings):
+        typer.echo(f"{len(checkup.findings)} findings")
+    errors = sum(finding.severity == "error" for finding in checkup.findings)
+    if errors > len(checkup.refusals):
         raise typer.Exit(4)
+    if checkup.refusals:
+        raise checkup.refusals[0]
+
+
+def _check_this_machine(settings: Config) -> None:
+    """Load and open what `run` does. Raises `ConfigError`, and `ModuleNotFoundError` for a package."""
+    modules = {
+        "invalidator.process.app": True,
+        "invalidator.archive.record": settings.archive.path is not None,
+        "freshness.history.recorder": settings.history.path is not None,
+        "invalidator.vstream.source": any(each.flavor == "vitess" for each in settings.keyspaces.values()),
+    }
+    for module, is_needed in modules.items():
+        if is_needed:
+            importlib.import_module(module)
+    if settings.http.listen is not None:
+        from invalidator.http.service import open_socket
+        from invalidator.http.token_gate import read_access_token
+
+        access_token = read_access_token(settings)
+        if not _is_invalidator(settings.http.listen):
+            open_socket(settings.http.listen, access_token).close()
+
+
+def _is_invalidator(listen: str) -> bool:
+    """Whether an invalidator listens there already: the one that is looked after."""
+    try:
+        with urllib.request.urlopen(f"http://{listen}/healthz", timeout=ANSWER_SECONDS) as answer:
+            return bool(json.loads(answer.read(100)) == {"status": "ok"})
+    except (OSError, ValueError, http.client.HTTPException):
+        return False

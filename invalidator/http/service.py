@@ -139,18 +139,7 @@ class HttpService:
     def __init__(self, api: FastAPI, listen: str) -> None:
         host, port = parse_host_port(listen)
         self._api = api
-        if getattr(api.state, "access_token", None) is None and not _is_loopback(host):
-            raise ConfigError(
-                f"http.listen = {listen}: not a loopback address, and no access token is demanded",
-                hint="set http.token_file, or listen on 127.0.0.1",
-            )
-        try:
-            self._socket = socket.create_server((host, port), family=_family(host))
-        except OSError as error:
-            raise ConfigError(
-                f"http.listen = {listen}: {error.strerror or error}",
-                hint="choose another port, or leave it out",
-            ) from error
+        self._socket = open_socket(listen, getattr(api.state, "access_token", None))
         settings = uvicorn.Config(
             api,
             host=host,
@@ -173,6 +162,23 @@ class HttpService:
 
     def _serve(self) -> None:
         self._server.run(sockets=[self._socket])
+
+
+def open_socket(listen: str, access_token: str | None) -> socket.socket:
+    """A socket that listens there. Raises `ConfigError` as `HttpService`."""
+    host, port = parse_host_port(listen)
+    if access_token is None and not _is_loopback(host):
+        raise ConfigError(
+            f"http.listen = {listen}: not a loopback address, and no access token is demanded",
+            hint="set http.token_file, or listen on 127.0.0.1",
+        )
+    try:
+        return socket.create_server((host, port), family=_family(host))
+    except OSError as error:
+        raise ConfigError(
+            f"http.listen = {listen}: {error.strerror or error}",
+            hint="choose another port, or leave it out",
+        ) from error
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -2,22 +2,22 @@
 
 It only asks. A session that changes its own format or compression later is beyond it: there the stream itself stops,
 or raises tables. Each finding carries the F-number of what it prevents and the remedy.
-Called by ``invalidator check`` and before every start.
+Called by ``invalidator.process.checkup`` and before every start.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from freshness.config.settings import Config, ServerAddress, Shard
-from freshness.database.connection import Connection, connect, read_rows
+from freshness.config.settings import ServerAddress, Shard
+from freshness.database.connection import Connection, read_rows
 from freshness.database.schema import find_cascades
 from freshness.errors import SourceUnsuitable
-from freshness.objects.registry import ObjectDefinition
+from invalidator.replica.server import find_log_filters, is_replica, logs_updates
 
 OLDEST_MARIADB: Final = (10, 5)
 OLDEST_MYSQL: Final = (8, 0, 14)
@@ -46,26 +46,6 @@ class ServerFinding:
         return f"{self.severity} {self.code}: {self.message} ({self.hint})"
 
 
-def check_servers(config: Config, registry: Mapping[str, ObjectDefinition]) -> list[ServerFinding]:
-    """`check_shard` of every shard, with the tables of its keyspace's objects. Raises `SourceUnavailable` where
-    a server cannot be asked."""
-    findings = []
-    for keyspace in config.keyspaces.values():
-        tables = {
-            table
-            for definition in registry.values()
-            if definition.config.keyspace == keyspace.name
-            for table in definition.columns_by_table
-        }
-        for shard in keyspace.shards:
-            connection = connect(shard.writable)
-            try:
-                findings += check_shard(connection, shard, keyspace.gtid_flavor, tables)
-            finally:
-                connection.close()
-    return findings
-
-
 def check_database(
     connection: Connection, address: ServerAddress, flavor: str, tables: Iterable[str] = ()
 ) -> list[ServerFinding]:
@@ -76,7 +56,10 @@ def check_database(
         return found
     found += _check_log(server)
     found += _check_retention(server)
-    found += _check_privileges(server, connection)
+    missing = list(_check_privileges(server, connection))
+    found += missing
+    if not missing:  # else it does not answer
+        found += _check_changes_logged(server, connection)
     found += _check_cascades(server, connection, tables)
     return sorted(found, key=lambda finding: finding.severity)
 
@@ -214,11 +197,31 @@ def _check_log(server: _Server) -> Iterator[ServerFinding]:
         yield server.warning(
             "F27", "binlog_row_value_options is set: changes of JSON columns arrive in part", "set it to ''"
         )
-    for name in ("binlog_do_db", "binlog_ignore_db", "replicate_ignore_db", "replicate_ignore_table"):
-        if server[name]:
-            yield server.warning(
-                "F25", f"{name} = {server[name]}: what it filters is never invalidated", "remove it"
-            )
+    if server["server_id"] == "0":
+        yield server.error(
+            "F115",
+            "server_id is 0: the server gives its binary log to nobody",
+            "SET GLOBAL server_id to a number that no other server has, also in its configuration file",
+        )
+
+
+def _check_changes_logged(server: _Server, connection: Connection) -> Iterator[ServerFinding]:
+    """Changes that reach the primary and not its log, while its heartbeats are in it."""
+    if is_replica(connection, server.flavor) and not logs_updates(server.variables):
+        yield server.error(
+            "F111",
+            "it replicates from another server and does not log what it replicates (log_slave_updates,"
+            " log_replica_updates): such changes are never invalidated",
+            "start it with --log-slave-updates (MySQL: --log-replica-updates), or end that replication",
+        )
+    filters = find_log_filters(connection)
+    if filters:
+        yield server.error(
+            "F112",
+            f"its binary log leaves out databases ({', '.join(filters)}): a statement is judged by the default"
+            " database of its session, so a TRUNCATE of any table can be missing",
+            "start it without binlog-do-db and binlog-ignore-db; filter on the replicas (replicate-*) instead",
+        )
 
 
 def _check_retention(server: _Server) -> Iterator[ServerFinding]:

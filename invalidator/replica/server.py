@@ -14,7 +14,7 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from freshness.config.settings import ServerAddress
-from freshness.database.connection import Connection, connect, executed_position, read_rows, translated
+from freshness.database.connection import Connection, connect, read_rows, replicated_position, translated
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import MariadbPosition, Position, parse_gtids, parse_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
@@ -27,6 +27,29 @@ _NOT_SKIPPING: Final = ("", "OFF", "NONE")
 def is_replica(connection: Connection, flavor: str) -> bool:
     """Whether this server is set up to follow another one, running or not."""
     return bool(_read_replication(connection, flavor))
+
+
+def find_replication_filters(connection: Connection, flavor: str) -> list[str]:
+    """Filters that keep changes of the servers that this one follows out of it, each as ``name = value``."""
+    replication = _read_replication(connection, flavor)
+    return [f"{name} = {row[name]}" for row in replication for name in _find_filters(row)]
+
+
+def find_log_filters(connection: Connection) -> list[str]:
+    """Filters that keep changes out of this server's own binary log, each as ``name = value``. No variable shows
+    them."""
+    return [
+        f"{name} = {row[name]}"
+        for row in _read_log_status(connection)
+        for name in ("Binlog_Do_DB", "Binlog_Ignore_DB")
+        if row.get(name)
+    ]
+
+
+def logs_updates(variables: Mapping[str, str]) -> bool:
+    """Whether a server with these global variables has in its own log what it replicates."""
+    value = variables.get("log_replica_updates") or variables.get("log_slave_updates", "")
+    return variables.get("log_bin") == "ON" and value == "ON"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +138,7 @@ def check_start(connection: Connection, flavor: str, start: Position, address: S
     the epoch is for that.
     """
     where = f"{address.host}:{address.port}"
-    executed = executed_position(connection, flavor)
+    executed = replicated_position(connection, flavor)
     if not executed.contains(start):
         if is_replica(connection, flavor):
             raise SourceUnavailable(
@@ -186,10 +209,9 @@ def _find_stopped(replication: list[dict[str, str]]) -> Iterator[str]:
 def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> Iterator[str]:
     """Settings that keep changes of the primary out of a replica's own log, without a trace in it (I8), or that bring
     them into another order there: an own heartbeat must not overtake them (F92)."""
-    for row in replication:
-        filters = [name for name, value in row.items() if name.startswith("Replicate_") and value]
-        if filters:
-            yield f"it filters what it replicates: {', '.join(sorted(filters))}"
+    filters = sorted({name for row in replication for name in _find_filters(row)})
+    if filters:
+        yield f"it filters what it replicates: {', '.join(filters)}"
     if not replication:
         return
     variables = {
@@ -202,18 +224,20 @@ def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> It
             " 'replica_preserve_commit_order')",
         )
     }
-    logs_updates = variables.get("log_replica_updates") or variables.get("log_slave_updates", "")
-    if variables.get("log_bin") != "ON" or logs_updates != "ON":
+    if not logs_updates(variables):
         yield "it does not log what it replicates (log_bin, log_replica_updates)"
     skipped = variables.get("replica_skip_errors") or variables.get("slave_skip_errors", "")
     if skipped.upper() not in _NOT_SKIPPING:
         yield f"it skips errors of replication ({skipped})"
     if _reorders(variables, replication):
         yield "it commits in another order than its primary (replica_preserve_commit_order, slave_parallel_threads)"
-    for row in _read_log_status(connection):
-        filters = [name for name in ("Binlog_Do_DB", "Binlog_Ignore_DB") if row.get(name)]
-        if filters:
-            yield f"it filters what it logs: {', '.join(filters)}"
+    kept_out = find_log_filters(connection)
+    if kept_out:
+        yield f"it filters what it logs: {', '.join(kept_out)}"
+
+
+def _find_filters(replication: Mapping[str, str]) -> list[str]:
+    return [name for name, value in replication.items() if name.startswith("Replicate_") and value]
 
 
 def _reorders(variables: Mapping[str, str], replication: list[dict[str, str]]) -> bool:

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from freshness.errors import FreshnessError, required_packages
 
-from freshness.errors import FreshnessError
-from spark.archive.compaction import GRACE_SECONDS, check_archive, compact, list_local
-from spark.failure import SPARK_ERRORS, tell_failure
-from spark.session import open_session
+with required_packages("spark.archive", "spark"):
+    from pyspark.sql import SparkSession
+
+    from spark.archive.compaction import GRACE_SECONDS, check_archive, compact, list_local
+    from spark.failure import SPARK_ERRORS, tell_failure
+    from spark.session import open_session
 
 MISSING: Final = 4
 

@@ -12,19 +12,21 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from pyspark.sql import SparkSession
-from rich.console import Console
+from freshness.errors import ConfigError, FormatError, FreshnessError, required_packages
 
-from freshness.errors import ConfigError, FormatError, FreshnessError
-from spark.audit.finding import Rules
-from spark.audit.job import ROWS_PER_BATCH_MAX, audit
-from spark.audit.page import write_report
-from spark.audit.part import AuditPart
-from spark.audit.state import load_state, save_state
-from spark.audit.summary import Summary, print_summary
-from spark.failure import SPARK_ERRORS, tell_failure
-from spark.history import read_actions, read_changes
-from spark.session import open_session
+with required_packages("spark.audit", "spark"):
+    from pyspark.sql import SparkSession
+    from rich.console import Console
+
+    from spark.audit.finding import Rules
+    from spark.audit.job import ROWS_PER_BATCH_MAX, audit
+    from spark.audit.page import write_report
+    from spark.audit.part import AuditPart
+    from spark.audit.state import load_state, save_state
+    from spark.audit.summary import Summary, print_summary
+    from spark.failure import SPARK_ERRORS, tell_failure
+    from spark.history import read_actions, read_changes
+    from spark.session import open_session
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:

@@ -13,16 +13,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, required_packages
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config, Keyspace
-from freshness.errors import ConfigError, FreshnessError, SourceUnavailable
-from freshness.position import FLAVORS
-from spark.copy.job import ROWS_PER_RANGE, WAIT_SECONDS, Snapshot
-from spark.copy.state import PARQUET
-from spark.failure import SPARK_ERRORS, tell_failure
-from spark.session import open_session
+with required_packages("spark.copy", "spark"):
+    from pyspark.sql import SparkSession
+
+    from freshness.config.reader import load_config
+    from freshness.config.settings import Config, Keyspace
+    from freshness.position import FLAVORS
+    from spark.copy.job import ROWS_PER_RANGE, WAIT_SECONDS, Snapshot
+    from spark.copy.state import PARQUET
+    from spark.failure import SPARK_ERRORS, tell_failure
+    from spark.session import open_session
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:

@@ -12,15 +12,17 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import SparkSession
-from rich.console import Console
+from freshness.errors import FreshnessError, required_packages
 
-from freshness.config.reader import load_config
-from freshness.errors import FreshnessError
-from spark.live.job import audit
-from spark.live.report import print_summary
-from spark.scope import load_scope
-from spark.session import open_session
+with required_packages("spark.live", "spark"):
+    from pyspark.sql import SparkSession
+    from rich.console import Console
+
+    from freshness.config.reader import load_config
+    from spark.live.job import audit
+    from spark.live.report import print_summary
+    from spark.scope import load_scope
+    from spark.session import open_session
 
 _PRINTED_WIDTH: Final = 160
 

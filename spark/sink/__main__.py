@@ -18,18 +18,20 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from freshness.errors import ConfigError, FreshnessError, required_packages
 
-from freshness.config.reader import load_config
-from freshness.config.settings import Config
-from freshness.errors import ConfigError, FreshnessError
-from spark.failure import SPARK_ERRORS, tell_failure
-from spark.session import open_session
-from spark.sink.keeper import Keeper
-from spark.sink.sink import NAME, open_sink
-from spark.stream import source as updatestream
+with required_packages("spark.sink", "spark"):
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from freshness.config.reader import load_config
+    from freshness.config.settings import Config
+    from spark.failure import SPARK_ERRORS, tell_failure
+    from spark.session import open_session
+    from spark.sink.keeper import Keeper
+    from spark.sink.sink import NAME, open_sink
+    from spark.stream import source as updatestream
 
 TRIGGER_SECONDS: Final = 1.0
 STOP_SEEN_SECONDS: Final = 0.5

@@ -64,7 +64,9 @@ def _names_of(module: str) -> set[str]:
     """The names at the top of one of our modules, found without importing it."""
     path = CHECKOUT.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    body = ast.parse(source.read_text()).body
+    top = ast.parse(source.read_text()).body
+    # Imports stand in a try where a missing package is explained
+    body = [*top, *(inner for node in top if isinstance(node, ast.Try) for inner in node.body)]
     names = {
         name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
     }

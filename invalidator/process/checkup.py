@@ -1,0 +1,211 @@
+"""Everything outside of this process that ``invalidator run`` and the applications need, looked at before they start:
+the databases, the servers that applications read, the cache nodes.
+
+It changes nothing, but for an item on each node that lives for seconds. What cannot be asked is a finding, and hides
+no other. Called by ``invalidator check``; a start asks the primary alone (``invalidator.process.preflight``).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Final
+
+import pymysql
+
+from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import Add, Delete, Get, Item, Stored
+from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
+from freshness.database.connection import (
+    Connection,
+    connect,
+    executed_position,
+    quote_name,
+    read_rows,
+    translated,
+)
+from freshness.database.heartbeat import HeartbeatWriter, new_instance
+from freshness.database.schema import load_registry
+from freshness.errors import FreshnessError, NodeUnavailable, missing_package
+from freshness.nodes.open import open_node
+from freshness.position import Position, parse_position
+from invalidator.process.preflight import ServerFinding, check_shard
+from invalidator.replica.server import find_replication_filters
+
+PROBE_SECONDS: Final = 10
+"""TTL of the item by which it is seen that two names mean one node."""
+
+
+class Checkup:
+    """``findings``: in the order in which they were found. ``refusals``: the errors that kept something from being
+    looked at; they are among the findings."""
+
+    def __init__(self, config: Config) -> None:
+        self.findings: list[ServerFinding] = []
+        self.refusals: list[FreshnessError] = []
+        self._config = config
+
+    def run(self) -> None:
+        """Look at everything. Raises nothing that a server, a node or the schema is at fault for."""
+        for keyspace in self._config.keyspaces.values():
+            tables: set[str] = set()
+            with self.noting():
+                for definition in load_registry(self._config, [keyspace.name]).values():
+                    tables.update(definition.columns_by_table)
+            for shard in keyspace.shards:
+                with self.noting(shard.writable):
+                    self._check_shard(keyspace, shard, sorted(tables))
+        if self._config.cache.backend != "memory":
+            self._check_nodes()
+
+    @contextmanager
+    def noting(self, server: ServerAddress | None = None) -> Iterator[None]:
+        """Errors of ours in this block and missing packages become findings; with ``server``, its driver's errors."""
+        try:
+            yield
+        except FreshnessError as error:
+            self._refuse(error)
+        except ModuleNotFoundError as error:
+            missing = missing_package(error, "invalidator")
+            if missing is None:
+                raise
+            self._refuse(missing)
+        except pymysql.MySQLError as error:
+            if server is None:
+                raise
+            self._refuse(translated(error, server, "checking"))
+
+    def _refuse(self, error: FreshnessError) -> None:
+        finding = ServerFinding("error", "F115", error.message, error.hint)
+        if finding not in self.findings:  # a server that is down is asked for several things
+            self.findings.append(finding)
+            self.refusals.append(error)
+
+    # -- databases -----------------------------------------------------------------------------------------
+
+    def _check_shard(self, keyspace: Keyspace, shard: Shard, tables: Collection[str]) -> None:
+        with closing(connect(shard.writable)) as connection:
+            found = check_shard(connection, shard, keyspace.gtid_flavor, tables)
+            self.findings += found
+            if shard.vtgate is not None:
+                return  # it does not prepare statements, and chooses the tablets that are read
+            head = executed_position(connection, keyspace.gtid_flavor)
+        if shard.serving and not any(each.severity == "error" for each in found):
+            with self.noting():
+                _rehearse(shard.primary, keyspace.gtid_flavor)
+        for server in (*shard.replicas, shard.primary):
+            with self.noting(server), closing(connect(server)) as reader:
+                is_read_first = server != shard.primary or not shard.replicas
+                self.findings += _check_reader(reader, server, shard, keyspace.gtid_flavor, tables)
+                if shard.serving and is_read_first:
+                    self.findings += _compare_positions(reader, server, shard, keyspace.gtid_flavor, head)
+
+    # -- cache nodes ---------------------------------------------------------------------------------------
+
+    def _check_nodes(self) -> None:
+        """Whether each node answers and can serve, and is one node under one name (F94)."""
+        cache = self._config.cache
+        key = f"{cache.namespace}:!check-{secrets.token_hex(8)}".encode()
+        with ExitStack() as stack:
+            nodes = [open_node(cache.backend, name) for name in cache.nodes]
+            for node in nodes:
+                stack.callback(node.close)
+            for node in nodes:
+                try:
+                    self.findings += _check_node(node, key)
+                except NodeUnavailable as error:
+                    self.findings.append(
+                        ServerFinding(
+                            "warning", "F115", f"{error.message}: its reads go to the database", error.hint
+                        )
+                    )
+                except FreshnessError as error:
+                    self._refuse(error)
+            for node in nodes:
+                with suppress(FreshnessError):
+                    node.perform([Delete(key)])
+
+
+def _rehearse(primary: ServerAddress, flavor: str) -> None:
+    with closing(HeartbeatWriter(primary, flavor, new_instance(), 0)) as heartbeats:
+        heartbeats.rehearse()
+
+
+def _check_reader(
+    connection: Connection, server: ServerAddress, shard: Shard, flavor: str, tables: Collection[str]
+) -> Iterator[ServerFinding]:
+    """Whether the account may read the tables there, and whether the server leaves out what it replicates."""
+    where = f"{server.host}:{server.port}"
+    for table in tables:
+        try:
+            read_rows(connection, f"SELECT * FROM {quote_name(table)} LIMIT 0")
+        except pymysql.MySQLError as error:
+            problem = translated(error, server, f"reading {table}")
+            yield ServerFinding("error", "F115", problem.message, problem.hint)
+    if server == shard.primary:
+        return
+    filters = []
+    with suppress(pymysql.OperationalError):  # an account that only reads need not be told
+        filters = find_replication_filters(connection, flavor)
+    if filters:
+        yield ServerFinding(
+            "error",
+            "F25",
+            f"replica {where} leaves out a part of what it replicates ({', '.join(filters)}), and its position does"
+            " not show it: what is read there can be old, and is stored",
+            "do not name it in the configuration, or replicate everything to it",
+        )
+
+
+def _compare_positions(
+    connection: Connection, server: ServerAddress, shard: Shard, flavor: str, head: Position
+) -> Iterator[ServerFinding]:
+    """Whether reads of the server can ever contain what the primary demands (F113)."""
+    if flavor == "mysql":
+        [(shown,)] = read_rows(connection, "SELECT @@global.gtid_executed")
+        domain = None
+    else:
+        [(shown, domain)] = read_rows(connection, "SELECT @@global.gtid_slave_pos, @@global.gtid_domain_id")
+    names = set(parse_position(flavor, str(shown)).by_source())
+    if server == shard.primary and domain is not None:
+        names.add(str(domain))  # of the heartbeats, whose watermarks count
+    lacking = {name: part for name, part in head.by_source().items() if name not in names}
+    if not lacking:
+        return
+    kind = "source" if flavor == "mysql" else "domain"
+    parts = ", ".join(map(str, lacking.values()))
+    yield ServerFinding(
+        "warning",
+        "F113",
+        f"nothing will be stored from {server.host}:{server.port}: it shows nothing of"
+        f" {kind} {', '.join(lacking)}, of which the primary has executed {parts[:200]}",
+        "if it does not replicate that at all, replicate it"
+        + (
+            "; a domain that is over can be taken out of the primary's log with FLUSH BINARY LOGS DELETE_DOMAIN_ID"
+            " and out of its gtid_slave_pos with SET GLOBAL"
+            if flavor == "mariadb"
+            else " or take the server out of the configuration"
+        ),
+    )
+
+
+def _check_node(node: CacheNode, key: bytes) -> Iterator[ServerFinding]:
+    [found] = node.perform([Get(key)])
+    if isinstance(found, Item):
+        yield ServerFinding(
+            "error",
+            "F94",
+            f"{node.name} and {found.value.decode(errors='replace')} are one cache node under two names: only one of"
+            " them is trusted, and the keys of the other are never stored",
+            "name each node once in cache.nodes",
+        )
+        return
+    [stored] = node.perform([Add(key, node.name.encode(), PROBE_SECONDS)])
+    if not isinstance(stored, Stored):
+        yield ServerFinding(
+            "warning",
+            "F115",
+            f"{node.name} does not store an item ({stored})",
+            "give it more memory, or a user that may write",
+        )
