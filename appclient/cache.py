@@ -125,7 +125,7 @@ class Cache:
         Raises `ConfigError` for mistakes in the file, all in one message, and `SourceUnavailable` or
         `SourceUnsuitable` when the schema cannot be read. The cache nodes need not be up.
         """
-        return cls(load_config(Path(path)), on_read=on_read)
+        return cls(load_config(Path(path), is_application=True), on_read=on_read)
 
     # -- reading -------------------------------------------------------------------------------------------
 

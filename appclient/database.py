@@ -1,16 +1,18 @@
 """Reads from the database that know how fresh they are.
 
 Every read takes its token first and its rows afterwards, on one connection to one server, outside any older
-snapshot (F2, F17, F18). The connections are this library's own, so none ever holds uncommitted writes of the
-application (F19). A read goes to the next server when one fails, and to the primary last; when all fail, it raises
-`SourceUnavailable`.
+snapshot (F2, F17, F18). The server says its name with both: a proxy may ask two servers, and then the rows have no
+token (F107). The connections are this library's own, so none ever holds uncommitted writes of the application (F19),
+and they only read (F108). A read goes to the next server when one fails, and to the primary last; when all fail, it
+raises `SourceUnavailable`. A statement that takes too long is ended, and not sent to another server (F109).
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -20,11 +22,18 @@ from pymysql.cursors import DictCursor
 from appclient.connections import ThreadConnections, require_patched_threads
 from freshness.algorithm.driver import running_clock
 from freshness.config.settings import Keyspace, ServerAddress, Shard
-from freshness.database.connection import Connection, connect, translated
+from freshness.database.connection import TIMEOUT_HINT, Connection, connect, translated
 from freshness.database.vitess import VitessShard, read_with_token
-from freshness.errors import ConfigError, FlavorMismatch, SourceUnavailable, SourceUnsuitable
+from freshness.errors import (
+    ConfigError,
+    FlavorMismatch,
+    FreshnessError,
+    QueryTimedOut,
+    SourceUnavailable,
+    SourceUnsuitable,
+)
 from freshness.position.token import EventToken, covers
-from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token, token_sql
+from freshness.stream.heartbeat import HEARTBEAT_TABLE, SERVER_NAME, parse_token, token_sql
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +46,27 @@ _DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, Sourc
 RETRY_SECONDS: Final = 30.0
 """How long a thread avoids a server that failed, while another one answers."""
 
+ANSWER_SECONDS: Final = 1.0
+"""How much longer than the server's own bound an answer is waited for, so that it is the server that ends a slow
+statement. A client that gives up leaves it running."""
+
 _NO_SUCH_TABLE: Final = 1146
-_SESSION: Final = "SET SESSION transaction_isolation = 'REPEATABLE-READ'"
 _SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
-_SESSION_MARIADB: Final = "SET SESSION tx_isolation = 'REPEATABLE-READ'"
+
+
+def _session_sql(flavor: str, timeout_seconds: float) -> str:
+    """Sessions that only read, each statement no longer than that."""
+    if flavor == "mariadb":
+        bound = f"max_statement_time = {timeout_seconds:.3f}"
+        return f"SET SESSION tx_isolation = 'REPEATABLE-READ', tx_read_only = 1, {bound}"
+    bound = f"max_execution_time = {timeout_seconds * 1000:.0f}"
+    return f"SET SESSION transaction_isolation = 'REPEATABLE-READ', transaction_read_only = 1, {bound}"
 
 
 @dataclass(frozen=True, slots=True)
 class QueryExtras:
-    """``event_token``: read before the rows; None where it was not asked for, or where the server has none.
+    """``event_token``: read before the rows; None where it was not asked for, where the server has none, or where a
+    proxy asked two servers.
 
     ``fresher``: True where the rows contain all of the token that was sent; None where that is unknown. ``server``:
     the server that answered.
@@ -62,6 +83,20 @@ class QueryResult:
 
     rows: list[Row]
     extras: QueryExtras
+
+
+class _Unanswered(pymysql.err.OperationalError):
+    """Nobody answered in time, not even that the statement has ended. It may be running still."""
+
+
+@contextmanager
+def _answered_in_time() -> Iterator[None]:
+    try:
+        yield
+    except pymysql.err.OperationalError as error:
+        if isinstance(error.__context__, TimeoutError):
+            raise _Unanswered(*error.args) from error
+        raise
 
 
 class LoaderConnection:
@@ -87,7 +122,7 @@ class LoaderConnection:
         rows: list[Row] = []
         self.is_in_step = False
         for connection in self._connections:
-            with connection.cursor(DictCursor) as cursor:
+            with _answered_in_time(), connection.cursor(DictCursor) as cursor:
                 cursor.execute(sql, params)
                 rows += cursor.fetchall()
         self.is_in_step = True
@@ -102,6 +137,16 @@ class LoaderConnection:
 
 
 @dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """One that was begun. ``token``: read before it, on the server ``server``."""
+
+    connection: Connection
+    address: ServerAddress
+    token: EventToken | None
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Raised:
     """An application's loader raised; the connection is in order."""
 
@@ -112,11 +157,11 @@ class Database:
     """Uncached reads of one keyspace that say how fresh they are. Safe for threads: each opens its own
     connections."""
 
-    def __init__(self, keyspace: Keyspace, *, timeout_seconds: float = 5.0) -> None:
+    def __init__(self, keyspace: Keyspace) -> None:
         self.keyspace = keyspace
         kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
         self.shards = {
-            shard.lineage: kind(keyspace.gtid_flavor, shard, timeout_seconds=timeout_seconds)
+            shard.lineage: kind(keyspace.gtid_flavor, shard, timeout_seconds=keyspace.query_timeout_seconds)
             for shard in keyspace.shards
         }
         """All shards by lineage, the shards that do not serve among them."""
@@ -133,8 +178,9 @@ class Database:
         """Run one SELECT on a replica. Never cached; the options say how fresh the rows are.
 
         ``shard``: the name of the shard; it may be left out where there is one. Raises `SourceUnavailable` when no
-        server answers, `SourceUnsuitable` for an error in the statement or a missing privilege, and `FormatError`
-        for a token that does not parse or is of another flavor.
+        server answers, its `QueryTimedOut` when the statement takes longer than ``query_timeout_seconds``,
+        `SourceUnsuitable` for a statement that is wrong, writes, or lacks a privilege, and `FormatError` for a token
+        that does not parse or is of another flavor.
         """
         sent = self._parse(compare_event_token)
         return self.find_shard(shard).query(sql, params, include_event_token=include_event_token, sent=sent)
@@ -158,26 +204,25 @@ class Database:
             return result, [token]
         if self.keyspace.flavor == "vitess":
             return self._nested_snapshot(lineages, load, ())
-        begun: list[tuple[ShardDatabase, Connection, ServerAddress, EventToken | None]] = []
+        begun: list[tuple[ShardDatabase, _Snapshot]] = []
         is_in_step = True
         try:
             for lineage in lineages:
                 shard = self.shards[lineage]
-                begun.append((shard, *shard.begin_snapshot()))
-            opened = LoaderConnection(*(connection for _, connection, _, _ in begun))
+                begun.append((shard, shard.begin_snapshot()))
+            opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun))
             is_in_step = False
             try:
                 result = load(opened)
             except _DATABASE_ERRORS as error:
-                raise translated(error, begun[0][2], "reading several shards") from error
+                raise _problem(error, begun[0][1].address, "reading several shards") from error
             except Exception:
                 is_in_step = opened.is_in_step
                 raise
             is_in_step = opened.is_in_step
         finally:
-            for shard, connection, address, _ in begun:
-                shard.end_snapshot(connection, address, is_in_step=is_in_step)
-        return result, [token for _, _, _, token in begun]
+            tokens = [shard.end_snapshot(snapshot, is_in_step=is_in_step) for shard, snapshot in begun]
+        return result, tokens
 
     def _nested_snapshot(
         self,
@@ -211,6 +256,14 @@ class Database:
         """Close this thread's connections. The next read opens them again."""
         for shard in self.shards.values():
             shard.close()
+
+
+def _problem(error: Exception, address: ServerAddress, doing: str) -> FreshnessError:
+    if isinstance(error, _Unanswered):
+        return QueryTimedOut(
+            f"{address.host}:{address.port}: {doing}: {error.args[1]} [{error.args[0]}]", hint=TIMEOUT_HINT
+        )
+    return translated(error, address, doing)
 
 
 def _load(load: Callable[[LoaderConnection], Result], opened: LoaderConnection) -> Result | _Raised:
@@ -252,106 +305,156 @@ class ShardDatabase:
         sent: EventToken | None = None,
     ) -> QueryResult:
         """See `Database.query`."""
-        wants_token = include_event_token or sent is not None
-
-        def read(connection: Connection, address: ServerAddress) -> QueryResult:
-            token = self.read_token(connection) if wants_token else None
-            rows = LoaderConnection(connection).query(sql, params)
-            fresher = True if sent is not None and token is not None and covers(token, sent) else None
-            shown = token if include_event_token else None
-            return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
-
-        return self.run(read)
+        token: EventToken | None = None
+        if include_event_token or sent is not None:
+            rows, token, address = self._read_snapshot(lambda connection: connection.query(sql, params))
+        else:
+            rows, address = self.run(
+                lambda connection, address: (LoaderConnection(connection).query(sql, params), address)
+            )
+        fresher = True if sent is not None and token is not None and covers(token, sent) else None
+        shown = token if include_event_token else None
+        return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
 
     def snapshot(self, load: Callable[[LoaderConnection], Result]) -> tuple[Result, EventToken | None]:
-        """Run ``load`` in one consistent snapshot, with the token that was read before it (F18, F33)."""
-
-        def read(connection: Connection, _: ServerAddress) -> tuple[Result | _Raised, EventToken | None]:
-            token = self.read_token(connection)
-            opened = LoaderConnection(connection)
-            with connection.cursor() as cursor:
-                cursor.execute(_SNAPSHOT)
-                loaded = _load(load, opened)
-                if opened.is_in_step:
-                    cursor.execute("ROLLBACK")
-                else:
-                    connection.close()  # the loader caught an interruption; nobody may read what is still under way
-            return loaded, token
-
-        loaded, token = self.run(read)
-        if isinstance(loaded, _Raised):
-            raise loaded.error
+        """Run ``load`` in one consistent snapshot, with the token that was read before it on the same server (F18,
+        F33)."""
+        loaded, token, _ = self._read_snapshot(load)
         return loaded, token
 
-    def begin_snapshot(self) -> tuple[Connection, ServerAddress, EventToken | None]:
-        """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
-
-        def begin(
+    def _read_snapshot(
+        self, load: Callable[[LoaderConnection], Result]
+    ) -> tuple[Result, EventToken | None, ServerAddress]:
+        def read(
             connection: Connection, address: ServerAddress
-        ) -> tuple[Connection, ServerAddress, EventToken | None]:
-            token = self.read_token(connection)
-            with connection.cursor() as cursor:
-                cursor.execute(_SNAPSHOT)
-            return connection, address, token
+        ) -> tuple[Result | _Raised, EventToken | None, ServerAddress]:
+            snapshot = self._begin(connection, address)
+            opened = LoaderConnection(connection)
+            loaded = _load(load, opened)
+            # Where the loader caught an interruption, nobody may read what is still under way.
+            return loaded, self._end(snapshot, is_in_step=opened.is_in_step), address
 
-        return self.run(begin, keeps_connection=True)
+        loaded, token, address = self.run(read)
+        if isinstance(loaded, _Raised):
+            raise loaded.error
+        return loaded, token, address
 
-    def end_snapshot(self, connection: Connection, address: ServerAddress, *, is_in_step: bool) -> None:
-        """``is_in_step``: see `LoaderConnection`. A connection that is not, or that fails now, is closed: the value
-        was read before."""
+    def begin_snapshot(self) -> _Snapshot:
+        """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
+        return self.run(self._begin, keeps_connection=True)
+
+    def end_snapshot(self, snapshot: _Snapshot, *, is_in_step: bool) -> EventToken | None:
+        """The token, None where a proxy asked two servers. ``is_in_step``: see `LoaderConnection`."""
+        try:
+            token = self._end(snapshot, is_in_step=is_in_step)
+        except BaseException:
+            snapshot.connection.close()
+            raise
+        if snapshot.connection.open:
+            self._thread.give_back(snapshot.address, snapshot.connection)
+        return token
+
+    def _begin(self, connection: Connection, address: ServerAddress) -> _Snapshot:
+        token, server = self.read_token(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(_SNAPSHOT)
+        return _Snapshot(connection, address, token, server)
+
+    def _end(self, snapshot: _Snapshot, *, is_in_step: bool) -> EventToken | None:
+        """A connection that is not in step, or that fails now, is closed. The value was read before, but nobody
+        says by whom."""
+        connection, address, token = snapshot.connection, snapshot.address, snapshot.token
         if is_in_step:
             try:
+                if token is not None:
+                    question, name = self._new_question()
+                    _, [(server,)] = self._ask(connection, question, f"SELECT {name}")
+                    token = token if server == snapshot.server else None
                 with connection.cursor() as cursor:
                     cursor.execute("ROLLBACK")
-                self._thread.give_back(address, connection)
-                return
-            except _DATABASE_ERRORS as error:
+                return token
+            except (pymysql.MySQLError, OSError) as error:
                 log.info("a connection to %s:%s is closed: %s", address.host, address.port, error)
         connection.close()
+        return None
 
-    def rows_with_token(self, sql: str, params: Sequence[Any]) -> tuple[list[Row], EventToken | None]:
-        """One SELECT and the token that was read before it, on the same server."""
+    def rows_with_token(
+        self, table: str, condition: str, params: Sequence[Any]
+    ) -> tuple[list[Row], EventToken | None]:
+        """The rows of a table, and the token that was read before them on the same server.
+
+        ``table`` and ``condition`` are SQL. The table has a primary key. One statement returns the server's name and
+        the rows, and has an answer where there are none.
+        """
 
         def read(connection: Connection, _: ServerAddress) -> tuple[list[Row], EventToken | None]:
-            token = self.read_token(connection)
-            return LoaderConnection(connection).query(sql, params), token
+            token, server = self.read_token(connection)
+            question, name = self._new_question()
+            one = f"(SELECT 1 AS {question}) AS {question}"
+            sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {table} ON {condition}"
+            with _answered_in_time():
+                names, answers = self._ask(connection, question, sql, params)
+            # A primary key is never NULL: all are, where there is no row.
+            rows = [
+                dict(zip(names[1:], row[1:], strict=True))
+                for row in answers
+                if any(value is not None for value in row[1:])
+            ]
+            return rows, token if answers[0][0] == server else None
 
         return self.run(read)
 
-    def read_token(self, connection: Connection) -> EventToken | None:
-        """A token whose position this server shows from now on. None where no invalidator has prepared the server
-        yet."""
-        question = f"question_{random.getrandbits(48):012x}"
+    def read_token(self, connection: Connection) -> tuple[EventToken | None, str]:
+        """A token whose position the server shows from now on, and the server's name. No token where no invalidator
+        has prepared the server yet."""
+        question, name = self._new_question()
         try:
-            with connection.cursor() as cursor:
-                cursor.execute(token_sql(self._flavor, question))
-                rows = [row[1:] for row in cursor.fetchall()]
-                answered = cursor.description[0][0] if cursor.description else ""
-        except Exception as error:
+            _, answers = self._ask(connection, question, token_sql(self._flavor, name))
+        except pymysql.MySQLError as error:
             if error.args and error.args[0] == _NO_SUCH_TABLE and HEARTBEAT_TABLE in str(error):
-                return None
+                return None, ""
             raise
-        if answered != question:
+        server = str(answers[0][0] or "") if answers else ""
+        rows = [row[1:] for row in answers] if server else []
+        return parse_token(self._flavor, self._shard.lineage, self._shard.name, rows), server
+
+    def _new_question(self) -> tuple[str, str]:
+        """The name of a statement's first column, by which the answer is known to be the one to this very statement;
+        and the column, the name of the server that answers."""
+        question = f"question_{random.getrandbits(48):012x}"
+        return question, f"{SERVER_NAME[self._flavor]} AS {question}"
+
+    def _ask(
+        self, connection: Connection, question: str, sql: str, params: Sequence[Any] = ()
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The names of the columns and the rows. Raises `SourceUnavailable` where they are another question's."""
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params or None)
+            rows = list(cursor.fetchall())
+            names = [str(column[0]) for column in cursor.description or ()]
+        if names[:1] != [question]:
             raise SourceUnavailable(
                 f"a server of {self._shard.lineage} gave the answer to another question",
                 hint="the connection is one answer behind and was closed; is a proxy in between?",
             )
-        return parse_token(self._flavor, self._shard.lineage, self._shard.name, rows)
+        return names, rows
 
     def run(
         self, read: Callable[[Connection, ServerAddress], Result], *, keeps_connection: bool = False
     ) -> Result:
         """Run ``read`` on the first server that answers: the replicas in their order, then the primary.
 
-        A server that failed is avoided for `RETRY_SECONDS`, unless all others fail too. ``read`` may be called again.
-        ``keeps_connection``: the connection stays in use after ``read`` has returned. Raises `SourceUnavailable` when
-        none answers.
+        A server that failed is avoided for `RETRY_SECONDS`, unless all others fail too. ``read`` may be called again,
+        but not after a statement of it took too long. ``keeps_connection``: the connection stays in use after
+        ``read`` has returned. Raises `SourceUnavailable` when none answers.
         """
         left_until = self._thread.left_until
         failures: list[SourceUnavailable | SourceUnsuitable] = []
         for address in self._find_order(left_until):
             try:
                 result = self._run_on(address, read, keeps_connection)
+            except QueryTimedOut:
+                raise
             except SourceUnavailable as error:
                 failures.append(error)
                 left_until[address] = self._clock() + RETRY_SECONDS
@@ -390,8 +493,11 @@ class ShardDatabase:
                 result = read(connection, address)
             except _DATABASE_ERRORS as error:
                 connection.close()
-                problem = translated(error, address, "reading")
-                if kept is None or not isinstance(problem, SourceUnavailable):
+                problem = _problem(error, address, "reading")
+                if isinstance(error, _Unanswered):
+                    self._thread.left_until[address] = self._clock() + RETRY_SECONDS
+                is_gone = isinstance(problem, SourceUnavailable) and not isinstance(problem, QueryTimedOut)
+                if kept is None or not is_gone:
                     raise problem from error
                 continue  # it was closed while idle: once more
             except BaseException:
@@ -403,7 +509,7 @@ class ShardDatabase:
 
     def _connect(self, address: ServerAddress) -> Connection:
         require_patched_threads()
-        connection = connect(address, timeout_seconds=self._timeout_seconds)
+        connection = connect(address, read_timeout_seconds=self._timeout_seconds + ANSWER_SECONDS)
         try:
             self._set_up(connection)
         except BaseException as error:
@@ -416,7 +522,7 @@ class ShardDatabase:
     def _set_up(self, connection: Connection) -> None:
         """Prepare a new session."""
         with connection.cursor() as cursor:
-            cursor.execute(_SESSION_MARIADB if self._flavor == "mariadb" else _SESSION)
+            cursor.execute(_session_sql(self._flavor, self._timeout_seconds))
 
     def close(self) -> None:
         """Close this thread's connections. The next read opens them again."""
@@ -460,8 +566,11 @@ class VitessShardDatabase(ShardDatabase):
             )
         )
 
-    def rows_with_token(self, sql: str, params: Sequence[Any]) -> tuple[list[Row], EventToken | None]:
-        """One SELECT and the token that was read before it, on the same tablet."""
+    def rows_with_token(
+        self, table: str, condition: str, params: Sequence[Any]
+    ) -> tuple[list[Row], EventToken | None]:
+        """The rows of a table, and the token that was read before them on the same tablet."""
+        sql = f"SELECT * FROM {table} WHERE {condition}"
         return self.snapshot(lambda connection: connection.query(sql, params))
 
     def _set_up(self, connection: Connection) -> None:

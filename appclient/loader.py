@@ -86,16 +86,16 @@ class ObjectLoader:
             return Loaded(row, tokens, None if has_tokens else ReadOutcome.NO_TOKEN)
         return Loaded(row, tokens, ReadOutcome.KEY)
 
-    def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, list[Any]]:
+    def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, str, list[Any]]:
+        """The table, the condition for its rows, and the condition's parameters."""
         table = str(self._definition.config.table)
         columns = [quote_name(column.name) for column in self._definition.columns_by_table[table]]
-        select = f"SELECT * FROM {quote_name(table)} WHERE "
         values = [value for lookup in lookups for value in lookup.values]
         if len(lookups) == 1:
-            return select + " AND ".join(f"{column} = %s" for column in columns), values
+            return quote_name(table), " AND ".join(f"{column} = %s" for column in columns), values
         one = "%s" if len(columns) == 1 else f"({', '.join(['%s'] * len(columns))})"
         names = columns[0] if len(columns) == 1 else f"({', '.join(columns)})"
-        return f"{select}{names} IN ({', '.join([one] * len(lookups))})", values
+        return quote_name(table), f"{names} IN ({', '.join([one] * len(lookups))})", values
 
     def _identity(self, row: Row) -> bytes:
         """The identity of the row's own stored key. `Lookup.item` follows: equal identities have equal items."""

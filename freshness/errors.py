@@ -7,6 +7,7 @@
     ├── NodeUnavailable       a cache node did not answer, or not to the request (retryable)
     ├── NodeUnsuitable        a cache node can never serve: no CAS, too old, persistent (exit code 4)
     ├── SourceUnavailable     a database did not answer or closed the stream (retryable, exit code 3)
+    │   └── QueryTimedOut     one statement took longer than it may; it is not tried on another server
     ├── SourceUnsuitable      a database is set up so that invalidations would be lost (exit code 4)
     ├── StreamStopped         an event that must not be skipped cannot be handled (exit code 4)
     ├── HistoryLost           the position is from another history than the server's (exit code 4)
@@ -82,6 +83,10 @@ class NodeUnsuitable(FreshnessError):
 class SourceUnavailable(FreshnessError):
     is_retryable = True
     exit_code = 3
+
+
+class QueryTimedOut(SourceUnavailable):
+    pass
 
 
 class SourceUnsuitable(FreshnessError):

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from freshness.config.hostport import parse_host_port, read_password
 from freshness.config.settings import (
+    VARIABLE,
     ArchiveConfig,
     CacheConfig,
     Config,
@@ -45,6 +46,7 @@ _NAME_EXPECTED = "1 to 60 of the characters A-Z a-z 0-9 _ . -"
 _LINEAGE = re.compile(r"[A-Za-z0-9_./-]{1,122}")
 _IDENTIFIER = re.compile(r"[^\x00-\x1f\x7f`./\\]{1,64}")
 _IDENTIFIER_EXPECTED = "a name of 1 to 64 characters, without its database"
+_SERVER_EXPECTED = '"mysql://USER:PASSWORD@HOST:PORT/DATABASE"'
 _SHOWN_CHARACTERS_MAX = 60
 _GONE = {
     "cache.tombstone_ttl_seconds": "there are no tombstones any more; delete the line (see cache.stripes)"
@@ -52,14 +54,21 @@ _GONE = {
 
 
 def load_config(
-    path: str | Path, environ: Mapping[str, str] = os.environ, *, instead: Mapping[str, Any] | None = None
+    path: str | Path,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    instead: Mapping[str, Any] | None = None,
+    is_application: bool = False,
 ) -> Config:
     """Read and validate a file. ``instead``: sections that take the place of the file's, in the file's own terms.
+
+    ``is_application``: for one that reads through the cache. Its primaries are those of ``primary_for_reads``, where
+    they are given, and passwords of the invalidator may be missing; to all others those of the application.
 
     Raises `freshness.errors.ConfigError` with all problems in one report.
     """
     path = Path(path)
-    return _Reader(path, environ).read({**_parse_toml(path), **(instead or {})})
+    return _Reader(path, environ, is_application).read({**_parse_toml(path), **(instead or {})})
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:
@@ -84,9 +93,10 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 class _Reader:
     """One reading of one file. Methods return None, or leave something out, where they reported a problem."""
 
-    def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, environ: Mapping[str, str], is_application: bool) -> None:
         self.path = path
         self.environ = environ
+        self.is_application = is_application
         self.problems: list[str] = []
 
     def read(self, document: dict[str, Any]) -> Config:
@@ -179,9 +189,7 @@ class _Reader:
             if len(self.problems) == before:
                 self.check_shards(f"{where}.shards", shards, sharding)
             if "flavor" in values:
-                keyspaces[name] = Keyspace(
-                    name=name, flavor=values["flavor"], shards=tuple(shards), sharding=sharding
-                )
+                keyspaces[name] = Keyspace(**values, name=name, shards=tuple(shards), sharding=sharding)
         self.check_lineages(keyspaces)
         return keyspaces
 
@@ -252,7 +260,7 @@ class _Reader:
         self, table: dict[str, Any], where: str, keyspace: str, flavor: str | None
     ) -> Shard | None:
         before = len(self.problems)
-        values = self.values(Shard, table, where, raw=("primary", "replicas", "vtgate"))
+        values = self.values(Shard, table, where, raw=("primary", "primary_for_reads", "replicas", "vtgate"))
         name = values.get("name", "-")
         self.check_text(f"{where}.name", name, _NAME, _NAME_EXPECTED)
         lineage = values.setdefault("lineage", f"{keyspace}/{name}")
@@ -263,23 +271,57 @@ class _Reader:
             self.report(f"{where}.replicas", _kind(replicas), "array of URL")
             replicas = []
         urls = {f"{where}.replicas[{index}]": url for index, url in enumerate(replicas)}
+        used, unused = "primary", "primary_for_reads"
+        if self.is_application and unused in table:
+            used, unused = unused, used
         if "primary" in table:
-            urls = {f"{where}.primary": table["primary"], **urls}
+            urls = {f"{where}.{used}": table[used], **urls}
         else:
-            self.report(f"{where}.primary", "nothing", 'a URL, "mysql://USER:PASSWORD@HOST:PORT/DATABASE"')
+            self.report(f"{where}.primary", "nothing", f"a URL, {_SERVER_EXPECTED}")
         servers: dict[str, ServerAddress] = {}
         for key, url in urls.items():
             server = self.read_server(key, url, flavor, secret)
             if server:
                 self.check_server(key, server, servers)
                 servers[key] = server
+        other = None
+        if unused in table:
+            other = self.read_unused(f"{where}.{unused}", table[unused], servers.get(f"{where}.{used}"))
         vtgate = self.read_vtgate(f"{where}.vtgate", table.get("vtgate"), flavor)
         if vtgate and servers:
             self.check_behind_vtgate(where, vtgate, list(servers.values()))
         if len(self.problems) > before:
             return None
         primary, *others = servers.values()
-        return Shard(**{**values, "primary": primary, "replicas": tuple(others), "vtgate": vtgate})
+        for_reads = servers.get(f"{where}.primary_for_reads", other)
+        found = {
+            "primary": primary,
+            "primary_for_reads": for_reads,
+            "replicas": tuple(others),
+            "vtgate": vtgate,
+        }
+        return Shard(**{**values, **found})
+
+    def read_unused(self, where: str, url: object, primary: ServerAddress | None) -> ServerAddress | None:
+        """The primary under the account of the other program, whose password may be missing here."""
+        if not isinstance(url, str):
+            self.report(where, _kind(url), _SERVER_EXPECTED)
+            return None
+        missing = set(VARIABLE.findall(url)) - self.environ.keys()
+        if missing and VARIABLE.fullmatch(url):
+            return None
+        try:
+            server = ServerAddress.parse(
+                url.partition("?")[0], {**self.environ, **dict.fromkeys(missing, "-")}, self.path.parent
+            )
+        except ConfigError as error:
+            self.report(where, error.message, _SERVER_EXPECTED)
+            return None
+        if primary and server.database != primary.database:
+            self.report(
+                where, "another database than its other account's", "the same database on every server"
+            )
+        return server
 
     def read_vtgate(self, where: str, url: object, flavor: str | None) -> VtgateAddress | None:
         expected = '"vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?tablet_type=replica"'
@@ -291,7 +333,9 @@ class _Reader:
             self.report(where, "nothing" if url is None else _kind(url), expected)
             return None
         try:
-            return VtgateAddress.parse(url, self.environ, self.path.parent)
+            # An application speaks to vtgate as to a server, and needs no password of its stream.
+            unused = dict.fromkeys(VARIABLE.findall(url), "-") if self.is_application else {}
+            return VtgateAddress.parse(url, {**unused, **self.environ}, self.path.parent)
         except ConfigError as error:
             self.report(where, error.message, error.hint or expected)
             return None
@@ -316,16 +360,15 @@ class _Reader:
             return ""
 
     def read_server(self, where: str, url: object, flavor: str | None, secret: str) -> ServerAddress | None:
-        expected = '"mysql://USER:PASSWORD@HOST:PORT/DATABASE"'
         if not isinstance(url, str):
-            self.report(where, _kind(url), expected)
+            self.report(where, _kind(url), _SERVER_EXPECTED)
             return None
         if url.startswith("mariadb:") and flavor in ("mysql", "vitess"):
             self.report(where, "a mariadb:// URL", f'mysql:// in a keyspace of flavor "{flavor}"')
         try:
             server = ServerAddress.parse(url, self.environ, self.path.parent)
         except ConfigError as error:
-            self.report(where, error.message, expected)
+            self.report(where, error.message, _SERVER_EXPECTED)
             return None
         return server if server.password else replace(server, password=secret)
 
@@ -333,7 +376,7 @@ class _Reader:
         for key, other in others.items():
             if (other.host.lower(), other.port) == (server.host.lower(), server.port):
                 self.report(where, f"the server of {key}", "another server: each is listed once")
-            elif other.database != server.database and key.endswith(".primary"):
+            elif other.database != server.database and ".primary" in key:
                 self.report(where, "another database than the primary's", "the same database on every server")
 
     def read_objects(

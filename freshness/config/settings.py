@@ -84,7 +84,7 @@ class ServerAddress:
         that is one variable as a whole is taken from there. ``?password_file=PATH``, relative to ``folder``,
         is read. Raises `ConfigError` without any part of the URL that may be a password.
         """
-        whole = _VARIABLE.fullmatch(url)
+        whole = VARIABLE.fullmatch(url)
         expanded = _expand(url, environ)  # for all else: all missing variables in one report
         if whole:
             url, environ = expanded, {}
@@ -115,20 +115,20 @@ class ServerAddress:
         return cls(host, port, _decode_part(user, environ), secret, database)
 
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _BLANK = re.compile(r"[\x00-\x20\x7f]")
 
 
 def _expand(text: str, environ: Mapping[str, str]) -> str:
-    missing = sorted({name for name in _VARIABLE.findall(text) if name not in environ})
+    missing = sorted({name for name in VARIABLE.findall(text) if name not in environ})
     if missing:
         raise ConfigError(f"environment variable not set: {', '.join(missing)}")
-    return _VARIABLE.sub(lambda match: environ[match[1]], text)
+    return VARIABLE.sub(lambda match: environ[match[1]], text)
 
 
 def _decode_part(text: str, environ: Mapping[str, str]) -> str:
     """Percent-decode what the file says; take what the environment says as it is."""
-    parts = _VARIABLE.split(text) if environ else [text]  # text, name, text, name, ..., text
+    parts = VARIABLE.split(text) if environ else [text]  # text, name, text, name, ..., text
     try:
         texts = [unquote(part, errors="strict") for part in parts[::2]]
     except UnicodeDecodeError:
@@ -237,6 +237,11 @@ class Shard:
         "from the environment; other special characters are percent-encoded; ?password_file=PATH is allowed. "
         "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
     )
+    primary_for_reads: ServerAddress | None = setting(
+        "The primary with the account with which applications read it where no replica answers, written like "
+        "primary. An application then needs no password of primary. Left out: the account of primary.",
+        None,
+    )
     vtgate: VtgateAddress | None = setting(
         "Required with flavor vitess: the gRPC port of vtgate, whose VStream is followed, "
         '"vitess://USER:PASSWORD@HOST:PORT/KEYSPACE?tablet_type=replica", with the options of docs/vitess.md.',
@@ -268,6 +273,13 @@ class Keyspace:
     flavor: Flavor = setting('The kind of binlog and GTIDs; "vitess": vtgate\'s VStream.')
     shards: tuple[Shard, ...]
     sharding: Sharding | None = None
+    query_timeout_seconds: float = setting(
+        "How long one statement of an application may take. The server ends it then, it is not tried on another "
+        "one, and the read raises QueryTimedOut.",
+        5.0,
+        minimum=0.05,
+        maximum=3600,
+    )
 
     @property
     def gtid_flavor(self) -> GtidFlavor:

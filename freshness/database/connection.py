@@ -17,6 +17,7 @@ from freshness.errors import (
     FreshnessError,
     HistoryLost,
     HistoryPurged,
+    QueryTimedOut,
     SourceUnavailable,
     SourceUnsuitable,
     StreamStopped,
@@ -28,6 +29,8 @@ Connection: TypeAlias = "pymysql.Connection[Cursor]"
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 CONNECT_ERRORS: Final = (pymysql.MySQLError, OSError, RuntimeError, ValueError)
 """Errors of a connection attempt. Another exception, such as a signal handler's, is no answer of the server."""
+
+TIMEOUT_HINT: Final = "make the statement quicker, or raise query_timeout_seconds of the keyspace"
 
 _UTC: Final = "SET time_zone = '+00:00'"
 """A server shows a TIMESTAMP in the session's time zone. One value is cached for all sessions, so all use the time
@@ -48,10 +51,14 @@ _UNSUITABLE: Final[dict[int, str]] = {
     1227: "grant the privilege; `invalidator check` lists the ones that are needed",
     1290: "the server is read-only or runs without what is needed; the heartbeat must go to the primary",
     1698: _LOGIN_HINT,
+    1792: "this session only reads; write on a connection of your own",
     1836: "the server is read-only; the heartbeat must go to the primary",
     2026: "the TLS handshake failed: check the certificates, or turn TLS off on a private link",
     2054: "the server wants a login method that this program does not know",
 }
+_TIMED_OUT: Final = frozenset((1969, 3024))
+"""The server has ended the statement at the session's bound."""
+
 _PURGED = re.compile(
     r"purged required binary logs|purged binary logs|too old and required binlog files have been purged"
     r"|could not find GTID state requested|could not find first log file|could not find next log",
@@ -107,6 +114,8 @@ def translated(error: Exception, address: ServerAddress, doing: str) -> Freshnes
     text = str(error.args[1]) if len(error.args) > 1 else str(error)
     if code == _FATAL_DUMP_ERROR:
         return _translated_dump_error(where, text)
+    if code in _TIMED_OUT:
+        return QueryTimedOut(f"{where}: {doing}: {text} [{code}]", hint=TIMEOUT_HINT)
     if code in _UNSUITABLE:
         return SourceUnsuitable(f"{where}: {doing}: {text} [{code}]", hint=_UNSUITABLE[code])
     if isinstance(error, RuntimeError):  # pymysql's word for a missing package

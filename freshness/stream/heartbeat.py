@@ -26,14 +26,21 @@ _VISIBLE: Final = {
 }
 
 
-def token_sql(flavor: str, question: str = "") -> str:
-    """The statement to run on the same connection before the rows are read, outside any older snapshot.
+SERVER_NAME: Final = {
+    "mysql": "@@global.server_uuid",
+    "mariadb": "CONCAT_WS(':', @@global.server_id, @@global.hostname, @@global.port)",
+}
+"""A server's name for itself, no two of a topology alike. A proxy answers with that of the server that it asked."""
 
-    Its own snapshot may be older than the variable it returns; the statements after it are not. ``question``: the
-    name of one more column, the first, by which the answer is known to be the one to this very statement.
+
+def token_sql(flavor: str, first_column: str = "") -> str:
+    """The statement to run on the same server before the rows are read, outside any older snapshot.
+
+    Its own snapshot may be older than the variable it returns; the statements after it are not. ``first_column``:
+    one more, in front of those that `parse_token` takes.
     """
-    named = f"0 AS {question}, " if question else ""
-    return f"SELECT {named}{_VISIBLE[flavor]}, id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE}"
+    first = f"{first_column}, " if first_column else ""
+    return f"SELECT {first}{_VISIBLE[flavor]}, id, epoch, watermark, min_us FROM {HEARTBEAT_TABLE}"
 
 
 def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[Any]]) -> EventToken | None:

@@ -26,8 +26,9 @@ from appclient import (
     ReadOutcome,
     SourceUnsuitable,
 )
-from freshness.errors import ConfigError, FlavorMismatch, FormatError
+from freshness.errors import ConfigError, FlavorMismatch, FormatError, QueryTimedOut
 from freshness.position import empty_position, parse_position
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,
@@ -342,6 +343,153 @@ def test_an_answer_to_another_question_is_noticed(system: System, cache: Cache) 
     shard.run(skew)
     found = read(cache, "customer", 261)
     assert found.value["id"] == 261
+
+
+class Split:
+    """A connection whose statements a proxy sends to two servers, the token's to the primary, others to the
+    replica."""
+
+    def __init__(self, primary: Any, replica: Any) -> None:
+        self._primary, self._replica = primary, replica
+
+    @property
+    def open(self) -> bool:
+        return bool(self._primary.open and self._replica.open)
+
+    def close(self) -> None:
+        self._primary.close()
+        self._replica.close()
+
+    def cursor(self, kind: Any = None) -> Any:
+        return SplitCursor(self._primary.cursor(kind), self._replica.cursor(kind))
+
+
+class SplitCursor:
+    def __init__(self, primary: Any, replica: Any) -> None:
+        self._primary, self._replica = primary, replica
+        self._last = primary
+
+    def __enter__(self) -> SplitCursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def execute(self, sql: str, params: Any = None) -> None:
+        self._last = self._primary if HEARTBEAT_TABLE in sql else self._replica
+        self._last.execute(sql, params)
+
+    def fetchall(self) -> Any:
+        return self._last.fetchall()
+
+    @property
+    def description(self) -> Any:
+        return self._last.description
+
+
+def test_token_and_rows_of_two_servers_are_not_stored(
+    system: System, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F107: the primary's position with rows of a replica that has stopped: stored, they would be old for ever."""
+    insert(system, 270, 271)
+    insert_orders(system, 270)
+    wait_for_hits(cache, "customer", [270], system.describe)
+    servers = system.pair.primary, system.pair.replica
+
+    def connect_both(*_: object, **__: object) -> Split:
+        return Split(*(server.connect("shop", charset="utf8mb4") for server in servers))
+
+    system.pair.replica.stop_replication()
+    try:
+        system.execute("UPDATE customers SET v = 1 WHERE id = 270")
+        system.execute("INSERT INTO customers VALUES (272, 'n', 1)")
+        system.wait_covered()
+        monkeypatch.setattr("appclient.database.connect", connect_both)
+        with closing(system.open_cache()) as behind_proxy:
+            behind_proxy.loader("profile")(load_profile)
+            for name, key in (("customer", 270), ("customer", 272), ("profile", 270)):
+                answer = read(behind_proxy, name, key)
+                assert answer.outcome is ReadOutcome.NO_TOKEN
+                assert answer.event_tokens == {}
+            assert behind_proxy.get("customer", 270)["v"] == 0, "the rows are what the replica has"
+            extras = behind_proxy.database().query("SELECT 1", include_event_token=True).extras
+            assert extras.event_token is None
+        monkeypatch.undo()
+    finally:
+        system.pair.replica.start_replication()
+    system.assert_none_stale(cache, "customer", [270, 271, 272])
+
+
+def insert_orders(system: System, customer: int) -> None:
+    system.execute("INSERT INTO orders VALUES (%s, %s, 1)", customer, customer)
+    system.settle()
+
+
+def test_a_session_of_the_library_does_not_write(system: System, cache: Cache) -> None:
+    """F108: whatever the account may do; neither a query nor a loader."""
+    insert(system, 280)
+
+    @cache.loader("profile")
+    def load(database: LoaderConnection, customer_id: int) -> Any:
+        return database.query("DELETE FROM customers WHERE id = %s", (customer_id,))
+
+    writes = ("UPDATE customers SET v = 9 WHERE id = 280", "TRUNCATE customers", "DROP TABLE seats")
+    for write in writes:
+        with pytest.raises(SourceUnsuitable, match=r"READ ONLY.*connection of your own"):
+            cache.database().query(write)
+    with pytest.raises(SourceUnsuitable, match="READ ONLY"):
+        cache.get("profile", 280)
+    for server in (system.pair.primary, system.pair.replica):
+        assert server.execute("SELECT v FROM customers WHERE id = 280", database="shop") == [(0,)]
+
+
+def test_an_application_has_neither_the_invalidators_password_nor_more_than_select(
+    system: System, tmp_path: Path
+) -> None:
+    """F108: reads of the primary with an account of their own, which can do nothing else."""
+    insert(system, 281)
+    primary = system.pair.primary
+    primary.execute("DROP USER IF EXISTS webapp@'%'")
+    primary.execute("CREATE USER webapp@'%' IDENTIFIED BY 'webapp'")
+    primary.execute("GRANT SELECT ON shop.* TO webapp@'%'")
+    text = system.config_path.read_text()
+    for_reads = f'primary_for_reads = "mysql://webapp:webapp@127.0.0.1:{primary.port}/shop"'
+    withheld = primary.url.replace(":app@", ":${WITHHELD}@")
+    text = text.replace(f'primary = "{primary.url}"', f'primary = "{withheld}"\n{for_reads}')
+    path = tmp_path / "freshness.toml"
+    path.write_text(text.replace(f'replicas = ["{system.pair.replica.url}"]', ""))
+    assert "WITHHELD" in path.read_text()
+    with closing(Cache.open(path)) as cache:
+        assert cache.database().query("SELECT CURRENT_USER() AS me").rows == [{"me": "webapp@%"}]
+        wait_for_outcome(cache, "customer", 281, [ReadOutcome.FILLED, ReadOutcome.HIT], system.describe)
+        wait_for_hits(cache, "customer", [281], system.describe)
+
+
+def test_a_statement_that_takes_too_long_is_ended_and_not_tried_elsewhere(
+    system: System, tmp_path: Path
+) -> None:
+    """F109: the error comes from the server, and then nothing runs there any more."""
+    insert(system, 282)
+    path = tmp_path / "freshness.toml"
+    line = f'flavor = "{system.pair.primary.flavor}"'
+    path.write_text(system.config_path.read_text().replace(line, f"{line}\nquery_timeout_seconds = 0.3"))
+    slow = "SELECT id FROM customers WHERE SLEEP(100) = 0 /* endless */"
+    with closing(Cache.open(path)) as cache:
+
+        @cache.loader("profile")
+        def load(database: LoaderConnection, customer_id: int) -> Any:
+            return database.query(slow)
+
+        with pytest.raises(QueryTimedOut, match="query_timeout_seconds") as caught:
+            cache.database().query(slow)
+        assert f"127.0.0.1:{system.pair.replica.port}" in caught.value.message
+        with pytest.raises(QueryTimedOut):
+            cache.get("profile", 282)
+        assert cache.get("customer", 282)["id"] == 282
+    running = "SELECT info FROM information_schema.processlist WHERE info LIKE %s"
+    for server in (system.pair.primary, system.pair.replica):
+        found = server.execute(running, "%endless%")
+        assert [info for (info,) in found if "processlist" not in info] == []
 
 
 def test_truncate_raises_the_table_floor(system: System, cache: Cache) -> None:

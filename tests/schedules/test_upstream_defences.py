@@ -6,7 +6,6 @@ Continues test_defences.py. The loop is the production one; only what answers it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -42,6 +41,7 @@ from freshness.stream.heartbeat import EPOCH_ROW, parse_token
 from freshness.stream.source import Heartbeat, Operation, RowChange, Transaction
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator
+from tests.schedules.session import Session, kind_of
 from tests.schedules.world import (
     CUSTOMER,
     HEARTBEAT_AGE_MAX_SECONDS,
@@ -586,83 +586,64 @@ def test_an_insert_invalidates_that_there_was_no_row(monkeypatch: pytest.MonkeyP
 
 
 class Server:
-    """A replica with two rows, each of which says which transaction changed it last. ``logged``: what its binary log
-    has beyond that. ``commits_after``: the statements behind which another transaction is replicated. ``dies_at``:
-    the statement that it does not answer."""
+    """A replica with two rows, each of which has the number of the transaction that changed it last.
 
-    def __init__(self, executed: int = 10, logged: int = 0) -> None:
+    ``commits_after``: the statements behind which another transaction is replicated. ``dies_at``: the statement that
+    it does not answer. ``answers_for``: the key whose row it returns, whatever it was asked for. ``logged``: what its
+    binary log has beyond what it shows.
+    """
+
+    def __init__(self, executed: int = 10, name: str = "one", logged: int = 0) -> None:
         self.executed, self.logged = executed, logged
+        self.name = name
         self.commits_after: set[str] = set()
         self.dies_at = ""
         self.answers_for: int | None = None
 
-    def rows(self, executed: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        numbers = numbers if self.answers_for is None else [self.answers_for]
-        return [{"id": number, "changed_by": executed} for number in numbers]
+    def variable(self, name: str) -> str:
+        shown = self.executed + (self.logged if "binlog" in name else 0)
+        return f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{shown}"
+
+    def heartbeats(self) -> list[tuple[str, int, str, int]]:
+        return [(EPOCH_ROW, 1, "", 0)]
+
+    def version(self, _: tuple[str, int]) -> int:
+        return self.executed
+
+    def freeze(self) -> Server:
+        return Server(self.executed, self.name)
 
 
-class Cursor:
-    """As much of a cursor as the library uses."""
+class ScriptedSession(Session):
+    """``places``: the servers that a proxy sends the statements to, in turn, the last one for ever."""
 
-    def __init__(self, connection: FakeConnection) -> None:
-        self._connection = connection
-        self._answer: list[Any] = []
-        self.description: list[tuple[str, ...]] = []
+    def __init__(self, *places: Server) -> None:
+        super().__init__(self.next_server)
+        self._places = list(places)
+        self.asked: list[str] = []
 
-    def __enter__(self) -> Cursor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def execute(self, sql: str, params: Sequence[int] = ()) -> None:
-        self._answer = self._connection.execute(sql, params or (1,))
-        if named := re.match(r"SELECT 0 AS (\w+), ", sql):
-            self._answer = [(0, *row) for row in self._answer]
-            self.description = [(named[1],)]
-
-    def fetchall(self) -> list[Any]:
-        return self._answer
-
-
-class FakeConnection:
-    open = True
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._snapshot: int | None = None
-
-    def cursor(self, _: object = None) -> Cursor:
-        return Cursor(self)
-
-    def close(self) -> None:
-        pass
-
-    def execute(self, sql: str, params: Sequence[int]) -> list[Any]:
-        server = self._server
-        kind = "token" if "@@global" in sql else sql.split()[0].lower()
+    def next_server(self, kind: str) -> Server:
+        server = self._places[0] if len(self._places) == 1 or kind == "set" else self._places.pop(0)
+        self.asked.append(kind)
         if kind == server.dies_at:
             raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
-        answer: list[Any] = []
-        if kind == "token":
-            shown = server.executed + (0 if "gtid_executed" in sql else server.logged)
-            answer = [(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{shown}", EPOCH_ROW, 1, "", 0)]
-        elif kind == "start":
-            self._snapshot = server.executed
-        elif kind == "rollback":
-            self._snapshot = None
-        elif kind == "select":
-            executed = server.executed if self._snapshot is None else self._snapshot
-            answer = server.rows(executed, params)
-        if kind in server.commits_after:
-            server.executed += 1
-        return answer
+        self.present = server
+        return server
+
+    def answer(self, sql: str, keys: Sequence[int]) -> tuple[list[str], list[tuple[Any, ...]]]:
+        names, rows = super().answer(sql, keys)
+        if kind_of(sql) in self.present.commits_after:
+            self.present.executed += 1
+        if kind_of(sql) == "rows" and self.present.answers_for is not None:
+            place = names.index("id")
+            rows = [(*row[:place], self.present.answers_for, *row[place + 1 :]) for row in rows]
+        return names, rows
 
 
 def open_database(servers: Sequence[Server], monkeypatch: pytest.MonkeyPatch) -> Database:
     addresses = [ServerAddress(f"replica{number}") for number in range(len(servers))]
     by_host = {address.host: server for address, server in zip(addresses, servers, strict=True)}
-    monkeypatch.setattr(application, "connect", lambda address, **_: FakeConnection(by_host[address.host]))
+    monkeypatch.setattr(application, "connect", lambda address, **_: ScriptedSession(by_host[address.host]))
     topology = Shard(primary=ServerAddress("primary"), replicas=tuple(addresses), lineage=LINEAGE)
     return Database(Keyspace(name="shop", flavor="mysql", shards=(topology,)))
 
@@ -674,7 +655,7 @@ def open_shard(servers: Sequence[Server], monkeypatch: pytest.MonkeyPatch) -> Sh
 def is_ahead(rows: Sequence[Mapping[str, Any]], token: EventToken | None) -> bool:
     """Whether the token names a transaction that the rows do not show: what must never be."""
     assert token is not None
-    shown = MysqlGtidSet.parse(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{rows[0]['changed_by']}")
+    shown = MysqlGtidSet.parse(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:1-{rows[0]['version']}")
     return not shown.contains(token.position)
 
 
@@ -683,13 +664,16 @@ def test_token_and_rows_are_of_one_server(monkeypatch: pytest.MonkeyPatch) -> No
 
     def read() -> bool:
         ahead, behind = Server(12), Server(10)
-        ahead.dies_at = "select"
-        return is_ahead(*open_shard([ahead, behind], monkeypatch).rows_with_token("SELECT v", ()))
+        ahead.dies_at = "rows"
+        return is_ahead(
+            *open_shard([ahead, behind], monkeypatch).rows_with_token("`customers`", "`id` = %s", (1,))
+        )
 
     assert not read()
 
-    def apart(self: ShardDatabase, sql: str, params: Sequence[Any]) -> Any:
-        token = self.run(lambda connection, _: self.read_token(connection))
+    def apart(self: ShardDatabase, table: str, _: str, params: Sequence[Any]) -> Any:
+        token, _server = self.run(lambda connection, _: self.read_token(connection))
+        sql = f"SELECT * FROM {table} WHERE id = %s"
         return self.run(lambda connection, _: LoaderConnection(connection).query(sql, params)), token
 
     monkeypatch.setattr(ShardDatabase, "rows_with_token", apart)
@@ -700,15 +684,124 @@ def test_the_token_is_of_what_is_shown_and_not_of_the_log(monkeypatch: pytest.Mo
     """F2: the binary log has two transactions that a SELECT does not show yet."""
 
     def read() -> bool:
-        return is_ahead(*open_shard([Server(10, logged=2)], monkeypatch).rows_with_token("SELECT v", ()))
+        return is_ahead(*open_shard([Server(10, logged=2)], monkeypatch).rows_with_token(*ROWS))
 
     assert not read()
     monkeypatch.setattr(heartbeat, "_VISIBLE", {"mysql": "@@global.gtid_binlog_pos"})
     assert read()
 
 
+class Proxied:
+    """A shard behind a proxy. ``sessions``: one for each connection, in turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *sessions: ScriptedSession) -> None:
+        self.sessions = list(sessions)
+        monkeypatch.setattr(application, "connect", lambda address, **_: self.sessions.pop(0))
+        topology = Shard(primary=ServerAddress("proxy"), lineage=LINEAGE)
+        self.database = Database(Keyspace(name="shop", flavor="mysql", shards=(topology,)))
+        self.shard = self.database.find_shard(None)
+
+
+ROWS: Final = ("`customers`", "`id` = %s", (1,))
+
+
+def test_a_proxy_that_answers_from_two_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F107: the token comes from a replica that is ahead, the rows from one that is behind. They are the caller's,
+    and have no token to be stored with."""
+
+    def read(*places: Server) -> tuple[list[dict[str, Any]], EventToken | None]:
+        return Proxied(monkeypatch, ScriptedSession(*places)).shard.rows_with_token(*ROWS)
+
+    ahead, behind = Server(12, "ahead"), Server(10, "behind")
+    rows, token = read(ahead, behind)
+    assert (rows, token) == ([{"id": 1, "version": 10}], None)
+    rows, token = read(behind, behind, ahead)
+    assert token is not None
+    assert not is_ahead(rows, token)
+    monkeypatch.setattr(application, "SERVER_NAME", {"mysql": "'any'"})
+    assert is_ahead(*read(ahead, behind))
+
+
+def test_a_proxy_that_moves_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F107: the statements of a loader, and those of a read with a token, are of the server that gave the token."""
+
+    def read(*places: Server) -> tuple[list[dict[str, Any]], EventToken | None]:
+        return Proxied(monkeypatch, ScriptedSession(*places)).shard.snapshot(load_two_rows)
+
+    ahead, behind = Server(12, "ahead"), Server(10, "behind")
+    for at in range(1, 5):
+        rows, token = read(*[ahead] * at, behind)
+        assert token is None, "the last statement of the read says who answers"
+        assert [row["id"] for row in rows] == [1, 2]
+    rows, token = read(behind)
+    assert not is_ahead(rows, token)
+    monkeypatch.setattr(application, "SERVER_NAME", {"mysql": "'any'"})
+    assert is_ahead(*read(ahead, behind))
+
+
+def test_a_query_behind_a_proxy_says_nothing_of_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, behind = Server(12, "ahead"), Server(10, "behind")
+    sql = "SELECT * FROM customers WHERE id = %s"
+    (token,) = [
+        Proxied(monkeypatch, ScriptedSession(behind))
+        .database.query(sql, (1,), include_event_token=True)
+        .extras
+    ]
+    assert token.event_token is not None
+    split = Proxied(monkeypatch, ScriptedSession(ahead, ahead, behind)).database
+    result = split.query(sql, (1,), include_event_token=True, compare_event_token=token.event_token)
+    assert [row["version"] for row in result.rows] == [10]
+    assert (result.extras.event_token, result.extras.fresher) == (None, None)
+
+
+def test_round_trips_of_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's name rides with the position and the rows. A snapshot takes one statement more: none that ends a
+    transaction returns anything."""
+    session = ScriptedSession(Server())
+    proxied = Proxied(monkeypatch, session)
+    proxied.shard.rows_with_token(*ROWS)
+    assert session.asked == ["set", "token", "rows"]
+    session.asked.clear()
+    proxied.shard.snapshot(load_two_rows)
+    assert session.asked == ["token", "start", "rows", "rows", "server", "rollback"]
+    session.asked.clear()
+    proxied.database.query("SELECT * FROM customers WHERE id = %s", (1,))
+    assert session.asked == ["rows"]
+
+
+def test_a_connection_that_is_lost_behind_the_rows_costs_the_token_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F107: the rows are right, and nobody says whose they are."""
+    server = Server()
+    server.dies_at = "server"
+    session = ScriptedSession(server)
+    rows, token = Proxied(monkeypatch, session).shard.snapshot(load_two_rows)
+    assert ([row["id"] for row in rows], token) == ([1, 2], None)
+    assert not session.open
+
+
+def test_over_shards_each_token_is_of_the_server_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F107, for a value that is read from several shards."""
+    sessions = {
+        "10.0.0.1": ScriptedSession(Server(12, "ahead"), Server(12, "ahead"), Server(10, "behind")),
+        "10.0.0.2": ScriptedSession(Server(11, "other")),
+    }
+    monkeypatch.setattr(application, "connect", lambda address, **_: sessions[address.host])
+    shards = tuple(
+        Shard(name=name, primary=ServerAddress(host), lineage=f"shop/{name}")
+        for name, host in zip(("-80", "80-"), sessions, strict=True)
+    )
+    database = Database(Keyspace(name="shop", flavor="mysql", shards=shards))
+    rows, tokens = database.snapshot(("shop/-80", "shop/80-"), load_two_rows)
+    assert [row["version"] for row in rows] == [10, 11, 10, 11]
+    assert [token is None for token in tokens] == [True, False]
+    assert all(session.open for session in sessions.values())
+
+
 def load_two_rows(connection: LoaderConnection) -> list[dict[str, Any]]:
-    return connection.query("SELECT v", (1,)) + connection.query("SELECT v", (2,))
+    sql = "SELECT * FROM customers WHERE id = %s"
+    return connection.query(sql, (1,)) + connection.query(sql, (2,))
 
 
 def test_the_token_is_not_younger_than_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -716,7 +809,7 @@ def test_the_token_is_not_younger_than_the_snapshot(monkeypatch: pytest.MonkeyPa
 
     def read() -> bool:
         server = Server()
-        server.commits_after = {"token", "start", "select"}
+        server.commits_after = {"token", "start", "rows"}
         return is_ahead(*open_shard([server], monkeypatch).snapshot(load_two_rows))
 
     assert not read()
@@ -725,7 +818,7 @@ def test_the_token_is_not_younger_than_the_snapshot(monkeypatch: pytest.MonkeyPa
         def within(connection: Any, _: ServerAddress) -> Any:
             with connection.cursor() as cursor:
                 cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-                token = self.read_token(connection)
+                token, _server = self.read_token(connection)
                 return load(LoaderConnection(connection)), token
 
         return self.run(within)
@@ -739,15 +832,15 @@ def test_a_composite_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def read() -> set[int]:
         server = Server()
-        server.commits_after = {"select"}
+        server.commits_after = {"rows"}
         rows, _ = open_shard([server], monkeypatch).snapshot(load_two_rows)
-        return {row["changed_by"] for row in rows}
+        return {row["version"] for row in rows}
 
     assert len(read()) == 1
 
     def without(self: ShardDatabase, load: Callable[[LoaderConnection], Any]) -> Any:
         return self.run(
-            lambda connection, _: (load(LoaderConnection(connection)), self.read_token(connection))
+            lambda connection, _: (load(LoaderConnection(connection)), self.read_token(connection)[0])
         )
 
     monkeypatch.setattr(ShardDatabase, "snapshot", without)
@@ -764,7 +857,7 @@ def test_a_row_of_another_key_is_never_stored(monkeypatch: pytest.MonkeyPatch) -
 
     def load() -> Loaded:
         (loaded,) = ObjectLoader(definition, open_database([server], monkeypatch), None).load([wanted])
-        assert loaded.value == {"id": 2, "changed_by": 10}
+        assert loaded.value == {"id": 2, "version": 10}
         return loaded
 
     assert load().refusal is ReadOutcome.KEY

@@ -21,7 +21,7 @@ from appclient.database import (
     _Raised,
 )
 from freshness.config.settings import Keyspace, ServerAddress, Shard
-from freshness.errors import ConfigError, SourceUnavailable, SourceUnsuitable
+from freshness.errors import ConfigError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
 
 FIRST, SECOND, PRIMARY = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2"), ServerAddress("10.0.0.9")
 GONE = pymysql.err.OperationalError(2006, "server has gone away")
@@ -70,7 +70,7 @@ class Servers:
     down: set[ServerAddress] = field(default_factory=set)
     troubles: list[Exception] = field(default_factory=list)
 
-    def connect(self, address: ServerAddress, *, timeout_seconds: float) -> Connected:
+    def connect(self, address: ServerAddress, *, read_timeout_seconds: float) -> Connected:
         if address in self.down:
             raise SourceUnavailable(f"{address.host}: refused", hint="is the server up?")
         self.made.append(Connected(address, self.troubles.pop() if self.troubles else None))
@@ -175,7 +175,7 @@ def test_every_server_that_failed_is_named(servers: Servers, database: ShardData
 def test_the_loaders_own_error_costs_no_connection(
     servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
 
     def load(_: LoaderConnection) -> int:
         raise KeyError("mine")
@@ -196,7 +196,7 @@ def test_an_interrupted_statement_costs_the_connection(
     servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch, interruption: BaseException
 ) -> None:
     """Its answer may still be under way, and would be taken for the answer to the next statement (F46)."""
-    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
 
     def load(connection: LoaderConnection) -> int:
         servers.made[0].trouble = interruption  # type: ignore[assignment]
@@ -211,7 +211,7 @@ def test_an_interrupted_statement_costs_the_connection(
 def test_a_loader_that_catches_an_interruption_costs_the_connection_too(
     servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
 
     def load(connection: LoaderConnection) -> str:
         servers.made[0].trouble = Interrupted()
@@ -332,6 +332,84 @@ def test_a_wrong_statement_is_not_tried_elsewhere(servers: Servers, database: Sh
     assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False)]
 
 
+TOO_LONG = pymysql.err.OperationalError(3024, "maximum statement execution time exceeded")
+
+
+def unanswered() -> Exception:
+    """pymysql's error for a socket on which nothing came in time."""
+    try:
+        raise TimeoutError("timed out")
+    except TimeoutError:
+        try:
+            raise pymysql.err.OperationalError(
+                2013, "Lost connection to MySQL server during query (timed out)"
+            )
+        except pymysql.MySQLError as error:
+            return error
+
+
+def test_a_statement_that_took_too_long_is_not_tried_elsewhere(
+    servers: Servers, database: ShardDatabase
+) -> None:
+    with pytest.raises(QueryTimedOut, match="3024") as caught:
+        database.run(raising(TOO_LONG))
+    assert "query_timeout_seconds" in caught.value.hint
+    assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False)]
+    assert database.run(host) == FIRST.host, "the server answers; it was the statement"
+    with pytest.raises(QueryTimedOut):
+        database.run(raising(TOO_LONG))  # on a connection that was kept
+    assert {each.address for each in servers.made} == {FIRST}
+
+
+def test_a_statement_without_an_answer_is_not_repeated_and_its_server_is_left(
+    servers: Servers, database: ShardDatabase
+) -> None:
+    """It may be running still. Whoever asks next asks another server."""
+    database.run(host)
+    servers.made[0].trouble = unanswered()
+    with pytest.raises(QueryTimedOut, match=r"10\.0\.0\.1:3306"):
+        database.query("SELECT 1")
+    assert [(each.address, each.is_open) for each in servers.made] == [(FIRST, False)]
+    assert database.run(host) == SECOND.host
+
+
+def test_a_server_that_does_not_even_tell_its_position_is_left_for_another(
+    servers: Servers, database: ShardDatabase
+) -> None:
+    assert database.run(raising(unanswered())) == SECOND.host
+
+
+def test_a_session_only_reads_and_bounds_each_statement_on_the_server(servers: Servers) -> None:
+    shard = Shard(primary=PRIMARY, lineage="shop/-")
+    for flavor, expected in (
+        ("mysql", ("transaction_read_only = 1", "max_execution_time = 1500")),
+        ("mariadb", ("tx_read_only = 1", "max_statement_time = 1.500")),
+    ):
+        ShardDatabase(flavor, shard, timeout_seconds=1.5).run(host)
+        [statement] = servers.made[-1].statements
+        assert all(part in statement for part in expected)
+
+
+def test_a_statement_that_writes_is_an_error_of_the_statement(
+    servers: Servers, database: ShardDatabase
+) -> None:
+    refused = pymysql.err.OperationalError(1792, "Cannot execute statement in a READ ONLY transaction.")
+    with pytest.raises(SourceUnsuitable, match="READ ONLY") as caught:
+        database.run(raising(refused))
+    assert "connection of your own" in caught.value.hint
+    assert [each.address for each in servers.made] == [FIRST]
+
+
+def test_where_a_time_out_is_taken_for_a_failure_the_statement_runs_three_times(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freshness.database.connection._TIMED_OUT", frozenset())
+    with pytest.raises(SourceUnavailable) as caught:
+        database.run(raising(TOO_LONG, TOO_LONG, TOO_LONG))
+    assert not isinstance(caught.value, QueryTimedOut)
+    assert [each.address for each in servers.made] == [FIRST, SECOND, PRIMARY]
+
+
 def test_a_connection_that_cannot_be_set_up_is_closed(servers: Servers, database: ShardDatabase) -> None:
     servers.troubles = [GONE]
     assert database.run(host) == SECOND.host
@@ -386,7 +464,12 @@ def test_a_read_over_shards_takes_every_token_before_the_first_row(
     servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(ShardDatabase, "read_token", lambda self, _: told.append(f"token {self._shard.name}"))
+
+    def read_token(self: ShardDatabase, _: object) -> tuple[None, str]:
+        told.append(f"token {self._shard.name}")
+        return None, ""
+
+    monkeypatch.setattr(ShardDatabase, "read_token", read_token)
 
     def load(connection: LoaderConnection) -> int:
         told.append("rows")
@@ -399,7 +482,7 @@ def test_a_read_over_shards_takes_every_token_before_the_first_row(
 def test_after_a_failed_read_over_shards_no_connection_is_used_again(
     servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
 
     def load(_: LoaderConnection) -> int:
         raise GONE
@@ -413,7 +496,7 @@ def test_after_a_failed_read_over_shards_no_connection_is_used_again(
 def test_a_loader_that_raises_over_shards_costs_connections_only_where_an_answer_is_open(
     servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:
-    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: None)
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
 
     def load(connection: LoaderConnection) -> int:
         if is_interrupted:

@@ -601,6 +601,56 @@ def test_the_password_file_of_a_shard_is_for_servers_without_a_password(load: Lo
 # -- the settings as data -----------------------------------------------------------------------------
 
 
+TWO_ACCOUNTS = MINIMAL.replace(
+    'primary = "mysql://app@127.0.0.1:3306/shop"',
+    'primary = "mysql://invalidator:${SECRET}@127.0.0.1:3306/shop"\n'
+    'primary_for_reads = "mysql://webapp:${WEB_SECRET}@db.example:3306/shop"\n'
+    'replicas = ["mysql://webapp:${WEB_SECRET}@127.0.0.1:3307/shop"]',
+)
+
+
+def test_each_program_needs_only_the_passwords_of_its_own_accounts(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(TWO_ACCOUNTS)
+    application = load_config(path, {"WEB_SECRET": "w"}, is_application=True).keyspaces["shop"].shards[0]
+    assert application.primary == ServerAddress("db.example", 3306, "webapp", "w", "shop")
+    with pytest.raises(ConfigError, match=r"shards\[0\]\.primary_for_reads.*WEB_SECRET"):
+        load_config(path, {"SECRET": "i"}, is_application=True)
+    both = {"SECRET": "i", "WEB_SECRET": "w"}
+    invalidator = load_config(path, both).keyspaces["shop"].shards[0]
+    assert invalidator.primary == ServerAddress("127.0.0.1", 3306, "invalidator", "i", "shop")
+    with pytest.raises(
+        ConfigError, match=r"shards\[0\]\.primary: found environment variable not set: SECRET"
+    ):
+        load_config(path, {"WEB_SECRET": "w"})
+
+
+@pytest.mark.parametrize(
+    "primary", ["${PRIMARY_URL}", "mysql://invalidator@127.0.0.1:3306/shop?password_file=secrets/none"]
+)
+def test_an_application_needs_nothing_else_of_the_invalidators_account(tmp_path: Path, primary: str) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(TWO_ACCOUNTS.replace("mysql://invalidator:${SECRET}@127.0.0.1:3306/shop", primary))
+    config = load_config(path, {"WEB_SECRET": "w"}, is_application=True)
+    assert config.keyspaces["shop"].shards[0].primary.user == "webapp"
+
+
+def test_both_accounts_of_the_primary_name_one_database(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(TWO_ACCOUNTS.replace("127.0.0.1:3306/shop", "127.0.0.1:3306/shap"))
+    with pytest.raises(ConfigError, match=r"shards\[0\]\.primary: found another database"):
+        load_config(path, {"WEB_SECRET": "w"}, is_application=True)
+    with pytest.raises(ConfigError, match="another database"):
+        load_config(path, {"SECRET": "i", "WEB_SECRET": "w"})
+
+
+def test_an_account_of_the_other_program_is_an_address_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(TWO_ACCOUNTS.replace('"mysql://invalidator:${SECRET}@127.0.0.1:3306/shop"', "7"))
+    with pytest.raises(ConfigError, match=r"shards\[0\]\.primary: found a number"):
+        load_config(path, {"WEB_SECRET": "w"}, is_application=True)
+
+
 def test_settings_describe_every_key_with_its_type_and_default() -> None:
     settings = {setting.key: setting for setting in describe_settings()}
     assert len(settings) == len(describe_settings())

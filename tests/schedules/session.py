@@ -1,0 +1,140 @@
+"""A session of the application on a scripted server: as much of a pymysql connection as ``appclient`` uses.
+
+It understands the statements of ``appclient.database`` and of loaders that read rows by their key. Each statement
+is answered by the server that `Session.reach` names for it, so a proxy can send two statements to two servers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, Self
+
+import pymysql
+from pymysql.cursors import DictCursor
+
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
+
+COLUMNS: Final = ("id", "version")
+"""Of every table."""
+
+_NAMED: Final = re.compile(r"SELECT (?P<name>.+?) AS (?P<question>question_\w+)(?:, (?P<rest>.+))?")
+_TABLE: Final = re.compile(r"(?:LEFT JOIN|SELECT \* FROM) `?(\w+)`?")
+
+
+class Server(Protocol):
+    """What a server shows. ``name``: its own."""
+
+    name: str
+
+    def variable(self, name: str) -> str:
+        """A global variable, such as ``@@global.gtid_executed``."""
+
+    def heartbeats(self) -> Sequence[tuple[str, int, str, int]]:
+        """(id, epoch, watermark, min_us) of each row of the heartbeat table."""
+
+    def version(self, row: tuple[str, int]) -> int:
+        """Of the row (table, key)."""
+
+    def freeze(self) -> Server:
+        """The server as a snapshot of now shows it."""
+
+
+def kind_of(sql: str) -> str:
+    """What a statement is about: "set", "start", "rollback", "token", "server" or "rows"."""
+    verb = sql.split(None, 1)[0].lower()
+    if verb != "select":
+        return verb
+    if f"FROM {HEARTBEAT_TABLE}" in sql:
+        return "token"
+    return "rows" if _TABLE.search(sql) else "server"
+
+
+class Session:
+    """``reach`` is given the kind of each statement; it may raise what pymysql would. ``has_row``: of a key."""
+
+    def __init__(
+        self, reach: Callable[[str], Server], has_row: Callable[[int], bool] = lambda key: True
+    ) -> None:
+        self.reach = reach
+        self.has_row = has_row
+        self.open = True
+        self._snapshot: tuple[Server, Server] | None = None
+
+    def cursor(self, kind: type | None = None) -> Cursor:
+        return Cursor(self, kind is DictCursor)
+
+    def close(self) -> None:
+        assert self.open, "closed twice"
+        self.open = False
+
+    def answer(self, sql: str, keys: Sequence[int]) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The names of the columns, and the rows."""
+        if not self.open:
+            raise pymysql.err.InterfaceError(0, "")
+        kind = kind_of(sql)
+        server = self.reach(kind)
+        match kind:
+            case "start":
+                self._snapshot = server, server.freeze()
+            case "rollback":
+                self._snapshot = None
+        if not sql.startswith("SELECT"):
+            return [], []
+        shown = server
+        if self._snapshot is not None and self._snapshot[0] is server:
+            shown = self._snapshot[1]  # another server knows nothing of the transaction
+        named = _NAMED.fullmatch(sql)
+        names, rows = self._select(kind, sql, named, server, shown, keys)
+        if named is None:
+            return names, rows
+        name = named["name"].strip("'") if named["name"].startswith("'") else server.name
+        if kind == "rows" and not rows:
+            rows = [(None,) * len(names)]
+        return [named["question"], *names], [(name, *row) for row in rows]
+
+    def _select(
+        self,
+        kind: str,
+        sql: str,
+        named: re.Match[str] | None,
+        server: Server,
+        shown: Server,
+        keys: Sequence[int],
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
+        if kind == "server":
+            return [], [()]
+        if kind == "token":
+            assert named is not None
+            variable = server.variable(named["rest"].partition(",")[0])
+            return ["position", "id", "epoch", "watermark", "min_us"], [
+                (variable, *beat) for beat in shown.heartbeats()
+            ]
+        found = _TABLE.search(sql)
+        assert found is not None
+        return list(COLUMNS), [(key, shown.version((found[1], key))) for key in keys if self.has_row(key)]
+
+
+class Cursor:
+    def __init__(self, session: Session, has_dicts: bool) -> None:
+        self._session, self._has_dicts = session, has_dicts
+        self._rows: list[tuple[Any, ...]] = []
+        self._names: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def execute(self, sql: str, params: Sequence[int] | None = None) -> None:
+        self._names, self._rows = self._session.answer(sql, params or ())
+
+    @property
+    def description(self) -> list[tuple[str]]:
+        return [(name,) for name in self._names]
+
+    def fetchall(self) -> list[Any]:
+        if self._has_dicts:
+            return [dict(zip(self._names, row, strict=True)) for row in self._rows]
+        return self._rows
