@@ -25,6 +25,7 @@ from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.read import Read, ReadContext, read_through
 from freshness.algorithm.rule import ReadOutcome
+from freshness.algorithm.view import Sightings
 from freshness.config.reader import load_config
 from freshness.config.settings import Config, ServerAddress
 from freshness.database.connection import Connection
@@ -45,6 +46,10 @@ LOOKUPS_KEPT_MAX: Final = 8192
 
 KEPT_TEXT_MAX: Final = 64
 """Longer keys are not cached."""
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +302,13 @@ class Cache:
             clock=self._clock,
             jitter=self._jitter,
             encode=encode_value,
-            lease_seconds=settings.lease_seconds,
             node_refresh_seconds=settings.node_refresh_seconds,
             fill_lease_ttl_seconds=settings.fill_lease_ttl_seconds,
             fill_wait_seconds=settings.fill_wait_ms / 1000,
             on_stale=settings.on_stale,
+            sightings=Sightings(
+                self._clock, _now_us, settings.max_staleness_seconds, settings.clock_skew_seconds
+            ),
             witness=self._recorder,
         )
         return _Reader(os.getpid(), nodes, BlockingDriver(nodes, self._sleep, load=self._load), context)

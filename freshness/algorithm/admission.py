@@ -151,4 +151,4 @@ def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
     current = member.joined_record()
     if current.objects.keys() < member.policy.objects.keys():
         yield from member.write_resume(change(current))
-    yield from member.store(change)
+        yield from member.store(change)

@@ -159,14 +159,15 @@ def publish(member: Membership, sent: Batch | None) -> Procedure[None]:
     has_looked = False
     for _ in range(CAS_ATTEMPTS_MAX):
         now = member.clock()
-        if _is_published(member, sent):
+        record, applied, is_caught_up = _next_record(member, sent)
+        if _may_wait(member, sent, now):
             if now < member.lease_until - member.policy.lease_seconds * LEFT_SHARE:
+                member.applied = applied
                 return
             if not has_looked:
                 has_looked = True
                 yield from member.reread()
                 continue
-        record, applied, is_caught_up = _next_record(member, sent)
         target, member.target = member.target, None if is_caught_up else member.target
         sent_us = member.witness.now_us() if member.witness is not None else 0
         if (yield from member.try_store(record)):
@@ -184,14 +185,19 @@ def publish(member: Membership, sent: Batch | None) -> Procedure[None]:
     )
 
 
-def _is_published(member: Membership, sent: Batch | None) -> bool:
-    """Whether another invalidator has published all of a batch, and more, in an open record."""
+def _may_wait(member: Membership, sent: Batch | None, now: float) -> bool:
+    """Whether an open record is left as it is while its lease lasts.
+
+    Either another invalidator has published all of the batch, and more. Or this one may not vouch for the node: it could
+    only close what another one keeps open (ADR 0007), since a write that kept a lease could arrive late (F104).
+    """
     record = member.joined_record()
+    if not member.policy.is_serving or member.target is not None or not record.is_open:
+        return False
+    if not member.may_vouch(now):
+        return True
     return (
         sent is not None
-        and member.policy.is_serving
-        and member.target is None
-        and record.is_open
         and not sent.streamed.contains(record.progress)
         and record.progress.contains(sent.streamed)
     )

@@ -320,10 +320,11 @@ class NodeRecord:
 
     ``tenure``: a nonce of one unbroken keeping of the record; another one says that the record lapsed in between.
     ``is_open``: fills and hits are allowed. ``as_of_us``: wall clock of the primary's heartbeat that this state has
-    applied, for display. ``heartbeat_age_ms``: the age of that heartbeat when the record was written, by the
-    invalidator's own clock; with the record's remaining TTL it bounds the staleness of hits. ``node``: the name of
-    the node as configured, so that two names of one server never share a record. ``stripes``: how many stripes the
-    lineage has on this node, fixed for the life. ``floor``: the position at which the life began; it never moves.
+    applied; a reader's clock may refuse for it, and never allow (F105). ``heartbeat_age_ms``: the largest age that
+    this heartbeat can have when the record expires, by the invalidator's own clock; less the TTL that is left it
+    bounds the staleness of hits. ``node``: the name of the node as configured, so that two names of one server never
+    share a record. ``stripes``: how many stripes the lineage has on this node, fixed for the life. ``floor``: the
+    position at which the life began; it never moves.
     """
 
     lineage: str

@@ -121,8 +121,8 @@ class Membership:
 
     lease_until: float = 0.0
     """Until then the record surely lives, by ``clock``."""
-    open_until: float = 0.0
-    """Until then it may stay open without a young heartbeat. A write rounds the rest down to whole seconds."""
+    expires_by: float = 0.0
+    """Then it has surely expired, unless it was written again."""
     published_at: float = float("-inf")
     """When progress was last published."""
     heartbeat: HeartbeatSeen | None = None
@@ -166,7 +166,8 @@ class Membership:
     def adopt(self, record: NodeRecord, item: Item, read_at: float) -> None:
         """Take a record as read from the node."""
         self.record, self.version = record, item.version
-        self.lease_until = self.open_until = read_at + max(0, item.ttl_seconds) - 1
+        self.lease_until = read_at + max(0, item.ttl_seconds) - 1
+        self.expires_by = self.clock() + max(0, item.ttl_seconds)
         self.applied = self.applied.union(record.progress)
 
     def start_from(self, position: Position) -> None:
@@ -193,7 +194,7 @@ class Membership:
         (reply,) = yield Flow(self.node, (Cas(self.record_key, leased.encode(), self.version, ttl_seconds),))
         if isinstance(reply, Stored):
             self.record, self.version, self.lease_until = leased, reply.version, now + ttl_seconds
-            self.open_until = max(self.open_until, self.lease_until)
+            self.expires_by = self.clock() + self.policy.lease_seconds
             return True
         if reply is CONFLICT:
             return False
@@ -207,30 +208,35 @@ class Membership:
         )
 
     def _lease(self, record: NodeRecord, now: float) -> tuple[NodeRecord, int]:
-        """(record, TTL): open only while this invalidator's own heartbeat is young (F71).
-
-        Without a young heartbeat an open record, which another invalidator may have opened, keeps what is left of
-        its lease and not a second more; then it is closed.
-        """
+        """(record, TTL): open only while this invalidator may vouch for the node, else closed."""
         # Nodes keep an item up to a second longer than asked (F50); a lease must not outlive L, so one less is asked.
-        lease = self.policy.lease_seconds - 1
-        if not self.policy.is_serving:
-            return replace(record, is_open=False), lease
-        age = float("inf") if self.heartbeat is None else now - self.heartbeat.written_at
-        if (
-            self.target is None
-            and self.heartbeat is not None
-            and self.heartbeat.written_at >= self.opens_after
-            and age <= self.policy.heartbeat_age_max_seconds
-        ):
-            fresh = replace(
-                record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=ceil(age * 1000)
-            )
-            return fresh, lease
-        left = int(self.open_until - now) - 1
-        if record.is_open and left >= 1:
-            return record, left
-        return replace(record, is_open=False), lease
+        lease_seconds = self.policy.lease_seconds
+        if not self.may_vouch(now):
+            return replace(record, is_open=False), lease_seconds - 1
+        assert self.heartbeat is not None
+        age = self._arrival_age(self.heartbeat, now) + lease_seconds
+        fresh = replace(
+            record, is_open=True, as_of_us=self.heartbeat.wall_us, heartbeat_age_ms=ceil(age * 1000)
+        )
+        return fresh, lease_seconds - 1
+
+    def may_vouch(self, now: float) -> bool:
+        """Whether a record that is written ``now`` may be open: the own heartbeat is young (F71), also if the write
+        arrives as late as it can (F104)."""
+        beat, lease_seconds = self.heartbeat, self.policy.lease_seconds
+        return (
+            self.policy.is_serving
+            and self.target is None
+            and beat is not None
+            and beat.written_at >= self.opens_after
+            and now - beat.written_at <= self.policy.heartbeat_age_max_seconds
+            and self._arrival_age(beat, now) <= self.policy.heartbeat_age_max_seconds + lease_seconds
+        )
+
+    def _arrival_age(self, beat: HeartbeatSeen, now: float) -> float:
+        """The largest age that a heartbeat can have when a write of ``now`` arrives: the CAS fails as soon as the
+        former record has expired, and another invalidator may have given that one a longer lease."""
+        return max(now, self.expires_by) - beat.written_at
 
     def reread(self) -> Procedure[None]:
         """After a lost race: continue only in the same tenure, and only under the same configuration.

@@ -54,8 +54,9 @@ from freshness.algorithm.request import (
     Wait,
 )
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
-from freshness.algorithm.view import NodeView
+from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness, tell_fill, tell_hit, tell_refusal
+from freshness.config.settings import FLOW_SECONDS_MAX
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.value import value
@@ -65,10 +66,6 @@ _REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, Read
 
 _HIT: Final = ReadOutcome.HIT
 _NO_TOKENS: Final[Mapping[str, EventToken]] = MappingProxyType({})
-
-FLOW_SECONDS_MAX: Final = 1.0
-"""How long one flow may take that reads the record. An answer that comes later may hold an entry of a time that the
-record does not vouch for."""
 
 LEASE_POLLS_MAX: Final = 4
 """How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
@@ -103,11 +100,11 @@ class ReadContext:
     clock: Callable[[], float]
     jitter: Callable[[], float]
     encode: Callable[[Any], bytes]
-    lease_seconds: int
     node_refresh_seconds: float
     fill_lease_ttl_seconds: int
     fill_wait_seconds: float
     on_stale: Literal["bypass", "serve"]
+    sightings: Sightings
     witness: Witness | None = None
     views: dict[str, NodeView] = field(default_factory=dict)
 
@@ -266,6 +263,7 @@ def _look_up(
         if view is None:
             count = len(context.lineages)
             view = context.views[node] = NodeView(node, context.lineages, replies[:count], sent_at)
+            context.sightings.note(node, view)
             replies, age_max = replies[count:], max(refresh_seconds, FLOW_SECONDS_MAX)
         if answered_at - view.fetched_at > age_max:
             # This process stood still meanwhile (F58): the view's lease may have ended before the entry was read.
@@ -337,7 +335,7 @@ def _judge(
             if is_served and closed is not ReadOutcome.RING:
                 stale.append((entry, reply))
         elif max_staleness_seconds is not None and max_staleness_seconds < view.staleness_seconds(
-            policy, context.lease_seconds, context.clock()
+            policy, context.clock()
         ):
             entry.state = _Refused(ReadOutcome.STALE)  # older than this caller accepts
         else:
@@ -451,6 +449,7 @@ def _fetch_guards(context: ReadContext, stubs: Sequence[_Pending]) -> Procedure[
             continue
         view = NodeView(node, lineages, replies[count:], sent_at)
         if set(lineages) == set(context.lineages):
+            context.sightings.note(node, view)
             context.views[node] = view  # it holds as much as any other
         held = iter(replies)
         for entry in of_node:

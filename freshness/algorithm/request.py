@@ -129,7 +129,7 @@ class Strikes(Sequence["Append | Delete"]):
 class Item:
     """An item as a node holds it.
 
-    ``ttl_seconds``: whole seconds that remain by the node's own clock, -1 where it never expires.
+    ``ttl_seconds``: the whole seconds that begin before it expires, by the node's own clock; -1 where it never does.
     ``won`` / ``lease``: see `Get`; both False on an item that was not vivified.
     """
 

@@ -31,6 +31,7 @@ class ReadOutcome(Enum):
     RING = "the node belongs to another set of nodes than this client's"
     CLOSED = "the node is not caught up"
     NO_RECORD = "no invalidator vouches for the node"
+    CLOCK = "the node's heartbeat is too old by this client's own clocks: a clock stands still, or is wrong"
     LIFE = "the node lost its memory during the read"
     STALE = "the node is staler than the caller allows"
     NODE_DOWN = "the node did not answer"
@@ -113,6 +114,11 @@ def find_record_refusal(record: NodeRecord | None, ring: int) -> ReadOutcome | N
     if not record.is_open:
         return ReadOutcome.CLOSED
     return None
+
+
+def is_outdated(record: NodeRecord, now_us: int, age_max_seconds: float) -> bool:
+    """Whether the heartbeat that a record stands for is older than that by the wall clock of this machine (F105)."""
+    return now_us - record.as_of_us > age_max_seconds * 1_000_000
 
 
 def find_hit_refusal(

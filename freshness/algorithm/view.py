@@ -6,20 +6,27 @@ its age counts from the moment before that flow was sent. Held by the reads' `Re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from freshness.algorithm.envelope import Filled, Kind, NodeRecord, find_live_value, live_prefix, split_live
 from freshness.algorithm.request import Item, Reply
-from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_hit_refusal, find_record_refusal
+from freshness.algorithm.rule import (
+    ObjectPolicy,
+    ReadOutcome,
+    find_hit_refusal,
+    find_record_refusal,
+    is_outdated,
+)
 from freshness.errors import FormatError
 from freshness.position import decode_position
 
 COVERED_MAX: Final = 1024
 """How many (entry, table floor) verdicts a view caches (I6)."""
 
-RECORD_TTL_SLACK_SECONDS: Final = 1
-"""Backends keep items up to a second longer than asked (F50)."""
+TTL_SLACK_SECONDS: Final = 1
+"""The rest of an item's life can be shorter by so much than the whole seconds that a node says (F50)."""
 
 _NO_BEGINNING: Final = (b"no entry begins like this", False)
 
@@ -27,10 +34,20 @@ _NO_BEGINNING: Final = (b"no entry begins like this", False)
 class NodeView:
     """The records of one node, one for each lineage, as read at ``fetched_at`` (the reader's monotonic clock).
 
-    ``node``: its name as configured; a record of another name is not trusted.
+    ``node``: its name as configured; a record of another name is not trusted. ``outdated``: lineages whose record the
+    reader's own clocks refuse, see `Sightings`.
     """
 
-    __slots__ = ("_beginnings", "_covered", "_refusals", "_ttl_seconds", "fetched_at", "lives", "records")
+    __slots__ = (
+        "_beginnings",
+        "_covered",
+        "_refusals",
+        "_ttl_seconds",
+        "fetched_at",
+        "lives",
+        "outdated",
+        "records",
+    )
 
     def __init__(
         self, node: str, lineages: Sequence[str], replies: Sequence[Reply], fetched_at: float
@@ -50,6 +67,7 @@ class NodeView:
             for lineage, record in self.records.items()
             if record is not None
         }
+        self.outdated: Collection[str] = ()
         self._covered: dict[tuple[str, bytes], bool] = {}
         self._refusals: dict[tuple[tuple[str, ...], int], ReadOutcome | None] = {}
 
@@ -62,6 +80,8 @@ class NodeView:
             pass
         refusals = (find_record_refusal(self.records.get(lineage), ring) for lineage in policy.lineages)
         refusal = next((each for each in refusals if each is not None), None)
+        if refusal is None and not set(policy.lineages).isdisjoint(self.outdated):
+            refusal = ReadOutcome.CLOCK
         self._refusals[asked] = refusal
         return refusal
 
@@ -74,19 +94,19 @@ class NodeView:
                 return False
         return True
 
-    def staleness_seconds(self, policy: ObjectPolicy, lease_seconds: int, now: float) -> float:
+    def staleness_seconds(self, policy: ObjectPolicy, now: float) -> float:
         """The largest age that a hit of this node can have, or infinity where no open record vouches for it.
 
-        The age of the primary's heartbeat when the record was written, the record's age by the node's own clock
-        (its lease less the TTL that was left), and this copy's age by the reader's. No two clocks are compared.
+        The age of the primary's heartbeat at the end of the record's lease, as its writer reckoned it, less the rest
+        of that lease by the node's own clock, and this copy's age by the reader's. No two clocks are compared.
         """
         worst = 0.0
         for lineage in policy.lineages:
             record = self.records.get(lineage)
             if record is None or not record.is_open:
                 return float("inf")
-            lease_age = lease_seconds + RECORD_TTL_SLACK_SECONDS - self._ttl_seconds[lineage]
-            worst = max(worst, record.heartbeat_age_ms / 1000 + max(0.0, lease_age))
+            left = max(0, self._ttl_seconds[lineage] - TTL_SLACK_SECONDS)
+            worst = max(worst, record.heartbeat_age_ms / 1000 - left)
         return worst + now - self.fetched_at
 
     def judge(
@@ -131,6 +151,41 @@ class NodeView:
                 self._covered.clear()
             self._covered[policy.name, encoded_position] = known
         return known
+
+
+@dataclass(slots=True)
+class Sightings:
+    """A reader's own look at the age of heartbeats: a node whose clock stands still would let no lease end (F105).
+
+    ``clock``: monotonic, in seconds; ``now_us``: the wall clock in microseconds. ``age_max_seconds``: how old an open
+    record's heartbeat can be; ``clock_skew_seconds``: how far two wall clocks may differ. Both can only refuse.
+    """
+
+    clock: Callable[[], float]
+    now_us: Callable[[], int]
+    age_max_seconds: float
+    clock_skew_seconds: float
+    _seen: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+
+    def note(self, node: str, view: NodeView) -> None:
+        """Note the heartbeats that a view shows, and find those that are too old to vouch for the node.
+
+        They are so by the wall clock, or since this reader first saw the very same heartbeat.
+        """
+        now, now_us = self.clock(), self.now_us()
+        outdated = set()
+        for lineage, record in view.records.items():
+            if record is None:
+                continue
+            as_of_us, since = self._seen.get((node, lineage), (None, now))
+            if as_of_us != record.as_of_us:
+                since = now
+                self._seen[node, lineage] = record.as_of_us, now
+            if now - since > self.age_max_seconds or is_outdated(
+                record, now_us, self.age_max_seconds + self.clock_skew_seconds
+            ):
+                outdated.add(lineage)
+        view.outdated = outdated
 
 
 def _decode(node: str, lineage: str, reply: Reply) -> NodeRecord | None:

@@ -159,15 +159,16 @@ class _Reader:
         return cache
 
     def check_times(self, cache: CacheConfig, stream: StreamConfig) -> None:
-        lease = cache.lease_seconds
+        leases, trust = 2 * cache.lease_seconds, cache.trust_seconds
         age_max, needed = cache.heartbeat_age_max_seconds, 2 * stream.heartbeat_seconds
         if age_max < needed and not math.isclose(age_max, needed):
-            least = lease + cache.node_refresh_seconds + needed
+            least = leases + trust + needed
+            name = "node_refresh_seconds" if trust == cache.node_refresh_seconds else "a flow"
             self.report(
                 "cache.max_staleness_seconds",
-                f"{cache.max_staleness_seconds:g}, which leaves max_staleness_seconds - lease_seconds - "
-                f"node_refresh_seconds = {cache.max_staleness_seconds:g} - {lease} - "
-                f"{cache.node_refresh_seconds:g} = {age_max:g} s for the age of a heartbeat",
+                f"{cache.max_staleness_seconds:g}, which leaves max_staleness_seconds - 2 x lease_seconds - "
+                f"{name} = {cache.max_staleness_seconds:g} - {leases} - {trust:g} = {age_max:g} s for the age of "
+                "a heartbeat",
                 f"at least 2 x stream.heartbeat_seconds = {needed:g} s for it; raise max_staleness_seconds to "
                 f"{least:g}, or lower lease_seconds, node_refresh_seconds or stream.heartbeat_seconds",
             )

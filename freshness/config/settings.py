@@ -38,6 +38,10 @@ ShardingFunction: TypeAlias = Literal[
 TTL_SECONDS_MAX = 30 * 86_400
 """memcached takes a longer TTL for a point in time (F50)."""
 
+FLOW_SECONDS_MAX = 1.0
+"""How long one flow may take that reads a node record. An answer that comes later may hold an entry of a time for
+which the record does not vouch."""
+
 
 def setting(
     doc: str,
@@ -169,7 +173,7 @@ class CacheConfig:
     )
     lease_seconds: int = setting(
         "L: TTL of the node record, which the invalidator renews. Without a record nothing is stored.",
-        5,
+        3,
         minimum=2,
         maximum=3600,
     )
@@ -187,6 +191,13 @@ class CacheConfig:
         minimum=0,
         maximum=3600,
     )
+    clock_skew_seconds: float = setting(
+        "How far the clocks of this application's and the invalidators' machines may differ. A client serves nothing "
+        "from a node whose heartbeat is older, by the client's own clock, than max_staleness_seconds and this.",
+        60.0,
+        minimum=0,
+        maximum=86_400,
+    )
     fill_lease_ttl_seconds: int = setting(
         "TTL of the stub that the first reader of a missing key leaves, so that the others wait for its fill.",
         10,
@@ -202,9 +213,14 @@ class CacheConfig:
 
     @property
     def heartbeat_age_max_seconds(self) -> float:
-        """The age of the heartbeat at which a lease is no longer renewed, so that I7 holds:
-        heartbeat age + L + node_refresh <= max_staleness."""
-        return self.max_staleness_seconds - self.lease_seconds - self.node_refresh_seconds
+        """The age of the heartbeat at which a lease is no longer renewed, so that I7 holds: heartbeat age + 2 L +
+        `trust_seconds` <= max_staleness. One L for the lease, and one for a renewal that arrives late (F104)."""
+        return self.max_staleness_seconds - 2 * self.lease_seconds - self.trust_seconds
+
+    @property
+    def trust_seconds(self) -> float:
+        """How long a hit may trust a record: a copy of it, or the one that the same flow has read."""
+        return max(self.node_refresh_seconds, FLOW_SECONDS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -384,7 +384,7 @@ class RedisNode:
         if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], bytes):
             raise _UnfitAnswer(f"expected an item, got {answer!r:.200}")
         raw, ttl_ms = answer
-        ttl_seconds = ttl_ms // 1000 if ttl_ms >= 0 else -1
+        ttl_seconds = -(-ttl_ms // 1000) if ttl_ms >= 0 else -1
         version, flag = int.from_bytes(raw[:VERSION_BYTES]), raw[VERSION_BYTES:HEADER_BYTES]
         if version == NO_VERSION or flag not in (PLAIN, LEASED, BOUND):
             return Item(raw, NO_VERSION, ttl_seconds)

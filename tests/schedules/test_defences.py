@@ -488,7 +488,7 @@ def test_record_is_never_put_back_from_memory(monkeypatch: pytest.MonkeyPatch) -
         world.sleep(0.9)
         paused = one.applying().until(is_record_write)
         world.commit(KEY)
-        world.sleep(125)
+        world.sleep(60)
         return go_on(paused), Reader(world, world.replica()).read()
 
     def plant(world: World, _: pytest.MonkeyPatch) -> None:
@@ -515,7 +515,7 @@ def test_a_lapsed_record_is_not_added_again(monkeypatch: pytest.MonkeyPatch) -> 
         world.sleep(0.9)
         paused = one.applying().until_kind(Get, Cas, key=record_key(NAMESPACE, LINEAGE))
         world.commit(KEY)
-        world.sleep(125)
+        world.sleep(60)
         while paused.pending is not None:
             paused.advance()
             outcome = Reader(world, world.replica()).read()
@@ -576,16 +576,20 @@ def test_lease_follows_the_own_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Non
         one = start(world)
         assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
         world.commit(KEY)
-        while world.now < 1060:
+        while world.now < 1040:
             world.sleep(1.5)
             go_on(one.renewing())
         return Reader(world, world.replica()).read()
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        lease = membership.Membership._lease
+
         def always_open(
             member: membership.Membership, record: NodeRecord, now: float
         ) -> tuple[NodeRecord, int]:
-            return replace(record, is_open=True), member.policy.lease_seconds - 1
+            wall_us = 0 if member.heartbeat is None else member.heartbeat.wall_us
+            member.heartbeat = membership.HeartbeatSeen(now, wall_us)
+            return lease(member, record, now)
 
         patch.setattr(membership.Membership, "_lease", always_open)
 

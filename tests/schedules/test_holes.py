@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm import apply, membership, read
+from freshness.algorithm import apply, membership, read, view
 from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import invalidate
-from freshness.algorithm.membership import Membership
+from freshness.algorithm.membership import HeartbeatSeen, Membership
 from freshness.algorithm.request import (
     DONE,
     STORED,
@@ -27,7 +27,8 @@ from freshness.algorithm.request import (
     Wait,
 )
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
-from freshness.algorithm.view import NodeView
+from freshness.algorithm.view import NodeView, Sightings
+from freshness.config.settings import CacheConfig
 from freshness.errors import NodeUnavailable
 from freshness.position import Position
 from freshness.position.mariadb import MariadbPosition
@@ -43,6 +44,7 @@ from tests.schedules.world import (
     LINEAGE,
     NODE,
     ORDER,
+    START_SECONDS,
     Database,
     Invalidator,
     Reader,
@@ -51,6 +53,7 @@ from tests.schedules.world import (
     Run,
     World,
     is_append,
+    is_record_write,
     look_up_with_the_record_behind,
     lookup,
     version_of,
@@ -374,7 +377,8 @@ def test_a_new_object_is_in_the_resume_copy_first(monkeypatch: pytest.MonkeyPatc
 
     def schedule(world: World) -> ReadOutcome:
         old = start(world)
-        Invalidator(world, objects=BOTH).join()
+        new = Invalidator(world, objects=BOTH).join()
+        new.applying().until(is_record_write).advance()
         order = lookup(1, ORDER)
         assert Reader(world, world.replica()).read(order) is ReadOutcome.FILLED
         world.sleep(8)
@@ -492,12 +496,15 @@ def test_the_second_that_a_node_gives_on_top_is_counted(monkeypatch: pytest.Monk
         world.sleep_until(1.0)
         one.apply()
         world.commit(KEY)
-        world.sleep_until(1.99)
-        world.max_staleness_seconds = 0.5
-        return Reader(world, world.replica()).reading(max_staleness_seconds=0.5).finish()[0].outcome
+        world.sleep_until(2.7)
+        renewal = one.renewing()
+        world.sleep_until(5.99)
+        renewal.finish()
+        world.max_staleness_seconds = 4.5
+        return Reader(world, world.replica()).reading(max_staleness_seconds=4.5).finish()[0].outcome
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr("freshness.algorithm.view.RECORD_TTL_SLACK_SECONDS", -1)
+        patch.setattr("freshness.algorithm.view.TTL_SLACK_SECONDS", -1)
 
     prove(schedule, ReadOutcome.STALE, plant, "I7", monkeypatch)
 
@@ -516,10 +523,123 @@ def test_no_clock_of_a_client_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         return reader.read(max_staleness_seconds=2)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
-        def by_clocks(self: NodeView, policy: ObjectPolicy, _: int, now: float) -> float:
+        def by_clocks(self: NodeView, policy: ObjectPolicy, now: float) -> float:
             as_of = (record.as_of_us for record in self.records.values() if record is not None)
             return now - min(as_of) / 1e6
 
         patch.setattr(NodeView, "staleness_seconds", by_clocks)
 
     prove(schedule, ReadOutcome.STALE, plant, "I7", monkeypatch)
+
+
+# -- the bound of staleness ----------------------------------------------------------------------------
+
+
+def renewing(one: Invalidator) -> Run[None]:
+    return one.run(apply.publish(one.member, None))
+
+
+def test_a_renewal_that_arrives_late_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F104: the lease is decided with a heartbeat that is just young enough. Its CAS arrives when the former record
+    is about to expire, and the lease begins only then."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.commit(KEY)
+        for at in (3, 6, 8):
+            world.sleep_until(at)
+            renewing(one).finish()
+        world.sleep_until(8.9)
+        late = renewing(one)
+        world.sleep_until(12.99)
+        go_on(late)
+        world.sleep_until(16.9)
+        return read_anew(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        one_lease = property(
+            lambda self: self.max_staleness_seconds - self.lease_seconds - self.node_refresh_seconds
+        )
+        patch.setattr(CacheConfig, "heartbeat_age_max_seconds", one_lease)
+
+    prove(schedule, ReadOutcome.CLOSED, plant, "I7", monkeypatch)
+
+
+def test_what_a_late_renewal_says_of_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F104: as above, and a caller who wants no more than 7 s is answered by the record."""
+
+    def schedule(world: World) -> ReadOutcome:
+        one = start(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.commit(KEY)
+        world.sleep_until(3)
+        renewing(one).finish()
+        world.sleep_until(3.9)
+        late = renewing(one)
+        world.sleep_until(7.99)
+        late.finish()
+        world.sleep_until(8)
+        world.max_staleness_seconds = 7
+        return Reader(world, world.replica()).read(max_staleness_seconds=7)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(Membership, "_arrival_age", lambda _, beat, now: now - beat.written_at)
+
+    prove(schedule, ReadOutcome.STALE, plant, "I7", monkeypatch)
+
+
+def test_a_renewal_can_wait_for_the_longer_lease_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F104: the former record is of an invalidator whose lease is longer, so the CAS can arrive later still."""
+
+    def schedule(world: World) -> ReadOutcome:
+        short = start(world, lease_seconds=2, heartbeat_age_max_seconds=10.0)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.commit(KEY)
+        for halves in range(1, 17):
+            world.sleep_until(halves / 2)
+            renewing(short).finish()
+        long = Invalidator(world, lease_seconds=6, heartbeat_age_max_seconds=2.0).join()
+        for at in (8, 9):
+            world.sleep_until(at)
+            renewing(long).finish()
+        assert not world.record().is_open, "it has no heartbeat of its own"
+        world.sleep_until(9.9)
+        short.run(short.member.reread()).finish()
+        late = renewing(short)
+        world.sleep_until(14.99)
+        go_on(late)
+        world.sleep_until(15.9)
+        return read_anew(world)
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        def by_its_own(self: Membership, beat: HeartbeatSeen, now: float) -> float:
+            return now + self.policy.lease_seconds - beat.written_at
+
+        patch.setattr(Membership, "_arrival_age", by_its_own)
+
+    prove(schedule, ReadOutcome.CLOSED, plant, "I7", monkeypatch)
+
+
+@pytest.mark.parametrize("clock", ["monotonic", "wall"])
+def test_a_node_whose_clock_stands_still_is_not_trusted_for_ever(
+    clock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F105: the node's machine is suspended, and its leases go on afterwards. A reader that knows the heartbeat has
+    seen it for too long; for another one it is too old by the clocks of two machines."""
+
+    def schedule(world: World) -> ReadOutcome:
+        start(world)
+        reader = Reader(world, world.replica())
+        assert reader.read() is ReadOutcome.FILLED
+        world.commit(KEY)
+        world.stores[NODE].clock = lambda: START_SECONDS
+        world.sleep(600)
+        return (reader if clock == "monotonic" else Reader(world, world.replica())).read()
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(view, "is_outdated", lambda *_: False)
+        if clock == "monotonic":
+            patch.setattr(Sightings, "note", lambda *_: None)
+
+    prove(schedule, ReadOutcome.CLOCK, plant, "I7", monkeypatch)

@@ -70,6 +70,7 @@ def test_an_object_added_by_an_invalidator_that_died_is_not_half_covered() -> No
     old.apply()
     new = Invalidator(world, objects=BOTH)
     new.join()
+    new.applying().until(is_record_write).advance()
     order = lookup(1, ORDER)
     assert Reader(world, world.replica()).read(order) is ReadOutcome.FILLED
     world.sleep(8)
@@ -162,7 +163,7 @@ def test_hits_are_not_staler_than_the_heartbeat_the_lease_and_the_view_allow() -
     one = Invalidator(world).join()
     one.apply()
     assert Reader(world, world.replica()).read() is ReadOutcome.FILLED
-    beat = HeartbeatSeen(world.now, 0)
+    beat = HeartbeatSeen(world.now, int(world.now * 1e6))
     world.commit(KEY)  # after the heartbeat; the stream stalls
     world.sleep(3.999)
     world.now = START_SECONDS + 4.0

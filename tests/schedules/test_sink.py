@@ -29,8 +29,8 @@ from freshness.stream.source import Transaction as StreamTransaction
 from spark.sink.acknowledger import Acknowledger
 from spark.sink.sender import Part, Sender, SinkPlan, Ticket
 from tests.schedules.world import (
+    CONFIG,
     CUSTOMER,
-    HEARTBEAT_AGE_MAX_SECONDS,
     L_SECONDS,
     LINEAGE,
     NAMESPACE,
@@ -118,7 +118,7 @@ class Job:
             {each.name: each.fingerprint for each in self.objects},
             self.world.stripes,
             L_SECONDS,
-            HEARTBEAT_AGE_MAX_SECONDS,
+            CONFIG.heartbeat_age_max_seconds,
             NODE_REFRESH_SECONDS,
         )
         self.driver = BlockingDriver(self.open_nodes(), self.wait, read_head=self.read_head)
@@ -231,7 +231,9 @@ class Job:
             (table,) = [each.tables[0] for each in (CUSTOMER, ORDER) if each.name == name]
             changes.append(RowChange(table, "update", {"id": int(key)}, {"id": int(key)}))
         sequence = self.beats.get(made.number)
-        beat = Heartbeat(self.instance, sequence or 0, 0, 0, self.world.database.epoch)
+        beat = Heartbeat(
+            self.instance, sequence or 0, int(self.world.now * 1e6), 0, self.world.database.epoch
+        )
         beats = () if sequence is None else (beat,)
         return StreamTransaction(made.position, made.timestamp_us, tuple(changes), made.raised, beats)
 

@@ -56,6 +56,8 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.view import Sightings
+from freshness.config.settings import CacheConfig
 from freshness.errors import FormatError, FreshnessError, NodeUnavailable
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
@@ -74,9 +76,16 @@ FIRST_NUMBER: Final = 11
 START_SECONDS: Final = 1000.0
 STRIPES: Final = 8
 L_SECONDS: Final = 5
-HEARTBEAT_AGE_MAX_SECONDS: Final = 4.0
 NODE_REFRESH_SECONDS: Final = 1.0
-MAX_STALENESS_SECONDS: Final = HEARTBEAT_AGE_MAX_SECONDS + L_SECONDS + NODE_REFRESH_SECONDS
+MAX_STALENESS_SECONDS: Final = 15.0
+CLOCK_SKEW_SECONDS: Final = 60.0
+CONFIG: Final = CacheConfig(
+    nodes=(NODE,),
+    namespace=NAMESPACE,
+    lease_seconds=L_SECONDS,
+    max_staleness_seconds=MAX_STALENESS_SECONDS,
+    node_refresh_seconds=NODE_REFRESH_SECONDS,
+)
 STEPS_MAX: Final = 10_000
 VERSIONS_PER_CONNECTION: Final = 1 << 40
 
@@ -724,7 +733,7 @@ class Invalidator:
     lineage: str = LINEAGE
     objects: Mapping[str, int] = field(default_factory=lambda: {CUSTOMER.name: CUSTOMER.fingerprint})
     ring: int = RING
-    heartbeat_age_max_seconds: float = HEARTBEAT_AGE_MAX_SECONDS
+    heartbeat_age_max_seconds: float = field(default_factory=lambda: CONFIG.heartbeat_age_max_seconds)
     node_refresh_seconds: float = NODE_REFRESH_SECONDS
     lease_seconds: int = L_SECONDS
     is_serving: bool = True
@@ -829,6 +838,7 @@ class Reader:
     replicas: Replica | Sequence[Replica]
     ring: int = RING
     on_stale: Literal["bypass", "serve"] = "bypass"
+    clock_error_seconds: float = 0.0
     jitter: float = 0.0
     client: Client = field(init=False)
     context: ReadContext = field(init=False)
@@ -842,11 +852,16 @@ class Reader:
             self.world.clock,
             lambda: self.jitter,
             lambda value: json.dumps(value).encode(),
-            L_SECONDS,
             NODE_REFRESH_SECONDS,
             10,
             0.05,
             self.on_stale,
+            Sightings(
+                self.world.clock,
+                lambda: int(1e6 * (self.world.now + self.clock_error_seconds)),
+                MAX_STALENESS_SECONDS,
+                CLOCK_SKEW_SECONDS,
+            ),
         )
 
     def reading(self, *lookups: Lookup, max_staleness_seconds: float | None = None) -> Run[list[Read]]:

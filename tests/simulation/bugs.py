@@ -474,7 +474,7 @@ def _lease_without_heartbeat() -> Planted:
     original = Membership._lease
 
     def lease(self: Membership, record: NodeRecord, now: float) -> Any:
-        self.heartbeat = HeartbeatSeen(now, 0)
+        self.heartbeat = HeartbeatSeen(now, 0 if self.heartbeat is None else self.heartbeat.wall_us)
         return original(self, record, now)
 
     return _patch(Membership, "_lease", lease)
@@ -482,7 +482,7 @@ def _lease_without_heartbeat() -> Planted:
 
 def _foreign_heartbeat() -> Planted:
     def own(self: Applier, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
-        return HeartbeatSeen(self.clock(), 0) if beats else None
+        return HeartbeatSeen(self.clock(), beats[-1].min_us) if beats else None
 
     return _patch(Applier, "find_own_heartbeat", own)
 

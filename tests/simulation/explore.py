@@ -57,7 +57,8 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
-from freshness.config.settings import ObjectConfig
+from freshness.algorithm.view import Sightings
+from freshness.config.settings import CacheConfig, ObjectConfig
 from freshness.errors import FreshnessError, NodeUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -125,8 +126,18 @@ class SmallWorld:
     shows_late: bool = False
     shorten_share: int = 1_000_000
     lease_seconds: int = L_SECONDS
-    heartbeat_age_max_seconds: float = 4.0
+    max_staleness_seconds: float = 11.0
     states_max: int = 2_000_000
+
+    @property
+    def heartbeat_age_max_seconds(self) -> float:
+        return CacheConfig(
+            nodes=(NODE,),
+            namespace="sim",
+            lease_seconds=self.lease_seconds,
+            max_staleness_seconds=self.max_staleness_seconds,
+            node_refresh_seconds=REFRESH_SECONDS,
+        ).heartbeat_age_max_seconds
 
 
 WORLDS: Final = (
@@ -451,7 +462,8 @@ class Explorer:
         def run() -> Generator[Any, Any, None]:
             context = ReadContext(
                 "sim", self.placement.ring_version, (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
-                lambda value: repr(value).encode(), self.world.lease_seconds, REFRESH_SECONDS, 4, 0.05, "bypass",
+                lambda value: repr(value).encode(), REFRESH_SECONDS, 4, 0.05, "bypass",
+                Sightings(lambda: self.actor_now, lambda: int(self.actor_now * 1e6), self.world.max_staleness_seconds, 0.0),
             )  # fmt: skip
             for _ in range(self.world.reads):
                 (read,) = yield from read_through(context, [lookup])
@@ -801,7 +813,7 @@ class Explorer:
         )
         # Begun just before it was committed, as the clock of a restorer has it; see `_answered`.
         sequence = round((entry.at - START) / INSTANT) + number
-        beats = tuple(Heartbeat(f"i{each}", sequence, 0, 0, 1) for each in range(3))
+        beats = tuple(Heartbeat(f"i{each}", sequence, int(entry.at * 1e6), 0, 1) for each in range(3))
         return Transaction(_SINGLES[number], 0, changes, frozenset(), beats)
 
     # -- what must hold -------------------------------------------------------------------------------------
@@ -858,7 +870,7 @@ class Explorer:
         assert seen is not None
         data, acknowledged, at = seen
         life, version = _decode_entry(data)
-        bound = self.world.heartbeat_age_max_seconds + self.world.lease_seconds + REFRESH_SECONDS
+        bound = self.world.max_staleness_seconds
         for number in range(version + 1, len(state.log) + 1):
             if not state.log[number - 1].is_change:
                 continue

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Literal
 
+from freshness.config.settings import CacheConfig
+
 FAULTS: Final = (
     "lose_request",  # lost before the effect
     "lose_reply",  # lost after it
@@ -92,14 +94,27 @@ class Options:
     faults: frozenset[str] = frozenset()
     fault_share: float = 0.03
     lease_seconds: int = 3
-    max_staleness_seconds: float = 8.0
+    max_staleness_seconds: float = 10.0
     node_refresh_seconds: float = 1.0
     heartbeat_seconds: float = 1.0
     clock_rate_error: float = 0.0  # by which share clocks run too fast or too slow, at most
+    clock_skew_seconds: float = 2.0  # how far wall clocks differ, at most
+
+    @property
+    def cache(self) -> CacheConfig:
+        """The configuration of a process, for what production makes of it."""
+        return CacheConfig(
+            nodes=("n0",),
+            namespace="sim",
+            lease_seconds=self.lease_seconds,
+            max_staleness_seconds=self.max_staleness_seconds,
+            node_refresh_seconds=self.node_refresh_seconds,
+            clock_skew_seconds=self.clock_skew_seconds,
+        )
 
     @property
     def heartbeat_age_max_seconds(self) -> float:
-        return self.max_staleness_seconds - self.lease_seconds - self.node_refresh_seconds
+        return self.cache.heartbeat_age_max_seconds
 
     @classmethod
     def of_seed(cls, seed: int) -> Options:
@@ -132,7 +147,7 @@ class Options:
             faults=frozenset(fault for fault in FAULTS if random.random() < share),
             fault_share=random.choice((0.003, 0.01, 0.03)),
             lease_seconds=lease,
-            max_staleness_seconds=random.choice((8.0, 8.0, 30.0)),
+            max_staleness_seconds=random.choice((10.0, 10.0, 30.0)),
             clock_rate_error=random.choice((0.0, 0.005)),
         )
         shaped = _shape(base, random)
@@ -308,7 +323,7 @@ def _shape(base: Options, random: Random) -> Options:
                 profile=profile,
                 steps=700,
                 invalidators=1,
-                max_staleness_seconds=8.0,
+                max_staleness_seconds=10.0,
                 behind_seconds=random.choice((3.0, 10.0, 12.0)),
                 quiet_seconds=3.0,
                 think_seconds=0.5,

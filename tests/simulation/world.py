@@ -19,6 +19,7 @@ from freshness.algorithm.read import Read, ReadContext, read_through
 from freshness.algorithm.request import Reply, Request, Wait
 from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
+from freshness.algorithm.view import Sightings
 from freshness.config.settings import ObjectConfig
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -162,6 +163,12 @@ class World:
         offset = chance.uniform(-1000, 1000)
         rate = 1 + chance.uniform(-1, 1) * self.options.clock_rate_error
         return lambda: self.now * rate + offset
+
+    def wall_clock(self, name: str) -> Callable[[], int]:
+        """A wall clock of its own, in microseconds: two of them differ by the allowed skew, at most."""
+        chance = Random(f"wall {self.options.seed} {self.options.chance} {name}")
+        error = chance.uniform(-0.5, 0.5) * self.options.clock_skew_seconds
+        return lambda: int((self.now + error) * 1_000_000)
 
     def _define(self) -> dict[str, ObjectDefinition]:
         lineages = tuple(shard.lineage for shard in self.shards)
@@ -329,11 +336,13 @@ class World:
             clock=self._clock(name),
             jitter=Random(f"{name} {options.seed} {options.chance}").random,
             encode=lambda value: repr(value).encode(),
-            lease_seconds=options.lease_seconds,
             node_refresh_seconds=options.node_refresh_seconds,
             fill_lease_ttl_seconds=100_000 if self.bug == "only the holder of a lease may fill" else 4,
             fill_wait_seconds=0.05,
             on_stale="serve" if options.on_stale_serve else "bypass",
+            sightings=Sightings(
+                self._clock(name), self.wall_clock(name), options.max_staleness_seconds, options.clock_skew_seconds
+            ),
         )
 
     def _add_reader(self, number: int) -> None:

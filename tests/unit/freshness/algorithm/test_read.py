@@ -39,16 +39,21 @@ from freshness.algorithm.request import (
 )
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from tests.schedules.world import (
+    CUSTOMER,
     KEY,
+    L_SECONDS,
     LINEAGE,
+    MAX_STALENESS_SECONDS,
     NAMESPACE,
     NODE,
     ORDER,
+    START_SECONDS,
     STRIPES,
     Invalidator,
     Reader,
     ReadRows,
     ReadToken,
+    Replica,
     Run,
     World,
     is_fill,
@@ -494,7 +499,56 @@ def test_a_bound_is_no_obstacle_where_the_node_is_fresh() -> None:
     reader.read()
     one.live(3)
     one.apply()
-    assert reader.read(max_staleness_seconds=3) is ReadOutcome.HIT
+    assert reader.read(max_staleness_seconds=L_SECONDS) is ReadOutcome.HIT
+
+
+def test_a_heartbeat_that_a_reader_sees_for_too_long_vouches_for_nothing() -> None:
+    """F105: the node's clock stands still, and no lease ends there."""
+    world = World()
+    world.stores[NODE].clock = lambda: START_SECONDS
+    one = start(world)
+    reader, late = a_reader(world), a_reader(world)
+    assert reader.read() is ReadOutcome.FILLED
+    world.sleep(MAX_STALENESS_SECONDS)
+    assert reader.read() is ReadOutcome.HIT, "no longer than a heartbeat may be old"
+    world.sleep(1)
+    assert reader.read() is ReadOutcome.CLOCK
+    assert late.read() is ReadOutcome.HIT, "it cannot know"
+    one.join()
+    one.apply()
+    world.sleep(1)
+    assert reader.read() is ReadOutcome.HIT, "another heartbeat"
+
+
+@pytest.mark.parametrize(("ahead_seconds", "outcome"), [(45, ReadOutcome.HIT), (76, ReadOutcome.CLOCK)])
+def test_a_heartbeat_that_is_too_old_by_the_readers_clock_vouches_for_nothing(
+    ahead_seconds: float, outcome: ReadOutcome
+) -> None:
+    """F105. A clock that is wrong costs hits, and stale values are served for it by choice alone."""
+    world = World()
+    start(world)
+    assert a_reader(world).read() is ReadOutcome.FILLED
+    assert a_reader(world, clock_error_seconds=ahead_seconds).read() is outcome
+    assert a_reader(world, clock_error_seconds=-3600).read() is ReadOutcome.HIT, (
+        "it never allows, nor forbids"
+    )
+    if outcome is ReadOutcome.CLOCK:
+        reader = a_reader(world, clock_error_seconds=ahead_seconds, on_stale="serve")
+        assert reader.read() is ReadOutcome.STALE_SERVED
+
+
+def test_only_the_lineages_of_an_object_must_have_a_young_heartbeat() -> None:
+    world = World(lineages=(LINEAGE, "shop/b"))
+    for lineage in world.databases:
+        Invalidator(world, lineage=lineage).join().apply()
+    reader = Reader(world, [Replica(each).catch_up() for each in world.databases.values()])
+    assert reader.read() is ReadOutcome.FILLED
+    world.stores[NODE].clock = lambda: START_SECONDS
+    world.sleep(MAX_STALENESS_SECONDS + 1)
+    Invalidator(world).join().apply()
+    assert reader.read() is ReadOutcome.HIT
+    both = lookup(2, replace(CUSTOMER, lineages=tuple(world.databases)))
+    assert reader.read(both) is ReadOutcome.CLOCK
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

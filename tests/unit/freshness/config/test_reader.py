@@ -37,7 +37,7 @@ nodes = ["127.0.0.1:11211", "127.0.0.1:11212"]
 namespace = "shop"
 value_ttl_seconds = 86_400
 stripes = 65_536                        # of each shard on each node
-lease_seconds = 5                       # L
+lease_seconds = 3                       # L
 max_staleness_seconds = 10              # hits are served while the node's lease is younger than this
 on_stale = "bypass"                     # "bypass" | "serve"
 
@@ -100,7 +100,7 @@ def test_the_example_of_the_interface_document(load: Load, tmp_path: Path) -> No
     assert config.path == tmp_path / "freshness.toml"
     assert config.cache.nodes == ("127.0.0.1:11211", "127.0.0.1:11212")
     assert config.cache.stripes == 65_536
-    assert config.cache.heartbeat_age_max_seconds == 10 - 5 - 1
+    assert config.cache.heartbeat_age_max_seconds == 10 - 2 * 3 - 1
     (shard,) = config.keyspaces["shop"].shards
     assert (shard.name, shard.lineage) == ("-80", "shop/-80")
     assert shard.primary == ServerAddress("127.0.0.1", 3306, "app", "", "shop")
@@ -118,7 +118,7 @@ def test_what_is_left_out_has_its_default(load: Load) -> None:
     config = load(MINIMAL)
     cache, stream = config.cache, config.stream
     assert (cache.backend, cache.on_stale) == ("memcached", "bypass")
-    assert (cache.value_ttl_seconds, cache.stripes, cache.lease_seconds) == (86_400, 65_536, 5)
+    assert (cache.value_ttl_seconds, cache.stripes, cache.lease_seconds) == (86_400, 65_536, 3)
     assert (cache.max_staleness_seconds, cache.node_refresh_seconds) == (10.0, 1.0)
     assert (cache.fill_lease_ttl_seconds, cache.fill_wait_ms) == (10, 50)
     assert (stream.start, stream.replica_choice, stream.heartbeat_seconds) == ("progress", "primary", 1.0)
@@ -237,11 +237,16 @@ REFUSED: list[tuple[str, str, list[str]]] = [
         "[cache]\nmax_staleness_seconds = 7.5",
         [
             "cache.max_staleness_seconds: found 7.5",
-            "= 7.5 - 5 - 1 = 1.5 s",
-            "raise max_staleness_seconds to 8",
+            "= 7.5 - 6 - 1 = 0.5 s",
+            "raise max_staleness_seconds to 9",
         ],
     ),
     (CACHE, "[stream]\nheartbeat_seconds = 2.5\n[cache]", ["cache.max_staleness_seconds: found 10", "= 5 s"]),
+    (
+        CACHE,
+        "[cache]\nmax_staleness_seconds = 8.5\nnode_refresh_seconds = 0.1",
+        ["max_staleness_seconds - 2 x lease_seconds - a flow = 8.5 - 6 - 1 = 1.5 s"],
+    ),
     # unknown keys, with the nearest known one
     (CACHE, "[cache]\nlease_second = 5", ["cache.lease_second: found an unknown key", '"lease_seconds"?']),
     (CACHE, "[cache]\nxyz = 5", ["cache.xyz: found an unknown key; expected one of backend, "]),
@@ -655,7 +660,7 @@ def test_settings_describe_every_key_with_its_type_and_default() -> None:
     settings = {setting.key: setting for setting in describe_settings()}
     assert len(settings) == len(describe_settings())
     assert all(setting.meaning.endswith(".") for setting in settings.values())
-    assert settings["cache.lease_seconds"][1:3] == ("whole number", "5")
+    assert settings["cache.lease_seconds"][1:3] == ("whole number", "3")
     assert settings["cache.max_staleness_seconds"][1:3] == ("number", "10.0")
     assert settings["cache.backend"][1:3] == ('"memcached" | "redis" | "memory"', '"memcached"')
     assert settings["cache.nodes"][1:3] == ("array of text", "required")

@@ -42,7 +42,7 @@ def test_a_policy_has_the_settings_and_the_objects(tmp_path: Path) -> None:
         objects={"customer": definitions["customer"].policy.fingerprint},
         stripes=512,
         lease_seconds=3,
-        heartbeat_age_max_seconds=20 - 3 - 2,
+        heartbeat_age_max_seconds=20 - 2 * 3 - 2,
         node_refresh_seconds=2.0,
     )
     assert not node_policy(config.cache, "shop/-", definitions, is_serving=False).is_serving
