@@ -188,8 +188,8 @@ def publish(member: Membership, sent: Batch | None) -> Procedure[None]:
 def _may_wait(member: Membership, sent: Batch | None, now: float) -> bool:
     """Whether an open record is left as it is while its lease lasts.
 
-    Either another invalidator has published all of the batch, and more. Or this one may not vouch for the node: it could
-    only close what another one keeps open (ADR 0007), since a write that kept a lease could arrive late (F104).
+    Either another invalidator has published all of the batch, and more. Or this one may not vouch for the node: it
+    could only close what another one keeps open (ADR 0007), as a write that kept a lease could arrive late (F104).
     """
     record = member.joined_record()
     if not member.policy.is_serving or member.target is not None or not record.is_open:

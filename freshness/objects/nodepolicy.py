@@ -23,6 +23,6 @@ def node_policy(
         stripes=cache.stripes,
         lease_seconds=cache.lease_seconds,
         heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
-        node_refresh_seconds=cache.node_refresh_seconds,
+        node_refresh_seconds=cache.trust_seconds,
         is_serving=is_serving,
     )

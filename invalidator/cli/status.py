@@ -29,7 +29,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             node["lineage"],
             node["state"],
             str(node.get("lease_seconds_left", "")),
-            str(node.get("heartbeat_age_seconds", "")),
+            str(node.get("heartbeat_age_seconds") or ""),
             str(node.get("stripes_there_percent", "")),
             node.get("progress", ""),
             node.get("floor", ""),

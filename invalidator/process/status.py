@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -28,7 +29,14 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.membership import find_record
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Get, Item, Reply
-from freshness.algorithm.rule import ObjectPolicy, find_fill_refusal, find_hit_refusal, find_record_refusal
+from freshness.algorithm.rule import (
+    ObjectPolicy,
+    ReadOutcome,
+    find_fill_refusal,
+    find_hit_refusal,
+    find_record_refusal,
+    is_outdated,
+)
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, quote_name, read_rows, translated
 from freshness.database.vitess import VitessShard, read_with_token
@@ -114,13 +122,15 @@ def _look_at_node(config: Config, node: CacheNode, lineage: str) -> tuple[dict[s
         for each in held
         if isinstance(each, Item) and (stripe := find_stripe(each.value, record.life)) is not None
     ]
-    refusal = find_record_refusal(record, Placement(config.cache.nodes, namespace).ring_version)
+    refusal = _find_refusal(config, record)
     return {
         "state": "open" if refusal is None else refusal.name.lower(),
         "life": record.life.hex(),
         "epoch": record.epoch,
         "lease_seconds_left": reply.ttl_seconds,
-        "heartbeat_age_seconds": record.heartbeat_age_ms / 1000,
+        "heartbeat_age_seconds": round(_now_us() / 1e6 - record.as_of_us / 1e6, 3)
+        if record.as_of_us
+        else None,
         "as_of": datetime.fromtimestamp(record.as_of_us / 1e6, UTC).isoformat(),
         "progress": str(record.progress),
         "floor": str(record.floor),
@@ -129,6 +139,19 @@ def _look_at_node(config: Config, node: CacheNode, lineage: str) -> tuple[dict[s
         "stripes": record.stripes,
         "stripes_there_percent": round(100 * len(sample) / max(1, len(numbers)), 1),
     }, sample
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _find_refusal(config: Config, record: NodeRecord | None) -> ReadOutcome | None:
+    """Why a client on this machine would serve nothing from the node."""
+    refusal = find_record_refusal(record, Placement(config.cache.nodes, config.cache.namespace).ring_version)
+    if refusal is not None or record is None:
+        return refusal
+    age_max = config.cache.max_staleness_seconds + config.cache.clock_skew_seconds
+    return ReadOutcome.CLOCK if is_outdated(record, _now_us(), age_max) else None
 
 
 def _measure_sharing(
@@ -262,6 +285,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
             | _describe_stripe(held[lineage], found[lineage])
             for lineage, key in keys.items()
         ],
+        "hits": _tell_hits(config, found.values()),
         "fills": _find_fills(config, located, found, held),
     }
     if not isinstance(entry, Item):
@@ -286,6 +310,12 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         row = _read_row(config, located)
         answer |= {"primary": row, "equals_primary": _digest(row) == _digest(answer["value"])}
     return answer
+
+
+def _tell_hits(config: Config, records: Iterable[NodeRecord | None]) -> str:
+    """Whether a client on this machine would serve a live entry from the node, and why not."""
+    refusals = (_find_refusal(config, record) for record in records)
+    return next((refusal.value for refusal in refusals if refusal is not None), "served")
 
 
 def _describe_stripe(reply: Reply, record: NodeRecord | None) -> dict[str, Any]:

@@ -37,7 +37,8 @@ class Finding:
 
 @dataclass(slots=True)
 class Tally:
-    """What a number of worlds came to. ``outcomes``: reads by outcome; by profile in ``profiles``."""
+    """The sum of a number of worlds. ``outcomes``: reads by outcome; by profile in ``profiles``. ``faults``: how
+    often each kind struck."""
 
     seeds: int = 0
     steps: int = 0
@@ -47,6 +48,7 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     profiles: dict[str, Counter[str]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
         self.seeds += other.seeds
@@ -55,6 +57,7 @@ class Tally:
         self.lively += other.lively
         self.slowest_recovery_seconds = max(self.slowest_recovery_seconds, other.slowest_recovery_seconds)
         self.outcomes.update(other.outcomes)
+        self.faults.update(other.faults)
         self.findings += other.findings
         for profile, outcomes in other.profiles.items():
             self.profiles.setdefault(profile, Counter()).update(outcomes)
@@ -100,6 +103,7 @@ def run_world(
         tally.seconds += world.now - BEGINNING_SECONDS
         outcomes = Counter({outcome.name: count for outcome, count in world.checker.outcomes.items()})
         tally.outcomes.update(outcomes)
+        tally.faults.update(world.counts)
         tally.profiles.setdefault(options.profile, Counter()).update(outcomes)
         if finding is not None:
             tally.findings.append(finding)

@@ -26,6 +26,7 @@ from freshness.algorithm.rule import ReadOutcome
 from freshness.position import MysqlGtidSet, Position
 from tests.simulation.database import Commit, Shard
 from tests.simulation.history import STRIPE_HEAD
+from tests.simulation.options import STRIPES, Options
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -80,12 +81,20 @@ class Life:
 class Seen:
     """What a reader's last `Get` of an entry returned, and what had been acknowledged then.
 
-    ``at``: when the reader asked; it may have been paused before the node answered.
+    ``at``: when the node answered.
     """
 
     at: float
     data: bytes
     acknowledged: Mapping[tuple[str, bytes], Position]
+
+
+def _staleness_max(options: Options) -> float:
+    """I7. Where the clock of a node fails, the readers' own clocks bound the age of a hit: the wall clock, when the
+    record is read, with the skew that is allowed and the one that there is."""
+    is_clock_struck = not options.faults.isdisjoint(("stop_clock", "step_clock"))
+    skews = 2 * options.clock_skew_seconds + options.node_refresh_seconds if is_clock_struck else 0.0
+    return options.max_staleness_seconds * (1 + 2 * options.clock_rate_error) + skews
 
 
 class Checker:
@@ -113,9 +122,10 @@ class Checker:
         self._stripes = {
             stripe_key("sim", shard.lineage, number): (shard, number)
             for shard in world.shards
-            for number in range(world.options.stripes)
+            for number in range(max(world.options.stripes, *STRIPES))
         }
         self._records = {record_key("sim", shard.lineage): shard for shard in world.shards}
+        self._staleness_max = _staleness_max(world.options)
         self.outcomes: Counter[ReadOutcome] = Counter()
         self.served: set[bytes] = set()
 
@@ -124,8 +134,7 @@ class Checker:
     def executed(self, who: str, node: str, request: Request, reply: Reply) -> None:
         if isinstance(request, Get):
             if request.key in self._lookups and isinstance(reply, Item):
-                began = self._world.step_began(who)
-                self._seen[who, request.key] = Seen(began, reply.value, self._acknowledged[node])
+                self._seen[who, request.key] = Seen(self._world.now, reply.value, self._acknowledged[node])
         elif isinstance(request, Append):
             if request.key in self._stripes:
                 chunk = _chunk_of(request.value)
@@ -173,7 +182,7 @@ class Checker:
 
     def _check_hit(self, who: str, lookup: Lookup, seen: Seen) -> None:
         options = self._world.options
-        oldest = seen.at - options.max_staleness_seconds - 1
+        oldest = seen.at - self._staleness_max
         if self._world.reshard is not None:
             self._check_hit_elsewhere(who, lookup, seen, oldest)
         for shard, table, version, name, _ in self._versions(lookup, seen.data):
@@ -403,7 +412,8 @@ class Checker:
             if (sender, where) != (who, node):
                 continue
             shard, number = self._stripes[key]
-            if stripe_number(lookup.item, self._world.options.stripes) == number:
+            last = self._lives[node, shard.lineage, life].last
+            if last is not None and stripe_number(lookup.item, last.stripes) == number:
                 place = node, lookup.item, shard.lineage, life
                 known = self._removed.get(place)
                 self._removed[place] = position if known is None else known.union(position)

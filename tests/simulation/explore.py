@@ -78,6 +78,7 @@ LINEAGE: Final = "s0"
 SID: Final = "00000000-0000-0000-0000-000000000001"
 L_SECONDS: Final = 3
 REFRESH_SECONDS: Final = 1.0
+SKEW_SECONDS: Final = 5.0
 NOTHING: Final = MysqlGtidSet()
 START: Final = 1000.0
 INSTANT: Final = 1e-6
@@ -463,7 +464,10 @@ class Explorer:
             context = ReadContext(
                 "sim", self.placement.ring_version, (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
                 lambda value: repr(value).encode(), REFRESH_SECONDS, 4, 0.05, "bypass",
-                Sightings(lambda: self.actor_now, lambda: int(self.actor_now * 1e6), self.world.max_staleness_seconds, 0.0),
+                Sightings(
+                    lambda: self.actor_now, lambda: int(self.actor_now * 1e6), self.world.max_staleness_seconds,
+                    SKEW_SECONDS,
+                ),
             )  # fmt: skip
             for _ in range(self.world.reads):
                 (read,) = yield from read_through(context, [lookup])

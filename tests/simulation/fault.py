@@ -9,6 +9,8 @@ from freshness.algorithm.request import Request
 from freshness.stream.source import RowChange
 from tests.simulation.actor import Actor
 from tests.simulation.network import REQUEST_FAULTS, kind_of, part_of
+from tests.simulation.options import STRIPES
+from tests.simulation.upstream import BEAT_FAULTS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -23,7 +25,7 @@ PUBLISH_STALL_SHARE: Final = 0.4
 def strike(world: World) -> None:
     kinds = world.struck_faults
     if kinds:
-        _STRIKES[world.random.choice(kinds)](world)
+        _STRIKES[world.count(world.random.choice(kinds))](world)
 
 
 def stall(world: World, actor: Actor, request: Request) -> bool:
@@ -37,6 +39,7 @@ def stall(world: World, actor: Actor, request: Request) -> bool:
     bounds = (options.lease_seconds, 5.0, 12.0, 40.0)
     drawn = world.random.choice(bounds) * world.random.choice((0.9, 1.05, 1.3))
     _pause(world, actor.process, options.stall_seconds or drawn)
+    world.count("stall")
     return True
 
 
@@ -174,6 +177,39 @@ def _strike_reshape(world: World) -> None:
     _restart_some(world)
 
 
+def _strike_stop_clock(world: World) -> None:
+    """The node answers nobody meanwhile. A machine that was suspended goes on with its clock where that stood; a
+    process that was stopped answers by the old time for a moment, and then knows the right one."""
+    node, options = _any_node(world), world.options
+    store, clock = world.stores[node], world.clocks[node]
+    if store.down:
+        return
+    lease = options.lease_seconds
+    seconds = world.random.choice((0.5 * lease, 1.5 * lease, 12.0, 40.0))
+    store.down = True
+    world.network.back_at[node] = world.now + seconds
+    if world.random.random() < 0.5:
+        clock.behind += seconds
+    else:
+        clock.late, clock.late_until = seconds, world.now + seconds + 0.3
+    world.note(f"{node} stands still with its clock for {seconds:.1f} s")
+
+
+def _strike_step_clock(world: World) -> None:
+    node = _any_node(world)
+    lease = world.options.lease_seconds
+    seconds = world.random.choice((0.5 * lease, 1.5 * lease, 12.0, 40.0)) * world.random.choice((-1, 1, 1))
+    world.clocks[node].behind += seconds
+    world.note(f"the clock of {node} is set back by {seconds:.1f} s")
+
+
+def _strike_restripe(world: World) -> None:
+    """Another number of stripes is another configuration, for which a node begins a new life."""
+    world.stripes = world.random.choice(STRIPES)
+    world.note(f"deployed with {world.stripes} stripes")
+    _restart_some(world)
+
+
 def _restart_some(world: World) -> None:
     for name in world.invalidator_names:
         if world.random.random() < 0.8:
@@ -195,12 +231,15 @@ _STRIKES: Final[dict[str, Callable[[World], None]]] = {
     "failover": _strike_failover,
     "redeploy": _strike_redeploy,
     "reshape": _strike_reshape,
+    "stop_clock": _strike_stop_clock,
+    "step_clock": _strike_step_clock,
+    "restripe": _strike_restripe,
 }
 
 
 def struck_faults(faults: frozenset[str]) -> list[str]:
     """Those of ``faults`` that strike from outside, in an order that does not depend on hashing."""
-    assert faults <= {*_STRIKES, *REQUEST_FAULTS, "refuse_append", "stall"}
+    assert faults <= {*_STRIKES, *REQUEST_FAULTS, *BEAT_FAULTS, "refuse_append", "stall"}
     return sorted(faults & _STRIKES.keys())
 
 

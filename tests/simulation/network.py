@@ -62,6 +62,7 @@ class Network:
             kind = kind_of(request)
             actor.has_struck = kind == "strike" or (actor.has_struck and kind != "record")
         if self._refuses(request):
+            world.count("refuse_append")
             world.note(f"{actor.name} → {node} {show(request)}: refused for memory")
             world.checker.executed(actor.name, node, request, CONFLICT)
             return CONFLICT
@@ -124,7 +125,7 @@ class Network:
         if world.calm or world.random.random() >= world.options.fault_share * REQUEST_FAULT_SHARE:
             return None
         kind = world.random.choice(REQUEST_FAULTS)
-        return kind if kind in world.options.faults else None
+        return world.count(kind) if kind in world.options.faults else None
 
 
 def kind_of(request: Request) -> str:

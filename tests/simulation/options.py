@@ -29,6 +29,16 @@ FAULTS: Final = (
     "redeploy",  # the invalidators start again with one object more or fewer
     "reshape",  # another set of nodes; readers learn of it later than invalidators
 )
+BOUND_FAULTS: Final = (
+    "fail_beat",  # a heartbeat is not written
+    "lose_beat",  # it is, some time later, and its writer is told that it failed
+    "stop_clock",  # a node stands still with its clock, which goes on from there, or jumps to the right time soon
+    "step_clock",  # the clock of a node is set back or forth, as Redis counts TTLs by the wall clock
+    "restripe",  # the invalidators start again with another number of stripes
+)
+"""What the bound of staleness must stand; drawn apart, in `BOUND_SHARE` of the worlds."""
+BOUND_SHARE: Final = 0.3
+STRIPES: Final = (1, 2, 8)
 
 Flavor = Literal["mysql", "mariadb"]
 STALLS: Final = ("publish", "record", "strike", "put back", "fill", "guard", "resume")
@@ -98,6 +108,7 @@ class Options:
     node_refresh_seconds: float = 1.0
     heartbeat_seconds: float = 1.0
     clock_rate_error: float = 0.0  # by which share clocks run too fast or too slow, at most
+    is_mixed: bool = False  # each process has its own lease, bound and refresh
     clock_skew_seconds: float = 2.0  # how far wall clocks differ, at most
 
     @property
@@ -152,11 +163,34 @@ class Options:
         )
         shaped = _shape(base, random)
         shaped = replace(shaped, holds_commits=random.random() < 0.2)
+        chance = Random(f"bound {seed}")
+        if chance.random() < BOUND_SHARE:
+            shaped = _with_bound_faults(shaped, chance)
         chance = Random(f"reshard {seed}")
         if chance.random() < RESHARD_SHARE:
             return _reshard(shaped, chance)
         chance = Random(f"driver {seed}")
         return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
+
+
+def _with_bound_faults(base: Options, random: Random) -> Options:
+    """The same world with clocks, heartbeats and settings that fail. In some of them little else happens."""
+    faults = frozenset(fault for fault in BOUND_FAULTS if random.random() < 0.4)
+    shaped = replace(base, faults=base.faults | faults, is_mixed=random.random() < 0.4)
+    if random.random() < 0.5:
+        return shaped
+    return replace(
+        shaped,
+        keys=random.choice((1, 2)),
+        shards=1,
+        nodes=1,
+        has_extra_object=False,
+        think_seconds=0.5,
+        quiet_seconds=3.0,
+        lag_seconds=0.0,
+        faults=(faults or frozenset({"stop_clock"})) | {random.choice(("pause", "crash", "delay_request"))},
+        fault_share=0.01,
+    )
 
 
 def _reshard(base: Options, random: Random) -> Options:

@@ -81,4 +81,5 @@ def tell_costs(tally: Tally) -> str:
     for name, count in tally.outcomes.most_common():
         shares = f"{100 * count / total:.1f} % | {100 * steady.get(name, 0) / steady_total:.1f} %"
         lines.append(f"| {name.lower()} | {shares} | {ReadOutcome[name].value} |")
-    return "\n".join(lines)
+    struck = " · ".join(f"{kind} {count}" for kind, count in tally.faults.most_common())
+    return "\n".join([*lines, "", f"what struck: {struck}"])

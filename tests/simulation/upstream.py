@@ -5,14 +5,18 @@ Every answer is a list of atomic actions, of which the last one gives the answer
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import Head, Load, ReadHead, ReadStream, Streamed
+from freshness.config.settings import ServerAddress
+from freshness.database.heartbeat import HeartbeatWriter, parse_heartbeat
+from freshness.database.pulse import Pulse
 from freshness.errors import HistoryLost, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
@@ -20,11 +24,18 @@ from freshness.stream.source import Heartbeat, Transaction
 from invalidator.loop.loop import OpenStream, Poll, RaiseEpoch
 from tests.simulation.actor import Actor
 from tests.simulation.database import Server, Shard
+from tests.simulation.options import Options
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 Actions: TypeAlias = list[Callable[[], Any]]
+Configuration: TypeAlias = tuple[int, bool, int]
+"""The ring, whether the third object is known, and the number of stripes."""
+
+BEAT_FAULTS: Final = ("fail_beat", "lose_beat")
+BEAT_FAULT_SHARE: Final = 0.3
+"""How many heartbeats fail, or lose their answer, where they can."""
 
 
 class Beat:
@@ -36,7 +47,8 @@ class Process:
     """One invalidator of one shard, with its heartbeat and its restorer.
 
     ``cursor``: how much of the log it has taken; ``behind_seconds``: how late the log reaches it;
-    ``configuration``: the deployment that it was started with.
+    ``configuration``: the deployment that it was started with, ``settings``: its own of the times. ``written``:
+    heartbeats on their way to the primary.
     """
 
     name: str
@@ -44,10 +56,11 @@ class Process:
     instance: str
     clock: Callable[[], float]
     opened_at: Position
+    settings: Options
+    pulse: Pulse
+    written: list[Heartbeat]
     behind_seconds: float = 0.0
-    configuration: tuple[int, bool] = (0, True)
-    begun: dict[int, float] = field(default_factory=dict)
-    sequence: int = 0
+    configuration: Configuration = (0, True, 0)
     cursor: int = 0
     is_open: bool = False
     applier: Applier | None = None
@@ -68,7 +81,7 @@ def answer(world: World, actor: Actor, step: Any) -> Actions:
         case ReadStream():
             return [partial(_read_stream, world, world.processes[actor.process], step)]
         case Beat():
-            return _write_heartbeat(world, actor.process)
+            return _write_heartbeat(world, actor)
     raise AssertionError(step)
 
 
@@ -181,18 +194,53 @@ def _poll(world: World, actor: Actor, process: Process, step: Poll) -> list[Tran
     return taken
 
 
-def _write_heartbeat(world: World, name: str) -> Actions:
-    process = world.processes.get(name)
+# -- heartbeats ----------------------------------------------------------------------------------------
+
+
+class Writer(HeartbeatWriter):
+    """The production writer on a connection of the simulator: what it writes is on its way until `_write_heartbeat`
+    brings it into the log, also where the answer is lost."""
+
+    def __init__(self, world: World, shard: Shard, instance: str, written: list[Heartbeat]) -> None:
+        address = ServerAddress("primary", 3306, "invalidator", "", "sim")
+        super().__init__(address, shard.flavor, instance, 0.0, now_us=world.wall_clock(instance))
+        self._world, self._shard, self._written = world, shard, written
+
+    def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
+        if not isinstance(parameters, dict):
+            return ([], 0) if sql.startswith("SELECT sequence") else ([("",)], 1)
+        fault = fault_of_beat(self._world)
+        if fault != "fail_beat":
+            row = {name: parameters[name] for name in ("id", "sequence", "min_us", "max_us")}
+            self._written.append(parse_heartbeat({**row, "epoch": self._shard.epoch}))
+        if fault is not None:
+            raise SourceUnavailable(f"{self._shard.lineage}: {fault}")
+        return [], 1
+
+
+def fault_of_beat(world: World) -> str | None:
+    """Whether a heartbeat fails, or its answer is lost while the primary is slow to commit it."""
+    faults = sorted(world.options.faults & {*BEAT_FAULTS})
+    if world.calm or not faults or world.random.random() >= BEAT_FAULT_SHARE:
+        return None
+    return world.count(world.random.choice(faults))
+
+
+def _write_heartbeat(world: World, actor: Actor) -> Actions:
+    process = world.processes.get(actor.process)
     if process is None:
         return [lambda: None]
-    number = process.sequence + 1
 
     def begin() -> None:
-        process.sequence = number
-        process.begun[number] = process.clock()
+        with contextlib.suppress(SourceUnavailable):
+            process.pulse._beat()
+            return
+        if process.written:
+            actor.wake_at = world.now + world.random.choice((0.5, 5.0, 8.0))
 
     def write() -> None:
-        beat = Heartbeat(process.instance, number, 0, 0, process.shard.epoch)
-        process.shard.write(world.now, heartbeats=(beat,))
+        for beat in process.written:
+            process.shard.write(world.now, heartbeats=(replace(beat, epoch=process.shard.epoch),))
+        process.written.clear()
 
     return [begin, write]

@@ -7,6 +7,7 @@ is told to the checker. With `trace` on, it is also written down, so that a fail
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,13 +22,14 @@ from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.algorithm.view import Sightings
 from freshness.config.settings import ObjectConfig
+from freshness.database.pulse import Pulse
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
 from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.registry import ObjectDefinition
-from freshness.stream.source import RowChange
+from freshness.stream.source import Heartbeat, RowChange
 from invalidator.loop.loop import LoopObserver, run_loop
 from invalidator.loop.shard import ShardInvalidator
 from spark.sink.acknowledger import Acknowledger
@@ -40,7 +42,7 @@ from tests.simulation.network import Network
 from tests.simulation.options import Options
 from tests.simulation.reshard import Reshard
 from tests.simulation.sink import Driver, Job
-from tests.simulation.upstream import Beat, Process
+from tests.simulation.upstream import Beat, Configuration, Process, Writer
 
 NAMESPACE: Final = "sim"
 SINGLE: Final = "single"
@@ -71,6 +73,21 @@ class Deployment:
     has_moved: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class NodeClock:
+    """The clock by which a node counts TTLs. ``behind``: how long it stood still, or was set back, and goes on from
+    there; ``late`` seconds of that only until ``late_until``, when it jumps to the right time."""
+
+    world: World
+    base: Callable[[], float]
+    behind: float = 0.0
+    late: float = 0.0
+    late_until: float = 0.0
+
+    def read(self) -> float:
+        return self.base() - self.behind - (self.late if self.world.now < self.late_until else 0.0)
+
+
 @dataclass(slots=True)
 class World:
     """See the module. `run` takes ``options.steps`` steps; violations raise `checker.Violation`.
@@ -84,6 +101,9 @@ class World:
     trace: Callable[[str], None] | None = None
     now: float = BEGINNING_SECONDS
     random: Random = field(init=False)
+    counts: Counter[str] = field(default_factory=Counter)
+    stripes: int = field(init=False)
+    clocks: dict[str, NodeClock] = field(default_factory=dict)
     shards: list[Shard] = field(init=False)
     network: Network = field(init=False)
     actors: list[Actor] = field(default_factory=list)
@@ -113,6 +133,7 @@ class World:
         options = self.options
         self.random = Random(f"world {options.seed} {options.chance}")
         self.lag_seconds = options.lag_seconds
+        self.stripes = options.stripes
         self.struck_faults = fault.struck_faults(options.faults)
         self.has_stalls = "stall" in options.faults
         self.shards = [
@@ -150,12 +171,13 @@ class World:
         return self.network.stores
 
     @property
-    def configuration(self) -> tuple[int, bool]:
+    def configuration(self) -> Configuration:
         """What an invalidator is configured with that starts now."""
-        return self.ring, self.knows_extra
+        return self.ring, self.knows_extra, self.stripes
 
     def _new_store(self, name: str) -> MemoryStore:
-        return MemoryStore(name, clock=self._clock(f"node {name}"))
+        clock = self.clocks[name] = NodeClock(self, self._clock(f"node {name}"))
+        return MemoryStore(name, clock=clock.read)
 
     def _clock(self, name: str) -> Callable[[], float]:
         """A clock of its own: with an offset, and a little too fast or too slow."""
@@ -163,6 +185,13 @@ class World:
         offset = chance.uniform(-1000, 1000)
         rate = 1 + chance.uniform(-1, 1) * self.options.clock_rate_error
         return lambda: self.now * rate + offset
+
+    def _draw_refresh_seconds(self) -> float:
+        """Readers may refresh more often than the invalidators count with."""
+        options = self.options
+        return options.node_refresh_seconds * (
+            self.random.choice((0.1, 0.5, 1.0)) if options.is_mixed else 1.0
+        )
 
     def wall_clock(self, name: str) -> Callable[[], int]:
         """A wall clock of its own, in microseconds: two of them differ by the allowed skew, at most."""
@@ -200,14 +229,30 @@ class World:
             if lineage in definition.policy.lineages and (name != EXTRA or self.knows_extra)
         }
 
-    def node_policy(self, lineage: str) -> NodePolicy:
+    def _settings_of(self, instance: str) -> Options:
+        """The times that a process has: in some worlds its own, with bounds that the configuration would accept."""
         options = self.options
+        if not options.is_mixed or self.calm:
+            return options
+        chance = Random(f"settings {options.seed} {options.chance} {instance}")
+        while True:
+            drawn = replace(
+                options,
+                lease_seconds=chance.choice((2, 3, 4, 6)),
+                max_staleness_seconds=options.max_staleness_seconds - chance.choice((0.0, 0.0, 2.0)),
+                node_refresh_seconds=options.node_refresh_seconds * chance.choice((1.0, 2.0)),
+            )
+            if drawn.heartbeat_age_max_seconds >= 2 * drawn.heartbeat_seconds:
+                self.count("mixed settings")
+                return drawn
+
+    def node_policy(self, lineage: str, options: Options) -> NodePolicy:
         return NodePolicy(
             namespace=NAMESPACE,
             lineage=lineage,
             ring=self.placements[self.ring].ring_version,
             objects={name: d.policy.fingerprint for name, d in self.objects_on(lineage).items()},
-            stripes=options.stripes,
+            stripes=self.stripes,
             lease_seconds=options.lease_seconds,
             heartbeat_age_max_seconds=options.heartbeat_age_max_seconds,
             node_refresh_seconds=options.node_refresh_seconds,
@@ -246,13 +291,13 @@ class World:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
         invalidator = ShardInvalidator.create(
             placement.nodes,
-            self.node_policy(shard.lineage),
+            self.node_policy(shard.lineage, process.settings),
             placement,
             KeyFinder(self.objects_on(shard.lineage)),
             instance=process.instance,
             clock=process.clock,
             nonce=self._nonce(process.instance),
-            find_heartbeat=process.begun.get,
+            find_heartbeat=process.pulse.find_begun,
             nothing=shard.nothing,
         )
         process.applier = invalidator
@@ -267,8 +312,19 @@ class World:
         self._names += 1
         instance = f"{name} {self._names}"
         behind_seconds = 0.0 if self.calm else behind_seconds
-        clock, nothing, configuration = self._clock(instance), shard.nothing, self.configuration
-        process = Process(name, shard, instance, clock, nothing, behind_seconds, configuration)
+        clock, written = self._clock(instance), list[Heartbeat]()
+        process = Process(
+            name,
+            shard,
+            instance,
+            clock,
+            shard.nothing,
+            self._settings_of(instance),
+            Pulse(Writer(self, shard, instance, written), 0.0, clock, lambda: None),
+            written,
+            behind_seconds,
+            self.configuration,
+        )
         self.processes[name] = process
         restorer = self.actor_by_name.get(f"{name} restorer")
         if restorer is not None:
@@ -291,11 +347,11 @@ class World:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
         acknowledger = Acknowledger.create(
             placement.nodes,
-            self.node_policy(shard.lineage),
+            self.node_policy(shard.lineage, process.settings),
             instance=process.instance,
             clock=process.clock,
             nonce=self._nonce(process.instance),
-            find_heartbeat=process.begun.get,
+            find_heartbeat=process.pulse.find_begun,
             nothing=shard.nothing,
         )
         process.applier = acknowledger
@@ -312,7 +368,8 @@ class World:
         while name not in self.processes:
             yield Wait(0.1)
         process = self.processes[name]
-        policy, chance = self.node_policy(shard.lineage), Random(f"restorer {process.instance}")
+        policy = self.node_policy(shard.lineage, process.settings)
+        chance = Random(f"restorer {process.instance}")
         restorers = [
             Restorer(node, policy, process.clock, self._nonce(f"{process.instance} restorer"))
             for node in self.placements[self.ring].nodes
@@ -336,12 +393,15 @@ class World:
             clock=self._clock(name),
             jitter=Random(f"{name} {options.seed} {options.chance}").random,
             encode=lambda value: repr(value).encode(),
-            node_refresh_seconds=options.node_refresh_seconds,
+            node_refresh_seconds=self._draw_refresh_seconds(),
             fill_lease_ttl_seconds=100_000 if self.bug == "only the holder of a lease may fill" else 4,
             fill_wait_seconds=0.05,
             on_stale="serve" if options.on_stale_serve else "bypass",
             sightings=Sightings(
-                self._clock(name), self.wall_clock(name), options.max_staleness_seconds, options.clock_skew_seconds
+                self._clock(name),
+                self.wall_clock(name),
+                options.max_staleness_seconds,
+                options.clock_skew_seconds,
             ),
         )
 
@@ -503,6 +563,11 @@ class World:
         return coming is not None and fault.stall(self, actor, coming[1])
 
     # -- telling ------------------------------------------------------------------------------------------
+
+    def count(self, kind: str) -> str:
+        """A fault struck, or a world is of that kind."""
+        self.counts[kind] += 1
+        return kind
 
     def note(self, text: str) -> None:
         if self.trace is not None:
