@@ -46,7 +46,7 @@ POLL_SECONDS: Final = 0.03
 LOG_TAIL_CHARACTERS: Final = 6_000
 
 LEASE_SECONDS: Final = 4
-MAX_STALENESS_SECONDS: Final = 8
+MAX_STALENESS_SECONDS: Final = 12
 NODE_REFRESH_SECONDS: Final = 0.2
 CACHE: Final[Mapping[str, Any]] = {
     "lease_seconds": LEASE_SECONDS,

@@ -43,7 +43,6 @@ CONFIG = """
 [cache]
 nodes = ["{node}"]
 namespace = "shop"
-lease_seconds = 4
 
 [keyspaces.shop]
 flavor = "mysql"
