@@ -9,6 +9,7 @@
     ├── SourceUnavailable     a database did not answer or closed the stream (retryable, exit code 3)
     │   └── QueryTimedOut     one statement took longer than it may; it is not tried on another server
     ├── SourceUnsuitable      a database is set up so that invalidations would be lost (exit code 4)
+    ├── StorageUnavailable    a file could not be written: the disk is full or fails (retryable, exit code 3)
     ├── StreamStopped         an event that must not be skipped cannot be handled (exit code 4)
     ├── HistoryLost           the position is from another history than the server's (exit code 4)
     │   └── HistoryPurged     the server no longer has the log from the position on
@@ -91,6 +92,11 @@ class QueryTimedOut(SourceUnavailable):
 
 class SourceUnsuitable(FreshnessError):
     exit_code = 4
+
+
+class StorageUnavailable(FreshnessError):
+    is_retryable = True
+    exit_code = 3
 
 
 class StreamStopped(FreshnessError):

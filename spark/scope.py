@@ -18,10 +18,12 @@ from freshness.objects.registry import ObjectDefinition
 
 @dataclass(frozen=True, slots=True)
 class PrimaryAddress:
-    """The server that has the truth of one shard, and whose positions it gives."""
+    """The server that has the truth of one shard, and whose positions it gives. ``replicas``: those of the shard that
+    are servers of their own."""
 
     address: ServerAddress
     flavor: GtidFlavor
+    replicas: tuple[ServerAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ def load_scope(config: Config) -> AuditScope:
             hint="only memcached lists its keys in the way this audit reads them",
         )
     primaries = {
-        shard.lineage: PrimaryAddress(shard.writable, keyspace.gtid_flavor)
+        shard.lineage: PrimaryAddress(
+            shard.writable, keyspace.gtid_flavor, shard.replicas if shard.vtgate is None else ()
+        )
         for keyspace in config.keyspaces.values()
         for shard in keyspace.serving_shards
     }

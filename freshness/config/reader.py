@@ -429,6 +429,10 @@ class _Reader:
             if not _is_loopback(host) and http.token_file is None:
                 expected = "a loopback address such as 127.0.0.1:8080, or a token_file beside it"
                 self.report("http.listen", _shown(http.listen), expected)
+        for index, name in enumerate(http.hosts if http else ()):
+            self.check_text(
+                f"http.hosts[{index}]", name, _NAME, f"a host name without a port: {_NAME_EXPECTED}"
+            )
         return http
 
     # -- tables and values --------------------------------------------------------------------------------
@@ -513,7 +517,9 @@ class _Reader:
             if is_number and minimum <= value <= maximum:  # NaN is in no range
                 return hint(value)
         elif isinstance(value, str):
-            return value
+            if value.strip():
+                return value
+            expected += " that is not empty"
         self.report(where, _shown(value), expected + later)
         return None
 

@@ -385,6 +385,11 @@ class HttpConfig:
     token_file: str | None = setting(
         "File whose first line is the bearer token that every request needs. Relative to this file.", None
     )
+    hosts: tuple[str, ...] = setting(
+        "Names besides loopback ones by which the service may be called where it demands no token, such as that of "
+        "a proxy before it. A request with another Host is refused, since a web page can have made it.",
+        (),
+    )
     consumers_max: int = setting(
         "The most clients that may read the update stream at once.", 16, minimum=1, maximum=1000
     )

@@ -19,7 +19,7 @@ from freshness.config.settings import Config
 from freshness.errors import ConfigError, FreshnessError
 from freshness.keys.keyrange import KeyRange
 from freshness.stream.resume import ResumeVector
-from invalidator.archive.writer import ArchiveWriter, RotationPolicy, find_resume
+from invalidator.archive.writer import ArchiveWriter, RotationPolicy, find_resume, make_storage_error
 from invalidator.stream.open import OpenedStream, StreamOpener
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,6 @@ Report = Callable[[ArchiveWriter, OpenedStream], None]
 
 def get_archive_path(config: Config, out: str | None = None) -> Path:
     """Where the archive is: ``out``, or as the configuration says. Raises `ConfigError` where neither does."""
-    if out == "":
-        raise ConfigError(
-            "--out is empty", hint="is a variable of the shell not set? write . for this folder"
-        )
     if out is not None:
         return Path(out)
     if config.archive.path is None:
@@ -80,14 +76,20 @@ def record(
             now_us=lambda: time.time_ns() // 1000,
         )
         try:
-            if archive.resume != tokens:
-                raise ConfigError(f"another process has written to the archive {folder}", hint="try again")
-            archive.begin(opened.stream.resume.tokens)
-            _copy(opened, archive, is_stopping, report)
-        except FreshnessError:
+            try:
+                if archive.resume != tokens:
+                    raise ConfigError(
+                        f"another process has written to the archive {folder}", hint="try again"
+                    )
+                archive.begin(opened.stream.resume.tokens)
+                _copy(opened, archive, is_stopping, report)
+            except FreshnessError:
+                archive.close()
+                raise
             archive.close()
-            raise
-        archive.close()
+        except OSError as error:
+            archive.abandon()
+            raise make_storage_error(folder, error) from error
     finally:
         opened.stream.close()
 
@@ -132,7 +134,7 @@ class ArchiveRecorder:
             try:
                 folder = get_archive_path(self.opener.read_config())
                 record(self.opener, folder, self.keyspace, None, self._is_stopping.is_set)
-            except (FreshnessError, OSError) as error:
+            except FreshnessError as error:
                 self.last_error = str(error)
                 log.error(
                     "the archive of %s is not written: %s; next try in %.1f s",

@@ -10,10 +10,12 @@ Used by one thread. Never talks to a database or a cache node. `ArchiveWriter` i
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +25,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freshness.errors import ConfigError, StreamStopped
+from freshness.errors import ConfigError, FreshnessError, StorageUnavailable, StreamStopped
 from freshness.history.archive_file import UNFINISHED, ArchiveFile, find_files, format_name, hash_lineage
 from freshness.history.arrow import make_schema
 from freshness.history.columns import CHANGES, CHANGES_VERSION
@@ -43,6 +45,11 @@ GROUP_BYTES_MAX: Final = 8 << 20
 """Held in memory for each shard before it is written to the file as a row group."""
 
 FILE_ROWS_MAX: Final = 1_000_000
+_FOR_AN_OPERATOR: Final = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+)
+"""Failures of a folder that time does not mend."""
+
 ROW_BYTES: Final = 200
 """A row's size beside its texts, for the bounds above."""
 
@@ -151,7 +158,8 @@ class ArchiveWriter:
         now_us: Callable[[], int],
     ) -> None:
         """Reads back how far complete files go; removes what was unfinished. Raises `ConfigError` where the folder
-        cannot be written or another writer has it, `FormatError` where the newest file cannot be read."""
+        is no place to write to or another writer has it, `StorageUnavailable` where the disk is full or fails,
+        `FormatError` where the newest file cannot be read."""
         self._folder = folder / f"keyspace={keyspace}"
         self._keyspace = keyspace
         self._finder = finder
@@ -172,7 +180,7 @@ class ArchiveWriter:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self._folder)
         except OSError as error:
-            raise _cannot_write(folder, error) from error
+            raise make_storage_error(folder, error) from error
         try:
             self._remove_unfinished()
             for file in _find_newest(self._folder):
@@ -181,7 +189,7 @@ class ArchiveWriter:
         except BaseException as error:
             self._lock.close()
             if isinstance(error, OSError):
-                raise _cannot_write(folder, error) from error
+                raise make_storage_error(folder, error) from error
             raise
 
     @property
@@ -201,11 +209,12 @@ class ArchiveWriter:
         for lineage, token in start.items():
             if lineage not in self._lineages:
                 self._lineages[lineage] = _Lineage(0, token, token)
-                self._finish(self._open(lineage, token))
+                self._files[lineage] = self._open(lineage, token)
+                self._complete(lineage)
 
     def write(self, message: StreamMessage) -> None:
         """Take a message; skip one that the archive has. Raises `StreamStopped` for a piece that does not follow the
-        one before it, `OSError` where the disk fails: then open the archive again."""
+        one before it, `OSError` where the disk is full or fails: then `abandon` it."""
         lineage = message.token.lineage
         if message.keyspace != self._keyspace:
             raise ConfigError(
@@ -227,11 +236,10 @@ class ArchiveWriter:
         if file is None:
             file = self._files[lineage] = self._open(lineage, state.token)
         state.ordinal += 1
-        spool = self._spools.pop(lineage, None)
-        if spool is None:
-            file.add(self._rows(message, state.ordinal, len(message.rows)))
+        if lineage in self._spools:
+            self._unspool(file, message, state.ordinal)
         else:
-            self._unspool(spool, file, message, state.ordinal)
+            file.add(self._rows(message, state.ordinal, len(message.rows)))
         state.token = message.resume.get(lineage) or replace(
             message.token, position=state.token.position.union(message.token.position)
         )
@@ -251,11 +259,23 @@ class ArchiveWriter:
             self._complete(lineage)
 
     def close(self) -> None:
-        """Complete all files and let others write."""
+        """Complete all files and let others write. Raises `OSError` as `write` does."""
         for lineage in list(self._files):
             self._complete(lineage)
         for lineage in list(self._spools):
             self._drop_spool(lineage)
+        self._lock.close()
+
+    def abandon(self) -> None:
+        """Let others write, and give back the room of all that is not complete: it comes again, behind `resume`."""
+        unfinished: list[_OpenFile | _Spool] = [*self._files.values(), *self._spools.values()]
+        self._files.clear()
+        self._spools.clear()
+        for each in unfinished:
+            # Closing flushes the rest, which fails as the disk does
+            for close in (each.writer.close, each.file.close, each.path.unlink):
+                with suppress(OSError, ValueError):  # the latter where the file is closed already
+                    close()
         self._lock.close()
 
     # -- files -------------------------------------------------------------------------------------------------
@@ -274,11 +294,9 @@ class ArchiveWriter:
         return _OpenFile(lineage, folder, path, file, writer, first, before, self._clock(), hour)
 
     def _complete(self, lineage: str) -> None:
-        self._finish(self._files.pop(lineage))
-
-    def _finish(self, file: _OpenFile) -> None:
         """Give the file its name, when all of it is on the disk."""
-        state = self._lineages[file.lineage]
+        file = self._files[lineage]
+        state = self._lineages[lineage]
         file.flush()
         footer = ArchiveFooter(self._keyspace, file.before, state.token)
         file.writer.add_key_value_metadata(footer.to_metadata())
@@ -286,11 +304,12 @@ class ArchiveWriter:
         file.file.flush()
         os.fsync(file.file.fileno())
         file.file.close()
-        name = format_name(hash_lineage(file.lineage), file.first, state.ordinal)
+        name = format_name(hash_lineage(lineage), file.first, state.ordinal)
         file.path.rename(file.folder / name)
         for folder in (file.folder, file.folder.parent, self._folder):
             _sync_folder(folder)
         state.durable = state.token
+        del self._files[lineage]
 
     def _remove_unfinished(self) -> None:
         for path in self._folder.rglob(f".*{UNFINISHED}"):
@@ -321,9 +340,10 @@ class ArchiveWriter:
         spool.rows += len(message.rows)
         spool.last_row = max((spool.last_row, *message.rows))
 
-    def _unspool(self, spool: _Spool, file: _OpenFile, message: StreamMessage, ordinal: int) -> None:
+    def _unspool(self, file: _OpenFile, message: StreamMessage, ordinal: int) -> None:
         """Move the pieces to the file, with what is known only now: ordinal, number of rows, and whether it was a
         commit at all."""
+        spool = self._spools[file.lineage]
         spool.writer.close()
         spool.file.close()
         file.flush()
@@ -332,13 +352,15 @@ class ArchiveWriter:
                 file.writer.write_batch(_with_totals(batch, ordinal, spool.rows, message.transaction))
                 file.rows += batch.num_rows
         spool.path.unlink()
+        del self._spools[file.lineage]
 
     def _drop_spool(self, lineage: str) -> None:
-        spool = self._spools.pop(lineage, None)
+        spool = self._spools.get(lineage)
         if spool is not None:
             spool.writer.close()
             spool.file.close()
             spool.path.unlink()
+            del self._spools[lineage]
 
     # -- rows --------------------------------------------------------------------------------------------------
 
@@ -421,10 +443,13 @@ def _nothing_before(token: EventToken) -> EventToken:
     return replace(token, position=empty_position(token.position.flavor))
 
 
-def _cannot_write(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"the archive {folder} cannot be written: {error.strerror}",
-        hint="give another folder, or the right to write there",
+def make_storage_error(folder: Path, error: OSError) -> FreshnessError:
+    """The error of a folder that cannot be written to."""
+    message = f"the archive {folder} cannot be written: {error.strerror}"
+    if error.errno in _FOR_AN_OPERATOR:
+        return ConfigError(message, hint="give another folder, or the right to write there")
+    return StorageUnavailable(
+        message, hint="make room, then start it again: it goes on after the last complete file"
     )
 
 

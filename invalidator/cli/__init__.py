@@ -26,6 +26,7 @@ with required_packages("invalidator", "invalidator"):
         stream,
         version,
     )
+    from invalidator.cli.options import Verb
 
 app = typer.Typer(
     help="Keeps a cache of MySQL data fresh: follows the binlog and invalidates.",
@@ -33,16 +34,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(run.run)
-app.command()(check.check)
-app.command()(status.status)
-app.command("inspect")(inspect.inspect_key)
-app.command()(invalidate.invalidate)
-app.command()(stream.stream)
-app.command()(record.record)
-app.command()(replay.replay)
-app.command()(compare.compare)
-app.command()(version.version)
+for verb in (
+    run.run,
+    check.check,
+    status.status,
+    inspect.inspect_key,
+    invalidate.invalidate,
+    stream.stream,
+    record.record,
+    replay.replay,
+    compare.compare,
+    version.version,
+):
+    app.command(verb.__name__.removesuffix("_key"), cls=Verb)(verb)
 
 
 def main() -> None:

@@ -53,8 +53,8 @@ def _check_this_machine(settings: Config) -> None:
         if is_needed:
             importlib.import_module(module)
     if settings.http.listen is not None:
+        from invalidator.http.gates import read_access_token
         from invalidator.http.service import open_socket
-        from invalidator.http.token_gate import read_access_token
 
         access_token = read_access_token(settings)
         if not _is_invalidator(settings.http.listen):

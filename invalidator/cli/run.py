@@ -41,8 +41,8 @@ def run(
     with ExitStack() as stack:
         if settings.http.listen is not None:
             # Only here: the web framework takes longer to import than all the rest
+            from invalidator.http.gates import read_access_token
             from invalidator.http.service import HttpService, create_api
-            from invalidator.http.token_gate import read_access_token
             from invalidator.process.status import read_status
 
             api = create_api(

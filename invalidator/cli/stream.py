@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from freshness.errors import StorageUnavailable
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
 from invalidator.cli.signals import call_on_stop, load_on_hangup
 
@@ -22,7 +23,10 @@ def stream(
     skew: Annotated[
         bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")
     ] = None,
-    count: Annotated[int, typer.Option(min=0, help="End after so many lines; 0: never.")] = 0,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
+    heartbeats: Annotated[
+        bool, typer.Option("--heartbeats/--no-heartbeats", help="Also lines of invalidators' heartbeats.")
+    ] = True,
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
     """Print every row change as a line of JSON, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
@@ -37,7 +41,7 @@ def stream(
         keyspace, key_range, "now" if since is None else since, minimize_skew=skew
     )
     try:
-        out = LineWriter(opened.layouts, opened.stream.resume.format())
+        out = LineWriter(opened.layouts, opened.stream.resume.format(), heartbeats)
         printed = 0
         while not stopping.is_set():
             opened.follow()
@@ -49,8 +53,13 @@ def stream(
                     stopping.set()
                     break
             sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        # The reader of the pipe has enough; Python would complain once more when it closes stdout
+    except OSError as error:
+        # Python would complain once more when it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # else the reader of the pipe has enough
+            raise StorageUnavailable(
+                f"the lines cannot be written: {error.strerror}",
+                hint="make room, cut off the last line if it is not whole, and go on with the resume text before it",
+            ) from error
     finally:
         opened.stream.close()

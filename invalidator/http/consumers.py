@@ -15,16 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Protocol, TypeAlias
 
-from fastapi import FastAPI, Header, HTTPException, Query
+from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from freshness.config.settings import Config
-from freshness.errors import ConfigError, FormatError, FreshnessError, HistoryLost
+from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.stream.lines import EndLine, ErrorLine, HeartbeatLine, Line, encode_line
 from freshness.stream.resume import ResumeVector
 from invalidator.http.line_buffer import CHUNK_BYTES_MAX, LineBuffer
+from invalidator.http.refusal import describe_refusals
 from invalidator.http.topology import describe_topology
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.layout_book import LayoutBook
@@ -105,13 +106,15 @@ def format_event(line: Line) -> bytes:
 
 @dataclass(slots=True)
 class Consumer:
-    """Reads one stream for one connection. ``lines_max``: 0 for no end. ``_resume``: of what is in the buffer."""
+    """Reads one stream for one connection. ``lines_max``: None for no end. ``heartbeats``: whether it wants lines of
+    them. ``_resume``: of what is in the buffer."""
 
     opened: Opened
     keyspace: str
     format: Format
     policy: ServePolicy
-    lines_max: int
+    lines_max: int | None
+    heartbeats: bool = True
     buffer: LineBuffer = field(init=False)
     writer: LineWriter = field(init=False)
     _resume: str | None = field(init=False)
@@ -120,7 +123,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self._resume = _format_vector(self.opened.stream.resume)
-        self.writer = LineWriter(self.opened.layouts, self._resume)
+        self.writer = LineWriter(self.opened.layouts, self._resume, self.heartbeats)
         self.buffer = LineBuffer(self.policy.buffer_bytes_max, self._resume)
         self._thread = threading.Thread(target=self._run, name="update stream consumer", daemon=True)
 
@@ -138,9 +141,9 @@ class Consumer:
         self._thread.join(JOIN_SECONDS)
 
     def heartbeat(self) -> bytes | None:
-        """The line for an idle stream; None where lines wait."""
+        """The line for an idle stream; None where lines wait, or it is not wanted."""
         resume = self.buffer.find_resume()
-        if resume is None:
+        if resume is None or not self.heartbeats:
             return None
         return self.format(
             HeartbeatLine(
@@ -176,7 +179,7 @@ class Consumer:
             if message is None:
                 continue
             lines = self.writer.lines(message)
-            if self.lines_max:
+            if self.lines_max is not None:
                 lines = lines[: self.lines_max - count]
             count += len(lines)
             if not lines:
@@ -186,7 +189,7 @@ class Consumer:
                 if not self.buffer.put(data, after, self.policy.slow_seconds):
                     return self._give_up()
                 self._resume = after
-            if self.lines_max and count >= self.lines_max:
+            if self.lines_max is not None and count >= self.lines_max:
                 return b""
         return b""
 
@@ -267,6 +270,11 @@ class StreamResponse(Response):
 # -- all consumers -----------------------------------------------------------------------------------------------
 
 
+class TooManyConsumers(FreshnessError):
+    is_retryable = True
+    exit_code = 3
+
+
 class StreamHub:
     """The consumers that are connected: at most ``http.consumers_max``."""
 
@@ -288,17 +296,16 @@ class StreamHub:
         since: str,
         *,
         minimize_skew: bool | None,
-        count: int,
+        count: int | None,
+        heartbeats: bool,
         media_type: str,
     ) -> StreamResponse:
-        """The response for a new consumer. Raises `HTTPException`."""
+        """The response for a new consumer. Raises `TooManyConsumers` and what `StreamOpener.open` raises."""
         self._admit()
         try:
             opened = self.opener.open(keyspace, key_range, since, minimize_skew=minimize_skew)
-        except BaseException as error:
+        except BaseException:
             self._leave(None)
-            if isinstance(error, FreshnessError):
-                raise refuse(error) from error
             raise
         consumer = Consumer(
             opened,
@@ -306,6 +313,7 @@ class StreamHub:
             format_event if media_type == EVENTS else encode_line,
             self.policy,
             count,
+            heartbeats,
         )
         with self._lock:
             self._by_number[id(consumer)] = consumer
@@ -322,14 +330,9 @@ class StreamHub:
         consumers_max = self.opener.read_config().http.consumers_max
         with self._lock:
             if self._count >= consumers_max:
-                raise HTTPException(
-                    503,
-                    {
-                        "error": "TooManyConsumers",
-                        "message": f"{self._count} consumers are connected",
-                        "hint": "try again later, or raise http.consumers_max",
-                    },
-                    {"retry-after": "5"},
+                raise TooManyConsumers(
+                    f"{self._count} consumers are connected",
+                    hint="try again later, or raise http.consumers_max",
                 )
             self._count += 1
 
@@ -339,27 +342,18 @@ class StreamHub:
             self._by_number.pop(id(consumer), None)
 
 
-def refuse(error: FreshnessError) -> HTTPException:
-    """400 for what was asked wrongly, 410 for history that is gone, 503 for what is away, 500 for what needs an
-    operator."""
-    status = 500
-    if isinstance(error, ConfigError | FormatError):
-        status = 400
-    elif isinstance(error, HistoryLost):
-        status = 410
-    elif error.is_retryable:
-        status = 503
-    detail = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-    return HTTPException(status, detail)
-
-
 # -- routes ------------------------------------------------------------------------------------------------------
 
 
-def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> None:
-    """The routes of the stream. ``reload``: without it the topology is only read."""
+def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> None:
+    """The routes of the stream, under "/v1". ``reload``: without it the topology is only read."""
+    lines: dict[int | str, dict[str, Any]] = {
+        200: {"description": "Lines, without an end", "content": {LINES: {}, EVENTS: {}}}
+    }
 
-    @api.get("/v1/update-stream", response_class=Response)
+    @v1.get(
+        "/update-stream", response_class=Response, responses=lines | describe_refusals(400, 410, 422, 503)
+    )
     def update_stream(
         keyspace: Annotated[str | None, Query(description="which one, where there are several")] = None,
         key_range: Annotated[str, Query(description='such as "-80"')] = "-",
@@ -367,7 +361,10 @@ def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> No
             str | None, Query(description='"now", a resume text, an event token, or a time with zone')
         ] = None,
         minimize_skew: Annotated[bool | None, Query(description="align the shards in time")] = None,
-        count: Annotated[int, Query(ge=0, description="end after so many lines; 0: never")] = 0,
+        count: Annotated[int | None, Query(ge=1, description="end after so many lines")] = None,
+        heartbeats: Annotated[
+            bool, Query(description="also lines of invalidators' heartbeats, and of an idle stream")
+        ] = True,
         accept: Annotated[str, Header()] = "",
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
@@ -379,16 +376,14 @@ def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> No
             last_event_id or ("now" if since is None else since),
             minimize_skew=minimize_skew,
             count=count,
+            heartbeats=heartbeats,
             media_type=_choose(accept),
         )
 
-    @api.get("/v1/token")
+    @v1.get("/token", responses=describe_refusals(400, 422, 503))
     def token(keyspace: str | None = None, shard: str | None = None) -> dict[str, Any]:
         """All that the shard's primary has executed by now, as an event token."""
-        try:
-            head = hub.opener.read_token(keyspace, shard)
-        except FreshnessError as error:
-            raise refuse(error) from error
+        head = hub.opener.read_token(keyspace, shard)
         return {
             "token": str(head),
             "lineage": head.lineage,
@@ -397,20 +392,17 @@ def add_routes(api: FastAPI, hub: StreamHub, reload: Reload | None = None) -> No
             "position": str(head.position),
         }
 
-    @api.get("/v1/topology")
+    @v1.get("/topology", responses=describe_refusals(400))
     def topology() -> dict[str, Any]:
         """The configured topology, without passwords."""
         return describe_topology(hub.opener.read_config())
 
     if reload is not None:
 
-        @api.put("/v1/topology")
+        @v1.put("/topology", responses=describe_refusals(400, 422))
         def put_topology(document: dict[str, Any]) -> dict[str, Any]:
             """Go on with another topology."""
-            try:
-                return reload(document)
-            except FreshnessError as error:
-                raise refuse(error) from error
+            return reload(document)
 
 
 def _choose(accept: str) -> str:

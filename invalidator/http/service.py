@@ -6,24 +6,25 @@ Runs in a thread of its own; a slow client cannot slow the invalidator.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import PlainTextResponse
 
 from freshness import __version__
 from freshness.config.hostport import parse_host_port
 from freshness.database.schema import load_registry
-from freshness.errors import ConfigError, FormatError, FreshnessError
+from freshness.errors import ConfigError, FormatError
 from freshness.objects.registry import ObjectDefinition
-from invalidator.http.consumers import Reload, StreamHub, add_routes, refuse
-from invalidator.http.token_gate import TokenGate
+from invalidator.http.consumers import Reload, StreamHub, add_routes
+from invalidator.http.gates import HostGate, TokenGate, is_loopback
+from invalidator.http.refusal import add_handlers, describe_refusals, refuse_unknown_parameters
 from invalidator.process.app import Invalidator
 from invalidator.process.by_hand import invalidate_keys
 from invalidator.stream.open import StreamOpener
@@ -38,8 +39,10 @@ STOP_SECONDS: Final = 8.0
 class Invalidation(BaseModel):
     """Keys as texts, as on the command line: one list for each key, with a text for each of its columns."""
 
+    model_config = ConfigDict(extra="forbid")
+
     object: str
-    keys: Annotated[list[list[str]], Field(min_length=1, max_length=KEYS_MAX)]
+    keys: Annotated[list[Annotated[list[str], Field(min_length=1)]], Field(min_length=1, max_length=KEYS_MAX)]
 
 
 def create_api(
@@ -52,20 +55,26 @@ def create_api(
 ) -> FastAPI:
     """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.process.status``;
     ``access_token``: what requests must bring; ``reload``: takes ``PUT /v1/topology`` over."""
-    api = FastAPI(title="freshness invalidator", version=__version__)
+    # Where a token is demanded, no page of another name can bring it
+    gate = 421 if access_token is None else 401
+    api = FastAPI(title="freshness invalidator", version=__version__, responses=describe_refusals(gate, 500))
     hub = streams or StreamHub(StreamOpener(lambda: invalidator.config, invalidator.find_times))
     api.state.streams = hub
     api.state.access_token = access_token
-    add_routes(api, hub, reload)
+    add_handlers(api)
     if access_token is not None:
         api.add_middleware(TokenGate, access_token=access_token)
+    else:
+        api.add_middleware(HostGate, names=invalidator.config.http.hosts)
+    # A scraper or a prober may add parameters of its own; these are asked for data
+    v1 = APIRouter(prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
 
     @api.get("/healthz")
     def healthz() -> dict[str, str]:
         """The process runs."""
         return {"status": "ok"}
 
-    @api.get("/readyz")
+    @api.get("/readyz", responses={503: {"description": "Not ready", "model": dict[str, Any]}})
     def readyz(response: Response) -> dict[str, Any]:
         """200 while every stream is open and every node joined and open for it, else 503 and what is missing."""
         missing = _find_missing(invalidator)
@@ -76,29 +85,28 @@ def create_api(
         }
         return {"ready": is_ready, **missing, "last_errors": errors}
 
-    @api.get("/metrics")
+    @api.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
         """Prometheus metrics, see docs/metrics.md."""
         return Response(generate_latest(invalidator.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @api.post("/v1/invalidate")
+    @v1.post("/invalidate", responses=describe_refusals(400, 422, 503))
     def invalidate(wanted: Invalidation) -> dict[str, Any]:
         """Invalidate keys of an object, as `invalidator invalidate` does."""
         config = invalidator.config
         texts = [text for key in wanted.keys for text in key]
-        try:
-            registry = load_registry(config)
-            _require_widths(registry, wanted)
-            invalidated = invalidate_keys(config, registry, wanted.object, texts)
-        except FreshnessError as error:
-            raise refuse(error) from error
+        registry = load_registry(config)
+        _require_widths(registry, wanted)
+        invalidated = invalidate_keys(config, registry, wanted.object, texts)
         return {"invalidated": [{"node": each.node, "item": each.item.decode()} for each in invalidated]}
 
-    @api.get("/v1/status")
+    @v1.get("/status", responses=describe_refusals(400))
     def status() -> dict[str, Any]:
         """The record of every node, as `invalidator status --json` prints it."""
         return read_status()
 
+    add_routes(v1, hub, reload)
+    api.include_router(v1)
     return api
 
 
@@ -167,7 +175,7 @@ class HttpService:
 def open_socket(listen: str, access_token: str | None) -> socket.socket:
     """A socket that listens there. Raises `ConfigError` as `HttpService`."""
     host, port = parse_host_port(listen)
-    if access_token is None and not _is_loopback(host):
+    if access_token is None and not is_loopback(host):
         raise ConfigError(
             f"http.listen = {listen}: not a loopback address, and no access token is demanded",
             hint="set http.token_file, or listen on 127.0.0.1",
@@ -183,12 +191,3 @@ def open_socket(listen: str, access_token: str | None) -> socket.socket:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -18,7 +18,7 @@ from freshness.config.settings import CacheConfig, Config
 from freshness.errors import FormatError
 from freshness.nodes.open import open_node
 from freshness.objects.registry import ObjectDefinition
-from invalidator.process.status import LocatedKey, locate_key
+from invalidator.process.status import LocatedKey, find_definition, locate_key
 
 
 def invalidate_keys(
@@ -64,11 +64,12 @@ def _invalidate(connection: CacheNode, cache: CacheConfig, keys: Sequence[Locate
 def _locate_keys(
     config: Config, registry: dict[str, ObjectDefinition], name: str, texts: Sequence[str]
 ) -> list[LocatedKey]:
-    width = len(registry[name].builder.columns) if name in registry else len(texts)
-    if len(texts) % width:
+    columns = find_definition(config, registry, name).builder.columns
+    width = len(columns)
+    if not texts or len(texts) % width:
         raise FormatError(
             f"keys of {name} got {len(texts)} values",
-            hint=f"a key has {width}: " + ", ".join(column.name for column in registry[name].builder.columns),
+            hint=f"a key has {width}: " + ", ".join(column.name for column in columns),
         )
     return [
         locate_key(config, registry, name, texts[place : place + width])

@@ -218,15 +218,20 @@ class LocatedKey:
     identity: bytes
 
 
+def find_definition(config: Config, registry: Mapping[str, ObjectDefinition], name: str) -> ObjectDefinition:
+    """The object of a name. Raises `ConfigError` where there is none."""
+    try:
+        return registry[name]
+    except KeyError:
+        known = ", ".join(sorted(registry))
+        raise ConfigError(f"unknown object {name!r}", hint=f"{config.path} defines {known}") from None
+
+
 def locate_key(
     config: Config, registry: dict[str, ObjectDefinition], name: str, texts: Sequence[str]
 ) -> LocatedKey:
-    """The object that the command line names; keys come as text and are read as the columns' types."""
-    definition = registry.get(name)
-    if definition is None:
-        raise ConfigError(
-            f"unknown object {name!r}", hint=f"{config.path} defines {', '.join(sorted(registry))}"
-        )
+    """The key that the command line names; keys come as text and are read as the columns' types."""
+    definition = find_definition(config, registry, name)
     columns = definition.builder.columns
     if len(texts) != len(columns):
         raise FormatError(

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class LineWriter:
     """Makes lines of messages. ``resume``: of the last whole transaction; at first, where the stream began.
+    ``heartbeats``: whether invalidators' heartbeats have lines.
 
     The last line of a piece is held back until the next piece: only then it is known whether the transaction ends
     there.
@@ -42,6 +43,7 @@ class LineWriter:
 
     layouts: LayoutBook
     resume: str | None = None
+    heartbeats: bool = True
     _held: dict[str, UpdateLine] = field(default_factory=dict)
 
     def lines(self, message: StreamMessage) -> list[UpdateLine]:
@@ -56,7 +58,7 @@ class LineWriter:
         reason = "; ".join(transaction.reasons)
         for table in sorted(transaction.raised_tables):
             lines.append(self._line(message, table, "raise", reason=reason))
-        for beat in transaction.heartbeats:
+        for beat in transaction.heartbeats if self.heartbeats else ():
             lines.append(self._line(message, None, "heartbeat", heartbeat=beat))
         self.layouts.note(message)
         if message.is_last:

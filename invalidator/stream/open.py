@@ -108,6 +108,12 @@ class StreamOpener:
                 hint="read vtgate's own VStream, which has all shards of the keyspace",
             )
         start = parse_start(since) if isinstance(since, str) else since
+        rewind_seconds = config.stream.rewind_seconds
+        if isinstance(start, int) and start > time.time_ns() // 1000 + rewind_seconds * 1e6:
+            raise FormatError(
+                f"start {since!r} is in the future",
+                hint='what comes until then would be missing: start "now", or at a time that has been',
+            )
         definitions = {
             name: each
             for name, each in load_registry(config).items()
@@ -120,7 +126,7 @@ class StreamOpener:
             key_range=KeyRange.parse(key_range),
             start=start,
             minimize_skew=config.stream.minimize_skew if minimize_skew is None else minimize_skew,
-            rewind_seconds=config.stream.rewind_seconds,
+            rewind_seconds=rewind_seconds,
         )
         try:
             if not stream.wait_started(start_seconds):

@@ -18,6 +18,7 @@ with required_packages("spark.archive", "spark"):
     from pyspark.sql import SparkSession
 
     from spark.archive.compaction import GRACE_SECONDS, check_archive, compact, list_local
+    from spark.arguments import parse_arguments
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.session import open_session
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     parser.add_argument("--check", action="store_true", help="only check")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
-    options = parser.parse_args(arguments)
+    options = parse_arguments(parser, arguments)
     used: SparkSession | None = None
     try:
         list_local(options.archive)  # a folder that cannot be one is refused before Spark starts

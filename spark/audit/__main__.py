@@ -18,6 +18,7 @@ with required_packages("spark.audit", "spark"):
     from pyspark.sql import SparkSession
     from rich.console import Console
 
+    from spark.arguments import parse_arguments
     from spark.audit.finding import Rules
     from spark.audit.job import ROWS_PER_BATCH_MAX, audit
     from spark.audit.page import write_report
@@ -55,7 +56,7 @@ def _run(session: SparkSession, options: argparse.Namespace) -> Summary:
         missed_after_us=round(options.missed_after_seconds * 1e6),
         view_us=round(options.node_refresh_seconds * 1e6),
     )
-    part = AuditPart.parse(options.key_range, options.sharding) if options.key_range else None
+    part = AuditPart.parse(options.key_range, options.sharding or "") if options.key_range else None
     if part is not None and (options.state or options.save_state):
         raise ConfigError(
             "--key-range does not go with --state or --save-state", hint="carry over whole audits only"
@@ -108,12 +109,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--key-range", metavar="RANGE", help="judge items of this range alone, as in =-80")
     parser.add_argument(
-        "--sharding", default="", metavar="COLUMN:FUNCTION", help="with --key-range: as in customer_id:hash"
+        "--sharding", metavar="COLUMN:FUNCTION", help="with --key-range: as in customer_id:hash"
     )
     parser.add_argument("--partitions", type=int, help="pieces that the replay is cut into")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
-    return parser.parse_args(arguments)
+    return parse_arguments(parser, arguments)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ with required_packages("spark.copy", "spark"):
     from freshness.config.reader import load_config
     from freshness.config.settings import Config, Keyspace
     from freshness.position import FLAVORS
+    from spark.arguments import parse_arguments
     from spark.copy.job import ROWS_PER_RANGE, WAIT_SECONDS, Snapshot
     from spark.copy.state import PARQUET
     from spark.failure import SPARK_ERRORS, tell_failure
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     parser.add_argument("--out", required=True, help="folder of the copy, local or mounted on all executors")
     parser.add_argument("--archive", help="follow an archive: a folder or URI")
     parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
-    parser.add_argument("--token-file", default="", help="the access token of the service")
+    parser.add_argument("--token-file", help="the access token of the service")
     parser.add_argument("--keyspace", help="which one, where there are several")
     parser.add_argument("--tables", help="with commas; by default those of the configured objects")
     parser.add_argument(
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     parser.add_argument("--format", default=PARQUET, help="what Spark writes: parquet, or what is installed")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
-    options = parser.parse_args(arguments)
+    options = parse_arguments(parser, arguments)
     used: SparkSession | None = None
     try:
         config = load_config(options.config)
@@ -115,7 +116,8 @@ def _source(options: argparse.Namespace) -> dict[str, str]:
         raise ConfigError("follow what?", hint="give either --archive or --url")
     if options.archive:
         return {"path": options.archive}
-    return {"url": options.url, "token_file": options.token_file}
+    token = {"token_file": options.token_file} if options.token_file else {}
+    return {"url": options.url, **token}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ with required_packages("spark.live", "spark"):
     from rich.console import Console
 
     from freshness.config.reader import load_config
+    from spark.arguments import parse_arguments
     from spark.live.job import audit
     from spark.live.report import print_summary
     from spark.scope import load_scope
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--repair", action="store_true", help="remove poisoned entries")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
-    options = parser.parse_args(arguments)
+    options = parse_arguments(parser, arguments)
     try:
         scope = load_scope(load_config(options.config))
         used = session if session is not None else open_session("freshness audit_live", options.master)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, Protocol, TypeAlias
 
-from freshness.algorithm.envelope import NodeRecord
+from freshness.algorithm.envelope import NodeRecord, encode_wanted, stripe_key, stripe_number, wanted_key
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import DONE, Delete, Get, Item
+from freshness.algorithm.request import DONE, Append, Delete, Item, Request
 from freshness.errors import FreshnessError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
@@ -81,8 +81,8 @@ class PrimaryReader(Protocol):
 
 
 class Comparison:
-    """Compares batches of entries. ``find_node`` and ``find_primary`` (by lineage) give open connections.
-    ``repairs``: whether poisoned entries are removed."""
+    """Compares batches of entries. ``find_node`` and ``find_primary`` (by lineage) give open connections,
+    ``find_replicas`` those to a lineage's replicas, by name. ``repairs``: whether poisoned entries are removed."""
 
     def __init__(
         self,
@@ -91,11 +91,13 @@ class Comparison:
         find_primary: Callable[[str], PrimaryReader],
         sleep: Callable[[float], None] = time.sleep,
         *,
+        find_replicas: Callable[[str], Mapping[str, PrimaryReader]] = lambda _: {},
         repairs: bool = False,
     ) -> None:
         self._scope = scope
         self._find_node = find_node
         self._find_primary = find_primary
+        self._find_replicas = find_replicas
         self._sleep = sleep
         self._repairs = repairs
 
@@ -152,9 +154,9 @@ class Comparison:
                 if looks[_place(entry)] < RECHECKS_TO_CONDEMN:
                     undecided.append(entry)
                 else:
-                    verdict = _condemned(entry, POISONED, rows)
+                    why = self._tell_origin(definition, entry)
                     is_removed = self._repairs and self._remove(entry)
-                    verdicts.append(replace(verdict, repaired=is_removed))
+                    verdicts.append(replace(_condemned(entry, POISONED, rows, why), repaired=is_removed))
             left = undecided
             if not left:
                 break
@@ -162,15 +164,40 @@ class Comparison:
             _condemned(entry, UNKNOWN, rows, _why_unknown(entry, rows, heads)) for entry in left
         ]
 
+    def _tell_origin(self, definition: ObjectDefinition, entry: NodeEntry) -> str:
+        """The replicas that have what the entry has: a repaired entry comes back from there."""
+        have = []
+        for lineage in entry.lineages:
+            for name, replica in self._find_replicas(lineage).items():
+                try:
+                    if not _differs(entry, _read_rows([replica], definition, [entry])):
+                        have.append(name)
+                except FreshnessError as error:
+                    have.append(f"perhaps {name} ({error.message})")
+        if not have:
+            return ""
+        return f"a replica has the old row too: {', '.join(have)}; one that stays so must be built again"
+
     def _remove(self, entry: NodeEntry) -> bool:
-        """Remove it by CAS: what took its place meanwhile, or was written again, stays. False: it was not there."""
+        """Delete the entry's stripes, so that nothing older than now can be stored there, and then the entry by CAS:
+        what took its place meanwhile, or was written again, stays. False: it was not there, or nobody vouches for
+        the node any more."""
         name, item = _place(entry)
         node = self._find_node(name)
-        [held] = node.perform([Get(item)])
+        records, [held] = read_items(self._scope, node, [item])
         if not isinstance(held, Item) or digest_bytes(held.value) != entry.entry_digest:
             return False
-        [reply] = node.perform([Delete(item, held.version)])
-        return reply is DONE
+        stripes: list[Request] = []
+        wanted: list[Request] = []
+        for lineage in entry.lineages:
+            record = records[lineage]
+            if record is None:
+                return False
+            number = stripe_number(item, record.stripes)
+            stripes.append(Delete(stripe_key(self._scope.namespace, lineage, number)))
+            wanted.append(Append(wanted_key(self._scope.namespace, lineage), encode_wanted([number])))
+        replies = node.perform([*stripes, Delete(item, held.version), *wanted])
+        return replies[len(stripes)] is DONE
 
     def _read_again(
         self, entries: Sequence[NodeEntry]

@@ -7,6 +7,7 @@ DataFrame; `spark.live.entry` and `spark.live.comparison` decide about one row a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from operator import attrgetter
@@ -21,7 +22,7 @@ from pyspark.sql.types import StructType
 from freshness.database.primary import Primary
 from freshness.nodes.memcached import MemcachedNode
 from spark.batch import Batches, BatchFunction, to_batches
-from spark.live.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, Comparison
+from spark.live.comparison import POISONED, UNKNOWN, Comparison
 from spark.live.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, NodeEntry, read_node
 from spark.live.report import AuditSummary, Example
 from spark.schema import ENTRY, VERDICT
@@ -51,6 +52,7 @@ def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction
     def compare(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
         nodes: dict[str, MemcachedNode] = {}
         primaries: dict[str, Primary] = {}
+        replicas: dict[str, dict[str, Primary]] = defaultdict(dict)
         with ExitStack() as stack:
 
             def find_node(name: str) -> MemcachedNode:
@@ -66,7 +68,17 @@ def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction
                     stack.callback(primaries[lineage].close)
                 return primaries[lineage]
 
-            comparison = Comparison(scope, find_node, find_primary, repairs=repairs)
+            def find_replicas(lineage: str) -> dict[str, Primary]:
+                server = scope.primaries[lineage]
+                for address in server.replicas:
+                    if str(address) not in replicas[lineage]:
+                        opened = replicas[lineage][str(address)] = Primary(address, server.flavor)
+                        stack.callback(opened.close)
+                return replicas[lineage]
+
+            comparison = Comparison(
+                scope, find_node, find_primary, find_replicas=find_replicas, repairs=repairs
+            )
             for batch in batches:
                 entries = [NodeEntry(**row) for row in batch.to_pylist()]
                 yield from _batched(comparison.compare(entries), VERDICT)
@@ -135,21 +147,5 @@ def audit(session: SparkSession, scope: AuditScope, *, repairs: bool = False) ->
     finally:
         verdicts.unpersist()
 
-    def total(*wanted: str) -> int:
-        return sum(
-            count for (state, verdict), count in counts.items() if verdict in wanted and state != UNAVAILABLE
-        )
-
-    return AuditSummary(
-        nodes=len(scope.nodes),
-        entries=sum(count for (state, _), count in counts.items() if state != UNAVAILABLE),
-        live=sum(count for (state, _), count in counts.items() if state == LIVE),
-        compared=total(EQUAL, POISONED, IN_FLIGHT),
-        poisoned=total(POISONED),
-        in_flight=total(IN_FLIGHT),
-        unknown=total(UNKNOWN),
-        not_comparable=total(NOT_COMPARABLE),
-        repaired=sum(row["repaired"] for row in counted),
-        unavailable=errors,
-        examples=examples,
-    )
+    repaired = sum(row["repaired"] for row in counted)
+    return AuditSummary.of(len(scope.nodes), counts, repaired, errors, examples)

@@ -27,6 +27,7 @@ with required_packages("spark.sink", "spark"):
 
     from freshness.config.reader import load_config
     from freshness.config.settings import Config
+    from spark.arguments import parse_arguments
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.session import open_session
     from spark.sink.keeper import Keeper
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
     parser.add_argument("--archive", help="follow an archive: a folder or URI")
     parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
-    parser.add_argument("--token-file", default="", help="the access token of the service")
+    parser.add_argument("--token-file", help="the access token of the service")
     parser.add_argument("--keyspace", help="which one, where there are several")
     parser.add_argument("--checkpoint", required=True, help="folder or URI for Spark's own state")
     parser.add_argument("--since", help='where to begin without a checkpoint: "first", "now" or event tokens')
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     parser.add_argument("--once", action="store_true", help="end when everything there is has been applied")
     parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
-    options = parser.parse_args(arguments)
+    options = parse_arguments(parser, arguments)
     used: SparkSession | None = None
     try:
         config = load_config(options.config)
@@ -114,7 +115,9 @@ def _source(options: argparse.Namespace, config: Config) -> dict[str, str]:
         source["since"] = options.since
     if options.archive:
         return {**source, "path": options.archive}
-    return {**source, "url": options.url, "token_file": options.token_file}
+    if options.token_file:
+        source["token_file"] = options.token_file
+    return {**source, "url": options.url}
 
 
 def _run(

@@ -114,6 +114,9 @@ class StreamOptions:
         unknown = sorted(name for name in options if name.lower() not in OPTIONS)
         if unknown:
             raise ConfigError(f"option {unknown[0]!r} of {NAME}", hint=f"it takes {', '.join(OPTIONS)}")
+        empty = sorted(name for name, text in options.items() if not text.strip())
+        if empty:
+            raise ConfigError(f"option {empty[0]!r} of {NAME} is empty", hint="leave it out, or give a text")
         path, url = options.get("path", ""), options.get("url", "")
         if bool(path) == bool(url):
             raise ConfigError(f"{NAME} reads an archive or a service", hint="give either path or url")

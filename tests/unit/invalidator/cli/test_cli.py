@@ -83,7 +83,14 @@ def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["rum"], ["run", "--log-level", "loud"], ["inspect"], ["inspect", "customer"], ["status", "--jsn"]],
+    [
+        ["rum"],
+        ["run", "--log-level", "loud"],
+        ["inspect"],
+        ["inspect", "customer"],
+        ["status", "--jsn"],
+        ["stream", "--count", "0"],
+    ],
 )
 def test_wrong_usage(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli.app, arguments)
@@ -156,6 +163,7 @@ def test_status_shows_whole_node_names_on_a_narrow_terminal(
         errors.NodeUnsuitable,
         errors.SourceUnavailable,
         errors.SourceUnsuitable,
+        errors.StorageUnavailable,
         errors.StreamStopped,
         errors.HistoryLost,
     ],
@@ -220,9 +228,17 @@ def test_tokens_are_compared(
     [
         (["compare", "x", event_token(1)], "'x' is not an event token"),
         (["stream", "--since", "yesterday"], "start 'yesterday'"),
-        (["stream", "--since", ""], "start ''"),
-        (["record", "--out", "archive", "--since", ""], "start ''"),
+        (["stream", "--since", ""], "--since is empty"),
+        (["stream", "--since= "], "--since is empty"),
+        (["stream", "--since", "2999-01-01T00:00:00Z"], "start '2999-01-01T00:00:00Z' is in the future"),
+        (["stream", "--keyspace", ""], "--keyspace is empty"),
+        (["stream", "--key-range", ""], "--key-range is empty"),
+        (["record", "--out", "archive", "--since", ""], "--since is empty"),
         (["record", "--out", ""], "--out is empty"),
+        (["run", "--shard", "-", "--shard", ""], "--shard is empty"),
+        (["replay", ""], "PATH is empty"),
+        (["replay", "archive", "--namespace", ""], "--namespace is empty"),
+        (["inspect", "", "1"], "OBJECT is empty"),
         (["stream", "--keyspace", "none"], "there is no keyspace 'none'"),
         (["record"], "where to write the archive?"),
         (["replay", "nowhere"], "nowhere: cannot be read: No such file or directory"),
@@ -241,6 +257,15 @@ def test_what_was_asked_wrongly_is_one_line(
     assert printed.out == ""
     assert printed.err.startswith(f"invalidator: {problem}")
     assert "Traceback" not in printed.err
+
+
+def test_a_key_may_be_empty(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a text column it is a key like others. It is the database that is missed here."""
+    code = run_main(monkeypatch, "inspect", "customer", "", "-c", str(config))
+    assert code == errors.SourceUnavailable.exit_code
+    assert "is empty" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", [["stream"], ["record", "--out", "archive"]])

@@ -31,8 +31,8 @@ from freshness.stream.resume import ResumeVector
 from freshness.stream.source import RowChange
 from integration.servers.process import find_free_port
 from invalidator.http.consumers import ServePolicy, StreamHub
+from invalidator.http.gates import read_access_token
 from invalidator.http.service import HttpService, create_api
-from invalidator.http.token_gate import read_access_token
 from invalidator.process.app import Invalidator
 from invalidator.stream.json_lines import LineReader
 from invalidator.stream.layout_book import LayoutBook
@@ -41,6 +41,7 @@ from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, me
 
 BOUND_SECONDS = 30.0
 ACCESS = "s3same-opens"
+LOCAL = "http://127.0.0.1"
 
 
 def insert(number: int, size: int = 1) -> StreamMessage:
@@ -268,7 +269,7 @@ def reading_nothing(service: Service) -> Iterator[socket.socket]:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(BOUND_SECONDS)
         client.connect(("127.0.0.1", service.port))
-        client.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        client.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         yield client
 
 
@@ -373,7 +374,9 @@ def test_a_wrong_parameter_is_refused(opener: ScriptedOpener) -> None:
 
 
 def client_of(opener: ScriptedOpener, **options: Any) -> TestClient:
-    return TestClient(create_api(Invalidator(opener.config), dict, streams=StreamHub(opener), **options))
+    return TestClient(
+        create_api(Invalidator(opener.config), dict, streams=StreamHub(opener), **options), base_url=LOCAL
+    )
 
 
 def test_the_head_of_a_shard_is_a_token(opener: ScriptedOpener) -> None:

@@ -31,6 +31,7 @@ from invalidator.process.worker import Assignment, MetricsObserver, ShardWorker
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("127.0.0.1:21", "127.0.0.1:22")
 POLICY = NodePolicy("shop", "shop/-", Placement(NODES, "shop").ring_version, {}, 64, 5, 4, 1)
+LOCAL = "http://127.0.0.1"
 STATUS = {"namespace": "shop", "nodes": [{"node": NODES[0], "state": "open"}]}
 
 
@@ -78,7 +79,7 @@ def worker(invalidator: Watched) -> ShardWorker:
 
 @pytest.fixture
 def client(invalidator: Invalidator) -> TestClient:
-    return TestClient(create_api(invalidator, lambda: STATUS))
+    return TestClient(create_api(invalidator, lambda: STATUS), base_url=LOCAL)
 
 
 class Nodes:
@@ -136,7 +137,10 @@ def test_not_ready_before_the_nodes_are_known(client: TestClient, worker: ShardW
 
 
 def test_not_ready_without_any_shard(config: Config) -> None:
-    assert TestClient(create_api(Invalidator(config), lambda: STATUS)).get("/readyz").status_code == 503
+    assert (
+        TestClient(create_api(Invalidator(config), lambda: STATUS), base_url=LOCAL).get("/readyz").status_code
+        == 503
+    )
 
 
 def test_ready_when_every_node_is_joined_and_open_and_the_stream_is(
@@ -257,7 +261,7 @@ def test_metrics_are_this_invalidators_own(client: TestClient, invalidator: Watc
     lines = response.text.splitlines()
     assert 'freshness_transactions_total{lineage="shop/-"} 7.0' in lines
     assert "freshness_nodes_configured 2.0" in lines
-    other = TestClient(create_api(Watched(invalidator.config), lambda: STATUS))
+    other = TestClient(create_api(Watched(invalidator.config), lambda: STATUS), base_url=LOCAL)
     assert 'freshness_transactions_total{lineage="shop/-"} 0.0' in other.get("/metrics").text
 
 

@@ -15,8 +15,19 @@ from typing import Any, Final
 import pytest
 from rich.console import Console
 
-from freshness.algorithm.envelope import STUB, Coverage, Filled, NodeRecord, Stamp, record_key
-from freshness.algorithm.request import Add, Delete, Stored
+from freshness.algorithm.envelope import (
+    STUB,
+    Coverage,
+    Filled,
+    NodeRecord,
+    Stamp,
+    decode_wanted,
+    record_key,
+    stripe_key,
+    stripe_number,
+    wanted_key,
+)
+from freshness.algorithm.request import Add, Delete, Get, Item, Stored
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.config.settings import ObjectConfig, ServerAddress
 from freshness.errors import FormatError, NodeUnavailable, NodeUnsuitable, SourceUnavailable
@@ -164,6 +175,7 @@ class World:
         self.head = at(10)
         self.is_down = False
         self.repairs = False
+        self.replicas: dict[str, ShardPrimary] = {}
         self.while_waiting: list[Callable[[], None]] = []
         self.waits = 0
         self.record(10)
@@ -206,7 +218,14 @@ class World:
         return verdict
 
     def compare_all(self, entries: list[NodeEntry]) -> list[EntryVerdict]:
-        comparison = Comparison(SCOPE, lambda _: self.node, lambda _: self, self._wait, repairs=self.repairs)
+        comparison = Comparison(
+            SCOPE,
+            lambda _: self.node,
+            lambda _: self,
+            self._wait,
+            find_replicas=lambda _: self.replicas,
+            repairs=self.repairs,
+        )
         return comparison.compare(entries)
 
     def _wait(self, _: float) -> None:
@@ -350,6 +369,53 @@ def test_what_took_the_place_of_poison_is_not_removed(world: World) -> None:
     [later] = [Comparison(SCOPE, lambda _: world.node, lambda _: world, repairs=True)._remove(found)]
     assert later is False
     assert world.store.peek(b"shop:customer:1") is not None
+
+
+NUMBER: Final = stripe_number(b"shop:customer:1", 64)
+
+
+def test_a_repair_takes_the_stripe_with_it_so_that_no_late_replica_fills_again(world: World) -> None:
+    """A value of a replica that is late lacks what the stripe will hold when it is back."""
+    stripe, other = (stripe_key("shop", LINEAGE, number) for number in (NUMBER, NUMBER + 1))
+    world.put(stripe, b"held")
+    world.put(other, b"held")
+    world.node.perform([Get(wanted_key("shop", LINEAGE), 60)])  # a restorer looks, and leaves the list
+    world.fill(OLD)
+    world.repairs = True
+    assert world.compare().repaired
+    assert world.store.peek(stripe) is None
+    assert world.store.peek(other) is not None
+    [wanted] = world.node.perform([Get(wanted_key("shop", LINEAGE))])
+    assert isinstance(wanted, Item)
+    assert decode_wanted(wanted.value) == [NUMBER]
+
+
+def test_without_a_record_nothing_is_repaired(world: World) -> None:
+    """Nobody knows then which stripe it is, and an entry alone would come back."""
+    world.fill(OLD)
+    [found] = world.read()
+    world.node.perform([Delete(record_key("shop", LINEAGE))])
+    comparing = Comparison(SCOPE, lambda _: world.node, lambda _: world, repairs=True)
+    assert comparing._remove(found) is False
+    assert world.store.peek(b"shop:customer:1") is not None
+
+
+def test_a_replica_that_has_the_old_row_is_named(world: World) -> None:
+    world.replicas = {"app@r1:1/shop": ShardPrimary(world.rows[1]), "app@r2:1/shop": ShardPrimary(OLD)}
+    world.fill(OLD)
+    assert world.compare().error == (
+        "a replica has the old row too: app@r2:1/shop; one that stays so must be built again"
+    )
+    world.replicas["app@r1:1/shop"].is_down = True
+    assert "perhaps app@r1:1/shop (this shard is down), app@r2:1/shop" in world.compare().error
+    world.replicas = {"app@r1:1/shop": ShardPrimary(world.rows[1])}
+    assert world.compare().error == ""
+
+
+def test_a_replica_without_the_row_is_named_where_no_row_is_cached(world: World) -> None:
+    world.replicas = {"app@r1:1/shop": ShardPrimary()}
+    world.fill(None)
+    assert "app@r1:1/shop" in world.compare().error
 
 
 def test_a_value_of_a_row_that_is_gone_is_poisoned(world: World) -> None:
@@ -613,10 +679,46 @@ CLEAN: Final = AuditSummary(1, 3, 2, 2, 0, 0, 0, 0)
         ({"unknown": 1}, 3),
         ({"unavailable": ("x",)}, 3),
         ({"compared": 0, "not_comparable": 2}, 3),
+        ({"compared": 0, "in_flight": 2}, 3),
+        ({"compared": 0, "in_flight": 1, "not_comparable": 1}, 3),
     ],
 )
 def test_the_exit_code(changes: dict[str, Any], code: int) -> None:
     assert replace(CLEAN, **changes).exit_code == code
+
+
+def test_entries_in_flight_are_not_compared() -> None:
+    """Each of them differed, and then changed: nothing was seen to be right."""
+    counts = {
+        ("live", comparison.IN_FLIGHT): 34,
+        ("dead", comparison.NOT_SERVED): 2,
+        (entry.UNAVAILABLE, comparison.UNKNOWN): 1,
+    }
+    summary = AuditSummary.of(2, counts, 0, (), ())
+    assert (summary.entries, summary.live, summary.compared, summary.in_flight) == (36, 34, 0, 34)
+    assert summary.exit_code == 3
+    counts[("live", comparison.EQUAL)] = 1
+    assert AuditSummary.of(2, counts, 0, (), ()).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "conclusion"),
+    [
+        ({}, "2 of 2 live entries were compared, and all are equal to their rows"),
+        ({"live": 3, "in_flight": 1}, "2 of 3 live entries were compared, and all are equal to their rows"),
+        ({"live": 0, "compared": 0}, "no entry is live: there was nothing to compare"),
+        ({"live": 34, "compared": 0, "in_flight": 34}, "nothing is proved: none of 34 live entries could be"),
+        ({"live": 3, "unknown": 1}, "not known: 1 entries are unknown; 2 of 3 live entries are equal"),
+        ({"poisoned": 1, "unknown": 1}, "1 poisoned; 2 of 2 live entries were compared"),
+    ],
+)
+def test_the_conclusion_says_how_much_was_proved(changes: dict[str, Any], conclusion: str) -> None:
+    summary = replace(CLEAN, **changes)
+    assert summary.conclusion.startswith(conclusion)
+    assert summary.to_json()["conclusion"] == summary.conclusion
+    shown = io.StringIO()
+    print_summary(summary, Console(width=300, file=shown))
+    assert conclusion in shown.getvalue()
 
 
 def test_the_report_shows_keys_as_they_are() -> None:

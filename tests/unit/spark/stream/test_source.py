@@ -392,6 +392,11 @@ def test_a_checkpoint_older_than_the_archive_stops_the_stream(session: SparkSess
         ({"path": "a", "files_per_batch": "0"}, "files_per_batch"),
         ({"path": "a", "keyrange": "-80"}, "option 'keyrange'"),
         ({"path": "a", "key_range": "80-40"}, "holds nothing"),
+        ({"path": "a", "since": ""}, "option 'since' of updatestream is empty"),
+        (
+            {"url": "http://b", "keyspace": "shop", "token_file": " "},
+            "option 'token_file' of updatestream is empty",
+        ),
     ],
 )
 def test_wrong_options_are_told(options: dict[str, str], said: str) -> None:
