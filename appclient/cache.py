@@ -248,7 +248,8 @@ class Cache:
         item, _, is_exact = cache_key
         identity = definition.identity(cache_key)
         node = self._placement.node_for(item)
-        return Lookup(definition.policy_for(values), node, item, identity, values, is_exact)
+        asked = definition.builder.parse(cache_key.identity)
+        return Lookup(definition.policy_for(values), node, item, identity, asked, is_exact)
 
     def _read(self, lookups: Sequence[Lookup], max_staleness_seconds: float | None) -> list[Read]:
         reader = self._reader()

@@ -12,7 +12,7 @@ from typing import Any, Final
 from appclient.database import Database, LoaderConnection, Row
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.rule import ReadOutcome
-from freshness.database.connection import quote_name
+from freshness.database.connection import match_keys, quote_name
 from freshness.errors import ConfigError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position.token import EventToken
@@ -66,10 +66,15 @@ class ObjectLoader:
         has_tokens = len(tokens) == len(lineages)
         if len(lookups) == 1 and len(rows) == 1:
             return [self._loaded(lookups[0], rows[0], tokens, has_tokens)]
+        identities = [self._identity(row) for row in rows]
+        if not {lookup.identity for lookup in lookups}.issuperset(identities):
+            # A row under a key that nobody asked for: only the database knows which of them it takes for equal.
+            if len(lookups) > 1:
+                return [self._load_rows([lookup])[0] for lookup in lookups]
+            return [Loaded(rows[0], tokens, ReadOutcome.KEY)]
         by_identity: dict[bytes, Row] = {}
         doubled: set[bytes] = set()
-        for row in rows:
-            identity = self._identity(row)
+        for identity, row in zip(identities, rows, strict=True):
             if by_identity.setdefault(identity, row) is not row:
                 doubled.add(identity)  # in two shards: the row is moving between them
         return [
@@ -89,13 +94,9 @@ class ObjectLoader:
     def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, str, list[Any]]:
         """The table, the condition for its rows, and the condition's parameters."""
         table = str(self._definition.config.table)
-        columns = [quote_name(column.name) for column in self._definition.columns_by_table[table]]
+        columns = [column.name for column in self._definition.columns_by_table[table]]
         values = [value for lookup in lookups for value in lookup.values]
-        if len(lookups) == 1:
-            return quote_name(table), " AND ".join(f"{column} = %s" for column in columns), values
-        one = "%s" if len(columns) == 1 else f"({', '.join(['%s'] * len(columns))})"
-        names = columns[0] if len(columns) == 1 else f"({', '.join(columns)})"
-        return quote_name(table), f"{names} IN ({', '.join([one] * len(lookups))})", values
+        return quote_name(table), match_keys(columns, len(lookups)), values
 
     def _identity(self, row: Row) -> bytes:
         """The identity of the row's own stored key. `Lookup.item` follows: equal identities have equal items."""

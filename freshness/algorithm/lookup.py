@@ -14,6 +14,7 @@ from freshness.value import value
 class Lookup:
     """One key to read: where it is, under which keys, and what the loader needs to build it.
 
+    ``values``: what the database is asked for, which follows from the identity alone (`KeyBuilder.parse`).
     ``is_exact``: equal keys for the database always give this very item (F24); else "no such row" is not stored.
     """
 

@@ -7,6 +7,7 @@ repeats a password.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import pymysql
@@ -40,6 +41,7 @@ _LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 _FATAL_DUMP_ERROR: Final = 1236
 
 _LOGIN_HINT = "check user, password and the host that the account is for"
+_VALUE_HINT = "the type or character set of the column cannot hold the value; no row has it as its key"
 _UNSUITABLE: Final[dict[int, str]] = {
     1044: "grant the account access to the database",
     1045: _LOGIN_HINT,
@@ -49,12 +51,15 @@ _UNSUITABLE: Final[dict[int, str]] = {
     1143: "grant the account the privilege on all columns of this table",
     1146: "create the table, or correct its name",
     1227: "grant the privilege; `invalidator check` lists the ones that are needed",
+    1267: _VALUE_HINT,
     1290: "the server is read-only or runs without what is needed; the heartbeat must go to the primary",
+    1525: _VALUE_HINT,
     1698: _LOGIN_HINT,
     1792: "this session only reads; write on a connection of your own",
     1836: "the server is read-only; the heartbeat must go to the primary",
     2026: "the TLS handshake failed: check the certificates, or turn TLS off on a private link",
     2054: "the server wants a login method that this program does not know",
+    3854: _VALUE_HINT,
 }
 _TIMED_OUT: Final = frozenset((1969, 3024))
 """The server has ended the statement at the session's bound."""
@@ -200,3 +205,15 @@ def replicated_position(connection: Connection, flavor: str) -> Position:
 def quote_name(name: str) -> str:
     """A table or column as it stands in a statement that takes parameters."""
     return "`" + name.replace("`", "``").replace("%", "%%") + "`"
+
+
+def match_keys(columns: Sequence[str], count: int) -> str:
+    """The condition of a statement for ``count`` keys of these columns; its parameters are their values, key by key.
+
+    It has no row constructors. MariaDB converts the text in those to the character set of another column, and then
+    does not find the row.
+    """
+    names = [quote_name(column) for column in columns]
+    if len(names) == 1 and count > 1:
+        return f"{names[0]} IN ({', '.join(['%s'] * count)})"
+    return " OR ".join([f"({' AND '.join(f'{name} = %s' for name in names)})"] * count)

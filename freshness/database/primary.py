@@ -9,7 +9,14 @@ from pymysql.cursors import DictCursor
 
 from freshness.algorithm.request import Head
 from freshness.config.settings import ServerAddress
-from freshness.database.connection import Connection, connect, executed_position, quote_name, translated
+from freshness.database.connection import (
+    Connection,
+    connect,
+    executed_position,
+    match_keys,
+    quote_name,
+    translated,
+)
 from freshness.errors import FreshnessError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
@@ -48,11 +55,8 @@ class Primary:
         if not keys:
             return {}
         names = [column.name for column in definition.builder.columns]
-        one = f"({', '.join(['%s'] * len(names))})"
-        sql = (
-            f"SELECT * FROM {quote_name(str(definition.config.table))} "
-            f"WHERE ({', '.join(map(quote_name, names))}) IN ({', '.join([one] * len(keys))})"
-        )
+        table = quote_name(str(definition.config.table))
+        sql = f"SELECT * FROM {table} WHERE {match_keys(names, len(keys))}"
 
         def read(connection: Connection) -> list[Row]:
             with connection.cursor(DictCursor) as cursor:

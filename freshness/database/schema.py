@@ -16,9 +16,7 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition, build_registry
 
 _KINDS: Final[dict[str, ColumnKind]] = {
-    **dict.fromkeys(
-        ("tinyint", "smallint", "mediumint", "int", "integer", "bigint", "year"), ColumnKind.INTEGER
-    ),
+    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "integer", "bigint"), ColumnKind.INTEGER),
     **dict.fromkeys(
         ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"), ColumnKind.STRING
     ),
@@ -32,6 +30,7 @@ _REFUSED: Final[dict[str, str]] = {
     "double": "its value has no exact spelling",
     "timestamp": "its value depends on the session's time zone; use DATETIME in UTC, or a number",
     "time": "it has several spellings",
+    "year": "26 and 2026 are one year for the server; use SMALLINT",
     "json": "equal documents have several spellings",
     "bit": "drivers and the binary log spell it differently",
     "set": "drivers and the binary log spell it differently",
@@ -41,9 +40,10 @@ _REFUSED: Final[dict[str, str]] = {
     "vector": "the binary log decoder does not know it",
     "geometry": "it has no exact spelling",
 }
-_REFUSED_CHARSETS: Final = frozenset(("ucs2", "utf16", "utf16le", "utf32"))
+_REFUSED_CHARSETS: Final = frozenset(("binary", "ucs2", "utf16", "utf16le", "utf32"))
 _COLUMNS = """SELECT column_name, data_type, character_set_name, collation_name, character_octet_length,
-  column_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s"""
+  COALESCE(numeric_scale, datetime_precision)
+  FROM information_schema.columns WHERE table_schema = %s AND table_name = %s"""
 _PRIMARY_KEY = """SELECT column_name, sub_part FROM information_schema.statistics
   WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index"""
 _TABLES = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s"
@@ -128,7 +128,7 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
         raise ConfigError(
             f"table {database}.{table} has no column {name}", hint=f"it has {', '.join(sorted(columns))}"
         )
-    _, data_type, charset, collation, octets, _ = row
+    _, data_type, charset, collation, octets, scale = row
     data_type = str(data_type).lower()
     kind = _KINDS.get(data_type)
     if kind is None:
@@ -136,13 +136,20 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
         raise ConfigError(
             f"column {database}.{table}.{name} of type {data_type} cannot be a key", hint=reason
         )
-    if charset in _REFUSED_CHARSETS:
+    if kind is ColumnKind.STRING and (charset is None or charset in _REFUSED_CHARSETS):
         raise ConfigError(
-            f"column {database}.{table}.{name} is in {charset} and cannot be a key",
+            f"column {database}.{table}.{name} is in {charset or 'binary'} and cannot be a key",
             hint="the binary log decoder does not read it reliably; convert it to utf8mb4",
         )
     length = int(octets) if data_type == "binary" else 0
-    return KeyColumn(name, kind, str(collation) if kind is ColumnKind.STRING else "", length)
+    return KeyColumn(
+        name,
+        kind,
+        # MySQL takes text that is no label of an ENUM for a number of one: its keys are not exact.
+        str(collation) if kind is ColumnKind.STRING and data_type != "enum" else "",
+        length,
+        int(scale) if kind in (ColumnKind.DECIMAL, ColumnKind.DATETIME) else None,
+    )
 
 
 def keyspace_id(function: str, value: object) -> bytes:

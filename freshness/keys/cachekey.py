@@ -9,6 +9,7 @@ always give one item and one identity.
 The contract of the callers:
 
 * an entry is a hit only if its identity is the requested one;
+* the database is asked for `KeyBuilder.parse` of the identity, so that one identity is one question;
 * a row is stored only if the key built from the row's own stored values has the same item and identity as the
   requested one: the binlog names rows by their stored values, so only those slots are ever invalidated;
 * "no such row", and composites, are stored only where ``is_exact``: nothing stored tells which slot an
@@ -24,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keycolumn import INTEGER_MAX, INTEGER_MIN, ColumnKind, KeyColumn
@@ -81,6 +82,15 @@ class KeyBuilder:
                 text = b"%d" % value
                 return CacheKey(self._prefix + text, text, True)
         return self._build(values)
+
+    def parse(self, identity: bytes) -> tuple[Any, ...]:
+        """The values that an identity stands for, in the order of the columns: what the database is asked for.
+
+        Raises `FormatError` for a value that the column cannot hold; another `ValueError`, or `ArithmeticError`, for
+        bytes that are no identity of this object.
+        """
+        parts = identity.decode("ascii").split(":")
+        return tuple(column.parse(part) for column, part in zip(self.columns, parts, strict=True))
 
     def _build(self, values: Sequence[object]) -> CacheKey:
         if isinstance(values, (str, bytes, bytearray)) or len(values) != len(self.columns):

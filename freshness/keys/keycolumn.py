@@ -5,6 +5,9 @@ and a *fine* one (for the identity, different wherever the database may tell two
 printable ASCII without ``:``, ``!`` and ``~``. Everything depends on the value and the column alone, the same in
 every Python version: an application and an invalidator that disagree would invalidate nothing.
 
+The database is asked for the value that the fine spelling stands for (`KeyColumn.parse`), and never for the
+caller's own: two values of one identity ask one question, in a type that the server compares exactly.
+
 Never rounds, never guesses a type: a value that does not fit raises `FormatError`. Called by
 ``freshness.keys.cachekey``.
 """
@@ -17,9 +20,9 @@ from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 from unicodedata import ucd_3_2_0
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from freshness.errors import ConfigError, FormatError
 
@@ -27,7 +30,8 @@ INTEGER_MIN: Final = -(1 << 63)
 INTEGER_MAX: Final = (1 << 64) - 1
 TEXT_LENGTH_MAX: Final = 16_384
 """Characters. An index of InnoDB ends at 3072 bytes; this leaves room for blanks that the database ignores."""
-_DECIMAL_DIGITS_MAX: Final = 100
+_DECIMAL_DIGITS_MAX: Final = 65
+"""Of a column. Servers take a number of more for the largest one of so many."""
 
 _INTEGER_TEXT = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _DECIMAL_TEXT = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?", re.ASCII)
@@ -42,6 +46,11 @@ _PLAIN_CASELESS = re.compile(
     r"|latin1_swedish(?:_nopad)?_ci",
     re.ASCII,
 )
+
+
+_MANY_TO_ONE: Final = ("cp932_", "tis620_")
+"""Character sets in which servers store two characters of Unicode as one: the second can be asked for and never comes
+back. U+6661 is U+6659 in cp932; in tis620 each character above U+FFFF is one of its own."""
 
 
 class ColumnKind(Enum):
@@ -59,12 +68,14 @@ class ColumnKind(Enum):
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
     """A column of a key. ``collation`` is of a STRING column ("" where unknown: then nothing is merged in the
-    identity and it is not exact); ``length`` in bytes is of a fixed BINARY(n), else 0."""
+    identity and it is not exact); ``length`` in bytes is of a fixed BINARY(n), else 0; ``scale`` of a DECIMAL
+    or DATETIME: its digits after the point, None where unknown."""
 
     name: str
     kind: ColumnKind
     collation: str = ""
     length: int = 0
+    scale: int | None = None
 
     def __post_init__(self) -> None:
         if self.length < 0 or (self.length and self.kind is not ColumnKind.BINARY):
@@ -77,7 +88,8 @@ class KeyColumn:
         """True iff values that are equal for the database always have one spelling here."""
         if self.kind is not ColumnKind.STRING:
             return True
-        return self.collation == "binary" or self.collation.endswith("_bin")
+        is_binary = self.collation == "binary" or self.collation.endswith("_bin")
+        return is_binary and not self.collation.startswith(_MANY_TO_ONE)
 
     @property
     def ignores_trailing_blanks(self) -> bool:
@@ -113,6 +125,33 @@ class KeyColumn:
         if spelled is None:
             raise self.refusal(value, _EXPECTED[self.kind])
         return spelled, spelled
+
+    def parse(self, fine: str) -> Any:
+        """The value with this fine spelling, as a client reads it: int, str, bytes, Decimal, date, datetime.
+
+        A date that Python lacks, such as the zero date, is text. Raises `FormatError` for more digits after the
+        point than the column holds: servers round them where they look into an index, and find the row of another
+        value. Raises another `ValueError`, or `ArithmeticError`, for text that is no spelling.
+        """
+        if self.scale is not None and len(fine.partition(".")[2]) > self.scale:
+            raise FormatError(
+                f"column {self.name} ({self.kind.value}) holds {self.scale} digits after the point",
+                hint="no row has a key with more of them",
+            )
+        match self.kind:
+            case ColumnKind.INTEGER:
+                return int(fine)
+            case ColumnKind.BINARY:
+                return bytes.fromhex(fine)
+            case ColumnKind.DECIMAL:
+                return Decimal(fine)
+        text = unquote(fine, errors="strict")
+        if self.kind is ColumnKind.STRING:
+            return text
+        try:
+            return (date if self.kind is ColumnKind.DATE else datetime).fromisoformat(text)
+        except ValueError:
+            return text.replace("T", " ")
 
     def _spell_string(self, value: object) -> tuple[str, str]:
         if not isinstance(value, str) or len(value) > TEXT_LENGTH_MAX:
@@ -215,6 +254,8 @@ def _spell_decimal(value: object) -> str | None:
     text = "".join(map(str, digits)) + "0" * exponent
     whole, fraction = (text[:exponent], text[exponent:].rjust(-exponent, "0")) if exponent < 0 else (text, "")
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+    if len(whole) + len(fraction) > _DECIMAL_DIGITS_MAX:
+        return None
     plain = f"{whole}.{fraction}" if fraction else whole
     return f"-{plain}" if sign and plain != "0" else plain
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.config.settings import Config, Keyspace, ObjectConfig
-from freshness.errors import ConfigError, FormatError
+from freshness.errors import ConfigError
 from freshness.keys.cachekey import CacheKey, KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.keyrange import KeyRange
+
+_NUMBERS = (ColumnKind.INTEGER, ColumnKind.DECIMAL)
 
 KeyspaceId = Callable[[str, object], bytes]
 """(sharding function, value of the sharding column) → keyspace id. Raises `FormatError`."""
@@ -38,8 +41,10 @@ class ShardFinder:
     def find(self, values: Sequence[object]) -> ObjectPolicy:
         """Raises `FormatError` for a value that has no keyspace id."""
         value = values[self.place]
-        if self.column.kind is ColumnKind.INTEGER and not isinstance(value, int):
-            value = _parse_integer(self.column, value)
+        if self.column.kind in _NUMBERS:
+            value = self.column.parse(self.column.spell(value)[1])
+        elif isinstance(value, date):
+            value = str(value)
         place = self.keyspace_id(self.function, value)
         return next(policy for key_range, policy in self.policies if key_range.contains(place))
 
@@ -136,13 +141,6 @@ def _find_shards(
     return ShardFinder(place, columns[place], sharding.function, policies, keyspace_id)
 
 
-def _parse_integer(column: KeyColumn, value: object) -> int:
-    try:
-        return int(column.spell(value)[0])
-    except ValueError as error:
-        raise FormatError(f"{value!r} for {column.name} is no whole number") from error
-
-
 def _common_key(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]) -> KeyColumn:
     """The key of a composite. All members must spell it alike, or a change would name another key (F24)."""
     members = {table: columns[0] for table, columns in by_table.items()}
@@ -158,12 +156,13 @@ def _common_key(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]
     if not all(column.is_exact for column in members.values()):
         raise ConfigError(
             f"objects.{entry.name}: rows can share its key in several spellings: {described}",
-            hint="a composite needs an integer, binary, decimal or date key, or a column with a _bin collation",
+            hint="a composite needs an integer, binary, decimal or date key, or a column with a _bin collation, "
+            "which in cp932 and tis620 is not enough",
         )
-    if len({column.length for column in members.values()}) > 1:
+    if len({(column.length, column.scale) for column in members.values()}) > 1:
         raise ConfigError(
             f"objects.{entry.name}: its key has several lengths: {described}",
-            hint="BINARY(n) must have one n in all members",
+            hint="in all members BINARY(n) must have one n, DECIMAL and DATETIME as many digits after the point",
         )
     return replace(next(iter(members.values())), name=str(entry.key))
 

@@ -38,7 +38,7 @@ from freshness.algorithm.rule import (
     is_outdated,
 )
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
-from freshness.database.connection import connect, quote_name, read_rows, translated
+from freshness.database.connection import connect, match_keys, quote_name, read_rows, translated
 from freshness.database.vitess import VitessShard, read_with_token
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -244,7 +244,7 @@ def locate_key(
     return LocatedKey(
         definition,
         definition.policy_for(values),
-        values,
+        definition.builder.parse(key.identity),
         placement.node_for(key.item),
         key.item,
         definition.identity(key),
@@ -379,8 +379,7 @@ def _read_row(config: Config, located: LocatedKey) -> dict[str, Any] | None:
     from pymysql.cursors import DictCursor
 
     entry = located.definition.config
-    names = [quote_name(column.name) for column in located.definition.builder.columns]
-    where = " AND ".join(f"{name} = %s" for name in names)
+    where = match_keys([column.name for column in located.definition.builder.columns], 1)
     for shard in config.keyspaces[entry.keyspace].shards:
         if shard.lineage not in located.policy.lineages:
             continue

@@ -10,10 +10,8 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import islice
 from typing import Any, Final
-from urllib.parse import unquote
 
 from freshness.algorithm.envelope import STUB, Filled, NodeRecord, record_key
 from freshness.algorithm.membership import find_record
@@ -21,7 +19,7 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Get, Item, Reply
 from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
 from freshness.errors import FormatError, FreshnessError
-from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.keys.keycolumn import ColumnKind
 from freshness.objects.registry import ObjectDefinition
 from freshness.values.codec import decode_value, encode_value
 from spark.live.metadump import open_entry_keys
@@ -173,31 +171,13 @@ def find_key_values(definition: ObjectDefinition, identity: bytes) -> tuple[Any,
 
     The fine spelling of a key column equals, for the database, every value that is spelled so.
     """
-    columns = definition.builder.columns
     try:
-        parts = identity[4:].decode("ascii").split(":")
-        if len(parts) != len(columns):
-            return None
-        values = tuple(_parse_spelling(column, part) for column, part in zip(columns, parts, strict=True))
+        values = definition.builder.parse(identity[4:])
         if definition.identity(definition.builder.build(values)) != identity:
             return None
     except (ValueError, ArithmeticError):  # FormatError and UnicodeDecodeError are ValueErrors
         return None
     return values
-
-
-def _parse_spelling(column: KeyColumn, text: str) -> Any:
-    match column.kind:
-        case ColumnKind.INTEGER:
-            return int(text)
-        case ColumnKind.DECIMAL:
-            return Decimal(text)  # as text the database would compare it as floating point
-        case ColumnKind.BINARY:
-            return bytes.fromhex(text)
-        case ColumnKind.DATETIME:
-            return unquote(text, errors="strict").replace("T", " ")
-        case _:
-            return unquote(text, errors="strict")
 
 
 def digest_value(value: object) -> str:

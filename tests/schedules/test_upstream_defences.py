@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, Final
 
 import pymysql
@@ -863,6 +864,61 @@ def test_a_row_of_another_key_is_never_stored(monkeypatch: pytest.MonkeyPatch) -
     assert load().refusal is ReadOutcome.KEY
     monkeypatch.setattr(ObjectLoader, "_loaded", lambda _, __, row, tokens, ___: Loaded(row, tokens))
     assert load().refusal is None
+
+
+def test_a_number_is_asked_for_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F116: MySQL compares a DECIMAL with text as floating point, where these two are equal."""
+    builder = KeyBuilder(NAMESPACE, POLICY.name, (KeyColumn("price", ColumnKind.DECIMAL),))
+    stored = [Decimal("1152921504606846976.50"), Decimal("1152921504606846977.50")]
+
+    def is_named_as_asked() -> bool:
+        key = builder.build((str(stored[1]),))
+        (asked,) = builder.parse(key.identity)
+        equal = (
+            each
+            for each in stored
+            if (float(each) == float(asked) if isinstance(asked, str) else each == asked)
+        )
+        return builder.build((next(equal),)).item == key.item
+
+    assert is_named_as_asked()
+    monkeypatch.setattr(KeyColumn, "parse", lambda _, fine: fine)
+    assert not is_named_as_asked()
+
+
+def test_no_row_is_not_stored_where_equal_keys_have_several_spellings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F24, F116: for the collation s is ß. The row that appears is invalidated as ß, which is another item."""
+    builder = KeyBuilder(NAMESPACE, "word", (KeyColumn("word", ColumnKind.STRING, "utf8mb4_general_ci"),))
+    assert builder.build(("s",)).item != builder.build(("ß",)).item
+
+    def schedule(world: World) -> ReadOutcome:
+        Scene(world).run(3)
+        world.absent = {KEY}
+        is_exact = KeyBuilder(NAMESPACE, "word", builder.columns).build(("s",)).is_exact
+        replica = world.replica().catch_up()
+        return Reader(world, replica).read(lookup(1, POLICY, is_exact=is_exact))
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(KeyColumn, "is_exact", True)
+
+    prove(schedule, ReadOutcome.KEY, plant, monkeypatch, invariant=None)
+
+
+def test_a_row_under_another_key_is_not_taken_for_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F116: a server takes two keys for equal that are not. Nobody can tell for which of many keys the row is."""
+    server = Server()
+    server.answers_for = 2
+    definition = replace(define(), columns_by_table={"customers": define().builder.columns})
+
+    def wanted(number: int) -> Lookup:
+        key = definition.builder.build((number,))
+        return Lookup(definition.policy, NODE, key.item, definition.identity(key), (number,))
+
+    loader = ObjectLoader(definition, open_database([server], monkeypatch), None)
+    for loaded in loader.load([wanted(1), wanted(3)]):
+        assert (loaded.value, loaded.refusal) == ({"id": 2, "changed_by": 10}, ReadOutcome.KEY)
 
 
 def test_a_heartbeat_of_a_former_epoch_lends_no_watermark() -> None:

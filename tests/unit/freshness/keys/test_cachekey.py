@@ -38,7 +38,7 @@ def text(value: str, collation: str = GENERAL) -> CacheKey:
         (ColumnKind.DECIMAL, [100, "1E2", Decimal("100.00")], b"100"),
         (ColumnKind.DECIMAL, ["-0.0", 0, Decimal("0E+5"), ".0"], b"0"),
         (ColumnKind.DECIMAL, ["-0.001", Decimal("-1e-3")], b"-0.001"),
-        (ColumnKind.DECIMAL, ["1" * 65 + ".5"], b"1" * 65 + b".5"),
+        (ColumnKind.DECIMAL, ["1" * 64 + ".5"], b"1" * 64 + b".5"),
         (ColumnKind.DATE, [date(2026, 1, 31), "2026-01-31"], b"2026-01-31"),
         (ColumnKind.DATE, ["0000-00-00"], b"0000-00-00"),
         (
@@ -78,7 +78,8 @@ def test_spellings_of_one_value_meet(kind: ColumnKind, spellings: list[object], 
         (ColumnKind.DECIMAL, Decimal("NaN")),
         (ColumnKind.DECIMAL, Decimal("Infinity")),
         (ColumnKind.DECIMAL, Decimal("1e999999")),
-        (ColumnKind.DECIMAL, 10**100),
+        (ColumnKind.DECIMAL, 10**65),
+        (ColumnKind.DECIMAL, "1" * 65 + ".5"),
         (ColumnKind.DATE, datetime(2026, 1, 31)),  # noqa: DTZ001
         (ColumnKind.DATE, "31.1.2026"),
         (ColumnKind.DATE, "2026-13-01"),
@@ -159,6 +160,8 @@ def test_the_identity_merges_only_what_the_collation_certainly_merges(
         ("utf8mb4_bin", True),
         ("utf8mb4_0900_bin", True),
         ("binary", True),
+        ("cp932_bin", False),  # U+6661 is stored as U+6659
+        ("tis620_nopad_bin", False),  # U+10041 is stored as A
         (GENERAL, False),
         (MODERN, False),
         ("", False),
@@ -168,6 +171,49 @@ def test_only_binary_collations_are_exact(collation: str, is_exact: bool) -> Non
     assert text("abc", collation).is_exact is is_exact
     columns = [KeyColumn("n", ColumnKind.INTEGER), KeyColumn("s", ColumnKind.STRING, collation)]
     assert KeyBuilder("shop", "thing", columns).build([1, "abc"]).is_exact is is_exact
+
+
+@pytest.mark.parametrize(
+    ("column", "spellings", "asked"),
+    [
+        (KeyColumn("id", ColumnKind.INTEGER), [42, "042", "+42"], 42),
+        (KeyColumn("id", ColumnKind.BINARY), [b"a\0", bytearray(b"a\0")], b"a\0"),
+        (KeyColumn("id", ColumnKind.DECIMAL), ["1.50", "15e-1", Decimal("1.5")], Decimal("1.5")),
+        (KeyColumn("id", ColumnKind.DECIMAL, scale=2), ["1E2", 100, "100.000"], Decimal(100)),
+        (KeyColumn("id", ColumnKind.DATE), ["2026-01-31", date(2026, 1, 31)], date(2026, 1, 31)),
+        (KeyColumn("id", ColumnKind.DATE), ["2026-00-31"], "2026-00-31"),
+        (KeyColumn("id", ColumnKind.DATETIME), ["2026-01-31", date(2026, 1, 31)], datetime(2026, 1, 31)),  # noqa: DTZ001
+        (KeyColumn("id", ColumnKind.DATETIME), ["0000-00-00"], "0000-00-00 00:00:00"),
+        (
+            KeyColumn("id", ColumnKind.DATETIME, scale=1),
+            ["2026-01-31T10:00:00.500", "2026-01-31 10:00:00.5"],
+            datetime(2026, 1, 31, 10, 0, 0, 500_000),  # noqa: DTZ001
+        ),
+        (KeyColumn("id", ColumnKind.STRING, "utf8mb4_bin"), ["é: %~ ", "é: %~"], "é: %~"),
+        (KeyColumn("id", ColumnKind.STRING, "utf8mb4_0900_bin"), ["a "], "a "),
+        (KeyColumn("id", ColumnKind.STRING, GENERAL), ["ABC ", "abc"], "abc"),
+        (KeyColumn("id", ColumnKind.STRING, "latin1_general_cs"), ["ABC"], "ABC"),
+    ],
+)
+def test_the_database_is_asked_for_a_value_and_never_for_its_spelling(
+    column: KeyColumn, spellings: list[object], asked: object
+) -> None:
+    builder = KeyBuilder("shop", "thing", [KeyColumn("n", ColumnKind.INTEGER), column])
+    for spelling in spellings:
+        found = builder.parse(builder.build((7, spelling)).identity)
+        assert (found, type(found[1])) == ((7, asked), type(asked))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(ColumnKind.DECIMAL, "1.505"), (ColumnKind.DATETIME, "2026-01-31 10:00:00.505")]
+)
+def test_digits_that_a_column_cannot_hold_are_not_asked_for(kind: ColumnKind, value: str) -> None:
+    """Servers round them where they look into an index. Rows that come with them are invalidated all the same."""
+    builder = KeyBuilder("shop", "thing", [KeyColumn("id", kind, scale=2)])
+    key = builder.build((value,))
+    with pytest.raises(FormatError, match=r"id .* holds 2 digits") as caught:
+        builder.parse(key.identity)
+    assert caught.value.hint
 
 
 def test_binary_values_from_the_binlog_are_padded() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -304,8 +305,13 @@ def test_what_is_not_ours_is_no_hit(world: World) -> None:
         (KeyColumn("k", ColumnKind.STRING, "utf8mb4_general_ci"), "AbC  ", "abc"),
         (KeyColumn("k", ColumnKind.BINARY, length=3), b"a\0b", b"a\0b"),
         (KeyColumn("k", ColumnKind.DECIMAL), Decimal("1.50"), Decimal("1.5")),
-        (KeyColumn("k", ColumnKind.DATE), "2026-01-31", "2026-01-31"),
-        (KeyColumn("k", ColumnKind.DATETIME), "2026-01-31 10:00:00.50", "2026-01-31 10:00:00.5"),
+        (KeyColumn("k", ColumnKind.DATE), "2026-01-31", date(2026, 1, 31)),
+        (KeyColumn("k", ColumnKind.DATE), "2026-00-31", "2026-00-31"),
+        (
+            KeyColumn("k", ColumnKind.DATETIME),
+            "2026-01-31 10:00:00.50",
+            datetime(2026, 1, 31, 10, 0, 0, 500_000),  # noqa: DTZ001
+        ),
     ],
 )
 def test_an_identity_is_read_back_as_the_key(column: KeyColumn, value: Any, found: Any) -> None:
