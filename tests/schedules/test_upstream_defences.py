@@ -918,7 +918,7 @@ def test_a_row_under_another_key_is_not_taken_for_no_row(monkeypatch: pytest.Mon
 
     loader = ObjectLoader(definition, open_database([server], monkeypatch), None)
     for loaded in loader.load([wanted(1), wanted(3)]):
-        assert (loaded.value, loaded.refusal) == ({"id": 2, "changed_by": 10}, ReadOutcome.KEY)
+        assert (loaded.value, loaded.refusal) == ({"id": 2, "version": 10}, ReadOutcome.KEY)
 
 
 def test_a_heartbeat_of_a_former_epoch_lends_no_watermark() -> None:
