@@ -31,7 +31,7 @@ INTEGER_MAX: Final = (1 << 64) - 1
 TEXT_LENGTH_MAX: Final = 16_384
 """Characters. An index of InnoDB ends at 3072 bytes; this leaves room for blanks that the database ignores."""
 _DECIMAL_DIGITS_MAX: Final = 65
-"""Of a column. Servers take a number of more for the largest one of so many."""
+"""No column holds more. Servers take a number with more digits for the largest one."""
 
 _INTEGER_TEXT = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _DECIMAL_TEXT = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?", re.ASCII)

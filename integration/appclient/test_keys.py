@@ -51,7 +51,7 @@ SECONDS: Final = float(os.environ.get("FRESHNESS_KEYS_SECONDS", "5"))
 SEED: Final = os.environ.get("FRESHNESS_KEYS_SEED", "1")
 ROWS: Final = 10
 SPELLINGS_MAX: Final = 16
-"""Of one object."""
+"""Asked of one object, besides the stored ones."""
 TABLES_PER_LOG: Final = 32
 """How many tables are filled before the log is read."""
 
@@ -495,7 +495,7 @@ class World:
 def find_items(
     flavor: str, packets: Sequence[bytes], definitions: Mapping[str, ObjectDefinition]
 ) -> tuple[set[bytes], set[str]]:
-    """What the invalidator reads from these packets: (items, tables that are raised)."""
+    """(items, tables that are raised), as the invalidator reads them from these packets."""
     tables = frozenset(table for each in definitions.values() for table in each.columns_by_table)
     keys = KeyReader(flavor, "shop", tables, "beats", definitions)
     items: set[bytes] = set()
