@@ -69,6 +69,10 @@ spark: setup ## the Spark jobs' tests
 sim: venv ## the simulator: seeds, schedules, exhaustive worlds
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
+.PHONY: mutants
+mutants: venv ## the code without one defence after the other: does a test notice?
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: bench
 bench: servers ## measure, against named baselines
 	@$(BIN)/python -m benchmarks $(ARGS)

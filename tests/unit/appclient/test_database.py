@@ -479,6 +479,20 @@ def test_a_read_over_shards_takes_every_token_before_the_first_row(
     assert told == ["token -80", "token 80-", "rows"]
 
 
+def test_a_read_over_shards_takes_each_token_before_its_snapshot(
+    servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F18: else the rows may be older than the token."""
+    monkeypatch.setattr(
+        ShardDatabase, "read_token", lambda _, connection: connection.statements.append("token")
+    )
+    sharded.snapshot(("shop/-80", "shop/80-"), lambda _: None)
+    for each in servers.made:
+        session, *rest = each.statements
+        assert session.startswith("SET SESSION")
+        assert rest == ["token", "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY", "ROLLBACK"]
+
+
 def test_after_a_failed_read_over_shards_no_connection_is_used_again(
     servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

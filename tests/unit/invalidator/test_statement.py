@@ -153,3 +153,12 @@ def test_find_xid() -> None:
     assert find_xid("XA COMMIT X'7831',X'',7 ONE PHASE") == Xid(b"x1", b"", 7)
     for text in ("XA COMMIT 'x1'", "XA COMMIT X'783',X'',1", "COMMIT"):
         assert find_xid(text) is None
+
+
+@pytest.mark.parametrize("default_database", ["shop", "SHOP", "Shop"])
+@pytest.mark.parametrize("table", ["customers", "CUSTOMERS", "Customers"])
+def test_names_are_compared_without_case(default_database: str, table: str) -> None:
+    """F21: a server on a file system without case, or with lower_case_table_names=1, takes any spelling."""
+    tables = frozenset(("customers", "orders"))
+    assert tables_changed_by(f"TRUNCATE {table}", "shop", default_database, tables) == {"customers"}
+    assert tables_changed_by(f"TRUNCATE {table}", "SHOP", default_database, tables) == {"customers"}

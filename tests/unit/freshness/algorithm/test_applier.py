@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from freshness.algorithm.applier import (
     create_members,
 )
 from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.envelope import Coverage
 from freshness.algorithm.invalidate import Target
 from freshness.algorithm.membership import HeartbeatSeen, NodePolicy
 from freshness.algorithm.request import Head, Streamed
@@ -38,20 +40,24 @@ def beat(sequence: int, instance: str = "me") -> Heartbeat:
 
 @dataclass
 class Scene:
-    """One node in memory, a primary that is a number, and a clock that only pauses move."""
+    """Nodes in memory, a primary that is a number, and a clock that only pauses move."""
 
     is_sender: bool = False
     now: float = 1000.0
     head: int = 10
+    epoch: int = 1
+    nodes: tuple[str, ...] = (NODE,)
     begun: dict[int, float] = field(default_factory=dict)
     pauses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        store = MemoryStore(NODE, clock=lambda: self.now)
+        self.stores = {node: MemoryStore(node, clock=lambda: self.now) for node in self.nodes}
         self.nonces = iter(range(1, 100))
         self.applier = self.create(is_sender=self.is_sender)
         self.driver = BlockingDriver(
-            {NODE: MemoryNode(store)}, self.sleep, read_head=lambda: Head(up_to(self.head), 1)
+            {node: MemoryNode(store) for node, store in self.stores.items()},
+            self.sleep,
+            read_head=lambda: Head(up_to(self.head), self.epoch),
         )
 
     def create(self, *, is_sender: bool) -> Applier:
@@ -59,7 +65,7 @@ class Scene:
         policy = NodePolicy("shop", "shop/-", 7, {}, 8, 5, 4.0, 1.0)
         return Applier(
             members=create_members(
-                [NODE], policy, lambda: self.now, lambda: bytes([next(self.nonces)] * 8), NOTHING
+                self.nodes, policy, lambda: self.now, lambda: bytes([next(self.nonces)] * 8), NOTHING
             ),
             instance="me",
             clock=lambda: self.now,
@@ -207,3 +213,68 @@ def test_a_node_that_another_process_kept_up_to_date_keeps_its_life() -> None:
     other.opened(up_to(10))
     scene.driver.run(other.send({NODE: {}}, {}, up_to(12), ()))
     assert scene.join() == life
+
+
+# -- epochs and lost history ---------------------------------------------------------------------------
+
+
+def test_a_stream_of_a_former_epoch_is_opened_again() -> None:
+    """F28: also where no node is joined that would show it."""
+    applier = Scene().applier
+    assert not applier.needs_rewind
+    applier.epoch = 2
+    assert applier.needs_rewind
+    applier.opened(up_to(10))
+    assert not applier.needs_rewind
+
+
+def test_a_node_of_a_former_epoch_leaves_when_another_one_is_joined() -> None:
+    scene = Scene(is_sender=True, nodes=("n1", "n2"))
+    scene.stores["n2"].down = True
+    first = scene.join()
+    scene.stores["n2"].down, scene.epoch = False, 2
+    scene.now += 1
+    scene.driver.run(scene.applier.join_missing())
+    assert [member.node for member in scene.applier.joined] == ["n2"]
+    assert scene.join() not in (b"", first)
+
+
+@pytest.mark.parametrize("demand", ["floor", "table", "object"])
+def test_all_that_a_record_demands_must_be_in_the_history(demand: str) -> None:
+    """ADR 0018: else no fill is ever allowed again."""
+    scene = Scene()
+    scene.join()
+    member = scene.applier.members[NODE]
+    scene.driver.run(scene.applier.check_history())
+    lost: dict[str, dict[str, Any]] = {
+        "floor": {"floor": up_to(11)},
+        "table": {"table_floors": {"customers": up_to(11)}},
+        "object": {"objects": {"customer": Coverage(5, up_to(11))}},
+    }
+    member.record = replace(member.joined_record(), **lost[demand])
+    with pytest.raises(HistoryLost, match=NODE):
+        scene.driver.run(scene.applier.check_history())
+    scene.head = 11
+    scene.driver.run(scene.applier.check_history())
+
+
+def test_after_a_lost_history_lives_begin_with_what_the_primary_has() -> None:
+    """F28: what was streamed and is lost must be in no floor."""
+    scene = Scene(is_sender=True)
+    life = scene.join()
+    scene.applier.opened(up_to(12))
+    scene.applier.end_lives()
+    scene.now += 1
+    assert scene.join() not in (b"", life)
+    assert scene.applier.members[NODE].joined_record().floor == up_to(10)
+
+
+def test_leases_outlast_any_number_of_pauses() -> None:
+    scene = Scene(is_sender=True)
+    life = scene.join()
+    for _ in range(10):
+        scene.driver.run(scene.applier.pause())
+    assert scene.now >= 1010.0
+    assert scene.applier.members[NODE].joined_record().life == life
+    record = scene.stores[NODE].peek(scene.applier.members[NODE].record_key)
+    assert record is not None

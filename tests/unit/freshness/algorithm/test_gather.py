@@ -206,7 +206,12 @@ def test_who_does_not_catch_it_ends_with_it() -> None:
 def test_waits_of_one_round_are_waited_out_once() -> None:
     recorder = Recorder()
     run(
-        [one_by_one(Wait(0.1), flow("a", b"1")), one_by_one(Wait(0.3)), one_by_one(flow("a", b"2"))],
+        [
+            one_by_one(Wait(0.1), flow("a", b"1")),
+            one_by_one(Wait(0.3)),
+            one_by_one(Wait(0.2)),
+            one_by_one(flow("a", b"2")),
+        ],
         recorder,
     )
     assert recorder.steps == [Flows((flow("a", b"2"),)), Wait(0.3), Flows((flow("a", b"1"),))]

@@ -554,6 +554,53 @@ def test_a_lapsed_record_ends_the_membership() -> None:
     assert world.find_record() is None
 
 
+def test_a_statement_that_this_life_has_acknowledged_is_not_raised_again() -> None:
+    """ADR 0009: after a rewind for another node. Each raise makes all readers wait."""
+    world = World()
+    one = start(world)
+    raising = world.commit(raised=["customers"])
+    one.apply()
+    one.cursor = world.database.base
+    world.commit(KEY)
+    before = world.now
+    one.applying().finish()
+    assert world.now == before, "nobody waited"
+    assert world.record().table_floors["customers"] == raising.position
+
+
+def test_the_lease_is_kept_while_readers_copies_age() -> None:
+    """They may be trusted for longer than a lease."""
+    world = World()
+    one = start(world, node_refresh_seconds=2.0 * L_SECONDS)
+    tenure = world.record().tenure
+    made = world.commit(raised=["customers"])
+    one.apply()
+    assert world.record().tenure == tenure
+    assert world.record().progress.contains(made.position)
+
+
+def test_a_batch_without_a_heartbeat_extends_the_lease_by_the_last_one() -> None:
+    world = World()
+    one = start(world)
+    world.sleep(2)
+    world.commit(KEY)
+    one.applying(one.batch(heartbeat=False)).finish()
+    item = world.stores[NODE].peek(one.member.record_key)
+    assert item is not None
+    assert item.ttl_seconds >= L_SECONDS - 1
+
+
+def test_a_batch_is_published_although_another_invalidator_has_published_something_else() -> None:
+    """I4: its record is newer, and lacks this batch."""
+    world = World()
+    one, two = start(world), start(world)
+    first, second = world.commit(KEY), world.commit(lookup(2).item)
+    two.applying(two.batch(second)).finish()
+    one.applying(one.batch(first)).finish()
+    assert world.record().progress.contains(first.position)
+    assert world.record().progress.contains(second.position)
+
+
 def test_the_lease_is_kept_while_a_batch_is_sent_that_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would never be acknowledged, and be sent for ever."""
     monkeypatch.setattr(apply, "KEYS_AT_ONCE_MAX", 2)
@@ -888,6 +935,24 @@ def test_a_table_floor_is_the_events_own_position() -> None:
     one.apply()
     assert world.record().table_floors["customers"] == raising.position
     assert Reader(world, world.replica(raising)).read() is ReadOutcome.FILLED
+
+
+def test_a_table_floor_holds_every_statement_and_stays_short() -> None:
+    """F68: gaps are filled with what was streamed, and with nothing else."""
+    world = World()
+    one = start(world)
+    first = world.commit(raised=["customers"])
+    one.apply()
+    between = world.commit(lookup(9).item)
+    second = world.commit(raised=["customers"])
+    one.apply()
+    expected = first.position.union(between.position).union(second.position)
+    assert world.record().table_floors["customers"] == expected
+    assert expected.interval_count == 1
+    world.database.skipped = 1
+    third = world.commit(raised=["customers"])
+    one.apply()
+    assert world.record().table_floors["customers"] == expected.union(third.position)
 
 
 def requests_of(run: Run[None]) -> list[object]:

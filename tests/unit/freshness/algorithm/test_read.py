@@ -492,6 +492,49 @@ def test_stale() -> None:
     assert Filled.decode(entry_of(world).value), "the entry is not at fault and stays"
 
 
+def test_guards_that_took_long_to_come_are_as_old_as_their_question() -> None:
+    """F58: the reader stood still between asking and being answered."""
+    world = World()
+    one = start(world)
+    reader = a_reader(world)
+    run = reader.reading().until_kind(Get, key=STRIPE)
+    asked_at = world.now
+    one.live(0.5)
+    run.finish()
+    assert reader.context.views[NODE].fetched_at == asked_at
+
+
+def test_a_fill_is_held_to_the_record_of_after_its_stub() -> None:
+    """I1: a statement on the whole table is acknowledged between the stub and the stripe."""
+    world = World()
+    one = start(world)
+    run = Reader(world, world.replica()).reading().until_kind(Get, key=STRIPE)
+    world.commit(raised=("customers",))
+    one.apply()
+    assert run.finish()[0].outcome is ReadOutcome.TABLE_FLOOR
+
+
+def test_an_entry_that_came_late_is_not_judged_by_a_record_that_is_younger_than_it_seems() -> None:
+    """F58: the reader stood still after its question for longer than a record may be trusted."""
+    world = World()
+    start(world)
+    reader = a_reader(world)
+    assert reader.read() is ReadOutcome.FILLED
+    run = reader.reading().until_kind(Get, key=KEY)
+    world.sleep(1.5)
+    assert run.finish()[0].outcome is ReadOutcome.NO_RECORD
+
+
+def test_two_keys_of_one_item_are_two_reads() -> None:
+    """F24, F45: the second one is answered by the database, with its own row."""
+    world = World()
+    start(world)
+    other = replace(lookup(), identity=lookup().identity + b" ", values=(1.0,))
+    first, second, again = a_reader(world).reading(lookup(), other, lookup()).finish()
+    assert (first.outcome, second.outcome) == (ReadOutcome.FILLED, ReadOutcome.IDENTITY)
+    assert again is first
+
+
 def test_a_bound_is_no_obstacle_where_the_node_is_fresh() -> None:
     world = World()
     one = start(world)
@@ -684,6 +727,17 @@ def test_a_loser_waits_no_longer_than_its_bound_and_fills_itself() -> None:
     assert a_reader(world).read() is ReadOutcome.HIT
 
 
+def test_a_refused_loser_leaves_the_winners_stub() -> None:
+    """The winner may fill by it, although the loser's replica lags."""
+    world = World()
+    one = start(world)
+    made = world.commit(KEY)
+    one.apply()
+    winner = Reader(world, world.replica(made)).reading().until(is_fill)
+    assert Reader(world, world.replica()).read() is ReadOutcome.STRIPE
+    assert winner.finish()[0].outcome is ReadOutcome.FILLED
+
+
 def test_of_two_who_fill_one_loses() -> None:
     world = World()
     start(world)
@@ -836,6 +890,15 @@ def test_serve_does_not_serve_an_ended_life() -> None:
     assert a_reader(world, on_stale="serve").read() is ReadOutcome.NO_RECORD
     Invalidator(world).join()
     assert a_reader(world, on_stale="serve").read() is ReadOutcome.CLOSED
+
+
+def test_serve_serves_nobody_who_bounds_the_age() -> None:
+    """I7: the age is not known."""
+    world = World()
+    start(world)
+    a_reader(world).read()
+    world.sleep(30)
+    assert a_reader(world, on_stale="serve").read(max_staleness_seconds=3600) is ReadOutcome.NO_RECORD
 
 
 def test_serve_stops_at_a_node_that_fails() -> None:
@@ -1019,6 +1082,21 @@ def test_a_reader_with_an_old_view_destroys_no_more_than_one_entry() -> None:
     assert reader.read() is ReadOutcome.LIFE
     assert reader.read() is ReadOutcome.FILLED
     assert world.broken == []
+
+
+def test_a_reader_whose_object_nobody_covers_claims_nothing() -> None:
+    """F70, F83: a dead entry of that key stays, since this reader cannot fill."""
+    world = World()
+    one = start(world)
+    reader = a_reader(world)
+    assert reader.read() is ReadOutcome.FILLED
+    world.commit(raised=("customers",))
+    one.apply()
+    other = replace(lookup().policy, fingerprint=77)
+    before = entry_of(world)
+    run = a_reader(world).reading(replace(lookup(), policy=other))
+    assert run.finish()[0].outcome is ReadOutcome.TABLE_FLOOR
+    assert entry_of(world) == before
 
 
 def test_a_node_that_failed_is_not_judged_by_the_view_of_before() -> None:

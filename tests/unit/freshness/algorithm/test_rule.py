@@ -195,7 +195,8 @@ def test_an_entry_is_held_to_the_table_floors() -> None:
     """F21, F68."""
     floors = {"addresses": at("11")}
     assert judge_hit(entry("a"), records={"a": record(table_floors=floors)}) is ReadOutcome.TABLE_FLOOR
-    assert judge_hit(entry("a", numbers="11"), records={"a": record(table_floors=floors)}) is None
+    for newer in ("11", "1-12"):
+        assert judge_hit(entry("a", numbers=newer), records={"a": record(table_floors=floors)}) is None
 
 
 def test_an_entry_of_two_lineages_needs_both() -> None:

@@ -397,6 +397,30 @@ def test_killed_processes_leave_one_archive_without_gaps(tmp_path: Path) -> None
     assert found == [f"{SOURCE}:{number}" for number in range(1, len(found) + 1)]
 
 
+def test_a_file_has_its_name_when_it_is_on_the_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash of the machine no name stands for half a file, and none is gone."""
+    done: list[tuple[str, int]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def note_sync(descriptor: int) -> None:
+        done.append(("synced", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def note_name(self: Path, target: Path) -> Path:
+        done.append(("named", self.stat().st_ino))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_name)
+    world.writer.write(insert(1))
+    world.writer.close()
+    path = find_files(world.folder)[-1].path
+    number = path.stat().st_ino
+    place = done.index(("named", number))
+    assert ("synced", number) in done[:place]
+    assert done[place + 1 :] == [("synced", folder.stat().st_ino) for folder in list(path.parents)[:3]]
+
+
 def test_what_was_left_unfinished_is_removed_with_a_warning(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

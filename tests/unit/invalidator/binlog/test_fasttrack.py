@@ -17,7 +17,7 @@ from freshness.errors import FreshnessError, StreamStopped
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
-from freshness.position import MysqlGtidSet
+from freshness.position import MysqlGtidSet, Position
 from freshness.stream.source import Transaction, keyed_transaction
 from invalidator.binlog import fasttrack
 from invalidator.binlog.fasttrack import FastTrack
@@ -40,7 +40,13 @@ ID = integer("id", is_nullable=False)
 COLUMNS = [ID, varchar("v")]
 FLAVORS = ["mysql", "mariadb"]
 ROWS_MAX = 50
+STRANGE_FROM = 20
 NONE: Cascades = {}
+CASCADES: tuple[Cascades, ...] = (
+    {"child": frozenset(("goods", "other"))},
+    {"goods": frozenset(("goods",))},
+)
+"""A child of other tables, and a table that refers to itself."""
 
 
 def make_decoder(
@@ -130,8 +136,16 @@ def simple(flavor: str, number: int) -> list[bytes]:
     ]
 
 
+def usual_transaction(chance: random.Random, flavor: str, number: int) -> list[bytes]:
+    """Of one row event, with a few rows or too many."""
+    kinds = (30, 31, 32) if flavor == "mysql" else (23, 24, 25)
+    numbers = [chance.randrange(99) for _ in range(chance.choice((1, 1, 3, ROWS_MAX + 1)))]
+    table = of(table_map(COLUMNS, flavor=flavor))
+    return [gtid(flavor, number), *begin(flavor), table, row_event(chance.choice(kinds), *numbers), XID]
+
+
 def random_transaction(chance: random.Random, flavor: str, number: int) -> list[bytes]:
-    """Of the usual form, or with anything that may stand in a log."""
+    """With anything that may stand in a log; from a number on also with what stops the stream."""
     kinds = (30, 31, 32) if flavor == "mysql" else (23, 24, 25)
     parts = [gtid(flavor, number), *begin(flavor)]
     for _ in range(chance.choice((0, 1, 1, 1, 2))):
@@ -148,7 +162,7 @@ def random_transaction(chance: random.Random, flavor: str, number: int) -> list[
             flags = int(place == count - 1 and chance.random() < 0.95)
             parts.append(row_event(chance.choice(kinds), *numbers, table_id=table_id, flags=flags))
     parts.append(chance.choice((XID, XID, XID, query(b"COMMIT"))))
-    strange = chance.random()
+    strange = chance.random() if number > STRANGE_FROM else 1.0
     if strange < 0.25:
         other = chance.choice(
             (
@@ -181,20 +195,79 @@ def split(chance: random.Random, packets: Sequence[bytes]) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("flavor", FLAVORS)
 @pytest.mark.parametrize("seed", range(100))
-def test_both_ways_give_the_same(flavor: str, seed: int) -> None:
+def test_both_ways_give_the_same(flavor: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(f"{flavor} {seed}")
     packets = [description()]
     for number in range(1, 40):
-        packets += random_transaction(chance, flavor, number)
+        make = usual_transaction if chance.random() < 0.8 else random_transaction
+        packets += make(chance, flavor, number)
     pieces = split(chance, packets)
     options: dict[str, Any] = {"piece_rows": chance.choice((None, None, 7))}
     if chance.random() < 0.3:
-        options["cascades"] = {"child": frozenset(("goods", "other"))}
+        options["cascades"] = chance.choice(CASCADES)
+    taken, finish = [], FastTrack._finish
+
+    def note(self: FastTrack, position: Position, *rest: Any) -> None:
+        taken.append(position)
+        finish(self, position, *rest)
+
+    monkeypatch.setattr(FastTrack, "_finish", note)
+    fast = run(make_decoder(flavor, **options), pieces)
+    assert taken or "cascades" in options, "nothing took the fast track"
+    assert fast == both_ways(flavor, pieces, **options)
+
+
+def both_ways(
+    flavor: str, pieces: Sequence[Sequence[bytes]], **options: Any
+) -> tuple[list[Transaction], str]:
+    """What came, with the fast track and without."""
     fast = run(make_decoder(flavor, **options), pieces)
     general = run(make_decoder(flavor, is_fast=False, **options), pieces)
     assert fast == general
     assert [each.size_bytes for each in fast[0]] == [each.size_bytes for each in general[0]]
     assert len(fast[0]) > 0 or fast[1]
+    return fast
+
+
+@pytest.mark.parametrize("is_usual", [True, False])
+@pytest.mark.parametrize("number", [3, 2, 1])
+def test_a_number_of_a_domain_that_comes_again_stops_the_stream(is_usual: bool, number: int) -> None:
+    """F59: two servers write one history. Whichever way the former and the later transaction go."""
+    again = simple("mariadb", number)
+    if not is_usual:
+        again.insert(1, query(b"SAVEPOINT x"))
+    packets = [description(), *(each for first in (1, 2, 3) for each in simple("mariadb", first)), *again]
+    found, error = both_ways("mariadb", [packets])
+    assert len(found) == 3
+    assert f"GTID 0-7-{number} comes after sequence number 3" in error
+
+
+def test_a_table_that_refers_to_itself_is_raised() -> None:
+    """F23: MariaDB deletes the children in the same table, and logs no rows of them."""
+    for number in (1, 2):  # an update and a delete
+        found, error = both_ways(
+            "mariadb",
+            [[description(), *simple("mariadb", number)]],
+            cascades={"goods": frozenset(("goods",))},
+        )
+        assert ([set(each.raised_tables) for each in found], error) == ([{"goods"}], "")
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("events", [1, 2])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rows_of_another_table_than_was_announced_last(flavor: str, events: int, is_known: bool) -> None:
+    """By their own number: another table, or none, which stops the stream (F61)."""
+    kind = 30 if flavor == "mysql" else 23
+    other = of(table_map([varchar("w"), ID], flavor=flavor, name="other", table_id=78))
+    first, *rest = simple(flavor, 1)
+    packets = [description(), first, *rest[:-1], *([other] if is_known else []), *rest[-1:]]
+    strange = [row_event(kind, 5, table_id=78, flags=int(place == 1)) for place in range(3 - events, 3)]
+    packets += simple(flavor, 2) + simple(flavor, 3)[:-2] + strange + [XID]
+    found, error = both_ways(flavor, [packets])
+    assert [len(each.items) for each in found[:2]] == [2, 2]
+    assert [each.items for each in found[2:]] == ([()] if is_known else [])
+    assert bool(error) is not is_known
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
@@ -245,15 +318,16 @@ def test_a_wrong_checksum_stops_the_stream_wherever_it_is(flavor: str) -> None:
     ]
     assert run(make_decoder(flavor), [packets])[1] == ""
     for place in range(len(packets)):
-        damaged = bytearray(packets[place])
-        damaged[21] ^= 1
-        for is_fast in (True, False):
-            found, error = run(
-                make_decoder(flavor, is_fast=is_fast),
-                [[*packets[:place], bytes(damaged), *packets[place + 1 :]]],
-            )
-            assert "checksum" in error
-            assert len(found) == (place > len(simple(flavor, 1)))
+        for offset in (21, -7):  # in the head, and in the last row
+            damaged = bytearray(packets[place])
+            damaged[offset] ^= 1
+            for is_fast in (True, False):
+                found, error = run(
+                    make_decoder(flavor, is_fast=is_fast),
+                    [[*packets[:place], bytes(damaged), *packets[place + 1 :]]],
+                )
+                assert "checksum" in error
+                assert len(found) == (place > len(simple(flavor, 1)))
 
 
 def test_an_artificial_event_may_lack_its_checksum() -> None:

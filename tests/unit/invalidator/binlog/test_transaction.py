@@ -312,6 +312,19 @@ def test_a_new_foreign_key_is_read_when_it_comes() -> None:
     assert transact(made, deleted("child")).raised_tables == {"child"}
 
 
+def test_a_foreign_key_that_is_gone_counts_for_what_is_yet_to_be_read() -> None:
+    """The schema is read as it is now, and the log as it was."""
+    known = {"child": frozenset(("child",))}
+    made = TransactionAssembler(
+        Subscription("mariadb", "shop", TABLES, "beats"), find_cascades=lambda: dict(known)
+    )
+    made.restart()
+    known.clear()
+    made.start_group(start())
+    made.add_query("CREATE TABLE more (a INT REFERENCES child (id))", "shop")
+    assert transact(made, deleted("child")).raised_tables == {"child"}
+
+
 # -- XA (F54) -------------------------------------------------------------------------------------------
 
 
@@ -340,6 +353,23 @@ def test_xa_rows_come_at_prepare_and_again_at_commit_under_its_gtid() -> None:
     assert committed.position == MysqlGtidSet.of(SID, 2)
     # The name is free again.
     assert finish(made, f"XA COMMIT {XA_TEXT}", 3).raised_tables == TABLES
+
+
+def test_xa_keys_come_again_at_commit() -> None:
+    """Of a source that was asked for keys."""
+    made = assembler()
+    rows = ChangedRows(table("goods"), "update", True, items=[b"n:o:1", b"n:o:2"])
+    assert prepare(made, rows).items == (b"n:o:1", b"n:o:2")
+    committed = finish(made, f"XA COMMIT {XA_TEXT}")
+    assert (committed.items, committed.raised_tables) == ((b"n:o:1", b"n:o:2"), frozenset())
+
+
+def test_xa_rows_that_were_committed_are_no_longer_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_module, "XA_ROWS_MAX", 2)
+    made = assembler()
+    for number in range(5):
+        prepare(made, inserted(change(number)), number=2 * number + 1)
+        assert finish(made, f"XA COMMIT {XA_TEXT}", 2 * number + 2).changes == (change(number),)
 
 
 def test_xa_rollback_forgets() -> None:

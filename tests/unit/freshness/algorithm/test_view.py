@@ -1,0 +1,107 @@
+"""A copy of a node's records: what it vouches for, to whom, and how old a hit of it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from freshness.algorithm.envelope import Coverage, Filled, NodeRecord, Stamp
+from freshness.algorithm.request import Item
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.view import NodeView
+from freshness.position import MysqlGtidSet, Position
+
+NODE: Final = "n1"
+RING: Final = 7
+LEASE_SECONDS: Final = 5
+CUSTOMER: Final = ObjectPolicy("customer", 5, ("customers",), ("a",), 60)
+ORDER: Final = ObjectPolicy("order", 6, ("orders",), ("a",), 60)
+PAIR: Final = replace(CUSTOMER, name="pair", lineages=("a", "b"))
+
+
+def at(numbers: str) -> Position:
+    return MysqlGtidSet.parse(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:{numbers}")
+
+
+def record(lineage: str = "a", **changes: Any) -> NodeRecord:
+    objects = {policy.name: Coverage(policy.fingerprint, at("1")) for policy in (CUSTOMER, ORDER, PAIR)}
+    fields: dict[str, Any] = {"heartbeat_age_ms": 0, "is_open": True, "objects": objects, **changes}
+    return NodeRecord(
+        lineage,
+        b"LIFELIFE",
+        b"TENURE..",
+        epoch=1,
+        ring=RING,
+        as_of_us=0,
+        node=NODE,
+        stripes=8,
+        progress=at("1-10"),
+        floor=at("1-5"),
+        **fields,
+    )
+
+
+def view(records: Mapping[str, NodeRecord], ttl_seconds: int = LEASE_SECONDS + 1) -> NodeView:
+    """As read at 100 s, when so much was left of the leases: by default all."""
+    replies = [Item(each.encode(), 1, ttl_seconds) for each in records.values()]
+    return NodeView(NODE, tuple(records), replies, 100.0)
+
+
+def entry(numbers: str = "1-10", life: bytes = b"LIFELIFE") -> bytes:
+    return Filled((Stamp("a", life, 1, at(numbers)),), b"1", b"value").encode()
+
+
+@pytest.mark.parametrize("ages", [(3000, 1000), (1000, 3000)])
+def test_a_value_of_two_shards_is_as_old_as_the_older_one(ages: tuple[int, int]) -> None:
+    """I7."""
+    records = {name: record(name, heartbeat_age_ms=age) for name, age in zip("ab", ages, strict=True)}
+    assert view(records).staleness_seconds(PAIR, LEASE_SECONDS, 100.0) == 3.0
+
+
+def test_the_ages_of_heartbeat_record_and_copy_add_up() -> None:
+    """I7. A node may keep the record a second longer than asked, so that second counts, too (F50)."""
+    copy = view({"a": record(heartbeat_age_ms=1500)}, ttl_seconds=2)
+    assert copy.staleness_seconds(CUSTOMER, LEASE_SECONDS, 100.5) == 1.5 + (LEASE_SECONDS + 1 - 2) + 0.5
+
+
+def test_a_value_is_of_any_age_where_a_record_is_closed_or_missing() -> None:
+    closed = view({"a": record(), "b": record("b", is_open=False)})
+    assert closed.staleness_seconds(CUSTOMER, LEASE_SECONDS, 100.0) == 0.0
+    assert closed.staleness_seconds(PAIR, LEASE_SECONDS, 100.0) == float("inf")
+    assert view({"a": record()}).staleness_seconds(PAIR, LEASE_SECONDS, 100.0) == float("inf")
+
+
+def test_a_refusal_is_remembered_for_the_shards_and_the_ring_that_it_is_of() -> None:
+    copy = view({"a": record(), "b": record("b", is_open=False)})
+    for _ in range(2):
+        assert copy.find_refusal(CUSTOMER, RING) is None
+        assert copy.find_refusal(PAIR, RING) is ReadOutcome.CLOSED
+        assert copy.find_refusal(CUSTOMER, RING + 1) is ReadOutcome.RING
+
+
+def test_a_verdict_over_table_floors_is_remembered_for_its_object() -> None:
+    """F21: two objects of one position, of which one depends on the table."""
+    copy = view({"a": record(table_floors={"orders": at("11")})})
+    for _ in range(2):
+        assert copy.judge(CUSTOMER, b"1", entry()) == (None, b"value")
+        assert copy.judge(ORDER, b"1", entry()) == (ReadOutcome.TABLE_FLOOR, None)
+    assert copy.judge(ORDER, b"1", entry("1-12")) == (None, b"value")
+
+
+def test_an_entry_of_another_life_or_key_is_no_hit() -> None:
+    copy = view({"a": record()})
+    assert copy.judge(CUSTOMER, b"1", entry()) == (None, b"value")
+    assert copy.judge(CUSTOMER, b"1", entry(life=b"FORMERLY")) == (ReadOutcome.DEAD, None)
+    assert copy.judge(CUSTOMER, b"2", entry()) == (ReadOutcome.IDENTITY, None)
+
+
+def test_an_object_is_covered_in_its_own_definition_alone() -> None:
+    """F70."""
+    copy = view({"a": record()})
+    assert copy.covers(CUSTOMER)
+    assert not copy.covers(replace(CUSTOMER, fingerprint=6))
+    assert not copy.covers(replace(CUSTOMER, name="other"))
+    assert not copy.covers(PAIR), "in both shards"
