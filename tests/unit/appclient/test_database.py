@@ -483,9 +483,12 @@ def test_a_read_over_shards_takes_each_token_before_its_snapshot(
     servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F18: else the rows may be older than the token."""
-    monkeypatch.setattr(
-        ShardDatabase, "read_token", lambda _, connection: connection.statements.append("token")
-    )
+
+    def note(_: ShardDatabase, connection: Any) -> tuple[None, str]:
+        connection.statements.append("token")
+        return None, ""
+
+    monkeypatch.setattr(ShardDatabase, "read_token", note)
     sharded.snapshot(("shop/-80", "shop/80-"), lambda _: None)
     for each in servers.made:
         session, *rest = each.statements

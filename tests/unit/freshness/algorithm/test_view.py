@@ -16,7 +16,6 @@ from freshness.position import MysqlGtidSet, Position
 
 NODE: Final = "n1"
 RING: Final = 7
-LEASE_SECONDS: Final = 5
 CUSTOMER: Final = ObjectPolicy("customer", 5, ("customers",), ("a",), 60)
 ORDER: Final = ObjectPolicy("order", 6, ("orders",), ("a",), 60)
 PAIR: Final = replace(CUSTOMER, name="pair", lineages=("a", "b"))
@@ -44,8 +43,8 @@ def record(lineage: str = "a", **changes: Any) -> NodeRecord:
     )
 
 
-def view(records: Mapping[str, NodeRecord], ttl_seconds: int = LEASE_SECONDS + 1) -> NodeView:
-    """As read at 100 s, when so much was left of the leases: by default all."""
+def view(records: Mapping[str, NodeRecord], ttl_seconds: int = 6) -> NodeView:
+    """As read at 100 s, when so much was left of the leases."""
     replies = [Item(each.encode(), 1, ttl_seconds) for each in records.values()]
     return NodeView(NODE, tuple(records), replies, 100.0)
 
@@ -54,24 +53,26 @@ def entry(numbers: str = "1-10", life: bytes = b"LIFELIFE") -> bytes:
     return Filled((Stamp("a", life, 1, at(numbers)),), b"1", b"value").encode()
 
 
-@pytest.mark.parametrize("ages", [(3000, 1000), (1000, 3000)])
+@pytest.mark.parametrize("ages", [(8000, 6000), (6000, 8000)])
 def test_a_value_of_two_shards_is_as_old_as_the_older_one(ages: tuple[int, int]) -> None:
     """I7."""
     records = {name: record(name, heartbeat_age_ms=age) for name, age in zip("ab", ages, strict=True)}
-    assert view(records).staleness_seconds(PAIR, LEASE_SECONDS, 100.0) == 3.0
+    assert view(records).staleness_seconds(PAIR, 100.0) == 8.0 - 5
 
 
 def test_the_ages_of_heartbeat_record_and_copy_add_up() -> None:
-    """I7. A node may keep the record a second longer than asked, so that second counts, too (F50)."""
-    copy = view({"a": record(heartbeat_age_ms=1500)}, ttl_seconds=2)
-    assert copy.staleness_seconds(CUSTOMER, LEASE_SECONDS, 100.5) == 1.5 + (LEASE_SECONDS + 1 - 2) + 0.5
+    """I7: the heartbeat's age at the end of the lease, less what is left of that, and the age of the copy. A node
+    counts whole seconds, so a second less is left (F50)."""
+    copy = view({"a": record(heartbeat_age_ms=8500)}, ttl_seconds=3)
+    assert copy.staleness_seconds(CUSTOMER, 100.5) == 8.5 - 2 + 0.5
+    assert view({"a": record(heartbeat_age_ms=8500)}, 0).staleness_seconds(CUSTOMER, 100.0) == 8.5
 
 
 def test_a_value_is_of_any_age_where_a_record_is_closed_or_missing() -> None:
     closed = view({"a": record(), "b": record("b", is_open=False)})
-    assert closed.staleness_seconds(CUSTOMER, LEASE_SECONDS, 100.0) == 0.0
-    assert closed.staleness_seconds(PAIR, LEASE_SECONDS, 100.0) == float("inf")
-    assert view({"a": record()}).staleness_seconds(PAIR, LEASE_SECONDS, 100.0) == float("inf")
+    assert closed.staleness_seconds(CUSTOMER, 100.0) == 0.0
+    assert closed.staleness_seconds(PAIR, 100.0) == float("inf")
+    assert view({"a": record()}).staleness_seconds(PAIR, 100.0) == float("inf")
 
 
 def test_a_refusal_is_remembered_for_the_shards_and_the_ring_that_it_is_of() -> None:
@@ -105,3 +106,11 @@ def test_an_object_is_covered_in_its_own_definition_alone() -> None:
     assert not copy.covers(replace(CUSTOMER, fingerprint=6))
     assert not copy.covers(replace(CUSTOMER, name="other"))
     assert not copy.covers(PAIR), "in both shards"
+
+
+@pytest.mark.parametrize("changes", [{"lineage": "b"}, {"node": "n2"}], ids=["lineage", "node"])
+def test_a_record_of_another_lineage_or_node_vouches_for_nothing(changes: dict[str, str]) -> None:
+    """F94: two names of one server, which has one record."""
+    copy = view({"a": replace(record(), **changes)})  # type: ignore[arg-type]
+    assert copy.find_refusal(CUSTOMER, RING) is ReadOutcome.NO_RECORD
+    assert copy.judge(CUSTOMER, b"1", entry()) == (ReadOutcome.DEAD, None)

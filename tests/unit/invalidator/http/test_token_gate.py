@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
-from invalidator.http.token_gate import TokenGate
+from invalidator.http.gates import TokenGate
 
 
 def ask(*authorizations: bytes, path: str = "/v1/status") -> int:
