@@ -6,6 +6,7 @@ decided by ``freshness.algorithm.read`` alone; nothing here stores anything in t
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -27,10 +28,10 @@ from freshness.algorithm.read import Read, ReadContext, read_through
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import Sightings
 from freshness.config.reader import load_config
-from freshness.config.settings import Config, ServerAddress
+from freshness.config.settings import Config, ObjectConfig, ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.schema import key_columns, keyspace_id
-from freshness.errors import ConfigError, FormatError
+from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.history.open import open_recorder
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.placement import Placement
@@ -38,6 +39,8 @@ from freshness.nodes.open import open_node as open_configured_node
 from freshness.objects.registry import ObjectDefinition, build_registry
 from freshness.position.token import EventToken
 from freshness.values.codec import decode_value, encode_value
+
+log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=LoaderFunction)
 
@@ -102,15 +105,21 @@ class Cache:
         require_patched_threads()
         self._clock, self._sleep, self._jitter = clock, sleep, jitter
         self._databases = {name: Database(keyspace) for name, keyspace in config.keyspaces.items()}
-        self._definitions = build_registry(config, self._find_columns, keyspace_id)
-        self._loaders = {
-            name: ObjectLoader(definition, self._databases[definition.config.keyspace], None)
-            for name, definition in self._definitions.items()
-        }
+        self._definitions: dict[str, ObjectDefinition] = {}
+        self._loaders: dict[str, ObjectLoader] = {}
+        self._functions: dict[str, LoaderFunction] = {}
+        self._defining = threading.Lock()
+        for keyspace in config.keyspaces:
+            try:
+                self._define(keyspace)
+            except SourceUnavailable as error:
+                log.warning("keyspace %s is not read until its database answers: %s", keyspace, error)
         # The lineages that objects live in. Shards that do not serve decide over no read.
         self._lineages = tuple(
             dict.fromkeys(
-                lineage for definition in self._definitions.values() for lineage in definition.policy.lineages
+                shard.lineage
+                for entry in config.objects.values()
+                for shard in config.keyspaces[entry.keyspace].serving_shards
             )
         )
         self._placement = Placement(config.cache.nodes, config.cache.namespace)
@@ -127,8 +136,9 @@ class Cache:
     ) -> Cache:
         """Read the configuration and the key columns of its objects.
 
-        Raises `ConfigError` for mistakes in the file, all in one message, and `SourceUnavailable` or
-        `SourceUnsuitable` when the schema cannot be read. The cache nodes need not be up.
+        Raises `ConfigError` for mistakes in the file, all in one message, and `SourceUnsuitable` when a database does
+        not let the schema be read. Neither the cache nodes nor the databases need be up: reads of a keyspace raise
+        `SourceUnavailable` until its schema was read once.
         """
         return cls(load_config(Path(path), is_application=True), on_read=on_read)
 
@@ -180,16 +190,18 @@ class Cache:
         It is called as ``function(db, key)`` with a `LoaderConnection`. It must read only through that connection,
         and only the member tables of the configuration: a change of another table invalidates nothing.
         """
-        definition = self._definition(object_name)
-        if not definition.config.is_composite:
+        entry = self._entry(object_name)
+        if not entry.is_composite:
             raise ConfigError(
-                f"object {object_name} is one row of {definition.config.table} and needs no loader",
+                f"object {object_name} is one row of {entry.table} and needs no loader",
                 hint="give it key and members in freshness.toml to build it from several tables",
             )
 
         def register(function: Function) -> Function:
-            database = self._databases[definition.config.keyspace]
-            self._loaders[object_name] = ObjectLoader(definition, database, function)
+            with self._defining:
+                self._functions[object_name] = function
+                if object_name in self._definitions:
+                    self._create_loader(self._definitions[object_name])
             return function
 
         return register
@@ -223,17 +235,45 @@ class Cache:
         def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
             return key_columns(connection, address.database, table, column)
 
-        shard = database.keyspace.serving_shards[0]
-        return database.shards[shard.lineage].run(read)
+        failed: SourceUnavailable | None = None
+        for shard in database.keyspace.serving_shards:
+            try:
+                return database.shards[shard.lineage].run(read)
+            except SourceUnavailable as error:
+                failed = failed or error
+        assert failed is not None, "a keyspace has a serving shard"
+        raise failed
+
+    def _define(self, keyspace: str) -> None:
+        """Read the schema of a keyspace. Raises what the database raises, and `ConfigError`."""
+        definitions = build_registry(self.config, self._find_columns, keyspace_id, [keyspace])
+        with self._defining:
+            for name, definition in definitions.items():
+                self._create_loader(definition)
+                self._definitions[name] = definition
+
+    def _create_loader(self, definition: ObjectDefinition) -> None:
+        entry = definition.config
+        database, function = self._databases[entry.keyspace], self._functions.get(entry.name)
+        self._loaders[entry.name] = ObjectLoader(definition, database, function)
+
+    def _entry(self, object_name: str) -> ObjectConfig:
+        try:
+            return self.config.objects[object_name]
+        except KeyError:
+            known = ", ".join(sorted(self.config.objects)) or "none"
+            raise ConfigError(
+                f"unknown object {object_name!r}", hint=f"freshness.toml defines {known}"
+            ) from None
 
     def _definition(self, object_name: str) -> ObjectDefinition:
         try:
             return self._definitions[object_name]
         except KeyError:
-            known = ", ".join(sorted(self._definitions)) or "none"
-            raise ConfigError(
-                f"unknown object {object_name!r}", hint=f"freshness.toml defines {known}"
-            ) from None
+            self._define(
+                self._entry(object_name).keyspace
+            )  # its database did not answer when this was opened
+            return self._definitions[object_name]
 
     def _lookup(self, object_name: str, key: Any) -> Lookup:
         # Neither True and 1.0, which equal 1, nor long texts are cached.

@@ -38,6 +38,8 @@ class Pulse:
         self._begun: OrderedDict[int, float] = OrderedDict()
         self._lock = threading.Lock()
         self._begun_last = float("-inf")
+        self.written_at = float("-inf")
+        """When the last heartbeat that was written was begun, by ``clock``."""
         self._waking = threading.Event()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -85,3 +87,4 @@ class Pulse:
             while len(self._begun) > REMEMBERED_MAX:
                 self._begun.popitem(last=False)
         self._writer.beat(sequence)
+        self.written_at = begun

@@ -182,6 +182,12 @@ def load_registry(config: Config, keyspaces: Collection[str] | None = None) -> d
             connection.close()
 
 
+def load_object(config: Config, name: str) -> dict[str, ObjectDefinition]:
+    """`load_registry` of the keyspace of one object: the others' databases may be down. Empty for an unknown name."""
+    entry = config.objects.get(name)
+    return {} if entry is None else load_registry(config, [entry.keyspace])
+
+
 def _connect_any(keyspace: Keyspace) -> tuple[Connection, ServerAddress]:
     """The first primary of the serving shards that answers: all have the same tables. Raises the error of the first
     one that does not."""

@@ -19,11 +19,11 @@ def inspect_key(
     as_json: AsJson = False,
 ) -> None:
     """Show what the cache holds of one object, and whether it is what the primary has."""
-    from freshness.database.schema import load_registry
+    from freshness.database.schema import load_object
     from invalidator.process.status import inspect, locate_key
 
     settings = load_config(config)
-    answer = inspect(settings, locate_key(settings, load_registry(settings), name, key))
+    answer = inspect(settings, locate_key(settings, load_object(settings, name), name, key))
     if as_json:
         print_json(answer)
         return

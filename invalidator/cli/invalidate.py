@@ -18,11 +18,11 @@ def invalidate(
     as_json: AsJson = False,
 ) -> None:
     """Remove what the cache holds of these keys; nothing older than the primary is now can be stored again."""
-    from freshness.database.schema import load_registry
+    from freshness.database.schema import load_object
     from invalidator.process.by_hand import invalidate_keys
 
     settings = load_config(config)
-    invalidated = invalidate_keys(settings, load_registry(settings), name, key)
+    invalidated = invalidate_keys(settings, load_object(settings, name), name, key)
     if as_json:
         print_json([{"object": name, "node": each.node, "item": each.item.decode()} for each in invalidated])
         return

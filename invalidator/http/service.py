@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse
 
 from freshness import __version__
 from freshness.config.hostport import parse_host_port
-from freshness.database.schema import load_registry
+from freshness.database.schema import load_object
 from freshness.errors import ConfigError, FormatError
 from freshness.objects.registry import ObjectDefinition
 from invalidator.http.consumers import Reload, StreamHub, add_routes
@@ -95,7 +95,7 @@ def create_api(
         """Invalidate keys of an object, as `invalidator invalidate` does."""
         config = invalidator.config
         texts = [text for key in wanted.keys for text in key]
-        registry = load_registry(config)
+        registry = load_object(config, wanted.object)
         _require_widths(registry, wanted)
         invalidated = invalidate_keys(config, registry, wanted.object, texts)
         return {"invalidated": [{"node": each.node, "item": each.item.decode()} for each in invalidated]}

@@ -2,8 +2,8 @@
 loaded again.
 
 The shards go on independently: one that must stop (an event that cannot be handled, a history that is gone) says so
-and is not ready, and the others keep their part of the cache fresh. The process ends when it is told to, or when no
-worker is left.
+and is not ready, and the others keep their part of the cache fresh. One whose database is not there waits for it. The
+process ends when it is told to, or when no worker is left.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from freshness.algorithm.driver import running_clock
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.database.schema import load_registry
-from freshness.errors import ConfigError, SourceUnavailable
+from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.history.open import open_recorder
 from freshness.objects.registry import ObjectDefinition
 from invalidator.binlog.seek import TimeIndex
@@ -35,7 +36,9 @@ WATCH_SECONDS: Final = 0.1
 """How soon it is seen that a worker has ended, that the process is to stop, or that there is a new configuration."""
 
 RESTART_SECONDS: Final = 5.0
-"""Pause before a worker that found its primary unavailable at its start is started again, beside other workers."""
+RESTART_MAX_SECONDS: Final = 30.0
+"""Pause before a worker that found its database unavailable at its start is started again: it doubles between these
+two."""
 
 WORKER_STOP_SECONDS: Final = 30.0
 """How long a worker may take to finish the batch in hand."""
@@ -43,9 +46,10 @@ WORKER_STOP_SECONDS: Final = 30.0
 
 @dataclass(slots=True)
 class _Running:
-    """A worker in its thread."""
+    """A worker in its thread. ``pause_seconds``: before it is started again, if its database is not there."""
 
     worker: ShardWorker
+    pause_seconds: float
     error: BaseException | None = None
     is_reported: bool = False
     ended_at: float | None = None
@@ -112,7 +116,7 @@ class Invalidator:
         return {"lineages": list(config.lineages)}
 
     def run(self) -> None:
-        """Returns after `stop`. Raises what ended the last worker."""
+        """Returns after `stop`. Raises `ConfigError`, and what ended the last worker; never waits for a database."""
         self._recorder = open_recorder(self.config)
         try:
             with seldom_collected():
@@ -133,14 +137,15 @@ class Invalidator:
     def _exchange(self, config: Config) -> None:
         try:
             self._assign(config)
-        except (ConfigError, SourceUnavailable) as error:
+        except FreshnessError as error:
             log.error("the new configuration is not used: %s", error)
             return
         log.info("the configuration was loaded again: %s", ", ".join(self._running))
 
     def _assign(self, config: Config) -> None:
         """Start, exchange and stop workers so that there is one for each shard of ``config``."""
-        wanted = _assignments(config, load_registry(config), self._shards, self._nodes)
+        registries = {name: self._read_registry(config, name) for name in config.keyspaces}
+        wanted = _assignments(config, registries, self._shards, self._nodes)
         changed = [
             lineage
             for lineage, running in self._running.items()
@@ -154,11 +159,36 @@ class Invalidator:
             if lineage not in self._running:
                 self._start(assignment)
 
+    def _read_registry(self, config: Config, keyspace: str) -> dict[str, ObjectDefinition] | None:
+        """None where the database is not there or not as it should be: the workers of the keyspace read the schema
+        themselves, and no other keyspace waits for that. Raised, where there are workers that it would end."""
+        try:
+            return load_registry(config, [keyspace])
+        except (SourceUnavailable, SourceUnsuitable):
+            tasks = [each.worker.assignment for each in self._running.values() if each.ended_at is None]
+            if any(task.keyspace == keyspace and task.registry is not None for task in tasks):
+                raise
+            return None
+
     def _start(self, assignment: Assignment) -> None:
         lineage = assignment.shard.lineage
-        worker = ShardWorker(assignment, self.metrics.of_shard(lineage), self._recorder)
-        running = self._running[lineage] = _Running(worker)
-        running.thread.start()
+        worker = ShardWorker(
+            assignment,
+            self.metrics.of_shard(lineage),
+            self._recorder,
+            read_registry=partial(load_registry, self.config, [assignment.keyspace]),
+        )
+        self._running[lineage] = _Running(worker, RESTART_SECONDS)
+        self._running[lineage].thread.start()
+
+    def _restart(self, ended: _Running) -> None:
+        """Start a worker again that found its database unavailable."""
+        task = ended.worker.assignment
+        self._start(task)
+        again = self._running[task.shard.lineage]
+        again.worker.last_error = ended.worker.last_error  # until it is known to be over
+        if not ended.worker.has_streamed:
+            again.pause_seconds = min(2 * ended.pause_seconds, RESTART_MAX_SECONDS)
 
     def _stop(self, lineages: Collection[str]) -> None:
         stopping = [self._running.pop(lineage) for lineage in lineages]
@@ -169,28 +199,40 @@ class Invalidator:
             self.metrics.forget_shard(each.worker.assignment.shard.lineage)
 
     def _look_after(self) -> None:
-        """Log what ended, start again what may; raise where nothing is left."""
+        """Log what ended, start again what may; raise where nothing is left that may."""
         ended = {lineage: each for lineage, each in self._running.items() if each.ended_at is not None}
-        if len(ended) == len(self._running):
+        if len(ended) == len(self._running) and not any(map(_is_waiting, ended.values())):
             for each in ended.values():
                 assert each.error is not None, "a worker ends by a stop or by an error"
                 raise each.error
         for lineage, each in ended.items():
             assert each.ended_at is not None
-            if not each.is_reported:
-                each.is_reported = True
+            if each.is_reported:
+                if _is_waiting(each) and running_clock() - each.ended_at >= each.pause_seconds:
+                    self._restart(each)
+                continue
+            each.is_reported = True
+            if _is_waiting(each):
+                each.worker.metrics.waiting.set(1)
+                log.warning(
+                    "shard %s waits for its database: %s; next try in %.0f s",
+                    lineage,
+                    each.error,
+                    each.pause_seconds,
+                )
+            else:
                 self.metrics.shard_failed.labels(lineage).set(1)
                 log.error("shard %s has stopped", lineage, exc_info=each.error)
-            elif (
-                isinstance(each.error, SourceUnavailable)
-                and running_clock() - each.ended_at >= RESTART_SECONDS
-            ):
-                self._start(each.worker.assignment)
+
+
+def _is_waiting(ended: _Running) -> bool:
+    """Whether it is started again."""
+    return isinstance(ended.error, SourceUnavailable)
 
 
 def _assignments(
     config: Config,
-    registry: Mapping[str, ObjectDefinition],
+    registries: Mapping[str, Mapping[str, ObjectDefinition] | None],
     shards: Collection[str],
     nodes: Collection[str],
 ) -> dict[str, Assignment]:
@@ -202,11 +244,7 @@ def _assignments(
     mine = tuple(node for node in config.cache.nodes if not nodes or node in nodes)
     assignments = {}
     for keyspace in config.keyspaces.values():
-        objects = {
-            name: definition
-            for name, definition in registry.items()
-            if definition.config.keyspace == keyspace.name
-        }
+        objects = registries[keyspace.name]
         for shard in keyspace.shards:
             if not shards or shard.name in shards:
                 assignments[shard.lineage] = Assignment(

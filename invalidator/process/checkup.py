@@ -1,8 +1,8 @@
 """Everything outside of this process that ``invalidator run`` and the applications need, looked at before they start:
 the databases, the servers that applications read, the cache nodes.
 
-It changes nothing, but for an item on each node that lives for seconds. What cannot be asked is a finding, and hides
-no other. Called by ``invalidator check``; a start asks the primary alone (``invalidator.process.preflight``).
+It changes nothing, but for an item on each node that lives for seconds. A server that cannot be asked is a finding
+and hides no other. `invalidator check` calls it; a start asks the primary alone (``invalidator.process.preflight``).
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ class ShardMetrics:
     stream_open: Gauge
     reopened: Counter
     heartbeat_failures: Counter
+    heartbeat_missing: Gauge
+    waiting: Gauge
 
 
 class Metrics:
@@ -96,6 +98,18 @@ class Metrics:
                 _BY_SHARD,
                 registry=self.registry,
             ),
+            heartbeat_missing=Gauge(
+                "freshness_heartbeat_missing",
+                "1 while own heartbeats are written and none comes back through the stream.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
+            waiting=Gauge(
+                "freshness_shard_waiting",
+                "1 for a shard whose database was not there at the start; it is tried again.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
         )
         self.shard_failed = Gauge(
             "freshness_shard_failed",
@@ -128,6 +142,8 @@ class Metrics:
             shard.stream_open.labels(lineage),
             shard.reopened.labels(lineage),
             shard.heartbeat_failures.labels(lineage),
+            shard.heartbeat_missing.labels(lineage),
+            shard.waiting.labels(lineage),
         )
 
     def forget_shard(self, lineage: str) -> None:

@@ -64,18 +64,17 @@ STRIPES_PER_CHANGE: Final = 50
 
 def read_status(config: Config) -> dict[str, Any]:
     """``nodes``: see `read_nodes`. ``servers``: one entry for each server that applications read, with the share of
-    fills that it is refused for a neighbour's sake."""
+    fills that it is refused for a neighbour's sake, or with the reason why it gives no token."""
     looks = list(_look_at_nodes(config))
     samples: dict[str, list[Stripe]] = {lineage: [] for lineage in config.lineages}
     for entry, sample in looks:
         samples[entry["lineage"]] += sample
     servers = [
-        {"server": f"{server.host}:{server.port}", "lineage": shard.lineage}
-        | _measure_sharing(keyspace, shard, server, samples[shard.lineage], config.cache.stripes)
+        {"server": f"{server.host}:{server.port}", "lineage": shard.lineage} | found
         for keyspace in config.keyspaces.values()
         for shard in keyspace.serving_shards
-        if samples[shard.lineage]
         for server in _servers_read(shard)
+        if (found := _measure_sharing(keyspace, shard, server, samples[shard.lineage], config.cache.stripes))
     ]
     ring = Placement(config.cache.nodes, config.cache.namespace).ring_version
     return {
@@ -160,13 +159,15 @@ def _measure_sharing(
     """The share of stripes that hold a change which the server lacks: it is refused a fill of any of their keys.
 
     With w changed keys a second on a node and a lag of t, that is 1 - exp(-w t / stripes). So the share says what
-    w t is, and how many stripes would be enough.
+    w t is, and how many stripes would be enough. Empty where there is no stripe to ask for.
     """
     try:
         position = _read_token(keyspace, shard, server).position
-        share = sum(not position.contains(stripe.position) for stripe in sample) / len(sample)
     except FreshnessError as error:
         return {"error": str(error)}
+    if not sample:
+        return {}
+    share = sum(not position.contains(stripe.position) for stripe in sample) / len(sample)
     return {"refused_percent": round(100 * share, 1), "advice": advise_stripes(share, stripes)}
 
 
@@ -223,7 +224,7 @@ def find_definition(config: Config, registry: Mapping[str, ObjectDefinition], na
     try:
         return registry[name]
     except KeyError:
-        known = ", ".join(sorted(registry))
+        known = ", ".join(sorted(config.objects))
         raise ConfigError(f"unknown object {name!r}", hint=f"{config.path} defines {known}") from None
 
 

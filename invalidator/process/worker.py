@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
@@ -47,6 +47,9 @@ from invalidator.replica.source import ReplicaSource
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT_MISSING_SECONDS: Final = 15.0
+"""How long heartbeats are written without one that comes back, before it is said."""
+
 STOP_SEEN_SECONDS: Final = 0.1
 """How long a pause may last before it is seen that the worker is to stop."""
 
@@ -55,7 +58,7 @@ STOP_SEEN_SECONDS: Final = 0.1
 class Assignment:
     """The task of one worker. Two equal tasks need no restart when the configuration is loaded again: ``objects`` is
     all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: the cache nodes that
-    the worker looks after."""
+    the worker looks after. ``registry`` is None where the schema could not be read: the worker reads it."""
 
     keyspace: str
     flavor: str
@@ -63,16 +66,21 @@ class Assignment:
     cache: CacheConfig
     nodes: tuple[str, ...]
     stream: StreamConfig
-    registry: Mapping[str, ObjectDefinition] = field(compare=False)
+    registry: Mapping[str, ObjectDefinition] | None = field(compare=False)
     objects: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        objects = {name: definition.policy.fingerprint for name, definition in self.registry.items()}
+        objects = {name: definition.policy.fingerprint for name, definition in (self.registry or {}).items()}
         object.__setattr__(self, "objects", objects)
 
     @property
+    def definitions(self) -> Mapping[str, ObjectDefinition]:
+        assert self.registry is not None, "the worker reads it first"
+        return self.registry
+
+    @property
     def tables(self) -> frozenset[str]:
-        return frozenset(table for each in self.registry.values() for table in each.columns_by_table)
+        return frozenset(table for each in self.definitions.values() for table in each.columns_by_table)
 
 
 @dataclass(slots=True)
@@ -80,7 +88,8 @@ class ShardWorker:
     """`run` returns when `stop` was called; anything it cannot handle it raises.
 
     The public fields are for ``invalidator.http.service``, which reads them from another thread. ``times``: what had
-    been received when, for consumers that begin at a time.
+    been received when, for consumers that begin at a time. ``read_registry``: reads the schema, where the assignment
+    has none.
     """
 
     assignment: Assignment
@@ -90,6 +99,8 @@ class ShardWorker:
     is_streaming: bool = False
     invalidator: ShardInvalidator | None = None
     restoration: Restoration | None = None
+    read_registry: Callable[[], Mapping[str, ObjectDefinition]] = dict
+    has_streamed: bool = False
     times: TimeIndex = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
 
@@ -101,6 +112,11 @@ class ShardWorker:
         self._is_stopping = True
 
     def run(self) -> None:
+        if self.assignment.registry is None:
+            self.assignment = replace(self.assignment, registry=self.read_registry())
+        self._follow()
+
+    def _follow(self) -> None:
         task = self.assignment
         shard, flavor = task.shard, task.flavor
         cascades = self._check()
@@ -128,7 +144,7 @@ class ShardWorker:
                 self.invalidator,
                 transactions_max=task.stream.batch_transactions_max,
                 is_stopping=lambda: self._is_stopping,
-                observer=MetricsObserver(self, self.invalidator),
+                observer=MetricsObserver(self, self.invalidator, lambda: pulse.written_at),
             )
             drive(loop, _answerer(driver, source, epochs))
         finally:
@@ -172,11 +188,11 @@ class ShardWorker:
     def _create_source(self, cascades: Cascades) -> Source:
         task = self.assignment
         if task.shard.vtgate is not None:
-            return _open_vstream(task.shard.vtgate, task.shard.name, task.registry)
+            return _open_vstream(task.shard.vtgate, task.shard.name, task.definitions)
 
         def of(server: ServerAddress) -> Source:
             return BinlogSource(
-                server, task.flavor, task.tables, cascades=cascades, definitions=task.registry
+                server, task.flavor, task.tables, cascades=cascades, definitions=task.definitions
             )
 
         if not task.shard.replicas:
@@ -199,7 +215,7 @@ class ShardWorker:
             task.nodes,
             self._make_policy(),
             placement,
-            KeyFinder(task.registry),
+            KeyFinder(task.definitions),
             instance=instance,
             clock=running_clock,
             nonce=lambda: secrets.token_bytes(LIFE_SIZE),
@@ -217,7 +233,7 @@ class ShardWorker:
 
     def _make_policy(self) -> NodePolicy:
         task = self.assignment
-        return node_policy(task.cache, task.shard.lineage, task.registry, is_serving=task.shard.serving)
+        return node_policy(task.cache, task.shard.lineage, task.definitions, is_serving=task.shard.serving)
 
     def _sleep(self, seconds: float) -> None:
         until = running_clock() + seconds
@@ -226,20 +242,28 @@ class ShardWorker:
 
 
 class MetricsObserver(LoopObserver):
-    """Turns what the loop tells into metrics."""
+    """Turns what the loop tells into metrics. ``read_written_at``: when the last heartbeat was written."""
 
-    def __init__(self, worker: ShardWorker, invalidator: ShardInvalidator) -> None:
+    def __init__(
+        self, worker: ShardWorker, invalidator: ShardInvalidator, read_written_at: Callable[[], float]
+    ) -> None:
         self._worker = worker
         self._invalidator = invalidator
         self._metrics = worker.metrics
+        self._read_written_at = read_written_at
+        self._own_at = self._applied_at = invalidator.clock()
+        self._missing = ""
         self._restored = 0
         # MariaDB logs whole seconds.
         self._has_commit_times = worker.assignment.flavor == "mysql"
 
     def stream_opened(self, start: Position) -> None:
-        self._worker.last_error = ""
-        self._worker.is_streaming = True
+        self._worker.last_error = self._missing
+        if not self._missing:
+            self._own_at = self._invalidator.clock()
+        self._worker.is_streaming = self._worker.has_streamed = True
         self._metrics.stream_open.set(1)
+        self._metrics.waiting.set(0)
         self._metrics.reopened.inc()
         log.info("streaming from %s of %s", start, self._worker.assignment.shard.lineage)
 
@@ -249,6 +273,7 @@ class MetricsObserver(LoopObserver):
 
     def applied(self, transactions: Sequence[Transaction], keys: int, begun: float) -> None:
         now = running_clock()
+        self._applied_at = self._invalidator.clock()
         self._worker.times.note(time.time_ns() // 1000, self._invalidator.streamed)
         self._metrics.batch_seconds.observe(now - begun)
         if self._has_commit_times and transactions[0].timestamp_us:
@@ -263,8 +288,10 @@ class MetricsObserver(LoopObserver):
                     written_at = self._invalidator.find_heartbeat(beat.sequence)
                     if written_at is not None:
                         self._metrics.lag_seconds.observe(now - written_at)
+                        self._note_own_heartbeat()
 
     def nodes_joined(self, count: int) -> None:
+        self._look_for_heartbeats()
         self._metrics.nodes_joined.set(count)
         if self._worker.restoration is not None:
             restorers = self._worker.restoration.restorers
@@ -275,6 +302,33 @@ class MetricsObserver(LoopObserver):
 
     def failed(self, error: FreshnessError) -> None:
         self._worker.last_error = str(error)
+
+    def _note_own_heartbeat(self) -> None:
+        self._own_at = self._invalidator.clock()
+        if self._missing:
+            log.info("heartbeats of %s come back again", self._worker.assignment.shard.lineage)
+            self._missing = self._worker.last_error = ""
+            self._metrics.heartbeat_missing.set(0)
+
+    def _look_for_heartbeats(self) -> None:
+        """Say why the nodes stay closed where heartbeats are written and none comes back."""
+        silent_seconds = self._read_written_at() - self._own_at
+        if self._missing or silent_seconds < HEARTBEAT_MISSING_SECONDS:
+            return
+        is_behind = self._invalidator.clock() - self._applied_at < HEARTBEAT_MISSING_SECONDS
+        cause = (
+            "the stream is behind and catching up, or it is of another server"
+            if is_behind
+            else "is the stream of the server that heartbeats are written to (an address that moved)? Does its log"
+            " leave out this database (binlog_do_db, binlog_ignore_db), or does the replica whose log is read?"
+        )
+        self._missing = (
+            f"no own heartbeat has come back through the stream of {self._worker.assignment.shard.lineage} for"
+            f" {silent_seconds:.0f} s, though they are written, so nodes stay closed: {cause}"
+        )
+        self._worker.last_error = self._missing
+        self._metrics.heartbeat_missing.set(1)
+        log.error("%s", self._missing)
 
 
 def _open_vstream(vtgate: VtgateAddress, shard: str, registry: Mapping[str, ObjectDefinition]) -> Source:

@@ -114,11 +114,7 @@ class StreamOpener:
                 f"start {since!r} is in the future",
                 hint='what comes until then would be missing: start "now", or at a time that has been',
             )
-        definitions = {
-            name: each
-            for name, each in load_registry(config).items()
-            if each.config.keyspace == keyspace.name
-        }
+        definitions = load_registry(config, [keyspace.name])
         finder = KeyFinder(definitions)
         stream = UpdateStream(
             keyspace,

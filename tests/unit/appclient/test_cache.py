@@ -12,7 +12,7 @@ import pytest
 from appclient import Cache
 from appclient.database import ShardDatabase
 from freshness.config.reader import load_config
-from freshness.errors import ConfigError, FormatError
+from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
 
@@ -146,3 +146,90 @@ def test_a_kept_key_stands_for_no_other(cache: Cache) -> None:
             cache.get("customer", other)
     with pytest.raises(ConfigError, match="unknown object"):
         cache.get_many("costumer", [])
+
+
+# -- a database that is down ----------------------------------------------------------------------------------
+
+TWO = """[cache]
+nodes = ["127.0.0.1:21"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mysql"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:1/shop"
+[keyspaces.other]
+flavor = "mysql"
+[[keyspaces.other.shards]]
+primary = "mysql://app@127.0.0.1:2/other"
+[objects.customer]
+keyspace = "shop"
+table = "customers"
+[objects.report]
+keyspace = "other"
+key = "id"
+members = { reports = "id" }
+"""
+
+
+def test_a_database_that_is_down_concerns_its_own_keyspace(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is opened, the other keyspace is read, and the objects of this one are there when it answers."""
+    down = {"other/-"}
+    asked: list[str] = []
+
+    def run(shard: Any, read: Any, **_: Any) -> Any:
+        lineage = shard._shard.lineage
+        asked.append(lineage)
+        if lineage in down:
+            raise SourceUnavailable(f"no server of {lineage} answers", hint="is the server up?")
+        return (KeyColumn("id", ColumnKind.INTEGER),) if "find_columns" in read.__qualname__ else read
+
+    monkeypatch.setattr(ShardDatabase, "run", run)
+    monkeypatch.setattr(ShardDatabase, "rows_with_token", lambda *_: ([], None))
+    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load: (load(None), None))
+    path = tmp_path / "freshness.toml"
+    path.write_text(TWO)
+    cache = Cache(load_config(path, {}), open_node=nodes.open)
+    assert cache.get("customer", 1) is None
+
+    @cache.loader("report")
+    def load_report(_: Any, key: int) -> dict[str, int]:
+        return {"id": key}
+
+    with pytest.raises(SourceUnavailable, match="no server of other/- answers"):
+        cache.get("report", 1)
+    with pytest.raises(SourceUnavailable, match="no server of other/- answers"):
+        cache.get_many("report", [1, 2])
+    assert cache.get("customer", 2) is None
+    down.clear()
+    assert cache.get("report", 1) == {"id": 1}
+    count = asked.count("other/-")
+    assert cache.get_many("report", [1, 2]) == {1: {"id": 1}, 2: {"id": 2}}
+    assert asked.count("other/-") == count, "the schema is read once"
+    with pytest.raises(ConfigError, match="unknown object 'reprot'") as unknown:
+        cache.get("reprot", 1)
+    assert "customer, report" in unknown.value.hint
+
+
+def test_a_schema_is_read_from_the_first_shard_that_answers(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(shard: Any, _: Any) -> Any:
+        if shard._shard.name == "-80":
+            raise SourceUnavailable("no server of shop/-80 answers")
+        return (KeyColumn("id", ColumnKind.INTEGER),)
+
+    monkeypatch.setattr(ShardDatabase, "run", run)
+    path = tmp_path / "freshness.toml"
+    text = CONFIG.replace(
+        'flavor = "mysql"\n', 'flavor = "mysql"\nsharding = { column = "id", function = "hash" }\n'
+    )
+    one = '[[keyspaces.shop.shards]]\nprimary = "mysql://app@127.0.0.1:1/shop"\n'
+    two = "".join(
+        one.replace("primary", f'name = "{name}"\nprimary').replace(":1/", f":{port}/")
+        for port, name in ((1, "-80"), (2, "80-"))
+    )
+    path.write_text(text.replace(one, two))
+    cache = Cache(load_config(path, {}), open_node=nodes.open)
+    assert list(cache._definitions) == ["customer"]

@@ -125,7 +125,7 @@ def test_all_problems_of_a_file_in_one_report(
     assert "Traceback" not in report
 
 
-@pytest.mark.parametrize("verb", [["run"], ["check"], ["inspect", "customer", "1"]])
+@pytest.mark.parametrize("verb", [["check"], ["inspect", "customer", "1"]])
 def test_an_unreachable_database_without_its_password(
     verb: list[str], config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,7 +196,7 @@ def test_not_ready_while_one_node_is_down(client: TestClient, worker: ShardWorke
 
 
 def test_the_stream_is_open_from_its_opening_to_its_end(worker: ShardWorker) -> None:
-    observer = MetricsObserver(worker, Nodes().shard)
+    observer = MetricsObserver(worker, Nodes().shard, lambda: 0.0)
     observer.stream_opened(MysqlGtidSet.of(SOURCE, 1))
     assert worker.is_streaming
     observer.stream_closed()
@@ -208,7 +208,7 @@ def test_the_stripes_that_were_put_back_are_counted_once(
 ) -> None:
     worker.restoration = Restoration("memcached", NODES, POLICY, lambda _: None, lambda _: None)
     first, second = worker.restoration.restorers
-    observer = MetricsObserver(worker, Nodes().shard)
+    observer = MetricsObserver(worker, Nodes().shard, lambda: 0.0)
 
     def shown() -> list[str]:
         names = "freshness_stripes_restored_total", "freshness_nodes_complete"
@@ -234,7 +234,7 @@ def test_the_lag_of_a_batch_is_that_of_its_first_transaction(worker: ShardWorker
     now_us = time.time_ns() // 1000
     first, second = now_us - 5_000_000_000, now_us - 10_000_000
     batch = [Transaction(MysqlGtidSet.of(SOURCE, n), at) for n, at in ((2, first), (3, second))]
-    observer = MetricsObserver(worker, Nodes().shard)
+    observer = MetricsObserver(worker, Nodes().shard, lambda: 0.0)
     observer.applied(batch, 0, running_clock())
     count, total = commit_lags(worker)
     assert count == 1
@@ -249,7 +249,7 @@ def test_the_lag_of_a_batch_is_that_of_its_first_transaction(worker: ShardWorker
 def test_a_log_of_whole_seconds_tells_no_lag(worker: ShardWorker) -> None:
     worker.assignment = replace(worker.assignment, flavor="mariadb")
     batch = [Transaction(MysqlGtidSet.of(SOURCE, 2), 1)]
-    MetricsObserver(worker, Nodes().shard).applied(batch, 0, running_clock())
+    MetricsObserver(worker, Nodes().shard, lambda: 0.0).applied(batch, 0, running_clock())
     assert commit_lags(worker) == (0, 0)
 
 

@@ -11,7 +11,13 @@ import pytest
 
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
-from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, StreamStopped
+from freshness.errors import (
+    ConfigError,
+    FreshnessError,
+    SourceUnavailable,
+    SourceUnsuitable,
+    StreamStopped,
+)
 from invalidator.process import app
 from invalidator.process.app import Invalidator
 from invalidator.process.worker import ShardWorker
@@ -77,8 +83,8 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     made = Scene(tmp_path)
-    monkeypatch.setattr(ShardWorker, "run", lambda worker: made.run_worker(worker))
-    monkeypatch.setattr(app, "load_registry", lambda _: {})
+    monkeypatch.setattr(ShardWorker, "_follow", lambda worker: made.run_worker(worker))
+    monkeypatch.setattr(app, "load_registry", lambda *_: {})
     monkeypatch.setattr(app, "RESTART_SECONDS", 0.05)
     monkeypatch.setattr(app, "WATCH_SECONDS", 0.01)
     return made
@@ -175,6 +181,115 @@ def test_a_primary_that_is_down_at_the_start_is_tried_again_beside_others(scene:
     assert scene.errors == []
 
 
+OTHER = """
+[keyspaces.other]
+flavor = "mysql"
+[[keyspaces.other.shards]]
+primary = "mysql://a@127.0.0.1:9/other"
+"""
+
+
+class Databases:
+    """Stands for `load_registry`: the keyspaces in ``down`` do not answer."""
+
+    def __init__(self, *down: str) -> None:
+        self.down = set(down)
+        self.asked: list[str] = []
+        self.error: FreshnessError = SourceUnavailable("127.0.0.1:9: connecting: refused")
+
+    def load(self, _: Config, keyspaces: list[str]) -> dict[str, object]:
+        self.asked += keyspaces
+        if self.down & set(keyspaces):
+            raise self.error
+        return {}
+
+
+@pytest.fixture
+def databases(monkeypatch: pytest.MonkeyPatch) -> Databases:
+    made = Databases("other")
+    monkeypatch.setattr(app, "load_registry", made.load)
+    return made
+
+
+def test_a_database_that_is_down_at_the_start_keeps_no_other_keyspace_waiting(
+    scene: Scene, databases: Databases
+) -> None:
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-") + OTHER))
+    thread = scene.start(invalidator)
+    wait_until(lambda: databases.asked.count("other") > 3)
+    assert sorted(scene.started) == ["-80", "80-"]
+    waiting = {each.assignment.shard.lineage: each for each in invalidator.workers}["other/-"]
+    assert "refused" in waiting.last_error
+    assert waiting.metrics.waiting._value.get() == 1
+    assert invalidator.metrics.shard_failed.labels("other/-")._value.get() == 0
+    databases.down.clear()
+    wait_until(lambda: len(scene.started) == 3)
+    assert {each.assignment.registry is None for each in invalidator.workers} == {False}
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert scene.errors == []
+
+
+def test_a_process_waits_where_no_database_is_there(scene: Scene, databases: Databases) -> None:
+    invalidator = Invalidator(scene.config(HEAD[: HEAD.index("[keyspaces")] + OTHER))
+    thread = scene.start(invalidator)
+    wait_until(lambda: databases.asked.count("other") > 3)
+    assert thread.is_alive()
+    databases.down.clear()
+    wait_until(lambda: len(scene.started) == 1)
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert scene.errors == []
+
+
+def test_a_database_that_refuses_leaves_the_others_running_and_ends_the_last(
+    scene: Scene, databases: Databases
+) -> None:
+    databases.error = SourceUnsuitable("127.0.0.1:9: connecting: Access denied")
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-") + OTHER))
+    thread = scene.start(invalidator)
+    failed = invalidator.metrics.shard_failed.labels("other/-")
+    wait_until(lambda: failed._value.get() == 1 and len(scene.started) == 2)
+    scene.failures |= {"-80": StreamStopped("event 99"), "80-": StreamStopped("event 98")}
+    thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
+    assert len(scene.errors) == 1
+
+
+def test_the_pause_before_a_restart_grows(
+    scene: Scene, databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "RESTART_MAX_SECONDS", 0.15)
+    invalidator = Invalidator(scene.config(HEAD + shards("-") + OTHER))
+    thread = scene.start(invalidator)
+    pauses: list[float] = []
+
+    def is_longest() -> bool:
+        pauses.append(invalidator._running["other/-"].pause_seconds)
+        return pauses[-1] == 0.15
+
+    wait_until(lambda: "other/-" in invalidator._running)
+    wait_until(is_longest)
+    assert set(pauses) <= {0.05, 0.1, 0.15}
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+
+
+def test_a_configuration_is_used_although_another_database_never_was_there(
+    scene: Scene, databases: Databases
+) -> None:
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-") + OTHER))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    wait_until(lambda: any(each.last_error for each in invalidator.workers))
+    invalidator.reload(scene.config(HEAD + shards("-", ports=4000) + OTHER))
+    wait_until(
+        lambda: {each.assignment.shard.lineage for each in invalidator.workers} == {"shop/-", "other/-"}
+    )
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+
+
 def test_a_schema_that_cannot_be_read_leaves_the_configuration_as_it_was(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +298,7 @@ def test_a_schema_that_cannot_be_read_leaves_the_configuration_as_it_was(
     wait_until(lambda: len(scene.started) == 2)
     asked = threading.Event()
 
-    def refuse(_: Config) -> None:
+    def refuse(*_: object) -> None:
         asked.set()
         raise SourceUnavailable("127.0.0.1:4000: connecting: refused")
 

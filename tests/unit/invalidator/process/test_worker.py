@@ -15,8 +15,9 @@ from freshness.errors import ConfigError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import build_registry
 from freshness.position import empty_position
+from freshness.stream.source import Heartbeat, Transaction
 from invalidator.process.metrics import Metrics
-from invalidator.process.worker import Assignment, ShardWorker
+from invalidator.process.worker import HEARTBEAT_MISSING_SECONDS, Assignment, MetricsObserver, ShardWorker
 
 CONFIG = """
 [cache]
@@ -97,3 +98,75 @@ def test_a_stripe_that_waits_for_a_heartbeat_makes_the_next_one_come_at_once(tmp
     following.passed = Streamed(empty_position("mysql"), 1, 5.0)
     assert ask(5.0) is following.passed
     assert following.hurried == [5.0, 5.0], "it has come back"
+
+
+class Scene:
+    """A worker's observer beside a stream whose time and heartbeats the test decides."""
+
+    instance = "me"
+    streamed = empty_position("mysql")
+
+    def __init__(self, folder: Path) -> None:
+        self.worker = worker_of(folder)
+        self.now = 100.0
+        self.written_at = 100.0
+        invalidator: Any = self
+        self.observer = MetricsObserver(self.worker, invalidator, lambda: self.written_at)
+        self.observer.stream_opened(self.streamed)
+
+    def clock(self) -> float:
+        return self.now
+
+    def find_heartbeat(self, _: int) -> float:
+        return self.now
+
+    def pass_time(self, seconds: float, *, is_written: bool = True) -> None:
+        """The loop polls; a heartbeat was written a moment ago, or not."""
+        self.now += seconds
+        if is_written:
+            self.written_at = self.now
+        self.observer.nodes_joined(1)
+
+    def bring(self, instance: str) -> None:
+        beat = Heartbeat(instance, 1, 0, 0, 1)
+        self.observer.applied([Transaction(self.streamed, 0, heartbeats=(beat,))], 0, self.now)
+
+    @property
+    def told(self) -> tuple[float, str]:
+        return self.worker.metrics.heartbeat_missing._value.get(), self.worker.last_error
+
+
+def test_heartbeats_that_do_not_come_back_are_told_with_their_usual_causes(tmp_path: Path) -> None:
+    """The nodes stay closed, and nothing else would say why."""
+    scene = Scene(tmp_path)
+    scene.pass_time(HEARTBEAT_MISSING_SECONDS - 1)
+    assert scene.told == (0, "")
+    scene.pass_time(1)
+    number, message = scene.told
+    assert number == 1
+    assert "no own heartbeat has come back through the stream of shop/- for 15 s" in message
+    assert "binlog_ignore_db" in message
+    scene.observer.stream_opened(scene.streamed)
+    assert scene.told == (1, message), "it is opened again and again"
+    scene.bring("another")
+    assert scene.told == (1, message)
+    scene.bring("me")
+    assert scene.told == (0, "")
+    scene.pass_time(HEARTBEAT_MISSING_SECONDS - 1)
+    assert scene.told == (0, "")
+
+
+def test_a_stream_that_brings_others_changes_is_behind(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.pass_time(HEARTBEAT_MISSING_SECONDS - 1)
+    scene.bring("another")
+    scene.pass_time(1)
+    assert "the stream is behind" in scene.told[1]
+
+
+def test_heartbeats_that_are_not_written_are_not_missed(tmp_path: Path) -> None:
+    """That is said where they are written."""
+    scene = Scene(tmp_path)
+    for _ in range(10):
+        scene.pass_time(HEARTBEAT_MISSING_SECONDS, is_written=False)
+    assert scene.told == (0, "")
