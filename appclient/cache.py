@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from appclient.connections import require_patched_threads
 from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
+from appclient.resting import NodeRest, RestingNode
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
@@ -125,6 +126,7 @@ class Cache:
         self._placement = Placement(config.cache.nodes, config.cache.namespace)
         self._kept_lookup = lru_cache(maxsize=LOOKUPS_KEPT_MAX)(self._make_lookup)
         self._recorder = open_recorder(config)
+        self._rests = {name: NodeRest() for name in config.cache.nodes}
         self._local = threading.local()
 
     @classmethod
@@ -335,7 +337,10 @@ class Cache:
 
     def _open_reader(self) -> _Reader:
         settings = self.config.cache
-        nodes = {name: self._open_node(settings.backend, name) for name in settings.nodes}
+        nodes = {
+            name: RestingNode(self._open_node(settings.backend, name), rest, self._clock)
+            for name, rest in self._rests.items()
+        }
         context = ReadContext(
             namespace=settings.namespace,
             ring=self._placement.ring_version,

@@ -209,7 +209,7 @@ def test_a_slow_consumer_is_disconnected_and_the_invalidator_goes_on(system: Sys
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(DISCONNECTED_SECONDS)
         client.connect(("127.0.0.1", port))
-        client.sendall(f"GET {STREAM}?since={since} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        client.sendall(f"GET {STREAM}?since={since} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         for number in range(1, 161):
             system.execute("INSERT INTO customers VALUES (%s, 'n', 0, REPEAT('x', 100000))", number)
         began = time.monotonic()

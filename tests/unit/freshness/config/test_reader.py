@@ -397,6 +397,23 @@ def test_one_mistake_is_one_problem_that_says_where_and_what(
     assert "hunter2" not in problem
 
 
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        *(("archive", "path"), ("history", "path"), ("http", "listen"), ("http", "token_file")),
+        *(("objects.thing", "table"), ("keyspaces.shop.sharding", "column")),
+    ],
+)
+def test_no_text_is_empty(section: str, key: str, load: Load) -> None:
+    """An empty path would be the folder of the file."""
+    for text in ("", " "):
+        problems = _problems(load, f'{MINIMAL}[{section}]\n{key} = "{text}"\n')
+        assert any(
+            f"{section}.{key}: found {text!r}; expected text that is not empty" in problem
+            for problem in problems
+        ), problems
+
+
 def test_all_problems_are_in_one_report(load: Load) -> None:
     text = MINIMAL.replace("[cache]", "[cache]\nlease_seconds = 0\nxyz = 1").replace("app@", "${WHO}@")
     problems = _problems(load, text + "[stream]\nbatch_transactions_max = -1\n")

@@ -1,0 +1,176 @@
+"""A node that hangs: one thread waits for it, and the others read on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appclient import Cache, resting
+from appclient.database import ShardDatabase
+from appclient.resting import REST_SECONDS, SLOW_SECONDS, NodeRest, RestingNode
+from freshness.algorithm.request import MISSING, Get, Reply, Request
+from freshness.algorithm.rule import ReadOutcome
+from freshness.config.reader import load_config
+from freshness.errors import NodeUnavailable
+from freshness.keys.keycolumn import ColumnKind, KeyColumn
+from freshness.nodes.memory import MemoryNode, MemoryStore
+from tests.unit.appclient.test_cache import CONFIG
+
+HUNG, HEALTHY = "127.0.0.1:21", "127.0.0.1:22"
+TIMEOUT_SECONDS = 1.0
+ASKED: list[Request] = [Get(b"shop:customer:1")]
+
+
+@dataclass
+class Network:
+    """Nodes and their clock. A node of ``hung`` answers nothing; ``seconds``: how long it takes to see that."""
+
+    now: float = 1000.0
+    seconds: float = TIMEOUT_SECONDS
+    hung: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+
+    def open(self, _: str, name: str) -> HangingNode:
+        return HangingNode(name, self)
+
+    def clock(self) -> float:
+        return self.now
+
+
+class HangingNode:
+    """A connection to a node of the network."""
+
+    def __init__(self, name: str, network: Network) -> None:
+        self.name = name
+        self._network = network
+        self._inner = MemoryNode(MemoryStore(name, clock=network.clock))
+        self.close = self._inner.close
+
+    def _ask(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        network = self._network
+        network.asked.append(self.name)
+        if self.name in network.hung:
+            network.now += network.seconds
+            raise NodeUnavailable(f"{self.name} did not answer")
+        return ask(*arguments)
+
+    def send(self, requests: Sequence[Request]) -> None:
+        self._inner.send(requests)  # it fits into the buffers of a node that hangs, too
+
+    def receive(self) -> list[Reply]:
+        return list(self._ask(self._inner.receive))
+
+    def perform(self, requests: Sequence[Request]) -> list[Reply]:
+        return list(self._ask(self._inner.perform, requests))
+
+
+@pytest.fixture
+def network() -> Network:
+    return Network(hung={HUNG})
+
+
+def connect(network: Network, rest: NodeRest) -> RestingNode:
+    return RestingNode(network.open("", HUNG), rest, network.clock)
+
+
+def fail(node: RestingNode) -> str:
+    with pytest.raises(NodeUnavailable) as failure:
+        node.perform(ASKED)
+    return failure.value.message
+
+
+def test_after_one_wait_nobody_waits_until_the_rest_is_over(network: Network) -> None:
+    rest = NodeRest()
+    mine, another = connect(network, rest), connect(network, rest)
+    assert fail(mine) == f"{HUNG} did not answer"
+    assert fail(another) == f"{HUNG} hung a moment ago, and is left alone for {REST_SECONDS} s"
+    with pytest.raises(NodeUnavailable):
+        another.send(ASKED)
+    assert network.asked == [HUNG]
+    network.now += REST_SECONDS
+    assert fail(another) == f"{HUNG} did not answer"
+    assert "left alone" in fail(mine)
+    assert network.asked == [HUNG] * 2
+
+
+def test_while_one_thread_asks_again_the_others_do_not(network: Network) -> None:
+    rest = NodeRest(until=network.now)
+    assert connect(network, rest)._begin() == network.now
+    assert "left alone" in fail(connect(network, rest))
+
+
+def test_an_answer_ends_the_rest_for_all(network: Network) -> None:
+    rest = NodeRest()
+    mine, another = connect(network, rest), connect(network, rest)
+    fail(mine)
+    network.hung.clear()
+    network.now += REST_SECONDS
+    assert mine.perform(ASKED) == [MISSING]
+    assert another.perform(ASKED) == [MISSING]
+
+
+def test_a_wait_for_the_answers_of_a_flow_counts_as_well(network: Network) -> None:
+    rest = NodeRest()
+    mine = connect(network, rest)
+    mine.send(ASKED)
+    with pytest.raises(NodeUnavailable):
+        mine.receive()
+    assert "left alone" in fail(mine)
+
+
+def test_a_node_that_fails_at_once_is_asked_each_time(network: Network) -> None:
+    network.seconds = SLOW_SECONDS / 2
+    mine = connect(network, NodeRest())
+    fail(mine)
+    fail(mine)
+    assert network.asked == [HUNG] * 2
+
+
+# -- a cache of two nodes ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """Of a database in which no customer exists."""
+    schema: list[Any] = [(KeyColumn("id", ColumnKind.INTEGER),)]
+    monkeypatch.setattr(ShardDatabase, "run", lambda *_: schema.pop() if schema else ([], None))
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG.replace(f'"{HUNG}"', f'"{HUNG}", "{HEALTHY}"'))
+    return Cache(load_config(path, {}), open_node=network.open, clock=network.clock)
+
+
+def read_in_threads(cache: Cache) -> list[ReadOutcome]:
+    """Each of three threads reads forty keys of both nodes, one after the other."""
+    outcomes: list[ReadOutcome] = []
+
+    def read() -> None:
+        for key in range(40):
+            outcomes.append(cache.get("customer", key, explain=True).outcome)
+
+    for _ in range(3):
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+    return outcomes
+
+
+def test_threads_are_not_held_up_by_a_node_that_hangs(cache: Cache, network: Network) -> None:
+    outcomes = read_in_threads(cache)
+    assert network.asked.count(HUNG) == 1
+    assert network.now == 1000.0 + TIMEOUT_SECONDS
+    down = outcomes.count(ReadOutcome.NODE_DOWN)
+    assert 0 < down < len(outcomes), "the keys of both nodes are read"
+    assert network.asked.count(HEALTHY) >= len(outcomes) - down
+
+
+def test_where_no_node_rests_every_read_waits(
+    cache: Cache, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "REST_SECONDS", 0.0)
+    down = read_in_threads(cache).count(ReadOutcome.NODE_DOWN)
+    assert network.now == 1000.0 + down * TIMEOUT_SECONDS
