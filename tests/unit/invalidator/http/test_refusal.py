@@ -42,7 +42,7 @@ def opener(tmp_path: Path) -> ScriptedOpener:
 @pytest.fixture
 def api(opener: ScriptedOpener, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     """Everything but the servers is the real thing."""
-    monkeypatch.setattr(service, "load_registry", make_registry)
+    monkeypatch.setattr(service, "load_object", lambda config, _: make_registry(config))
     invalidator = Invalidator(opener.config)
     return create_api(invalidator, dict, streams=StreamHub(opener), reload=invalidator.change_topology)
 
@@ -128,10 +128,10 @@ def test_keys_that_are_none(name: str, keys: list[list[str]], message: str, api:
 def test_a_bug_has_the_shape_too_and_is_not_hidden(
     opener: ScriptedOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(service, "load_registry", fail)
+    monkeypatch.setattr(service, "load_object", fail)
     api = create_api(Invalidator(opener.config), dict, streams=StreamHub(opener))
     document = {"object": "customer", "keys": [["1"]]}
     quiet = TestClient(api, base_url=LOCAL, raise_server_exceptions=False)
