@@ -4,8 +4,8 @@ Tools exist that make mutants by themselves (mutmut, cosmic-ray). They change op
 this code tens of thousands of times, which takes days, and most survivors change nothing that matters. This list is
 written by hand: each mutant takes out one defence, and names the layer of tests that has to notice.
 
-Exit code 0: every mutant is killed; 1: one survives; 2: usage, tests that fail without a mutant, or a list that no
-longer fits the code.
+Exit code 0: every mutant is killed; 1: one survives, or its tests fail without it; 2: usage, or a list that no longer
+fits the code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tests.mutants.catalogue import Mutant, load
-from tests.mutants.trial import BaselineFailed, Verdict, try_all
+from tests.mutants.trial import Verdict, try_all
 
 TREE = Path(__file__).resolve().parent.parent.parent
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
                     )
 
             verdicts = try_all(mutants, TREE, options.processes, tell)
-    except (BaselineFailed, ValueError, SyntaxError) as error:
+    except (ValueError, SyntaxError) as error:
         console.print(f"nothing was tried: {error}", markup=False)
         return 2
     if options.json:

@@ -65,35 +65,32 @@ class _Run:
         return found[1] if found else self.output.strip()[-300:]
 
 
-class BaselineFailed(Exception):
-    """The tests do not pass without a mutant, so a failure with one says nothing."""
-
-
 def try_all(
     mutants: Sequence[Mutant], tree: Path, processes: int, tell: Callable[[Verdict], None] = lambda _: None
 ) -> list[Verdict]:
-    """The verdicts, in order; ``tell`` gets each at once. Raises `BaselineFailed`, and `ValueError` or `SyntaxError`
-    for a mutant that does not fit the code."""
+    """The verdicts, in order; ``tell`` gets each at once. Raises `ValueError` or `SyntaxError` for a mutant that does
+    not fit the code."""
     for mutant in mutants:
         mutant.apply(tree)
     with _copies(tree, processes) as copies, ThreadPoolExecutor(processes) as pool:
 
-        def run_baseline(tests: tuple[str, ...]) -> float:
+        def run_baseline(tests: tuple[str, ...]) -> _Run:
             with copies.one() as copy:
-                run = _run_tests(copy, tests, BASELINE_SECONDS_MAX)
-            if run.code != _PASSED:
-                raise BaselineFailed(f"{' '.join(tests)} without a mutant: {run.first}")
-            return max(LIMIT_SECONDS_MIN, LIMIT_FACTOR * run.seconds)
+                return _run_tests(copy, tests, BASELINE_SECONDS_MAX)
 
         def run_mutant(mutant: Mutant) -> Verdict:
+            baseline = baselines[mutant.tests]
             with copies.one() as copy:
-                verdict = _try(mutant, copy, limits[mutant.tests])
+                if baseline.code == _PASSED:
+                    verdict = _try(mutant, copy, max(LIMIT_SECONDS_MIN, LIMIT_FACTOR * baseline.seconds))
+                else:  # so a failure with the mutant says nothing
+                    verdict = Verdict(mutant, "broken", 0.0, f"fails without a mutant: {baseline.first}")
             tell(verdict)
             return verdict
 
         layers = list(dict.fromkeys(mutant.tests for mutant in mutants))
         try:
-            limits = dict(zip(layers, pool.map(run_baseline, layers), strict=True))
+            baselines = dict(zip(layers, pool.map(run_baseline, layers), strict=True))
             return list(pool.map(run_mutant, mutants))
         except BaseException:
             pool.shutdown(cancel_futures=True)

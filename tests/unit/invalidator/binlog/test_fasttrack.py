@@ -137,11 +137,12 @@ def simple(flavor: str, number: int) -> list[bytes]:
 
 
 def usual_transaction(chance: random.Random, flavor: str, number: int) -> list[bytes]:
-    """Of one row event, with a few rows or too many."""
+    """Of one row event or two, with a few rows or too many."""
     kinds = (30, 31, 32) if flavor == "mysql" else (23, 24, 25)
-    numbers = [chance.randrange(99) for _ in range(chance.choice((1, 1, 3, ROWS_MAX + 1)))]
-    table = of(table_map(COLUMNS, flavor=flavor))
-    return [gtid(flavor, number), *begin(flavor), table, row_event(chance.choice(kinds), *numbers), XID]
+    numbers = [chance.randrange(99) for _ in range(chance.choice((1, 1, 3, ROWS_MAX - 1, ROWS_MAX + 1)))]
+    start = [gtid(flavor, number), *begin(flavor), of(table_map(COLUMNS, flavor=flavor))]
+    more = [row_event(chance.choice(kinds), 7, 8, flags=0)] if chance.random() < 0.2 else []
+    return [*start, *more, row_event(chance.choice(kinds), *numbers), XID]
 
 
 def random_transaction(chance: random.Random, flavor: str, number: int) -> list[bytes]:
@@ -230,16 +231,27 @@ def both_ways(
 
 
 @pytest.mark.parametrize("is_usual", [True, False])
-@pytest.mark.parametrize("number", [3, 2, 1])
+@pytest.mark.parametrize("number", [8, 7, 1])
 def test_a_number_of_a_domain_that_comes_again_stops_the_stream(is_usual: bool, number: int) -> None:
     """F59: two servers write one history. Whichever way the former and the later transaction go."""
     again = simple("mariadb", number)
     if not is_usual:
         again.insert(1, query(b"SAVEPOINT x"))
-    packets = [description(), *(each for first in (1, 2, 3) for each in simple("mariadb", first)), *again]
+    # The first three, one of each kind of rows, go the general way.
+    packets = [description(), *(each for first in range(1, 9) for each in simple("mariadb", first)), *again]
     found, error = both_ways("mariadb", [packets])
+    assert len(found) == 8
+    assert f"GTID 0-7-{number} comes after sequence number 8" in error
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_transaction_inside_another_one_stops_the_stream(flavor: str) -> None:
+    """F61: also where the inner one has the usual form."""
+    packets = [description(), *(each for number in (1, 2, 3) for each in simple(flavor, number))]
+    packets += [gtid(flavor, 4), *begin(flavor), query(b"SAVEPOINT x"), *simple(flavor, 5)]
+    found, error = both_ways(flavor, [packets])
     assert len(found) == 3
-    assert f"GTID 0-7-{number} comes after sequence number 3" in error
+    assert "starts inside" in error
 
 
 def test_a_table_that_refers_to_itself_is_raised() -> None:
@@ -262,11 +274,11 @@ def test_rows_of_another_table_than_was_announced_last(flavor: str, events: int,
     other = of(table_map([varchar("w"), ID], flavor=flavor, name="other", table_id=78))
     first, *rest = simple(flavor, 1)
     packets = [description(), first, *rest[:-1], *([other] if is_known else []), *rest[-1:]]
-    strange = [row_event(kind, 5, table_id=78, flags=int(place == 1)) for place in range(3 - events, 3)]
-    packets += simple(flavor, 2) + simple(flavor, 3)[:-2] + strange + [XID]
+    strange = [row_event(kind, 5, table_id=78, flags=int(place == events)) for place in range(1, events + 1)]
+    packets += simple(flavor, 2) + simple(flavor, 3) + simple(flavor, 6)[:-2] + strange + [XID]
     found, error = both_ways(flavor, [packets])
-    assert [len(each.items) for each in found[:2]] == [2, 2]
-    assert [each.items for each in found[2:]] == ([()] if is_known else [])
+    assert [len(each.items) for each in found[:3]] == [2, 2, 2]
+    assert [each.items for each in found[3:]] == ([()] if is_known else [])
     assert bool(error) is not is_known
 
 
@@ -309,12 +321,14 @@ def test_what_is_held_of_a_transaction_is_bounded(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_a_wrong_checksum_stops_the_stream_wherever_it_is(flavor: str) -> None:
+    # The last two are of kinds of rows that came before, so they have the usual form.
     packets = [
         description(),
-        *simple(flavor, 1),
+        *(each for number in (1, 2, 3) for each in simple(flavor, number)),
         packet(29, b"\3abc"),
         packet(4, b"x" * 30),
-        *simple(flavor, 2),
+        *simple(flavor, 4),
+        *simple(flavor, 5),
     ]
     assert run(make_decoder(flavor), [packets])[1] == ""
     for place in range(len(packets)):
@@ -327,7 +341,7 @@ def test_a_wrong_checksum_stops_the_stream_wherever_it_is(flavor: str) -> None:
                     [[*packets[:place], bytes(damaged), *packets[place + 1 :]]],
                 )
                 assert "checksum" in error
-                assert len(found) == (place > len(simple(flavor, 1)))
+                assert len(found) == packets[:place].count(XID)
 
 
 def test_an_artificial_event_may_lack_its_checksum() -> None:

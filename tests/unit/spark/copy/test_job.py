@@ -1,0 +1,149 @@
+"""When a copy dumps a table, and when it publishes what it has: without a Spark session and without a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from freshness.config.settings import Keyspace, ServerAddress, Shard
+from freshness.errors import SourceUnavailable
+from freshness.position import MysqlGtidSet, Position
+from freshness.position.token import EventToken
+from spark.copy import job
+from spark.copy.job import Snapshot
+from spark.copy.state import CopyState, TableState, read_state, write_state
+
+SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+LINEAGES: Final = ("shop/-80", "shop/80-")
+KEYSPACE: Final = Keyspace(
+    name="shop",
+    flavor="mysql",
+    shards=tuple(
+        Shard(name=lineage.partition("/")[2], primary=ServerAddress("primary"), lineage=lineage)
+        for lineage in LINEAGES
+    ),
+)
+
+
+def up_to(number: int) -> Position:
+    return MysqlGtidSet.parse(f"{SOURCE}:1-{number}")
+
+
+def applied(*numbers: int) -> dict[str, str]:
+    """How far each lineage is."""
+    return {lineage: str(up_to(number)) for lineage, number in zip(LINEAGES, numbers, strict=True)}
+
+
+def state(position: Mapping[str, str], table: TableState) -> CopyState:
+    return CopyState("shop", "mysql", dict(position), dict(position), {"goods": table})
+
+
+class Frame:
+    """What a dump writes; it tells of that."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+        self.write = self
+
+    def unionAll(self, _: Frame) -> Frame:
+        return self
+
+    def format(self, _: str) -> Frame:
+        return self
+
+    def mode(self, _: str) -> Frame:
+        return self
+
+    def save(self, _: str) -> None:
+        self._told.append("rows are read")
+
+
+class Scene:
+    """A copy whose primary shows one transaction more at each look, and a clock that only pauses move."""
+
+    def __init__(self, out: Path, monkeypatch: pytest.MonkeyPatch, shown: int) -> None:
+        self.told: list[str] = []
+        self.now = 0.0
+        self._shown: Iterator[int] = iter(range(shown, 1000))
+        nothing: Any = None
+        self.copy = Snapshot(nothing, KEYSPACE, out, ["goods"], {}, clock=lambda: self.now, sleep=self.sleep)
+        monkeypatch.setattr(job, "read_floor", self.read_floor)
+        monkeypatch.setattr(job, "read_head", lambda *_: up_to(99))
+        monkeypatch.setattr(job, "read_table", lambda *_: nothing)
+        monkeypatch.setattr(Snapshot, "_dump_shard", lambda *_: Frame(self.told))
+
+    def read_floor(self, _: Keyspace, shard: Shard) -> EventToken:
+        shown = next(self._shown)
+        self.told.append(f"{shard.name} shows {shown}")
+        return EventToken(shard.lineage, shard.name, 1, 0, up_to(shown))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_dump_waits_until_every_primary_shows_what_was_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: else rows from before the stream's position are in the copy for good."""
+    scene = Scene(tmp_path, monkeypatch, shown=8)
+    held = state(applied(10, 12), TableState())
+    scene.copy._dump(held, "goods", deadline=60.0)
+    shown = ["-80 shows 8", "-80 shows 9", "-80 shows 10", "80- shows 11", "80- shows 12"]
+    assert scene.told == [*shown, "rows are read"]
+    assert not held.tables["goods"].needs_dump
+    assert held.tables["goods"].until == applied(99, 99)
+
+
+def test_a_primary_that_stays_behind_is_not_dumped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, shown=1)
+    with pytest.raises(SourceUnavailable, match="does not show"):
+        scene.copy._dump(state(applied(500, 500), TableState()), "goods", deadline=5.0)
+    assert "rows are read" not in scene.told
+
+
+@pytest.mark.parametrize(
+    ("numbers", "published"), [((11, 11), ""), ((12, 11), ""), ((11, 12), ""), ((12, 12), "goods/2")]
+)
+def test_a_table_is_published_when_the_stream_has_passed_its_dump_in_all_shards(
+    numbers: tuple[int, int], published: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that, rows that were read late are ahead of the others."""
+    scene = Scene(tmp_path, monkeypatch, shown=1)
+    held = state(applied(*numbers), TableState(needs_dump=False, folder="goods/2", until=applied(12, 12)))
+    scene.copy._publish(held)
+    assert held.tables["goods"].published == published
+    assert read_state(tmp_path) == held
+
+
+def test_a_table_that_is_to_be_dumped_again_stays_as_it_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, monkeypatch, shown=1)
+    held = state(applied(12, 12), TableState(folder="goods/3", published="goods/2", until=applied(12, 12)))
+    scene.copy._publish(held)
+    assert held.tables["goods"].published == "goods/2"
+
+
+def test_the_state_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, int]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        done.append(("synced", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def note_name(self: Path, target: Path) -> Path:
+        done.append(("named", self.stat().st_ino))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_name)
+    write_state(tmp_path, state(applied(1, 1), TableState()))
+    number = (tmp_path / "state.json").stat().st_ino
+    assert done == [("synced", number), ("named", number)]

@@ -1,0 +1,64 @@
+"""Rows of a copy: as the log tells them, and as a dump reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pytest
+from pyspark.sql.types import BinaryType, LongType, StringType
+
+from spark.copy.table import CopyColumn, CopyTable, _above, _upto
+
+GOODS: Final = CopyTable(
+    "goods",
+    (CopyColumn("id", LongType()), CopyColumn("v", StringType()), CopyColumn("code", BinaryType(), 4)),
+    ("id",),
+)
+NOTHING: Final = (None, None, None)
+
+
+def changes(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[tuple[Any, ...]]:
+    """What a change of the stream makes, without its place."""
+    told = {
+        name: None if row is None else json.dumps(row) for name, row in (("before", before), ("after", after))
+    }
+    made = list(GOODS.to_changes({"ordinal": 7, "row": 3, **told}))
+    assert all(row[:2] == (7, 3) for row in made)
+    return [row[2:] for row in made]
+
+
+ROW: Final = {"id": 1, "v": "a", "code": {"$bytes": "YWI="}}
+CELLS: Final = (1, "a", b"ab\0\0")
+
+
+def test_a_row_that_comes_and_goes() -> None:
+    assert changes(None, ROW) == [(1, False, True, "[1]", *CELLS)]
+    assert changes(ROW, None) == [(0, True, True, "[1]", *NOTHING)]
+
+
+def test_a_row_whose_key_changes_is_gone_under_its_former_one() -> None:
+    assert changes(ROW, {**ROW, "id": 2}) == [
+        (0, True, True, "[1]", *NOTHING),
+        (1, False, True, "[2]", 2, *CELLS[1:]),
+    ]
+    assert changes(ROW, {**ROW, "v": "b"}) == [(1, False, True, "[1]", 1, "b", CELLS[2])]
+
+
+@pytest.mark.parametrize("after", [{"v": "b"}, {"id": 2}])
+def test_a_change_that_lacks_columns_says_so(after: dict[str, Any]) -> None:
+    """The table is dumped again."""
+    assert changes(None, after) == [(0, False, False, None, *NOTHING)]
+
+
+def test_a_dump_and_the_log_give_the_same_cells() -> None:
+    """A dump has the zero bytes at the end of a BINARY(n), and the log has not."""
+    assert GOODS.to_row({"id": 1, "v": "a", "code": b"ab\0\0"}) == ("[1]", *CELLS)
+    assert GOODS.to_row({"id": 1, "v": "a", "code": b"ab"}) == ("[1]", *CELLS)
+
+
+def test_ranges_touch_and_do_not_overlap() -> None:
+    above, first = _above(("a", "b"), (5, 6))
+    assert (above, first) == ("(`a` > %s) OR (`a` = %s AND `b` > %s)", [5, 5, 6])
+    assert _upto(("a", "b"), (5, 6)) == (f"NOT ({above})", first)
+    assert _above(("a",), None) == ("TRUE", [])
