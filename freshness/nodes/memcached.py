@@ -147,6 +147,11 @@ class MemcachedNode:
         """Close, and raise our own error for the known kinds of failure; return for all others."""
         was_open = self._socket is not None
         self.close()
+        if isinstance(error, ProtocolError) and "out of memory" in str(error):
+            raise NodeUnavailable(
+                f"memcached {self.name} has no memory for another item",
+                hint="give it more memory, start it without -M, or take its other users elsewhere",
+            ) from error
         if isinstance(error, ProtocolError):
             raise NodeUnavailable(
                 f"memcached {self.name} gave an answer that does not fit: {error}",

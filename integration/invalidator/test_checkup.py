@@ -11,10 +11,20 @@ from typing import Any
 
 import pytest
 
+from freshness.config.reader import load_config
 from integration.configuration import CUSTOMER, write_config
-from integration.harness import CUSTOMERS_TABLE, call_cli, run_cli, running_system, wait_for_hits
+from integration.harness import (
+    CUSTOMERS_TABLE,
+    call_cli,
+    run_cli,
+    running_system,
+    wait_for_hits,
+    wait_until,
+)
 from integration.servers import DatabaseServer, Memcached, Pair
 from integration.servers.database import database_pair
+from integration.servers.program import InvalidatorProcess
+from invalidator.process.status import read_nodes
 
 OK, USAGE, UPSTREAM, OPERATOR = 0, 2, 3, 4
 
@@ -135,6 +145,45 @@ def test_nodes(primary: DatabaseServer, memcached: Memcached, tmp_path: Path) ->
     assert [each["severity"] for each in findings if "127.0.0.1:1 " in each["message"]] == ["warning"]
     with Memcached(options=("-C",)) as unsuitable:
         assert "has no CAS" in errors(config_of(tmp_path, primary, unsuitable.address), OPERATOR)
+
+
+def test_a_node_that_a_neighbour_has_filled_is_told_as_such(primary: DatabaseServer, tmp_path: Path) -> None:
+    """Where the node may not evict, it cannot take a record; no proxy and no other invalidator is in the way."""
+    with Memcached(memory_mb=2, options=("-M",)) as node:
+        path = config_of(tmp_path, primary, node.address)
+        assert not any(each["code"] == "F115" for each in check(path)[1])
+        for size in (1000, 400, 200, 100, 60, 30):
+            fill(node, size)
+        [finding] = [each for each in check(path)[1] if each["code"] == "F115"]
+        assert f"{node.address} has no memory for another item" in finding["message"]
+        assert "-M" in finding["hint"]
+        assert "proxy" not in finding["hint"]
+        invalidator = InvalidatorProcess(path)
+        invalidator.launch()
+        try:
+            told = f"node {node.address} is out: memcached {node.address} has no memory for another item"
+            wait_until(lambda: told in invalidator.log(), "it says so", invalidator.log)
+            assert "another invalidator" not in invalidator.log()
+            node.ask("flush_all")
+            wait_until(
+                lambda: read_nodes(load_config(path))[0]["state"] == "open", "it is joined", invalidator.log
+            )
+        finally:
+            invalidator.stop()
+
+
+def fill(node: Memcached, size: int) -> None:
+    """Items of a neighbour, until the node takes no more of them."""
+    value = b"x" * size
+    with (
+        socket.create_connection(("127.0.0.1", node.port), 5) as connection,
+        connection.makefile("rb") as answers,
+    ):
+        for number in range(200_000):
+            connection.sendall(b"set neighbour-%d-%d 0 0 %d\r\n%b\r\n" % (size, number, size, value))
+            if answers.readline() != b"STORED\r\n":
+                return
+    raise AssertionError("it is never full")
 
 
 def test_one_database_of_two_that_is_down(

@@ -547,7 +547,7 @@ def test_a_server_that_can_never_serve(
         ([b""], "did not answer within"),
         ([b"VERSION 1.6.18\r\n", b"STAT cas_enabled yes\r\n"], "did not answer within"),
         ([b"ERROR\r\n"], "does not fit"),
-        ([b"SERVER_ERROR out of memory\r\n"], "does not fit"),
+        ([b"SERVER_ERROR out of memory\r\n"], "has no memory for another item"),
         ([b"CLIENT_ERROR bad command line format\r\n"], "does not fit"),
         ([b"VERSION 1.6.18\r\n", b"HTTP/1.1 400 Bad Request\r\n"], "does not fit"),
         ([b"VERSION 1.6.18\r\n", b"STAT\r\nEND\r\n"], "does not fit"),
