@@ -469,9 +469,13 @@ BOUND = [Get(b"bound", is_bound=True), Get(b"plain"), Get(b"plain", is_bound=Tru
 
 
 def store_bound(node: CacheNode) -> Item:
-    """A bound item and a plain one, which both can be read; the bound one."""
+    """A bound item, which was written again since it was added, and a plain one. Both can be read. The bound one."""
     added = [Add(b"bound", b"record", TTL_SECONDS, is_bound=True), Add(b"plain", b"entry", TTL_SECONDS)]
     assert node.perform(added) == [Stored(0), Stored(0)]
+    (first,) = node.perform(BOUND[:1])
+    assert isinstance(first, Item)
+    (renewed,) = node.perform([Cas(b"bound", b"record", first.version, TTL_SECONDS)])
+    assert isinstance(renewed, Stored)
     bound, *plain = node.perform(BOUND)
     assert isinstance(bound, Item)
     assert [reply.value for reply in plain if isinstance(reply, Item)] == [b"entry", b"entry"]

@@ -259,6 +259,8 @@ def test_what_does_not_fit_is_never_a_reply(requests: Sequence[Request], receive
         (STRIKES, b"NS O0\r\nMN\r\n"),
         (STRIKES, b"NS kk\r\nMN\r\n"),  # a key, not a stripe
         ([APPEND], b"NS k!1\r\n"),
+        ([GET, GET], b"VA 1 c1 t-1\r\naXXEN\r\n"),  # not where the value ends
+        ([GET, CAS], b"VA 1 c1 t-1\r\naXXNF \r\n"),
     ],
 )
 def test_a_line_of_another_request_is_never_taken(requests: Sequence[Request], received: bytes) -> None:
@@ -601,3 +603,13 @@ def test_nobody_listens() -> None:
 def test_an_address_that_is_none() -> None:
     with pytest.raises(ConfigError, match="not an address"):
         MemcachedNode("127.0.0.1:port")
+
+
+def test_over_tls_no_command_is_cut_by_the_end_of_a_record() -> None:
+    """memcached would sleep over the rest of it."""
+    commands = [
+        bytes((65 + number % 26,)) * size for number, size in enumerate((9000, 7384, 1, 16384, 5, 20_000, 3))
+    ]
+    records = memcached._pack_records(commands)
+    assert [len(record) for record in records] == [16384, 1, 16384, 5, 20_000, 3]
+    assert b"".join(records) == b"".join(commands)

@@ -487,6 +487,16 @@ def test_the_tables_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert reader.read_rows(insert).items == [b"n:o:1"]
 
 
+def test_a_table_that_was_announced_again_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other columns: the one that is forgotten for a new table is the one that was announced longest ago."""
+    monkeypatch.setattr(keyreader, "TABLES_MAPPED_MAX", 3)
+    reader = reader_of()
+    for table_id, columns in ((1, [ID]), (2, [ID]), (1, [ID, varchar("v")]), (3, [ID])):
+        reader.map_table(table_map(columns, table_id=table_id))
+    reader.map_table(table_map([ID], table_id=4))
+    assert [int.from_bytes(table_id, "little") for table_id in reader._mapped] == [1, 3, 4]
+
+
 def test_null_patterns_and_functions_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[int] = []
     original = keyplan.Code._compile
