@@ -279,6 +279,14 @@ def test_a_table_that_cannot_be_read_raises_itself() -> None:
         assert expected in answer.problem
 
 
+def test_a_table_that_changed_is_read_by_its_new_columns() -> None:
+    """A server may keep the number of a table."""
+    decoder = decoder_of([integer("a"), integer("b")])
+    decoder.map_table(table_map([integer("b"), integer("a")]))
+    [change] = decoder.read_rows(rows(30, 2, image([i4(1), i4(2)]))).changes
+    assert change.after == {"b": 1, "a": 2}
+
+
 def test_other_tables_are_not_decoded() -> None:
     decoder = RowDecoder("mysql", "shop", frozenset(("goods",)))
     for place in ({"name": "other"}, {"database": "elsewhere"}):
