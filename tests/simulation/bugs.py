@@ -67,6 +67,7 @@ from freshness.algorithm.rule import (
 )
 from freshness.algorithm.view import NodeView
 from freshness.errors import FormatError, MembershipLost
+from freshness.keys.keycolumn import KeyColumn
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
@@ -624,6 +625,18 @@ def _holes_acknowledged() -> Planted:
     return _patch(spark.sink.acknowledger, "require_whole", ends)
 
 
+# -- keys ----------------------------------------------------------------------------------------------
+
+
+def _asked_as_text() -> Planted:
+    """The database is asked for numbers as they are spelled."""
+    return _patch(KeyColumn, "parse", lambda _, fine: fine)
+
+
+def _every_key_exact() -> Planted:
+    return _patch(KeyColumn, "is_exact", True)
+
+
 # -- caching nothing -----------------------------------------------------------------------------------
 
 
@@ -705,6 +718,8 @@ PLANTED: Final[dict[str, Plant]] = {
     "shortened to the first chunk": _shortened_to_the_first_chunk,
     "shortened by set": _shortened_by_set,
     "before-image ignored": _before_image_ignored,
+    "numbers are asked for as text": _asked_as_text,
+    "every key is taken for exact": _every_key_exact,
     # Putting stripes back:
     "put back with an older heartbeat": _older_heartbeat,
     "put back with the floor alone": _put_back_with_the_floor,
@@ -788,6 +803,8 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "snapshot before token": 589,
     "timestamps first": 29,
     STAYS_OPEN: 360,
+    "numbers are asked for as text": 200,
+    "every key is taken for exact": 641,
 }
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from freshness.algorithm.envelope import (
@@ -112,7 +113,10 @@ class Checker:
         # By node, item, lineage and life: what stood in the stripe, or found none, before the item was removed.
         self._removed: dict[tuple[str, bytes, str, bytes], Position] = {}
         self._lost_epochs: dict[str, int] = {}
-        self._lookups = {lookup.item: lookup for lookup in world.lookups()}
+        self._named = {lookup.item for lookup in world.lookups()}
+        # Items that no row names are in no log: they must never be filled.
+        lookups = (*world.spelled_lookups(), *world.lookups())
+        self._lookups = {lookup.item: lookup for lookup in lookups}
         self._places = {
             placement.ring_version: {item: placement.node_for(item) for item in self._lookups}
             for placement in world.placements
@@ -197,7 +201,7 @@ class Checker:
             if self._is_excused(shard.lineage, life):
                 continue
             acknowledged = seen.acknowledged.get((shard.lineage, name), NOTHING)
-            row = table, lookup.values[0]
+            row = table, self._world.rows[lookup.item]
             for commit in reversed(shard.by_row.get(row, ())):
                 if commit.version(row) <= version:
                     self._check_exists(lookup, shard, table, version, commit)
@@ -221,7 +225,7 @@ class Checker:
         for _, table, version, _, _ in self._versions(lookup, seen.data):
             versions[table] = max(version, versions.get(table, 0))
         for table, version in versions.items():
-            row = table, lookup.values[0]
+            row = table, self._world.rows[lookup.item]
             for shard in self._world.shards:
                 if shard.lineage in lookup.policy.lineages:
                     continue
@@ -241,7 +245,7 @@ class Checker:
                         )
 
     def _check_exists(self, lookup: Lookup, shard: Shard, table: str, version: int, commit: Commit) -> None:
-        if commit.version((table, lookup.values[0])) < version:
+        if commit.version((table, self._world.rows[lookup.item])) < version:
             raise Violation(
                 "I1",
                 f"{lookup.item.decode()} has {table} at version {version}, which {shard.lineage} lost in a failover",
@@ -256,7 +260,7 @@ class Checker:
             floor = life.last.table_floors.get(table) if life.last is not None else None
             if floor is not None and not position.contains(floor):
                 continue  # it is stored, but no hit
-            row = table, lookup.values[0]
+            row = table, self._world.rows[lookup.item]
             for commit in reversed(shard.by_row.get(row, ())):
                 if commit.version(row) <= version:
                     break
@@ -270,8 +274,8 @@ class Checker:
     def _versions(self, lookup: Lookup, data: bytes) -> Iterator[tuple[Shard, str, int, bytes, Position]]:
         """Of each row in an entry: (shard, table, version, life, position)."""
         entry = _entry_of(data)
-        assert entry.value is not None
-        numbers = iter(_numbers_of(entry.value))
+        # No row is a row before its first version.
+        numbers = repeat(0) if entry.value is None else iter(_numbers_of(entry.value))
         stamps = {stamp.lineage: stamp for stamp in entry.stamps}
         # In a reshard an entry may be of other shards than those of this lookup.
         for lineage in stamps if self._world.reshard is not None else lookup.policy.lineages:
@@ -344,7 +348,10 @@ class Checker:
                 lookup
                 for lookup in self._lookups.values()
                 if lineage in lookup.policy.lineages
-                and any((table, lookup.values[0]) in commit.rows for table in lookup.policy.tables)
+                and lookup.item in self._named
+                and any(
+                    (table, self._world.rows[lookup.item]) in commit.rows for table in lookup.policy.tables
+                )
             )
         return known
 

@@ -6,8 +6,9 @@ that loses commits, so that "older" needs no clock and no GTID to be judged: the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
 from freshness.stream.source import Heartbeat, RowChange, Transaction
@@ -62,7 +63,10 @@ class Server:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One lineage. ``log`` is what the invalidator streams; the primary shows ``primary.applied`` of it (F2)."""
+    """One lineage. ``log`` is what the invalidator streams; the primary shows ``primary.applied`` of it (F2).
+
+    ``find_row``: from the key in an image to the row's number.
+    """
 
     lineage: str
     tables: tuple[str, ...]
@@ -73,6 +77,7 @@ class Shard:
     sid_number: int = 1
     epoch: int = 1
     number: int = 0
+    find_row: Callable[[Any], int] = int
     log: list[Commit] = field(default_factory=list)
     by_row: dict[Row, list[Commit]] = field(default_factory=dict)
 
@@ -132,7 +137,7 @@ class Shard:
         for change in changes:
             for image in (change.before, change.after):
                 if image is not None:
-                    rows[change.table, int(str(image["id"]))] = None
+                    rows[change.table, self.find_row(image["id"])] = None
         for table in sorted(raised):
             rows.update(dict.fromkeys((table, key) for key in range(self.keys)))
         timestamp_us = int((at if began is None else began) * 1e6)

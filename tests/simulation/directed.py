@@ -66,6 +66,9 @@ DIRECTED: Final[dict[str, str]] = {
     "shortened to the first chunk": "stripes::test_a_shortened_stripe_is_the_union_of_its_chunks",
     "shortened by set": "stripes::test_a_shortened_stripe_is_the_union_of_its_chunks",
     "before-image ignored": "upstream_defences::test_both_images_of_a_change_are_invalidated",
+    "numbers are asked for as text": "upstream_defences::test_a_number_is_asked_for_as_a_number",
+    "every key is taken for exact": "upstream_defences::"
+    "test_no_row_is_not_stored_where_equal_keys_have_several_spellings",
     "put back with an older heartbeat": "stripes::test_a_put_back_waits_for_a_heartbeat",
     "put back with the floor alone": "stripes::test_a_put_back_holds_what_was_streamed",
     "what was appended meanwhile is dropped": "stripes::test_a_put_back_keeps_what_was_appended_meanwhile",

@@ -134,7 +134,8 @@ def _strike_truncate(world: World) -> None:
 def _strike_move(world: World) -> None:
     shard = world.random.choice(world.shards)
     before, after = world.random.randrange(world.options.keys), world.random.randrange(world.options.keys)
-    commit = shard.write(world.now, (RowChange("b", "update", {"id": before}, {"id": after}),))
+    images = ({"id": world.kind.stored[row]} for row in (before, after))
+    commit = shard.write(world.now, (RowChange("b", "update", *images),))
     world.note(f"{shard.lineage}: commit {commit.number} moves b[{before}] to b[{after}]")
 
 

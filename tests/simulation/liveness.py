@@ -49,7 +49,7 @@ def check_liveness(world: World) -> float:
     known = Deployment(world.reader_context(name), world.ring)
     world.switch(known)
     waiting = {
-        (lookup.policy.name, lookup.values[0]): "never read"
+        (lookup.policy.name, world.rows[lookup.item]): "never read"
         for lookup in world.lookups()
         if lookup.policy.name != EXTRA or world.knows_extra
     }

@@ -56,6 +56,11 @@ SINK_SHARE: Final = 0.1
 """How many worlds, of those without a reshard, have the Spark sink in the place of an invalidator, or beside one."""
 
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
+KEY_KINDS_SHARE: Final = 0.12
+"""How many worlds, of those without a reshard, have keys with several spellings."""
+KEY_KINDS: Final = ("decimals", "moments", "bytes", "padded text", "loose text")
+"""See `tests.simulation.keykind`."""
+
 PROFILES: Final = (
     "any", "steady", "lagging", "two", "takeover", "revival", "behind", "evictions", "storm", "restarts", "raised",
     "placement",
@@ -79,6 +84,7 @@ class Options:
     reshard: Literal["", "split", "merge"] = ""
     learn_share: float = 0.02  # how often a read is the first one with the shards of after the reshard
     keys: int = 2
+    key_kind: str = "numbers"
     nodes: int = 1
     readers: int = 2
     invalidators: int = 1
@@ -169,6 +175,9 @@ class Options:
         chance = Random(f"reshard {seed}")
         if chance.random() < RESHARD_SHARE:
             return _reshard(shaped, chance)
+        chance = Random(f"key kind {seed}")
+        if chance.random() < KEY_KINDS_SHARE:
+            shaped = replace(shaped, key_kind=chance.choice(KEY_KINDS), keys=max(2, shaped.keys))
         chance = Random(f"driver {seed}")
         return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
 

@@ -31,6 +31,7 @@ from freshness.history.columns import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES
 from freshness.position import Position
 from tests.simulation.actor import Actor
 from tests.simulation.database import Commit, Shard
+from tests.simulation.keykind import NUMBERS
 from tests.simulation.options import FAULTS, Options
 from tests.simulation.world import BEGINNING_SECONDS, NAMESPACE, SINGLE, Deployment, World
 
@@ -61,6 +62,7 @@ def options_of(seed: int) -> Options:
         options,
         steps=min(options.steps, 500),
         faults=options.faults & UNEXCUSED,
+        key_kind=NUMBERS,
         has_extra_object=False,
         holds_commits=False,
         sinks=0,  # a job records nothing

@@ -24,7 +24,6 @@ from freshness.algorithm.view import Sightings
 from freshness.config.settings import ObjectConfig
 from freshness.database.pulse import Pulse
 from freshness.keys.cachekey import KeyBuilder
-from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
 from freshness.objects.keyfinder import KeyFinder
@@ -38,6 +37,7 @@ from tests.simulation import fault, upstream
 from tests.simulation.actor import Actor
 from tests.simulation.checker import Checker
 from tests.simulation.database import Shard
+from tests.simulation.keykind import KINDS, KeyKind
 from tests.simulation.network import Network
 from tests.simulation.options import Options
 from tests.simulation.reshard import Reshard
@@ -53,7 +53,6 @@ BEGINNING_SECONDS: Final = 1000.0
 _TICKS_SECONDS: Final = (0.0005, 0.002, 0.01, 0.03)
 _ACTORS_AT_FULL_PACE: Final = 5
 """With more of them each step takes less time: they run side by side."""
-_COLUMN: Final = KeyColumn("id", ColumnKind.INTEGER)
 _PLACEMENTS: dict[tuple[str, ...], Placement] = {}
 
 
@@ -92,8 +91,8 @@ class NodeClock:
 class World:
     """See the module. `run` takes ``options.steps`` steps; violations raise `checker.Violation`.
 
-    ``knows_extra``, ``ring``: what invalidators that start now are configured with. ``bug``: a planted bug of the
-    world's own, see `tests.simulation.bugs`.
+    ``rows``: the row that an item is about. ``knows_extra``, ``ring``: the configuration of invalidators that start
+    now. ``bug``: a planted bug of the world's own, see `tests.simulation.bugs`.
     """
 
     options: Options
@@ -108,6 +107,7 @@ class World:
     network: Network = field(init=False)
     actors: list[Actor] = field(default_factory=list)
     actor_by_name: dict[str, Actor] = field(default_factory=dict)
+    rows: dict[bytes, int] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
     definitions: dict[str, ObjectDefinition] = field(init=False)
     placements: tuple[Placement, ...] = field(init=False)
@@ -127,7 +127,7 @@ class World:
     _is_warm: bool = False
     _last: Actor | None = None
     _names: int = 0
-    _items: dict[tuple[str, int], tuple[bytes, bytes]] = field(default_factory=dict)
+    _keys: dict[tuple[str, str], tuple[bytes, bytes, tuple[Any, ...], bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         options = self.options
@@ -142,6 +142,7 @@ class World:
         ]
         for shard in self.shards:
             shard.replicas[0].is_out_of_order = options.is_out_of_order
+            shard.find_row = self.kind.number
         names = tuple(f"n{number}" for number in range(options.nodes))
         self.network = Network(self, {name: self._new_store(name) for name in names})
         rings = [names, *([names[:-1]] if len(names) > 1 and "reshape" in options.faults else [])]
@@ -169,6 +170,10 @@ class World:
     @property
     def stores(self) -> dict[str, MemoryStore]:
         return self.network.stores
+
+    @property
+    def kind(self) -> KeyKind:
+        return KINDS[self.options.key_kind]
 
     @property
     def configuration(self) -> Configuration:
@@ -203,7 +208,10 @@ class World:
         lineages = tuple(shard.lineage for shard in self.shards)
         # A composite spans all shards; a single row lives on the first.
         of_single = lineages[:1] if self.reshard is None else lineages
-        kinds = [(SINGLE, ("a",), of_single), (COMPOSITE, ("a", "b"), lineages)]
+        column = self.kind.column
+        kinds: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [(SINGLE, ("a",), of_single)]
+        if column.is_exact:
+            kinds.append((COMPOSITE, ("a", "b"), lineages))
         if self.options.has_extra_object:
             kinds.append((EXTRA, ("b",), lineages[:1]))
         definitions = {}
@@ -217,8 +225,8 @@ class World:
                 members={} if is_single else dict.fromkeys(tables, "id"),
             )
             policy = ObjectPolicy(name, number, tables, of_lineages, 3600)
-            builder = KeyBuilder(NAMESPACE, name, (_COLUMN,))
-            definitions[name] = ObjectDefinition(config, policy, builder, dict.fromkeys(tables, (_COLUMN,)))
+            builder = KeyBuilder(NAMESPACE, name, (column,))
+            definitions[name] = ObjectDefinition(config, policy, builder, dict.fromkeys(tables, (column,)))
         return definitions
 
     def objects_on(self, lineage: str) -> dict[str, ObjectDefinition]:
@@ -423,7 +431,12 @@ class World:
                 (self.random.choice(objects), self.random.randrange(self.options.keys))
                 for _ in range(self.random.choice((1, 1, 1, 2)))
             )
-            lookups = [self.lookup(name, key, known.ring, has_moved=known.has_moved) for name, key in wanted]
+            lookups = [
+                self.lookup(
+                    name, key, known.ring, has_moved=known.has_moved, spelling=self.draw_spelling(key)
+                )
+                for name, key in wanted
+            ]
             yield from self.read(name, known, lookups)
             if self.options.think_seconds:
                 yield Wait(self.options.think_seconds * self.random.choice((0.1, 1.0, 2.0)))
@@ -443,13 +456,34 @@ class World:
         self.checker.read_done(name, lookups, reads)
         return reads
 
-    def lookup(self, object_name: str, key: int, ring: int = 0, *, has_moved: bool | None = None) -> Lookup:
-        """``has_moved``: with the shards before or after a reshard; None: the object's policy as it is, of all."""
+    def draw_spelling(self, key: int) -> Any:
+        """A reader's spelling of the key of row ``key``."""
+        spellings = self.kind.spellings[key]
+        return spellings[0] if len(spellings) == 1 else self.random.choice(spellings)
+
+    def lookup(
+        self,
+        object_name: str,
+        key: int,
+        ring: int = 0,
+        *,
+        has_moved: bool | None = None,
+        spelling: Any = None,
+    ) -> Lookup:
+        """``has_moved``: with the shards before or after a reshard; None: the object's policy as it is, of all.
+        ``spelling``: None: that of the row itself."""
         definition = self.definitions[object_name]
-        if (object_name, key) not in self._items:
-            cache_key = definition.builder.build((key,))
-            self._items[object_name, key] = cache_key.item, definition.identity(cache_key)
-        item, identity = self._items[object_name, key]
+        if spelling is None:
+            spelling = (
+                self.kind.column.pad(stored) if isinstance(stored := self.kind.stored[key], bytes) else stored
+            )
+        place = object_name, repr(spelling)
+        if place not in self._keys:
+            cache_key = definition.builder.build((spelling,))
+            asked = definition.builder.parse(cache_key.identity)
+            self._keys[place] = cache_key.item, definition.identity(cache_key), asked, cache_key.is_exact
+            self.rows[cache_key.item] = key
+        item, identity, asked, is_exact = self._keys[place]
         node = self.placements[ring].node_for(item)
         if self.bug == "keys move when a node is down" and self.stores[node].down:
             node = next((name for name, store in self.stores.items() if not store.down), node)
@@ -459,12 +493,20 @@ class World:
             if object_name == SINGLE:
                 shards = [self.reshard.owner(key, has_moved=has_moved)]
             policy = replace(policy, lineages=tuple(shard.lineage for shard in shards))
-        return Lookup(policy, node, item, identity, (key,))
+        return Lookup(policy, node, item, identity, asked, is_exact)
 
     def lookups(self) -> Iterator[Lookup]:
+        """Those of the rows' own keys."""
         for name in self.definitions:
             for key in range(self.options.keys):
                 yield self.lookup(name, key, self.ring)
+
+    def spelled_lookups(self) -> Iterator[Lookup]:
+        """Those of all spellings. Some have other items than the rows' own."""
+        for name in self.definitions:
+            for key in range(self.options.keys):
+                for spelling in self.kind.spellings[key]:
+                    yield self.lookup(name, key, self.ring, spelling=spelling)
 
     # -- databases ----------------------------------------------------------------------------------------
 
@@ -483,7 +525,8 @@ class World:
                 shard = self.reshard.owner(key, has_moved=self.reshard.has_moved)
                 shard.number = max(each.number for each in self.shards)
             table = self.random.choice(shard.tables)
-            change = RowChange(table, "update", {"id": key}, {"id": key})
+            image = {"id": self.kind.stored[key]}
+            change = RowChange(table, "update", image, image)
             began = self.now - self.random.choice((0.0, 0.0, 0.5, 5.0))
             commit = shard.write(self.now, (change,), began=began, gap=self.draw_gap())
             self.note(f"{shard.lineage}: commit {commit.number} changes {table}[{key}]")
