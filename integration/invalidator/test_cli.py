@@ -213,7 +213,10 @@ def test_the_http_service(system: System, port: int) -> None:
 
     assert sample("freshness_nodes_configured", "") == 2
     assert sample("freshness_nodes_joined") == 2
-    assert sample("freshness_nodes_complete") == 2
+    # The nodes are open before all stripes are there
+    wait_until(
+        lambda: sample("freshness_nodes_complete") == 2, "the stripes are there", system.invalidator.log_tail
+    )
     assert sample("freshness_stripes_configured", "") == STRIPES
     assert sample("freshness_stripes_restored_total") == 2 * STRIPES
     assert sample("freshness_stream_open") == 1
