@@ -98,6 +98,9 @@ class SmallWorld:
     ``restarts``, ``crashes``, ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append,
     ``refusals`` of an append for memory: how often each may strike. ``shows_late``: the primary may show a commit
     after it was streamed.
+    ``stops``: like ``ticks``, and the node's clock stands still meanwhile. ``late_beats``: heartbeats whose answer is
+    lost, and which come into the log at any later moment. ``overtakes``: polls at which heartbeats come before changes
+    that were logged earlier, as from a replica that the product refuses (F92).
     ``shorten_share``: see ``freshness.algorithm.invalidate``.
     """
 
@@ -115,6 +118,9 @@ class SmallWorld:
     is_missing: bool = False
     is_filled: bool = False
     ticks: tuple[float, ...] = ()
+    stops: tuple[float, ...] = ()
+    late_beats: int = 0
+    overtakes: int = 0
     evictions: int = 0
     stripe_evictions: int = 0
     record_evictions: int = 0
@@ -166,6 +172,15 @@ WORLDS: Final = (
         "two invalidators shorten a stripe",
         readers=0, invalidators=2, beats=0, commits=3, shorten_share=1,
     ),
+    SmallWorld(
+        "the renewal of a lease arrives late",
+        is_filled=True, beats=0, polls=3, ticks=(2.0, 3.9, 5.0, 5.0), lease_seconds=6, max_staleness_seconds=15.0,
+    ),
+    SmallWorld("the clock of the node stands still", is_filled=True, beats=0, reads=2, polls=1, ticks=(2.0,), stops=(20.0,)),
+    SmallWorld(
+        "the answer of a heartbeat is lost",
+        is_filled=True, beats=0, late_beats=1, polls=2, ticks=(2.0, 2.0, 6.0),
+    ),
 )  # fmt: skip
 
 
@@ -194,17 +209,21 @@ class Entry(NamedTuple):
 
 
 class State(NamedTuple):
-    """``shown``: how much of the log the primary shows. ``attempted``: what each actor appended to each stripe, be it
+    """``behind``: by how much the node's clock is late. ``begun``: heartbeats on their way, by when they were begun.
+    ``shown``: how much of the log the primary shows. ``attempted``: what each actor appended to each stripe, be it
     there or not, since it last published. ``removed``: (item, number) of the log, removed after that."""
 
     now: float
+    behind: float
     store: int
     incarnation: int
     log: tuple[Entry, ...]
+    begun: tuple[float, ...]
     shown: int
     applied: int
     actors: tuple[ActorState, ...]
     ticks: tuple[float, ...]
+    stops: tuple[float, ...]
     left: tuple[tuple[str, int], ...]
     late: tuple[tuple[int, Request], ...]
     acknowledged: frozenset[tuple[bytes, int]]
@@ -225,7 +244,7 @@ class State(NamedTuple):
 
 
 FAULTS: Final = (
-    "beats", "evictions", "stripe_evictions", "record_evictions", "restarts", "lost_replies", "late", "doubles",
+    "beats", "late_beats", "overtakes", "evictions", "stripe_evictions", "record_evictions", "restarts", "lost_replies", "late", "doubles",
     "refusals", "crashes",
 )  # fmt: skip
 
@@ -365,7 +384,8 @@ class Explorer:
         self.world = world
         self.now = START
         self.actor_now = START
-        self.store = _Store(NODE, clock=lambda: self.now)
+        self.behind = 0.0
+        self.store = _Store(NODE, clock=lambda: self.now - self.behind)
         self.placement = Placement((NODE,), "sim")
         column = KeyColumn("id", ColumnKind.INTEGER)
         builder = KeyBuilder("sim", "row", (column,))
@@ -485,7 +505,8 @@ class Explorer:
         left = tuple((fault, count) for fault in FAULTS if (count := getattr(world, fault)))
         nothing: frozenset[Any] = frozenset()
         state = State(
-            START, self._saved(), 0, (), 0, 0, actors, world.ticks, left, (), nothing, nothing, nothing,
+            START, 0.0, self._saved(), 0, (), (), 0, 0, actors, world.ticks, world.stops, left, (), nothing, nothing,
+            nothing,
         )  # fmt: skip
         state = self._committed(state)._replace(applied=1)
         for place in range(world.invalidators):
@@ -561,6 +582,8 @@ class Explorer:
                 continue
             label, following, problem = self._do(state, place, step)
             yield label, following, problem
+            if isinstance(step, Poll) and state.has("overtakes"):
+                yield self._poll(state.without("overtakes"), place, is_overtaken=True)
             if isinstance(step, Flow | Flows) and state.actors[place].connection == state.incarnation:
                 yield from self._troubles(state, following, place, step, label, problem)
         yield from self._happenings(state)
@@ -607,6 +630,19 @@ class Explorer:
             left = list(state.ticks)
             left.remove(seconds)
             yield f"{seconds} s pass", state._replace(now=state.now + seconds, ticks=tuple(left)), ""
+        for seconds in dict.fromkeys(state.stops):
+            left = list(state.stops)
+            left.remove(seconds)
+            later = state._replace(now=state.now + seconds, behind=state.behind + seconds, stops=tuple(left))
+            yield f"{seconds} s pass, and not for the node", later, ""
+        if state.has("late_beats"):
+            begun = state._replace(begun=(*state.begun, state.now)).without("late_beats")
+            yield "heartbeats are begun, and their answers lost", begun, ""
+        for number, at in enumerate(state.begun):
+            log = (*state.log, Entry(False, at))
+            arrived = state._replace(begun=state.begun[:number] + state.begun[number + 1 :], log=log)
+            shown = state.shown if self.world.shows_late else len(log)
+            yield f"heartbeats of {at - START} s are logged", arrived._replace(shown=shown), ""
         for fault, keys in (
             ("evictions", self.items),
             ("stripe_evictions", frozenset(self.stripes.values())),
@@ -776,12 +812,13 @@ class Explorer:
     def _opened(self, state: State, place: int, step: OpenStream) -> State:
         return self._answered(state, place, None)
 
-    def _poll(self, state: State, place: int) -> tuple[Label, State, str]:
+    def _poll(self, state: State, place: int, *, is_overtaken: bool = False) -> tuple[Label, State, str]:
+        """``is_overtaken``: the changes are stuck in the applier of the replica that is followed."""
         delivered = self._delivered(state, place)
         taken = [
             self._transaction(number, entry)
             for number, entry in enumerate(state.log, 1)
-            if number not in delivered
+            if number not in delivered and not (is_overtaken and entry.is_change)
         ]
         label = f"{self._name(place)} takes {[self._number(each.position) for each in taken]}"
         return label, self._answered(state, place, taken), ""
@@ -874,7 +911,7 @@ class Explorer:
         assert seen is not None
         data, acknowledged, at = seen
         life, version = _decode_entry(data)
-        bound = self.world.max_staleness_seconds
+        bound = self.world.max_staleness_seconds + (SKEW_SECONDS if self.world.stops else 0.0)
         for number in range(version + 1, len(state.log) + 1):
             if not state.log[number - 1].is_change:
                 continue
@@ -902,7 +939,7 @@ class Explorer:
 
     def _protection(self, state: State) -> list[tuple[bytes, tuple[Position, ...]]]:
         """Of each stripe that is there: the life of the open record, its floor, and the stripe's position."""
-        where = (state.store, state.now)
+        where = (state.store, state.now - state.behind)
         if where not in self._protections:
             found = self._protections[where] = []
             record = self._record_of(state)
@@ -919,7 +956,7 @@ class Explorer:
         return None if item is None else _decode_record(item.value)
 
     def _peek(self, state: State, key: bytes) -> Item | None:
-        where = (state.store, state.now, key)
+        where = (state.store, state.now - state.behind, key)
         if where not in self._peeked:
             self._restore(state)
             self._peeked[where] = self.store.peek(key)
@@ -931,7 +968,7 @@ class Explorer:
         return self._saved()
 
     def _restore(self, state: State) -> None:
-        self.now = state.now
+        self.now, self.behind = state.now, state.behind
         self.store.restore(self._store_states[state.store])
 
     def _saved(self) -> int:
