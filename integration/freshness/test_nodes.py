@@ -7,12 +7,16 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis as RedisClient
 
-from freshness.algorithm.envelope import stripe_keys
+from freshness.algorithm.driver import BlockingDriver, drive, running_clock
+from freshness.algorithm.envelope import Filled, NodeRecord, Stamp, record_key, stripe_keys
+from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
+from freshness.algorithm.read import ReadContext, read_through
 from freshness.algorithm.request import (
     CONFLICT,
     DONE,
@@ -21,16 +25,21 @@ from freshness.algorithm.request import (
     Append,
     Cas,
     Delete,
+    Flows,
     Get,
     Item,
     Refused,
     Request,
+    Step,
     Stored,
     Strikes,
 )
+from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.algorithm.view import Sightings
 from freshness.errors import NodeUnavailable, NodeUnsuitable
 from freshness.nodes.memcached import MemcachedNode
 from freshness.nodes.redis import RedisNode
+from freshness.position import MysqlGtidSet
 from integration.servers.memcached import Memcached
 from integration.servers.process import ServerProcess
 from integration.servers.redis import Redis
@@ -359,6 +368,55 @@ def test_a_paused_server_is_unavailable_and_its_late_answer_is_nobodys(
     (reply,) = node.perform([Get(b"b")])
     assert isinstance(reply, Item)
     assert reply.value == b"value of b"
+
+
+def test_a_server_that_stood_still_serves_no_hit(started: Callable[..., Memcached]) -> None:
+    """F105: it is stopped for longer than its record lives, and a request waits for it. The answer may be by the time
+    before the stop. The reader knows the heartbeat, so it does not depend on what the server takes the time for."""
+    server = started()
+    node = MemcachedNode(server.address)
+    lineage, life, position = "shop/-", b"ofanode1", MysqlGtidSet()
+    now_us = time.time_ns() // 1000
+    record = NodeRecord(
+        lineage, life, b"tenure01", True, 1, 7, now_us, 3_000, server.address, 8, position, position
+    )
+    key = Lookup(
+        ObjectPolicy("row", 1, ("rows",), (lineage,), 60), server.address, b"shop:row:1", b"id", (1,)
+    )
+    entry = Filled((Stamp(lineage, life, 1, position),), key.identity, b"1").encode()
+    node.perform([Add(record_key("shop", lineage), record.encode(), 1), Add(key.item, entry, TTL_SECONDS)])
+    context = ReadContext(
+        namespace="shop",
+        ring=7,
+        lineages=(lineage,),
+        clock=running_clock,
+        jitter=lambda: 0.0,
+        encode=repr,  # type: ignore[arg-type]
+        node_refresh_seconds=0.0,
+        fill_lease_ttl_seconds=10,
+        fill_wait_seconds=0.0,
+        on_stale="bypass",
+        sightings=Sightings(running_clock, lambda: time.time_ns() // 1000, 3.0, 60.0),
+    )
+    nodes = BlockingDriver({server.address: node}, time.sleep, load=lambda _: [Loaded(1, {})])
+
+    def resume_behind_the_request(step: Step) -> Any:
+        if not isinstance(step, Flows):
+            return nodes.answer(step)
+        node.send(step.flows[0].requests)
+        server.resume()
+        return [node.receive()]
+
+    assert nodes.run(read_through(context, [key]))[0].outcome is ReadOutcome.HIT
+    seen_at = running_clock()
+    server.pause()
+    try:
+        while running_clock() - seen_at <= 3.0:
+            time.sleep(0.1)
+        (read,) = drive(read_through(context, [key]), resume_behind_the_request)
+    finally:
+        server.resume()
+    assert read.outcome in (ReadOutcome.CLOCK, ReadOutcome.NO_RECORD)
 
 
 def test_a_paused_server_that_no_longer_reads(started: Callable[..., Memcached]) -> None:

@@ -36,12 +36,14 @@ from freshness.position.token import EventToken
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
 from invalidator.binlog.transaction import Subscription, TransactionAssembler
 from invalidator.binlog.wire.event import GroupStart
+from invalidator.replica import server
 from invalidator.statement import Xid
 from tests.schedules.test_defences import go_on, prove, read_lagging, start
 from tests.schedules.world import (
     CUSTOMER,
     KEY,
     LINEAGE,
+    MAX_STALENESS_SECONDS,
     NODE,
     ORDER,
     START_SECONDS,
@@ -621,12 +623,8 @@ def test_a_renewal_can_wait_for_the_longer_lease_of_another(monkeypatch: pytest.
     prove(schedule, ReadOutcome.CLOSED, plant, "I7", monkeypatch)
 
 
-@pytest.mark.parametrize("clock", ["monotonic", "wall"])
-def test_a_node_whose_clock_stands_still_is_not_trusted_for_ever(
-    clock: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F105: the node's machine is suspended, and its leases go on afterwards. A reader that knows the heartbeat has
-    seen it for too long; for another one it is too old by the clocks of two machines."""
+def test_a_heartbeat_that_was_seen_for_too_long_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F105: the node's machine is suspended, and its leases go on afterwards. The reader knows the heartbeat."""
 
     def schedule(world: World) -> ReadOutcome:
         start(world)
@@ -634,12 +632,56 @@ def test_a_node_whose_clock_stands_still_is_not_trusted_for_ever(
         assert reader.read() is ReadOutcome.FILLED
         world.commit(KEY)
         world.stores[NODE].clock = lambda: START_SECONDS
+        world.sleep(MAX_STALENESS_SECONDS + 1)
+        return reader.read()
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(Sightings, "note", lambda *_: None)
+
+    prove(schedule, ReadOutcome.CLOCK, plant, "I7", monkeypatch)
+
+
+def test_a_heartbeat_that_is_too_old_by_the_wall_clock_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F105: as above, and the reader has never seen this heartbeat."""
+
+    def schedule(world: World) -> ReadOutcome:
+        start(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.commit(KEY)
+        world.stores[NODE].clock = lambda: START_SECONDS
         world.sleep(600)
-        return (reader if clock == "monotonic" else Reader(world, world.replica())).read()
+        return read_anew(world)
 
     def plant(_: World, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(view, "is_outdated", lambda *_: False)
-        if clock == "monotonic":
-            patch.setattr(Sightings, "note", lambda *_: None)
 
     prove(schedule, ReadOutcome.CLOCK, plant, "I7", monkeypatch)
+
+
+def test_the_log_of_a_replica_that_commits_out_of_order_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F92: a change is stuck in one applier of the replica, and heartbeats overtake it. The invalidator asks the
+    replica's settings, and follows the primary."""
+    variables = {"replica_preserve_commit_order": "OFF", "replica_parallel_workers": "4"}
+
+    def schedule(world: World) -> bool:
+        one = start(world)
+        assert read_anew(world) is ReadOutcome.FILLED
+        world.commit(KEY)
+        is_refused = server._reorders(variables, [{"Parallel_Mode": ""}])
+        while world.now < START_SECONDS + MAX_STALENESS_SECONDS + 1:
+            if is_refused:
+                one.apply()
+            else:
+                now = world.now
+                beat = HeartbeatSeen(now, int(now * 1e6))
+                one.apply(replace(apply.Batch({}, {}, one.cursor, one.cursor), heartbeat=beat))
+            world.sleep(1)
+        read_anew(world)
+        return is_refused
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(server, "_reorders", lambda *_: False)
+
+    prove(schedule, True, plant, "I7", monkeypatch)

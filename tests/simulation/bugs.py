@@ -22,6 +22,7 @@ import freshness.algorithm.restore
 import freshness.algorithm.rule
 import freshness.algorithm.view
 import freshness.objects.keyfinder
+import invalidator.replica.server
 import spark.sink.acknowledger
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.apply import Batch
@@ -65,7 +66,8 @@ from freshness.algorithm.rule import (
     find_hit_refusal,
     find_record_refusal,
 )
-from freshness.algorithm.view import NodeView
+from freshness.algorithm.view import NodeView, Sightings
+from freshness.config.settings import CacheConfig
 from freshness.errors import FormatError, MembershipLost
 from freshness.keys.keycolumn import KeyColumn
 from freshness.nodes.memory import MemoryStore
@@ -488,6 +490,30 @@ def _foreign_heartbeat() -> Planted:
     return _patch(Applier, "find_own_heartbeat", own)
 
 
+def _one_lease() -> Planted:
+    def age_max(self: CacheConfig) -> float:
+        return self.max_staleness_seconds - self.lease_seconds - self.node_refresh_seconds
+
+    return _patch(CacheConfig, "heartbeat_age_max_seconds", property(age_max))
+
+
+def _own_lease() -> Planted:
+    """A renewal arrives within the own lease, whatever the former record has."""
+
+    def age(self: Membership, beat: HeartbeatSeen, now: float) -> float:
+        return now + self.policy.lease_seconds - beat.written_at
+
+    return _patch(Membership, "_arrival_age", age)
+
+
+def _node_clock_trusted() -> Planted:
+    return _patch(Sightings, "note", lambda *_: None)
+
+
+def _reordering_replica() -> Planted:
+    return _patch(invalidator.replica.server, "_reorders", lambda *_: False)
+
+
 def _lapse_ignored() -> Planted:
     def reread(self: Membership) -> Procedure[None]:
         read_at = self.clock()
@@ -731,6 +757,10 @@ PLANTED: Final[dict[str, Plant]] = {
     "progress before acknowledge": _progress_first,
     "lease without heartbeat": _lease_without_heartbeat,
     "foreign heartbeat": _foreign_heartbeat,
+    "one lease is counted": _one_lease,
+    "a longer lease is not counted": _own_lease,
+    "the clock of a node is trusted": _node_clock_trusted,
+    "a replica that reorders is followed": _reordering_replica,
     "lapse and life ignored": _lapse_ignored,
     "record put back from memory": _record_put_back,
     "opened before it caught up": _opened_before_caught_up,
@@ -809,6 +839,13 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
 
 SELDOM_CAUGHT: Final = {
+    "one lease is counted": "a renewal must arrive nearly a lease late, while the stream is stuck and a reader "
+    "looks; an exhaustive world finds it",
+    "a longer lease is not counted": "as above, and the former record must be of an invalidator with a longer lease",
+    "the clock of a node is trusted": "a reader must look within the few seconds that are left of a lease when the "
+    "clock goes on; an exhaustive world finds it",
+    "a replica that reorders is followed": "few worlds could follow such a replica, and a stripe that is put back "
+    "too early shows in few reads",
     "epoch ignored by fills": "every life of a new epoch has the epoch's own transaction in its floor, which "
     "no server of the former history shows",
     "a stripe of any life counts": "a new life that keeps the memory of its node is seldom, and its stripes "

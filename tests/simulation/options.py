@@ -114,6 +114,9 @@ class Options:
     node_refresh_seconds: float = 1.0
     heartbeat_seconds: float = 1.0
     clock_rate_error: float = 0.0  # by which share clocks run too fast or too slow, at most
+    is_reordered: bool = (
+        False  # a replica could be followed whose log has heartbeats before earlier changes (F92)
+    )
     is_mixed: bool = False  # each process has its own lease, bound and refresh
     clock_skew_seconds: float = 2.0  # how far wall clocks differ, at most
 
@@ -185,7 +188,12 @@ class Options:
 def _with_bound_faults(base: Options, random: Random) -> Options:
     """The same world with clocks, heartbeats and settings that fail. In some of them little else happens."""
     faults = frozenset(fault for fault in BOUND_FAULTS if random.random() < 0.4)
-    shaped = replace(base, faults=base.faults | faults, is_mixed=random.random() < 0.4)
+    shaped = replace(
+        base,
+        faults=base.faults | faults,
+        is_mixed=random.random() < 0.4,
+        is_reordered=base.flavor == "mysql" and random.random() < 0.3,
+    )
     if random.random() < 0.5:
         return shaped
     return replace(

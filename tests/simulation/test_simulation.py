@@ -84,7 +84,7 @@ def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
 
 
 def test_every_kind_of_fault_strikes(tally: Tally) -> None:
-    kinds = {*FAULTS, *BOUND_FAULTS, "mixed settings"}
+    kinds = {*FAULTS, *BOUND_FAULTS, "mixed settings", "reordered log"}
     assert kinds <= tally.faults.keys()
     assert all(f"{kind} {tally.faults[kind]}" in tell_costs(tally) for kind in kinds)
 

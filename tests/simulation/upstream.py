@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -22,6 +22,7 @@ from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, Transaction
 from invalidator.loop.loop import OpenStream, Poll, RaiseEpoch
+from invalidator.replica import server
 from tests.simulation.actor import Actor
 from tests.simulation.database import Server, Shard
 from tests.simulation.keykind import NUMBERS, Rows
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 Actions: TypeAlias = list[Callable[[], Any]]
 Configuration: TypeAlias = tuple[int, bool, int]
 """The ring, whether the third object is known, and the number of stripes."""
+
+REORDERING: Final = {"replica_preserve_commit_order": "OFF", "replica_parallel_workers": "4"}
+"""The settings of a replica that commits out of order, for the production code to refuse."""
+
+STUCK_SECONDS: Final = 40.0
+"""How long a change is stuck in such a replica while heartbeats pass it."""
 
 BEAT_FAULTS: Final = ("fail_beat", "lose_beat")
 BEAT_FAULT_SHARE: Final = 0.3
@@ -49,7 +56,7 @@ class Process:
 
     ``cursor``: how much of the log it has taken; ``behind_seconds``: how late the log reaches it;
     ``configuration``: the deployment that it was started with, ``settings``: its own of the times. ``written``:
-    heartbeats on their way to the primary.
+    heartbeats on their way to the primary. ``is_reordered``: it follows a replica that commits out of order.
     """
 
     name: str
@@ -64,6 +71,8 @@ class Process:
     configuration: Configuration = (0, True, 0)
     cursor: int = 0
     is_open: bool = False
+    is_reordered: bool = False
+    delivered: set[int] = field(default_factory=set)
     applier: Applier | None = None
 
 
@@ -193,6 +202,10 @@ def _open(world: World, process: Process, start: Position) -> None:
     if world.bug != "errant transactions in a floor" and not shard.can_stream_from(start):
         raise HistoryLost(f"{shard.lineage} lacks {start}")
     process.opened_at, process.cursor, process.is_open = start, 0, True
+    if world.options.is_reordered:
+        world.count("reordered log")
+        process.is_reordered = not server._reorders(REORDERING, [])
+        process.delivered.clear()
 
 
 def _poll(world: World, actor: Actor, process: Process, step: Poll) -> list[Transaction]:
@@ -200,6 +213,8 @@ def _poll(world: World, actor: Actor, process: Process, step: Poll) -> list[Tran
     if process.cursor > len(log) or not process.is_open:
         process.is_open = False
         raise SourceUnavailable("the stream ended")
+    if process.is_reordered:
+        return _poll_reordered(world, actor, process, step)
     until = world.now - process.behind_seconds
     taken: list[Transaction] = []
     while process.cursor < len(log) and len(taken) < step.transactions_max:
@@ -209,6 +224,20 @@ def _poll(world: World, actor: Actor, process: Process, step: Poll) -> list[Tran
         process.cursor += 1
         if not process.opened_at.contains(commit.position):
             taken.append(commit.transaction)
+    if not taken:
+        actor.wake_at = world.now + step.timeout_seconds
+    return taken
+
+
+def _poll_reordered(world: World, actor: Actor, process: Process, step: Poll) -> list[Transaction]:
+    """Heartbeats at once, and changes when they have been stuck for a while."""
+    taken = []
+    for commit in process.shard.log:
+        is_due = commit.transaction.heartbeats or commit.at < world.now - STUCK_SECONDS
+        if is_due and commit.number not in process.delivered:
+            process.delivered.add(commit.number)
+            if not process.opened_at.contains(commit.position):
+                taken.append(commit.transaction)
     if not taken:
         actor.wake_at = world.now + step.timeout_seconds
     return taken
