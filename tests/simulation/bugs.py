@@ -840,7 +840,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
 
 SELDOM_CAUGHT: Final = {
     "one lease is counted": "a renewal must arrive nearly a lease late, while the stream is stuck and a reader "
-    "looks; an exhaustive world finds it",
+    "looks",
     "a longer lease is not counted": "as above, and the former record must be of an invalidator with a longer lease",
     "the clock of a node is trusted": "a reader must look within the few seconds that are left of a lease when the "
     "clock goes on; an exhaustive world finds it",

@@ -98,8 +98,9 @@ class SmallWorld:
     ``restarts``, ``crashes``, ``lost_replies``, ``late`` writes whose sender has given up, ``doubles`` of an append,
     ``refusals`` of an append for memory: how often each may strike. ``shows_late``: the primary may show a commit
     after it was streamed.
-    ``in_order``: the first of the ``ticks`` comes first. ``stops``: like ``ticks``, and the node's clock stands still meanwhile. ``stalls``: polls at which the stream
-    gives nothing. ``late_beats``: heartbeats whose answer is lost, and which come into the log at any later moment.
+    ``in_order``: the first of the ``ticks`` comes first. ``stops``: like ``ticks``, and the node's clock stands still
+    meanwhile. ``stalls``: polls at which the stream gives nothing. ``late_beats``: heartbeats whose answer is lost,
+    and which come into the log at any later moment.
     ``shorten_share``: see ``freshness.algorithm.invalidate``.
     """
 
@@ -171,11 +172,6 @@ WORLDS: Final = (
     SmallWorld(
         "two invalidators shorten a stripe",
         readers=0, invalidators=2, beats=0, commits=3, shorten_share=1,
-    ),
-    SmallWorld(
-        "the renewal of a lease arrives late",
-        is_filled=True, beats=0, polls=2, stalls=2, ticks=(5.0, 2.0, 3.9, 5.0), in_order=True, lease_seconds=6,
-        max_staleness_seconds=15.0,
     ),
     SmallWorld("the clock of the node stands still", is_filled=True, beats=0, reads=2, polls=1, stops=(20.0,)),
     SmallWorld("the answer of a heartbeat is lost", is_filled=True, beats=0, late_beats=1, polls=1, ticks=(2.0,)),
