@@ -146,6 +146,30 @@ def test_an_admission_that_dies_leaves_a_node_that_nobody_revives() -> None:
     assert world.record().life != life
 
 
+def test_the_copy_of_a_life_that_never_began_is_not_revived() -> None:
+    """Its floor is empty: everything could be stored. Its epoch tells only where epochs do not begin at 0."""
+    world = World()
+    world.database.epoch = 0
+    run = Invalidator(world).joining().until_kind(Add, key=RESUME)
+    run.advance()
+    assert world.resume_copy().floor.is_empty
+    life = world.resume_copy().life
+    Invalidator(world).join()
+    assert world.record().life != life
+    assert world.record().floor == world.database.head
+
+
+def test_a_copy_without_a_new_object_does_not_stand_for_one_with_it() -> None:
+    """F79: the other invalidator wrote it at the same moment."""
+    world = World()
+    two = start(world)
+    run = Invalidator(world, objects=BOTH).joining().until_kind(Cas, key=RESUME)
+    world.sleep(1.5)
+    two.apply()
+    run.finish()
+    assert world.resume_copy().objects.keys() == BOTH.keys()
+
+
 def test_an_admission_that_died_halfway_is_taken_over() -> None:
     world = World()
     run = Invalidator(world).joining().until_kind(Add, key=RECORD)

@@ -254,6 +254,13 @@ def test_a_transaction_inside_another_one_stops_the_stream(flavor: str) -> None:
     assert "starts inside" in error
 
 
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_an_error_names_the_transaction_before_it(flavor: str) -> None:
+    packets = [description(), *(each for number in range(1, 7) for each in simple(flavor, number))]
+    found, error = both_ways(flavor, [[*packets, packet(99, b"")]])
+    assert f"after GTID {found[-1].position}, cannot be handled" in error
+
+
 def test_a_table_that_refers_to_itself_is_raised() -> None:
     """F23: MariaDB deletes the children in the same table, and logs no rows of them."""
     for number in (1, 2):  # an update and a delete

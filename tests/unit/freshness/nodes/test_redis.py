@@ -1,0 +1,63 @@
+"""What a server without memory answers, and what becomes of it. All else: the contract, and real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from freshness.algorithm.request import CONFLICT, Append, Cas, Get, Item, Refused, Reply, Request
+from freshness.errors import NodeUnavailable
+from freshness.nodes import redis
+from freshness.nodes.redis import RedisNode
+
+FULL = OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+FULL_IN_SCRIPT = ResponseError("Error running script: @user_script:3: -OOM command not allowed")
+
+
+class Connection:
+    """A server that has all scripts, and then gives these answers."""
+
+    def __init__(self, *answers: object) -> None:
+        self._answers: Iterator[object] = iter(answers)
+        self._scripts = len(redis.SCRIPTS)
+
+    def connect(self) -> None: ...
+
+    def disconnect(self) -> None: ...
+
+    def pack_commands(self, _: object) -> list[bytes]:
+        return []
+
+    def send_packed_command(self, _: object) -> None: ...
+
+    def read_response(self) -> object:
+        if self._scripts:
+            self._scripts -= 1
+            return "digest"
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def perform(request: Request, *answers: object) -> Reply:
+    node = RedisNode("full:1", make_connection=lambda: Connection(*answers))  # type: ignore[arg-type,return-value]
+    [reply] = node.perform([request])
+    return reply
+
+
+@pytest.mark.parametrize("error", [FULL, FULL_IN_SCRIPT])
+def test_a_server_without_memory(error: Exception) -> None:
+    """F98: an append that was refused did not happen, so the stripe is deleted."""
+    assert perform(Append(b"!1", b"chunk"), error) is CONFLICT
+    assert isinstance(perform(Cas(b"k", b"v", 7, 10), error), Refused)
+    item = perform(Get(b"k", 10), error)
+    assert not isinstance(item, Item)
+
+
+@pytest.mark.parametrize("request_", [Append(b"!1", b"chunk"), Cas(b"k", b"v", 7, 10), Get(b"k")])
+def test_any_other_refusal_is_no_reply(request_: Request) -> None:
+    with pytest.raises(NodeUnavailable):
+        perform(request_, ResponseError("NOPERM this user has no permissions"))
