@@ -22,6 +22,7 @@ def write_config(
     nodes: Sequence[str],
     *,
     replicas: Sequence[str] = (),
+    shard: Mapping[str, Any] = {},
     objects: str = CUSTOMER,
     cache: Mapping[str, Any] = {},
     stream: Mapping[str, Any] = {},
@@ -30,14 +31,14 @@ def write_config(
 ) -> Path:
     """Write the file and return its path. ``primary`` and ``replicas`` are URLs, ``nodes`` addresses.
 
-    ``cache`` and ``stream`` are keys of those sections, else as by default; ``stripes`` None: as by default;
-    ``extra`` is appended.
+    ``shard``, ``cache`` and ``stream`` are keys of those sections, else as by default; ``stripes`` None: as by
+    default; ``extra`` is appended.
     """
     path = folder / "freshness.toml"
     path.write_text(
         _section("cache", _cache_section(nodes, stripes, cache))
         + _section("keyspaces.shop", {"flavor": flavor})
-        + _section("[keyspaces.shop.shards]", {"primary": primary, "replicas": replicas})
+        + _section("[keyspaces.shop.shards]", {"primary": primary, "replicas": replicas, **shard})
         + _section("stream", stream)
         + objects
         + extra
@@ -52,6 +53,7 @@ def write_sharded_config(
     nodes: Sequence[str],
     *,
     column: str,
+    topology: int = 1,
     function: str = "hash",
     objects: str = CUSTOMER,
     cache: Mapping[str, Any] = {},
@@ -59,7 +61,7 @@ def write_sharded_config(
 ) -> Path:
     """The same for a sharded keyspace; ``shards``: the keys of each shard's table."""
     path = folder / "freshness.toml"
-    text = _section("cache", _cache_section(nodes, STRIPES, cache))
+    text = f"topology = {topology}\n" + _section("cache", _cache_section(nodes, STRIPES, cache))
     text += _section("keyspaces.shop", {"flavor": flavor})
     text += f'sharding = {{ column = "{column}", function = "{function}" }}\n'
     text += "".join(_section("[keyspaces.shop.shards]", shard) for shard in shards)

@@ -15,7 +15,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freshness.algorithm.envelope import Coverage, NodeRecord
-from freshness.algorithm.membership import Membership, find_record, is_of_another_configuration
+from freshness.algorithm.membership import (
+    Membership,
+    find_record,
+    is_of_another_configuration,
+    require_topology,
+)
 from freshness.algorithm.request import (
     MISSING,
     Add,
@@ -57,6 +62,8 @@ def _join(member: Membership, is_fresh: bool) -> Procedure[None]:
     item, resume_item = yield Flow(member.node, gets)
     head = yield ReadHead()
     record, resume = find_record(item, member.node), find_record(resume_item, member.node)
+    for held in (record, resume):
+        require_topology(held, member.policy, member.node)
     member.resume_version = resume_item.version if isinstance(resume_item, Item) else None
     if isinstance(item, Item) and record is None:
         # Foreign bytes under our key; without a version where the backend gives those none that fits.
@@ -133,11 +140,13 @@ def _start_from(member: Membership, record: NodeRecord, item: Item, read_at: flo
 
 
 def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
-    """Write the start of coverage of each object that the record does not name yet (F70).
+    """Write the start of coverage of each object that the record does not name yet (F70), and the topology.
 
     The resume copy is written first. Otherwise an invalidator without the object could revive this life and ignore
-    the object's rows, and a third invalidator would find its entries alive.
+    the object's rows, and a third invalidator would find its entries alive; and one of a former topology could revive
+    it and open it.
     """
+    topology = member.policy.topology
 
     def change(record: NodeRecord) -> NodeRecord:
         start = member.everything(head).union(record.progress)
@@ -146,9 +155,9 @@ def _cover_objects(member: Membership, head: Head) -> Procedure[None]:
             for name, fingerprint in member.policy.objects.items()
             if name not in record.objects
         }
-        return replace(record, objects={**record.objects, **new})
+        return replace(record, objects={**record.objects, **new}, topology=topology)
 
     current = member.joined_record()
-    if current.objects.keys() < member.policy.objects.keys():
+    if current.topology < topology or current.objects.keys() < member.policy.objects.keys():
         yield from member.write_resume(change(current))
         yield from member.store(change)

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, acknowledge, apply_batch, renew
+from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
-from freshness.algorithm.request import Procedure, ReadHead, Streamed, Wait
+from freshness.algorithm.request import ConfirmSuccession, Head, Procedure, ReadHead, Streamed, Wait
 from freshness.algorithm.witness import Witness
 from freshness.errors import FreshnessError, HistoryLost
 from freshness.position import Position, empty_position
@@ -46,6 +47,14 @@ streamed before the primary shows it, with semi-synchronous replication by up to
 
 FindHeartbeat = Callable[[int], float | None]
 """Sequence number of an own heartbeat → when this process began to write it, by its clock."""
+
+FindPrimary = Callable[[int], str]
+"""Sequence number of an own heartbeat → the identity of the server that it was written to."""
+
+
+def unknown_primary(_: int) -> str:
+    """For who has one primary that never changes. No record that follows a named one is opened by such heartbeats."""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,9 @@ class Applier:
 
     ``is_sender`` is False where other processes send. The stream is not opened again for a node that is behind it
     then: the node begins a new life, and a node that failed once is tried again at once, before it falls behind.
-    ``passed``: how far the stream was when the latest own heartbeat came back (see `read_stream`).
+    ``passed``: how far the stream was when the latest own heartbeat came back (see `read_stream`). ``problems``: by
+    node, why it is not joined. ``is_succeeded``: heartbeats of this process go to another primary than the records
+    follow.
     """
 
     members: Mapping[str, Membership]
@@ -94,12 +105,16 @@ class Applier:
     clock: Callable[[], float]
     find_heartbeat: FindHeartbeat
     streamed: Position
+    find_primary: FindPrimary = unknown_primary
     is_sender: bool = True
     epoch: int = 0
     streamed_epoch: int = 0
     lost_looks: int = 0
     is_history_checked: bool = False
+    is_succeeded: bool = False
+    history_checked_at: float = float("-inf")
     passed: Streamed | None = None
+    problems: dict[str, str] = field(default_factory=dict)
     _rejoins: dict[str, _Rejoin] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
 
@@ -153,6 +168,7 @@ class Applier:
     def _note_joined(self, member: Membership) -> None:
         self._rejoins[member.node] = _Rejoin(self._first_pause_seconds)
         self._ended.discard(member.node)
+        self.problems.pop(member.node, None)
         self.is_history_checked = False
         record = member.joined_record()
         self.epoch = max(self.epoch, record.epoch)
@@ -167,9 +183,12 @@ class Applier:
 
     @property
     def needs_rewind(self) -> bool:
-        """Whether a joined node has acknowledged less than has been streamed, or is of another epoch."""
-        return self.epoch > self.streamed_epoch or any(
-            not member.applied.contains(self.streamed) for member in self.joined
+        """Whether a joined node has acknowledged less than has been streamed, or is of another epoch; or whether the
+        history must be checked again."""
+        return (
+            self.epoch > self.streamed_epoch
+            or self.is_succeeded
+            or any(not member.applied.contains(self.streamed) for member in self.joined)
         )
 
     def leave_all(self) -> None:
@@ -227,6 +246,7 @@ class Applier:
 
     def _postpone(self, member: Membership, why: str) -> None:
         member.leave()
+        self.problems[member.node] = why
         rejoin = self._rejoin_of(member)
         rejoin.at = self.clock() + rejoin.pause_seconds
         log.warning(
@@ -256,8 +276,10 @@ class Applier:
         read, or waits for (ADR 0018).
 
         More than the stream starts from: a node may hold values from a future that a failover took back (F28), and a
-        floor that was raised before such an event was acknowledged would refuse every fill.
+        floor that was raised before such an event was acknowledged would refuse every fill. And where the primary is
+        another one than a record follows: readers may have seen what no record names (F101).
         """
+        checked_at = self.clock()
         head = yield ReadHead()
         for member in self.joined:
             record = member.joined_record()
@@ -270,7 +292,26 @@ class Applier:
                     "for",
                     hint="a failover lost transactions (F28, F29): if that stays so, the epoch must be raised",
                 )
-        self.is_history_checked = True
+        yield from self._follow_primary(head)
+        self.is_history_checked, self.is_succeeded, self.history_checked_at = True, False, checked_at
+
+    def _follow_primary(self, head: Head) -> Procedure[None]:
+        """Let the records follow the primary of ``head``. Raise `HistoryLost` where values may be cached that it
+        lacks."""
+        others = [member for member in self.joined if member.joined_record().primary != head.primary]
+        for former in sorted({member.joined_record().primary for member in others} - {""}):
+            if not (yield ConfirmSuccession(former, head.primary)):
+                raise HistoryLost(
+                    f"the primary was {former} and is {head.primary}: readers may have seen commits that it lacks",
+                    hint="list the former primary as a replica, or state lossless_failover, to keep the cache (F101)",
+                )
+            log.info("the primary was %s and is %s; nothing is lost", former, head.primary)
+
+        def change(record: NodeRecord) -> NodeRecord:
+            return replace(record, primary=head.primary)
+
+        results = yield from gather([member.store(change) for member in others])
+        self._note_failures(others, results)
 
     def confirm_loss(self) -> bool:
         """Count a look that found the history lost. True: it has been so for `HISTORY_CONFIRM_SECONDS` of looks."""
@@ -318,6 +359,7 @@ class Applier:
         )
         self._note_failures(members, results)
         self._note_epoch(beats)
+        self._note_primary(heartbeat)
 
     def acknowledge(
         self,
@@ -336,7 +378,8 @@ class Applier:
         assert not self.is_sender, "this process sends, and knows what it sent"
         # Only this batch's history: a later floor must not hold what was streamed before the epoch was raised.
         self.streamed, self.streamed_epoch = streamed, self.epoch
-        batch = Batch({}, raised, before, streamed, self._take_heartbeat(beats))
+        heartbeat = self._take_heartbeat(beats)
+        batch = Batch({}, raised, before, streamed, heartbeat)
         ready = []
         for member in self.joined:
             why = failed.get(member.node) or _find_gap(member, permit, before)
@@ -349,6 +392,7 @@ class Applier:
         # At once: after a restart the stream goes on behind this batch, and a copy that lacks it cannot be revived.
         yield from self._write_resume_copies()
         self._note_epoch(beats)
+        self._note_primary(heartbeat)
 
     def _take_heartbeat(self, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
         """See `find_own_heartbeat`. All that was streamed up to this batch is noted with it."""
@@ -364,13 +408,27 @@ class Applier:
             if beat.instance == self.instance and beat.sequence > last:
                 written_at = self.find_heartbeat(beat.sequence)
                 if written_at is not None:
-                    seen, last = HeartbeatSeen(written_at, beat.min_us), beat.sequence
+                    seen, last = (
+                        HeartbeatSeen(written_at, beat.min_us, self.find_primary(beat.sequence)),
+                        beat.sequence,
+                    )
         return seen
 
     def _note_epoch(self, beats: Sequence[Heartbeat]) -> None:
         if any(beat.epoch > self.epoch for beat in beats):
             log.warning("the epoch was raised: history was lost; all nodes begin new lives")
             self.leave_all()
+
+    def _note_primary(self, heartbeat: HeartbeatSeen | None) -> None:
+        """Check the history again where heartbeats go to another primary than the records follow. A stream can
+        outlast a failover, as that of a replica does."""
+        if heartbeat is None or heartbeat.written_at < self.history_checked_at:
+            return
+        if any(member.joined_record().primary != heartbeat.primary for member in self.joined):
+            log.warning(
+                "heartbeats go to another primary, %s: the history is checked again", heartbeat.primary
+            )
+            self.is_succeeded, self.is_history_checked = True, False
 
 
 def _find_gap(member: Membership, permit: Permit, before: Position) -> str:

@@ -194,7 +194,7 @@ def _may_wait(member: Membership, sent: Batch | None, now: float) -> bool:
     record = member.joined_record()
     if not member.policy.is_serving or member.target is not None or not record.is_open:
         return False
-    if not member.may_vouch(now):
+    if not member.may_vouch(now, record.primary):
         return True
     return (
         sent is not None

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import (
+    ConfirmSuccession,
     Flow,
     Flows,
     Head,
@@ -56,6 +57,10 @@ def drive(procedure: Generator[AnyStep, Any, Result], answer: Callable[[AnyStep]
         return result
 
 
+def _in_doubt(_: ConfirmSuccession) -> bool:
+    return False
+
+
 def _no_database(_: Any = None) -> Any:
     raise AssertionError("this driver was given no database to ask")
 
@@ -69,6 +74,7 @@ class BlockingDriver:
     load: Callable[[Sequence[Any]], Any] = _no_database
     read_head: Callable[[], Head] = _no_database
     read_stream: Callable[[float], Streamed | None] = _no_database
+    confirm_succession: Callable[[ConfirmSuccession], bool] = _in_doubt
 
     def run(self, procedure: Procedure[Result]) -> Result:
         return drive(procedure, self.answer)
@@ -89,6 +95,8 @@ class BlockingDriver:
                 return self.load(step.lookups)
             case ReadHead():
                 return self.read_head()
+            case ConfirmSuccession():
+                return self.confirm_succession(step)
             case ReadStream():
                 return self.read_stream(step.begun_at)
             case Wait():

@@ -324,7 +324,9 @@ class NodeRecord:
     this heartbeat can have when the record expires, by the invalidator's own clock; less the TTL that is left it
     bounds the staleness of hits. ``node``: the name of the node as configured, so that two names of one server never
     share a record. ``stripes``: how many stripes the lineage has on this node, fixed for the life. ``floor``: the
-    position at which the life began; it never moves.
+    position at which the life began; it never moves. ``primary``: the identity of the primary whose history the
+    record follows (F101). ``topology``: the number of the configuration under which it was written; it only rises
+    (F102).
     """
 
     lineage: str
@@ -341,6 +343,8 @@ class NodeRecord:
     floor: Position
     table_floors: Mapping[str, Position] = field(default_factory=dict)
     objects: Mapping[str, Coverage] = field(default_factory=dict)
+    primary: str = ""
+    topology: int = 1
 
     def encode(self) -> bytes:
         writer = Writer(_HEAD[Kind.RECORD])
@@ -354,6 +358,8 @@ class NodeRecord:
         writer.u32(min(self.heartbeat_age_ms, 0xFFFFFFFF))
         writer.short(self.node.encode())
         writer.u32(self.stripes)
+        writer.short(self.primary.encode())
+        writer.u32(self.topology)
         writer.long(self.progress.encode())
         writer.long(self.floor.encode())
         writer.count(len(self.table_floors))
@@ -381,6 +387,8 @@ class NodeRecord:
             heartbeat_age_ms=reader.u32(),
             node=reader.read_name(),
             stripes=reader.u32(),
+            primary=reader.read_name(),
+            topology=reader.u32(),
             progress=decode_position(reader.long()),
             floor=decode_position(reader.long()),
             table_floors={reader.read_name(): decode_position(reader.long()) for _ in range(reader.count())},

@@ -47,6 +47,7 @@ class NodePolicy:
 
     ``objects``: name → fingerprint of its definition. ``stripes``: of the lineage, on each node. ``lease_seconds`` is
     L. ``is_serving``: False for a shard that is followed and not read: its records are kept, and never open.
+    ``topology``: the number of the configuration. A record of a higher one is not touched.
     """
 
     namespace: str
@@ -58,6 +59,7 @@ class NodePolicy:
     heartbeat_age_max_seconds: float
     node_refresh_seconds: float
     is_serving: bool = True
+    topology: int = 1
 
     def __post_init__(self) -> None:
         assert self.lease_seconds >= 2, "L < 2: nodes count whole seconds"
@@ -67,11 +69,13 @@ class NodePolicy:
 class HeartbeatSeen:
     """This invalidator's own heartbeat as it came back through the stream (F71).
 
-    ``written_at``: this process's clock when it began to write; ``wall_us``: the time in the row, for display.
+    ``written_at``: this process's clock when it began to write; ``wall_us``: the time in the row, for display;
+    ``primary``: the identity of the server that it was written to.
     """
 
     written_at: float
     wall_us: int
+    primary: str = ""
 
 
 @dataclass(slots=True)
@@ -85,8 +89,9 @@ class Membership:
     * **Progress.** ``applied`` grows only by events that the node has acknowledged in this life (I4), be it to this
       invalidator or to another one. An event that progress names stands in each stripe that it concerns and that is
       there (I2).
-    * **Lease.** A record is open only while this invalidator's own heartbeat is young (F71). A node that was joined
-      closed opens when ``target`` is applied and a heartbeat from after ``opens_after`` has come back.
+    * **Lease.** A record is open only while this invalidator's own heartbeat is young (F71), and was written to the
+      primary that the record follows (F101). A node that was joined closed opens when ``target`` is applied and a
+      heartbeat from after ``opens_after`` has come back.
     * **Resume.** A copy of the record without TTL lets a later join revive the life after a lapse. It is written
       after the record, so it never claims more (ADR 0008).
 
@@ -187,10 +192,10 @@ class Membership:
         """One CAS on the record. False: another invalidator wrote meanwhile (see `reread`).
 
         The lease is decided here, for every write, and nowhere else. A missing record is never put back from memory:
-        that raises `MembershipLost`.
+        that raises `MembershipLost`. Every write is under this configuration's number.
         """
         now = self.clock()
-        leased, ttl_seconds = self._lease(record, now)
+        leased, ttl_seconds = self._lease(replace(record, topology=self.policy.topology), now)
         (reply,) = yield Flow(self.node, (Cas(self.record_key, leased.encode(), self.version, ttl_seconds),))
         if isinstance(reply, Stored):
             self.record, self.version, self.lease_until = leased, reply.version, now + ttl_seconds
@@ -211,7 +216,7 @@ class Membership:
         """(record, TTL): open only while this invalidator may vouch for the node, else closed."""
         # Nodes keep an item up to a second longer than asked (F50); a lease must not outlive L, so one less is asked.
         lease_seconds = self.policy.lease_seconds
-        if not self.may_vouch(now):
+        if not self.may_vouch(now, record.primary):
             return replace(record, is_open=False), lease_seconds - 1
         assert self.heartbeat is not None
         age = self._arrival_age(self.heartbeat, now) + lease_seconds
@@ -220,14 +225,15 @@ class Membership:
         )
         return fresh, lease_seconds - 1
 
-    def may_vouch(self, now: float) -> bool:
-        """Whether a record that is written ``now`` may be open: the own heartbeat is young (F71), also if the write
-        arrives as late as it can (F104)."""
+    def may_vouch(self, now: float, primary: str) -> bool:
+        """Whether a record that is written ``now`` and follows ``primary`` may be open: the own heartbeat was written
+        there (F101) and is young (F71), also if the write arrives as late as it can (F104)."""
         beat, lease_seconds = self.heartbeat, self.policy.lease_seconds
         return (
             self.policy.is_serving
             and self.target is None
             and beat is not None
+            and beat.primary == primary
             and beat.written_at >= self.opens_after
             and now - beat.written_at <= self.policy.heartbeat_age_max_seconds
             and self._arrival_age(beat, now) <= self.policy.heartbeat_age_max_seconds + lease_seconds
@@ -246,6 +252,7 @@ class Membership:
         read_at = self.clock()
         (reply,) = yield Flow(self.node, (Get(self.record_key, is_bound=True),))
         mine, current = self.joined_record(), find_record(reply, self.node)
+        require_topology(current, self.policy, self.node)
         if current is None or current.tenure != mine.tenure:
             raise MembershipLost(
                 f"{self.node}: the node record lapsed or its life has ended", hint="it is joined again"
@@ -292,6 +299,7 @@ class Membership:
         (held,) = yield Flow(self.node, (Get(self.resume_key, is_bound=True),))
         self.resume_version = held.version if isinstance(held, Item) else None
         other = find_record(held, self.node)
+        require_topology(other, self.policy, self.node)
         if self.resume_version is None or other is None:
             if self.resume_version is not None:
                 # Foreign bytes; without a version where the backend gives those none that fits.
@@ -305,6 +313,7 @@ class Membership:
             other.tenure == wanted.tenure
             and other.progress.contains(wanted.progress)
             and other.objects.keys() >= wanted.objects.keys()
+            and (other.primary, other.topology) == (wanted.primary, wanted.topology)
         )
         if is_enough:
             self.resume_written_at = self.clock()
@@ -334,6 +343,7 @@ class Membership:
             stripes=policy.stripes,
             progress=nothing,
             floor=nothing,
+            topology=policy.topology,
         )
         version = self.version
         self.leave()
@@ -358,7 +368,9 @@ class Membership:
         self.start_from(start)
         self.adopt(current, item, read_at)
         objects = {name: Coverage(mark, start) for name, mark in self.policy.objects.items()}
-        born = replace(current, epoch=head.epoch, progress=start, floor=start, objects=objects)
+        born = replace(
+            current, epoch=head.epoch, progress=start, floor=start, objects=objects, primary=head.primary
+        )
         if not (yield from self.try_store(born)):
             raise MembershipLost(
                 f"{self.node}: another invalidator is admitting it", hint="it is joined again"
@@ -372,6 +384,16 @@ def is_of_another_configuration(record: NodeRecord, policy: NodePolicy) -> bool:
     return (record.ring, record.stripes) != (policy.ring, policy.stripes) or any(
         policy.objects.get(name) != coverage.fingerprint for name, coverage in record.objects.items()
     )
+
+
+def require_topology(record: NodeRecord | None, policy: NodePolicy, node: str) -> None:
+    """Raise `MembershipLost` for a record of a later topology: it stays as it is (F102)."""
+    if record is not None and record.topology > policy.topology:
+        raise MembershipLost(
+            f"{node}: its record of {policy.lineage} is of topology {record.topology}, this process has "
+            f"topology {policy.topology}",
+            hint="load the present freshness.toml; a former topology is never served again",
+        )
 
 
 def find_record(reply: Reply, node: str) -> NodeRecord | None:

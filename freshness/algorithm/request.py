@@ -1,7 +1,8 @@
 """The steps and requests of a procedure, and the replies to them.
 
 A procedure (see ``freshness.algorithm.read``, ``freshness.algorithm.invalidate``, ``freshness.algorithm.apply``) is a
-generator: it yields a step (`Flow`, `Flows`, `Load`, `ReadHead`, `ReadStream`, `Wait`) and is sent the answer.
+generator: it yields a step (`Flow`, `Flows`, `Load`, `ReadHead`, `ConfirmSuccession`, `ReadStream`, `Wait`) and is
+sent the answer.
 Drivers answer steps, cache backends answer the requests inside a flow. Nothing here does I/O.
 
 A miss, a lost race and a refusal are values (`MISSING`, `CONFLICT`, `Refused`); a node that did not answer is
@@ -208,10 +209,21 @@ class ReadHead:
 
 @value
 class Head:
-    """The primary's position and the epoch of its history, the epoch read first."""
+    """The primary's position and the epoch of its history, the epoch read first. ``primary``: the identity of the
+    server that answered, "" where there is none."""
 
     position: Position
     epoch: int
+    primary: str = ""
+
+
+@value
+class ConfirmSuccession:
+    """Ask whether it is certain that no reader has seen more than ``present`` has, the primary after ``former``.
+    Answer: a bool, False in doubt."""
+
+    former: str
+    present: str
 
 
 @value
@@ -241,7 +253,7 @@ class Wait:
     seconds: float
 
 
-Step: TypeAlias = Flow | Flows | Load | ReadHead | ReadStream | Wait
+Step: TypeAlias = Flow | Flows | Load | ReadHead | ConfirmSuccession | ReadStream | Wait
 Result = TypeVar("Result")
 Procedure: TypeAlias = Generator[Step, Any, Result]
 Replies: TypeAlias = Sequence[Reply]

@@ -101,7 +101,8 @@ class _Reader:
 
     def read(self, document: dict[str, Any]) -> Config:
         known = ("cache", "keyspaces", "objects", "stream", "http", "archive", "history")
-        self.refuse_unknown(document, known, "")
+        top = {key: value for key, value in document.items() if key not in known}
+        settings = self.values(Config, top, "", also=known)
         cache = self.read_cache(self.section(document, "cache", required=True))
         keyspaces = self.read_keyspaces(self.section(document, "keyspaces", required=True))
         objects = self.read_objects(self.section(document, "objects"), keyspaces)
@@ -121,6 +122,7 @@ class _Reader:
                 hint="docs/config.md explains every key",
             )
         return Config(
+            **settings,
             cache=cache,
             keyspaces=keyspaces,
             objects=objects,
@@ -487,7 +489,7 @@ class _Reader:
             if item.name in raw:
                 continue
             if item.name in table:
-                value = self.convert(f"{where}.{item.name}", table[item.name], item, hint)
+                value = self.convert(f"{where}.{item.name}".lstrip("."), table[item.name], item, hint)
                 if value is not None:
                     values[item.name] = value
             elif _is_required(item):

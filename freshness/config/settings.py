@@ -264,6 +264,12 @@ class Shard:
         None,
     )
     replicas: tuple[ServerAddress, ...] = setting("Servers that applications read, written like primary.", ())
+    lossless_failover: bool = setting(
+        "Whether a failover of this shard surely loses no commit that a reader can have seen: Group Replication, "
+        "semi-synchronous replication (AFTER_SYNC) with promotion of the most advanced replica. Otherwise a new "
+        "primary costs the cache, unless the servers show that nothing is lost.",
+        False,
+    )
     lineage: str = setting(
         "Name of the replication topology in tokens and node records. Never reuse it for another topology.",
         default_text="KEYSPACE/SHARD",
@@ -426,6 +432,14 @@ class HistoryConfig:
 class Config:
     """A whole, validated ``freshness.toml``. ``path``: the file; relative paths start at its folder."""
 
+    topology: int = setting(
+        "The number of this file's topology; it stands above the first section. Raise it with each change of "
+        "what serves. No process with a lower number opens a node that one with a higher number has kept.",
+        1,
+        minimum=1,
+        maximum=(1 << 32) - 1,
+    )
+
     cache: CacheConfig
     keyspaces: Mapping[str, Keyspace]
     objects: Mapping[str, ObjectConfig]
@@ -454,6 +468,7 @@ class Setting(NamedTuple):
 
 
 _SECTIONS: tuple[tuple[str, type], ...] = (
+    ("", Config),
     ("cache", CacheConfig),
     ("keyspaces.NAME", Keyspace),
     ("keyspaces.NAME.sharding", Sharding),
@@ -469,7 +484,12 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
 def describe_settings() -> list[Setting]:
     """Every key that the file may hold, in the order of the file. A test holds docs/config.md against it."""
     return [
-        Setting(f"{section}.{item.name}", describe_type(hint), _describe_default(item), item.metadata["doc"])
+        Setting(
+            f"{section}.{item.name}".lstrip("."),
+            describe_type(hint),
+            _describe_default(item),
+            item.metadata["doc"],
+        )
         for section, kind in _SECTIONS
         for item, hint in settings_of(kind)
     ]

@@ -202,6 +202,21 @@ def replicated_position(connection: Connection, flavor: str) -> Position:
     return parse_position(flavor, str(logged)).union(parse_position(flavor, str(applied)))
 
 
+def server_identity(connection: Connection, flavor: str) -> str:
+    """The name by which a server is known again, also after a restart and under another address.
+
+    MySQL: its server_uuid. MariaDB: server id, host and port, since a server that replaces another one may have its
+    server id; and where the server has one, the uid that it makes of its machine. Errors come out as they are.
+    """
+    if flavor == "mysql":
+        [(identity,)] = read_rows(connection, "SELECT @@global.server_uuid")
+        return str(identity).lower()
+    names = "server_id", "hostname", "port", "server_uid"
+    listed = ", ".join(f"'{name}'" for name in names)
+    found = dict(read_rows(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})"))
+    return " ".join(str(found[name]) for name in names if found.get(name))
+
+
 def quote_name(name: str) -> str:
     """A table or column as it stands in a statement that takes parameters."""
     return "`" + name.replace("`", "``").replace("%", "%%") + "`"

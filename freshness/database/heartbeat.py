@@ -14,13 +14,15 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from freshness.config.settings import ServerAddress
-from freshness.database.connection import Connection, connect, translated
+from freshness.database.connection import Connection, connect, server_identity, translated
 from freshness.errors import FormatError, SourceUnsuitable
 from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
 from freshness.stream.source import Heartbeat
+
+Result = TypeVar("Result")
 
 _NO_SUCH_TABLE: Final = 1146
 ABANDONED_AFTER_US: Final = 24 * 3600 * 1_000_000
@@ -132,6 +134,10 @@ class HeartbeatWriter:
         self._sequence += 1
         return self._sequence
 
+    def find_primary(self) -> str:
+        """The identity of the server that the next beat goes to, on the same connection. Raises as `prepare`."""
+        return self._run(lambda connection: server_identity(connection, self._flavor))
+
     def beat(self, sequence: int | None = None) -> int:
         """Write the row with ``sequence``, by default with the next one. Returns the number. Raises as `prepare`.
 
@@ -185,13 +191,21 @@ class HeartbeatWriter:
         return str(rows[0][0] or "")
 
     def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
-        """The rows and the number of changed rows. After an error the next call opens a new connection."""
+        """The rows and the number of changed rows."""
+
+        def execute(connection: Connection) -> tuple[list[tuple[Any, ...]], int]:
+            with connection.cursor() as cursor:
+                count = cursor.execute(sql, parameters)
+                return list(cursor.fetchall()), count
+
+        return self._run(execute)
+
+    def _run(self, work: Callable[[Connection], Result]) -> Result:
+        """After an error the next call opens a new connection."""
         if self._connection is None:
             self._connection = connect(self._address, timeout_seconds=self._timeout_seconds)
         try:
-            with self._connection.cursor() as cursor:
-                count = cursor.execute(sql, parameters)
-                return list(cursor.fetchall()), count
+            return work(self._connection)
         except Exception as error:
             self.close()
             raise translated(error, self._address, "writing the heartbeat") from error

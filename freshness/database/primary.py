@@ -15,6 +15,7 @@ from freshness.database.connection import (
     executed_position,
     match_keys,
     quote_name,
+    server_identity,
     translated,
 )
 from freshness.errors import FreshnessError
@@ -41,9 +42,18 @@ class Primary:
         self._connection: Connection | None = None
 
     def read_head(self) -> Head:
-        """Epoch and position. The epoch is read first: a position with an older epoch is UNKNOWN, which is safe."""
+        """Epoch, position and identity. The epoch is read first: a position with an older epoch is UNKNOWN, which is
+        safe. On a new connection: an old one outlives the role of its server, where a name comes to mean another one.
+        """
+        self.close()
         epoch = self._read_epoch()
-        return Head(self.read_position(), epoch)
+
+        def read(connection: Connection) -> Head:
+            # Behind a vtgate each statement may reach another server: the position is that server's or a later one's
+            identity = server_identity(connection, self._flavor)
+            return Head(executed_position(connection, self._flavor), epoch, identity)
+
+        return self._run(read, "reading the head")
 
     def read_position(self) -> Position:
         """All that the primary has executed: an upper bound of what the rows read before it show."""

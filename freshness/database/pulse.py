@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 REMEMBERED_MAX: Final = 10_000
 """Heartbeats on their way through the stream. Older ones would renew nothing (I6)."""
 
+_NEVER: Final = (None, "")
+
 
 class Pulse:
     """Writes heartbeats every ``period_seconds`` until stopped. A failed one is logged and the next one tried."""
@@ -35,7 +37,7 @@ class Pulse:
         self._period_seconds = period_seconds
         self._clock = clock
         self._on_failure = on_failure
-        self._begun: OrderedDict[int, float] = OrderedDict()
+        self._begun: OrderedDict[int, tuple[float, str]] = OrderedDict()
         self._lock = threading.Lock()
         self._begun_last = float("-inf")
         self.written_at = float("-inf")
@@ -60,7 +62,12 @@ class Pulse:
         The stream often brings a heartbeat before its commit has returned here, and one whose answer was lost.
         """
         with self._lock:
-            return self._begun.get(sequence)
+            return self._begun.get(sequence, _NEVER)[0]
+
+    def find_primary(self, sequence: int) -> str:
+        """The identity of the server that the heartbeat was written to; "" where `find_begun` is None."""
+        with self._lock:
+            return self._begun.get(sequence, _NEVER)[1]
 
     def hurry(self, since: float) -> None:
         """Write the next heartbeat at once, unless one was begun ``since`` then."""
@@ -81,9 +88,9 @@ class Pulse:
 
     def _beat(self) -> None:
         self._begun_last = begun = self._clock()
-        sequence = self._writer.take_sequence()
+        sequence, primary = self._writer.take_sequence(), self._writer.find_primary()
         with self._lock:
-            self._begun[sequence] = begun
+            self._begun[sequence] = begun, primary
             while len(self._begun) > REMEMBERED_MAX:
                 self._begun.popitem(last=False)
         self._writer.beat(sequence)

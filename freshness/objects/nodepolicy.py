@@ -12,9 +12,14 @@ from freshness.objects.registry import ObjectDefinition
 
 
 def node_policy(
-    cache: CacheConfig, lineage: str, definitions: Mapping[str, ObjectDefinition], *, is_serving: bool = True
+    cache: CacheConfig,
+    lineage: str,
+    definitions: Mapping[str, ObjectDefinition],
+    *,
+    topology: int,
+    is_serving: bool = True,
 ) -> NodePolicy:
-    """``definitions``: the objects of the lineage's keyspace. ``is_serving``: see `NodePolicy`."""
+    """``definitions``: the objects of the lineage's keyspace. ``topology``, ``is_serving``: see `NodePolicy`."""
     return NodePolicy(
         namespace=cache.namespace,
         lineage=lineage,
@@ -25,4 +30,5 @@ def node_policy(
         heartbeat_age_max_seconds=cache.heartbeat_age_max_seconds,
         node_refresh_seconds=cache.trust_seconds,
         is_serving=is_serving,
+        topology=topology,
     )

@@ -210,7 +210,8 @@ def changing(router: ShardRouter) -> Iterator[BusyRow]:
 class Deployment:
     """The configuration of the moment, and those who live by it.
 
-    ``continues``, by the number of a shard: the lineages whose GTIDs its log holds too.
+    ``continues``, by the number of a shard: the lineages whose GTIDs its log holds too. ``topology``: the number of
+    the file.
     """
 
     cluster: Cluster
@@ -220,6 +221,7 @@ class Deployment:
     sections: str = ""
     continues: dict[int, tuple[str, ...]] = field(default_factory=dict)
     invalidator: InvalidatorProcess | None = None
+    topology: int = 0
     config: Config = field(init=False)
 
     @property
@@ -239,12 +241,14 @@ class Deployment:
             }
             for shard in (*serving, *waiting)
         ]
+        self.topology += 1
         path = write_sharded_config(
             self.folder,
             self.cluster.flavor,
             shards,
             [node.address for node in self.nodes],
             column="customer_id",
+            topology=self.topology,
             objects=OBJECTS + self.sections,
             cache=CACHE,
             stream=self.stream,

@@ -76,7 +76,7 @@ class Process:
         self.written: dict[int, float] = {}
         self._shard = ShardInvalidator.create(
             cache.nodes,
-            node_policy(cache, "shop/-80", self.registry),
+            node_policy(cache, "shop/-80", self.registry, topology=1),
             placement,
             KeyFinder(self.registry),
             instance="me",

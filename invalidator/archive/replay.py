@@ -390,7 +390,9 @@ class Replay:
     ) -> ShardInvalidator:
         cache = self.config.cache
         placement = Placement(cache.nodes, cache.namespace)
-        policy = node_policy(cache, recording.lineage, objects, is_serving=False)
+        policy = node_policy(
+            cache, recording.lineage, objects, topology=self.config.topology, is_serving=False
+        )
         return ShardInvalidator.create(
             cache.nodes,
             policy,

@@ -36,6 +36,9 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
         )
     console = Console()
     console.print(table)
+    for node in answer["nodes"]:
+        if node.get("problem"):
+            console.print(f"{node['node']} of {node['lineage']}: {node['problem']}", highlight=False)
     for server in answer["servers"]:
         share = server.get("refused_percent")
         found = (

@@ -27,6 +27,7 @@ from invalidator.http.gates import HostGate, TokenGate, is_loopback
 from invalidator.http.refusal import add_handlers, describe_refusals, refuse_unknown_parameters
 from invalidator.process.app import Invalidator
 from invalidator.process.by_hand import invalidate_keys
+from invalidator.process.worker import ShardWorker
 from invalidator.stream.open import StreamOpener
 
 KEYS_MAX: Final = 1_000
@@ -81,7 +82,9 @@ def create_api(
         is_ready = bool(invalidator.workers) and not any(missing.values())
         response.status_code = 200 if is_ready else 503
         errors = {
-            each.assignment.shard.lineage: each.last_error for each in invalidator.workers if each.last_error
+            each.assignment.shard.lineage: error
+            for each in invalidator.workers
+            if (error := _find_error(each))
         }
         return {"ready": is_ready, **missing, "last_errors": errors}
 
@@ -127,6 +130,12 @@ def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
             elif not record.is_open and shard.serving:
                 missing["nodes_not_open"].append(f"{node} {shard.lineage}")
     return missing
+
+
+def _find_error(worker: ShardWorker) -> str:
+    """The last error of the stream, else of the nodes that are not joined."""
+    problems = worker.invalidator.problems.copy() if worker.invalidator is not None else {}
+    return worker.last_error or "; ".join(problems.values())
 
 
 def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidation) -> None:

@@ -10,6 +10,7 @@ from freshness.config.settings import Config, Keyspace
 def describe_topology(config: Config) -> dict[str, Any]:
     """Nodes, keyspaces with their shards, and objects, ready for JSON."""
     return {
+        "topology": config.topology,
         "cache": {
             "backend": config.cache.backend,
             "nodes": list(config.cache.nodes),

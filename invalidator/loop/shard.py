@@ -11,7 +11,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from freshness.algorithm.applier import Applier, FindHeartbeat, create_members
+from freshness.algorithm.applier import (
+    Applier,
+    FindHeartbeat,
+    FindPrimary,
+    create_members,
+    unknown_primary,
+)
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Procedure
 from freshness.algorithm.witness import Witness
@@ -43,6 +49,7 @@ class ShardInvalidator(Applier):
         clock: Callable[[], float],
         nonce: Callable[[], bytes],
         find_heartbeat: FindHeartbeat,
+        find_primary: FindPrimary = unknown_primary,
         nothing: Position,
         witness: Witness | None = None,
     ) -> ShardInvalidator:
@@ -51,6 +58,7 @@ class ShardInvalidator(Applier):
             instance=instance,
             clock=clock,
             find_heartbeat=find_heartbeat,
+            find_primary=find_primary,
             streamed=nothing,
             placement=placement,
             finder=finder,

@@ -102,18 +102,27 @@ class Invalidator:
         self._next = config
 
     def change_topology(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on with other keyspaces until the file is loaded again: ``{"keyspaces": {...}}``, as the file has them.
+        """Go on with other keyspaces until the process is started again.
+
+        ``{"topology": NUMBER, "keyspaces": {...}}``, as the file has them, with a higher number than the present one.
 
         Raises `ConfigError` with all problems; then nothing changes.
         """
-        if document.keys() != {"keyspaces"}:
+        if document.keys() != {"topology", "keyspaces"}:
             raise ConfigError(
                 f"the topology has the keys {sorted(document)}",
-                hint='expected {"keyspaces": {"NAME": {"flavor": ..., "shards": [...]}}}, as in freshness.toml',
+                hint='expected {"topology": NUMBER, "keyspaces": {"NAME": {"flavor": ..., "shards": [...]}}}, as in '
+                "freshness.toml",
             )
         config = load_config(self.config.path, instead=document)
+        if config.topology <= self.config.topology:
+            raise ConfigError(
+                f"topology = {config.topology}, the present one is {self.config.topology}",
+                hint="give a higher number, and write it into freshness.toml with the keyspaces: a process that is "
+                "started again with a lower one is refused by the nodes",
+            )
         self.reload(config)
-        return {"lineages": list(config.lineages)}
+        return {"topology": config.topology, "lineages": list(config.lineages)}
 
     def run(self) -> None:
         """Returns after `stop`. Raises `ConfigError`, and what ended the last worker; never waits for a database."""
@@ -136,6 +145,7 @@ class Invalidator:
 
     def _exchange(self, config: Config) -> None:
         try:
+            _require_successor(self.config, config)
             self._assign(config)
         except FreshnessError as error:
             log.error("the new configuration is not used: %s", error)
@@ -248,9 +258,38 @@ def _assignments(
         for shard in keyspace.shards:
             if not shards or shard.name in shards:
                 assignments[shard.lineage] = Assignment(
-                    keyspace.name, keyspace.gtid_flavor, shard, config.cache, mine, config.stream, objects
+                    keyspace.name,
+                    keyspace.gtid_flavor,
+                    shard,
+                    config.cache,
+                    mine,
+                    config.stream,
+                    objects,
+                    config.topology,
                 )
     return assignments
+
+
+def _require_successor(present: Config, following: Config) -> None:
+    """Raise `ConfigError` where a configuration is of a former topology, or moves what serves under the same number:
+    then nothing would tell the processes of both apart (F102)."""
+    served = {shard.lineage: shard.serving for each in present.keyspaces.values() for shard in each.shards}
+    moved = [
+        shard.lineage
+        for keyspace in following.keyspaces.values()
+        for shard in keyspace.shards
+        if served.get(shard.lineage, shard.serving) != shard.serving
+    ]
+    if following.topology < present.topology:
+        raise ConfigError(
+            f"{following.path}: topology = {following.topology}, this process has {present.topology}",
+            hint="a former topology is never served again: load the present file, or raise its number",
+        )
+    if following.topology == present.topology and moved:
+        raise ConfigError(
+            f"{following.path}: serving of {', '.join(moved)} changes, and topology = {following.topology} does not",
+            hint=f"set topology = {present.topology + 1}, so that no process with the former file opens a node again",
+        )
 
 
 def _require_known(what: str, names: Collection[str], known: Collection[str]) -> None:

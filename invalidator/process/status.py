@@ -122,8 +122,14 @@ def _look_at_node(config: Config, node: CacheNode, lineage: str) -> tuple[dict[s
         if isinstance(each, Item) and (stripe := find_stripe(each.value, record.life)) is not None
     ]
     refusal = _find_refusal(config, record)
+    problem = ""
+    if record.topology > config.topology:
+        problem = f"of topology {record.topology}: an invalidator with this file, of {config.topology}, is not let in"
     return {
         "state": "open" if refusal is None else refusal.name.lower(),
+        "topology": record.topology,
+        "problem": problem,
+        "primary": record.primary,
         "life": record.life.hex(),
         "epoch": record.epoch,
         "lease_seconds_left": reply.ttl_seconds,

@@ -18,6 +18,7 @@ from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
+from freshness.algorithm.request import ConfirmSuccession
 from freshness.algorithm.witness import Witness
 from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.config.vtgate_address import VtgateAddress
@@ -44,6 +45,7 @@ from invalidator.process.metrics import ShardMetrics
 from invalidator.process.preflight import check_shard, require
 from invalidator.replica.candidate import ReplicaBounds
 from invalidator.replica.source import ReplicaSource
+from invalidator.replica.succession import confirm_succession
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,8 @@ STOP_SEEN_SECONDS: Final = 0.1
 class Assignment:
     """The task of one worker. Two equal tasks need no restart when the configuration is loaded again: ``objects`` is
     all that matters of ``registry``, the fingerprint of each definition by its name. ``nodes``: the cache nodes that
-    the worker looks after. ``registry`` is None where the schema could not be read: the worker reads it."""
+    the worker looks after. ``registry`` is None where the schema could not be read: the worker reads it.
+    ``topology``: the number of the configuration."""
 
     keyspace: str
     flavor: str
@@ -67,6 +70,7 @@ class Assignment:
     nodes: tuple[str, ...]
     stream: StreamConfig
     registry: Mapping[str, ObjectDefinition] | None = field(compare=False)
+    topology: int = 1
     objects: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,7 +134,12 @@ class ShardWorker:
             heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
         )
         nodes = {name: open_node(task.cache.backend, name) for name in task.nodes}
-        driver = BlockingDriver(nodes, self._sleep, read_head=primary.read_head)
+        driver = BlockingDriver(
+            nodes,
+            self._sleep,
+            read_head=primary.read_head,
+            confirm_succession=self._confirm_succession,
+        )
         source = self._create_source(cascades)
         self.invalidator = self._create_invalidator(instance, pulse)
         self.restoration = self._create_restoration(self.invalidator, pulse)
@@ -220,6 +229,7 @@ class ShardWorker:
             clock=running_clock,
             nonce=lambda: secrets.token_bytes(LIFE_SIZE),
             find_heartbeat=pulse.find_begun,
+            find_primary=pulse.find_primary,
             nothing=empty_position(task.flavor),
             witness=self.witness,
         )
@@ -233,7 +243,22 @@ class ShardWorker:
 
     def _make_policy(self) -> NodePolicy:
         task = self.assignment
-        return node_policy(task.cache, task.shard.lineage, task.definitions, is_serving=task.shard.serving)
+        return node_policy(
+            task.cache,
+            task.shard.lineage,
+            task.definitions,
+            topology=task.topology,
+            is_serving=task.shard.serving,
+        )
+
+    def _confirm_succession(self, step: ConfirmSuccession) -> bool:
+        """By the operator's word, or by what the servers show; behind a vtgate no single server can be asked."""
+        task = self.assignment
+        if task.shard.lossless_failover:
+            return True
+        if task.shard.vtgate is not None:
+            return False
+        return confirm_succession(step, task.shard.primary, task.shard.replicas, task.flavor)
 
     def _sleep(self, seconds: float) -> None:
         until = running_clock() + seconds

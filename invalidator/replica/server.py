@@ -14,7 +14,14 @@ import pymysql
 from pymysql.cursors import DictCursor
 
 from freshness.config.settings import ServerAddress
-from freshness.database.connection import Connection, connect, read_rows, replicated_position, translated
+from freshness.database.connection import (
+    Connection,
+    connect,
+    read_rows,
+    replicated_position,
+    server_identity,
+    translated,
+)
 from freshness.errors import HistoryLost, HistoryPurged, SourceUnavailable
 from freshness.position import MariadbPosition, Position, parse_gtids, parse_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
@@ -60,7 +67,7 @@ class ServerState:
     ``heartbeat_us``: the newest heartbeat row that it shows, 0 without. ``unfit``: why a stream of it would lack
     changes of its primary, "" if it would not. ``stopped``: why it executes nothing more, "" while it does.
     ``purged`` is empty on MariaDB, which tells only when streaming starts. ``last_numbers`` (MariaDB): the highest
-    sequence number of each ``(domain, server id)`` in its history.
+    sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
     """
 
     identity: str
@@ -71,6 +78,7 @@ class ServerState:
     unfit: str
     heartbeat_us: int
     last_numbers: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    server: str = ""
 
     def knows(self, position: Position) -> bool:
         """Whether each GTID that ``position`` names is in this server's history.
@@ -184,6 +192,7 @@ def _read_state(connection: Connection, flavor: str) -> ServerState:
         unfit="; ".join(_find_unfit(connection, replication)),
         heartbeat_us=_read_heartbeat(connection),
         last_numbers=_last_numbers(str(history)),
+        server=server_identity(connection, flavor),
     )
 
 

@@ -14,7 +14,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from freshness.algorithm.applier import Applier, FindHeartbeat, Permit, create_members
+from freshness.algorithm.applier import (
+    Applier,
+    FindHeartbeat,
+    FindPrimary,
+    Permit,
+    create_members,
+    unknown_primary,
+)
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Procedure
 from freshness.errors import HistoryLost, StreamStopped
@@ -40,6 +47,7 @@ class Acknowledger(Applier):
         clock: Callable[[], float],
         nonce: Callable[[], bytes],
         find_heartbeat: FindHeartbeat,
+        find_primary: FindPrimary = unknown_primary,
         nothing: Position,
     ) -> Acknowledger:
         return cls(
@@ -47,6 +55,7 @@ class Acknowledger(Applier):
             instance=instance,
             clock=clock,
             find_heartbeat=find_heartbeat,
+            find_primary=find_primary,
             streamed=nothing,
             is_sender=False,
             lineage=policy.lineage,

@@ -124,7 +124,7 @@ class Keeper:
         pulse = Pulse(writer, config.stream.heartbeat_seconds, running_clock, lambda: None)
         nodes: dict[str, CacheNode] = {name: open_node(cache.backend, name) for name in cache.nodes}
         self._closers += [pulse.stop, epochs.close, primary.close, *(node.close for node in nodes.values())]
-        policy = node_policy(cache, shard.lineage, self.plan.definitions[keyspace])
+        policy = node_policy(cache, shard.lineage, self.plan.definitions[keyspace], topology=config.topology)
         acknowledger = Acknowledger.create(
             nodes,
             policy,
@@ -132,9 +132,15 @@ class Keeper:
             clock=running_clock,
             nonce=lambda: secrets.token_bytes(LIFE_SIZE),
             find_heartbeat=pulse.find_begun,
+            find_primary=pulse.find_primary,
             nothing=empty_position(flavor),
         )
-        driver = BlockingDriver(nodes, time.sleep, read_head=primary.read_head)
+        driver = BlockingDriver(
+            nodes,
+            time.sleep,
+            read_head=primary.read_head,
+            confirm_succession=lambda _: shard.lossless_failover,
+        )
         keeper = LineageKeeper(shard.name, acknowledger, driver)
 
         restoration = Restoration(

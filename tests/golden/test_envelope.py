@@ -162,6 +162,8 @@ def record_of(position: Position) -> NodeRecord:
         floor=position,
         table_floors={"orders": position, "customers": position},
         objects={"customer": Coverage(0x01020304, position)},
+        primary="3e11fa47",
+        topology=2,
     )
 
 
@@ -182,6 +184,8 @@ def test_a_node_record(flavor: str) -> None:
             "000000fa",  # age of the heartbeat
             short("10.0.0.1:11211"),
             "00010000",  # stripes
+            short("3e11fa47"),  # primary
+            "00000002",  # topology
             position,  # progress
             position,  # floor
             "0002" + short("customers") + position + short("orders") + position,

@@ -360,7 +360,8 @@ def _record(data: bytes) -> tuple[bytes, str]:
         f"{record.lineage} life {record.life.hex()} tenure {record.tenure.hex()} "
         f"{'open' if record.is_open else 'closed'} epoch {record.epoch} ring {record.ring:08x} "
         f"as of {record.as_of_us} age {record.heartbeat_age_ms} "
-        f"node {record.node} stripes {record.stripes}; progress {record.progress}; floor {record.floor}; "
+        f"node {record.node} stripes {record.stripes} primary {record.primary} topology {record.topology}; "
+        f"progress {record.progress}; floor {record.floor}; "
         f"table floors {floors}; objects {objects}"
     )
     return record.encode(), said

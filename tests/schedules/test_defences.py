@@ -14,7 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from freshness.algorithm import apply, envelope, membership, read, rule, view
+from freshness.algorithm import admission, apply, envelope, membership, read, rule, view
 from freshness.algorithm.envelope import (
     Coverage,
     Filled,
@@ -732,6 +732,63 @@ def test_a_source_closes_before_its_keys_move(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(membership.Membership, "_lease", stay_open)
     assert schedule(World(lineages=lineages)) is ReadOutcome.FILLED
+
+
+def read_the_source(world: World) -> ReadOutcome:
+    """By a reader that does not know yet that the keys have moved."""
+    return Reader(world, [Replica(database) for database in world.databases.values()]).read()
+
+
+def test_a_former_topology_opens_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ADR 0025: an invalidator of the former topology stands still, or is started again with the former file, while
+    the source is closed and its keys move. Its own heartbeat is young as soon as it goes on."""
+
+    def schedule(pause_seconds: float) -> ReadOutcome:
+        world = World(lineages=(LINEAGE, "shop/80-"))
+        former = start(world)
+        source = Invalidator(world, is_serving=False, topology=2).join()
+        source.apply()
+        world.databases["shop/80-"].commit(KEY)
+        world.sleep(pause_seconds)
+        for _ in range(3):
+            run = former.applying() if former.member.is_joined else former.joining()
+            run.until(lambda _: False, may_end=True)
+        former.look()
+        return read_the_source(world)
+
+    # After the second pause the record has lapsed, and only its copy names the number
+    pauses = {1.0: ReadOutcome.CLOSED, 2.0 * L_SECONDS: ReadOutcome.NO_RECORD}
+    assert {pause: schedule(pause) for pause in pauses} == pauses
+    monkeypatch.setattr(membership, "require_topology", lambda *_: None)
+    monkeypatch.setattr(admission, "require_topology", lambda *_: None)
+    assert {schedule(pause) for pause in pauses} == {ReadOutcome.FILLED}
+
+
+def test_the_number_of_a_topology_is_in_the_resume_copy_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The invalidator that closed the source dies at once, and the record lapses."""
+
+    def schedule(world: World) -> bool:
+        former = start(world)
+        former.live(2)  # its resume copy is there
+        closing = Invalidator(world, is_serving=False, topology=2).joining()
+        closing.until(lambda action: is_record_write(action))
+        closing.advance()
+        world.sleep(2 * L_SECONDS)
+        former.member.leave()
+        former.joining().until(lambda _: False, may_end=True)
+        return former.member.is_joined
+
+    assert not schedule(World())
+    write_resume = membership.Membership.write_resume
+
+    def write_late(
+        member: membership.Membership, record: NodeRecord | None = None, *, is_birth: bool = False
+    ) -> Any:
+        if record is None or record.topology == 1:
+            yield from write_resume(member, record, is_birth=is_birth)
+
+    monkeypatch.setattr(membership.Membership, "write_resume", write_late)
+    assert schedule(World())
 
 
 def test_a_key_moved_by_its_definition_is_not_trusted_under_the_old_one(

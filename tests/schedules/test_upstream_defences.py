@@ -23,8 +23,8 @@ from freshness.algorithm.applier import Applier
 from freshness.algorithm.apply import renew
 from freshness.algorithm.envelope import Filled
 from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.algorithm.membership import HeartbeatSeen, NodePolicy
-from freshness.algorithm.request import Flow, Flows, ReadHead, Wait
+from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.algorithm.request import ConfirmSuccession, Flow, Flows, Head, ReadHead, Wait
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.config.settings import Keyspace, ObjectConfig, ServerAddress, Shard
@@ -48,6 +48,7 @@ from tests.schedules.world import (
     CUSTOMER,
     L_SECONDS,
     LINEAGE,
+    MAX_STALENESS_SECONDS,
     NAMESPACE,
     NODE,
     NODE_REFRESH_SECONDS,
@@ -86,7 +87,9 @@ class Scene:
     does not show before ``shown_at``. ``suspended_seconds``: how long the process stands still in its next pause.
     ``delay_seconds``: how late the log reaches the loop; ``head_seconds``: how long the primary takes to say where it
     stands. ``dies_in_wait``: the process ends in its next pause. Every second that the loop polls, the stripes are
-    looked at and a heartbeat is written.
+    looked at and a heartbeat is written. ``primary``: the identity of the primary; ``is_succession_certain``: whether
+    servers or the operator say that it has all that readers saw of the former one. ``in_stream``: happens while the
+    stream is open, which goes on.
     """
 
     def __init__(self, world: World, lease_seconds: int = L_SECONDS) -> None:
@@ -105,6 +108,10 @@ class Scene:
         self.taken = 0
         self.opened_at: Position | None = None
         self.begun: dict[int, float] = {}
+        self.beaten_on: dict[int, str] = {}
+        self.primary = "first"
+        self.is_succession_certain = False
+        self.in_stream: list[Callable[[], None]] = []
         self.start()
 
     def start(self) -> None:
@@ -129,6 +136,7 @@ class Scene:
             clock=self.world.clock,
             nonce=self.world.nonce,
             find_heartbeat=self.begun.get,
+            find_primary=lambda number: self.beaten_on[number],
             nothing=MysqlGtidSet(),
         )
         self.dies_in_wait = False
@@ -166,6 +174,7 @@ class Scene:
     def beat(self) -> None:
         number = len(self.begun) + 1
         self.begun[number], self.beaten_at = self.world.moment(), self.world.now
+        self.beaten_on[number] = self.primary
         made = self.world.commit()
         beats = (Heartbeat("me", number, int(self.world.now * 1e6), 0, self.world.database.epoch),)
         self.log.append(Transaction(made.position, made.timestamp_us, heartbeats=beats))
@@ -183,6 +192,13 @@ class Scene:
         del self.world.database.transactions[-lost:]
         del self.log[-lost:]
         self.is_stream_broken = True
+
+    def promote(self, lost: int) -> None:
+        """Another server becomes the primary, which never had the last transactions, and gives other numbers."""
+        self.primary = "second"
+        del self.world.database.transactions[len(self.world.database.transactions) - lost :]
+        del self.log[len(self.log) - lost :]
+        self.world.database.skipped += lost
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -221,7 +237,10 @@ class Scene:
                 return self.world.sleep(step.seconds + suspended)
             case ReadHead():
                 self.world.sleep(self.head_seconds)
-                return type(self.world.read_head(LINEAGE))(self.shown, self.world.database.epoch)
+                return Head(self.shown, self.world.database.epoch, self.primary)
+            case ConfirmSuccession():
+                assert (step.former, step.present) == ("first", "second")
+                return self.is_succession_certain
             case OpenStream():
                 return self._open(step.start)
             case Poll():
@@ -253,6 +272,8 @@ class Scene:
         assert self.opened_at is not None
         if self.is_stream_broken:
             raise SourceUnavailable("the stream is broken")
+        while self.in_stream:
+            self.in_stream.pop()()
         if self.world.now - self.beaten_at >= 1:
             self.look()
             self.beat()
@@ -419,6 +440,112 @@ def test_a_failover_while_the_stream_is_opened_is_seen(monkeypatch: pytest.Monke
     prove(schedule, (2, True), plant, monkeypatch, invariant=None)
 
 
+def lose_what_a_reader_saw(world: World, *, has_open_stream: bool = False) -> Scene:
+    """A commit reaches a reader's server and no stream; a primary without it is promoted.
+
+    ``has_open_stream``: the stream goes on, as that of a replica does.
+    """
+    scene = Scene(world)
+    scene.run(3)
+
+    def lose() -> None:
+        scene.change()
+        assert read_key(world) is ReadOutcome.FILLED
+        scene.promote(1)
+        scene.is_stream_broken = not has_open_stream
+
+    scene.in_stream.append(lose)
+    return scene
+
+
+def follow_whoever_is_primary(patch: pytest.MonkeyPatch) -> None:
+    """Nobody asks whether anything was lost."""
+
+    def follow(self: Applier, head: Head) -> Any:
+        for member in self.joined:
+            yield from member.store(lambda record: replace(record, primary=head.primary))
+
+    patch.setattr(Applier, "_follow_primary", follow)
+
+
+def play_a_lossy_failover(world: World, *, has_open_stream: bool) -> tuple[int, bool]:
+    scene = lose_what_a_reader_saw(world, has_open_stream=has_open_stream)
+    life = world.record().life
+    scene.run(MAX_STALENESS_SECONDS)
+    assert read_key(world) is not ReadOutcome.HIT, "by now nobody vouches for what the former primary showed"
+    scene.run(applier.HISTORY_CONFIRM_SECONDS)
+    assert read_key(world) is ReadOutcome.FILLED
+    return world.database.epoch, world.record().life == life
+
+
+def test_a_commit_that_only_a_reader_saw_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record has heard of it, so no position shows that it is gone: the entry was a hit until its TTL."""
+    for has_open_stream in (False, True):
+        sound = World()
+        assert play_a_lossy_failover(sound, has_open_stream=has_open_stream) == (2, False)
+        assert sound.broken == []
+    follow_whoever_is_primary(monkeypatch)
+    for has_open_stream in (False, True):
+        with pytest.raises(AssertionError, match="by now nobody vouches"):
+            play_a_lossy_failover(World(), has_open_stream=has_open_stream)
+
+
+@pytest.mark.parametrize("has_open_stream", [False, True])
+def test_a_planned_switchover_keeps_what_is_cached(
+    monkeypatch: pytest.MonkeyPatch, has_open_stream: bool
+) -> None:
+    """The servers, or the operator, say that nothing is lost."""
+
+    def schedule(world: World) -> tuple[int, str, ReadOutcome]:
+        scene = Scene(world)
+        scene.is_succession_certain = True
+        scene.run(3)
+        assert read_key(world) is ReadOutcome.FILLED
+
+        def switch() -> None:
+            scene.promote(0)
+            scene.is_stream_broken = not has_open_stream
+
+        scene.in_stream.append(switch)
+        scene.run(MAX_STALENESS_SECONDS)
+        return world.database.epoch, world.record().primary, read_key(world)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def never_follow(self: Applier, head: Head) -> Any:
+            if any(member.joined_record().primary != head.primary for member in self.joined):
+                raise HistoryLost("it is another primary")
+            return
+            yield
+
+        patch.setattr(Applier, "_follow_primary", never_follow)
+
+    prove(schedule, (1, "second", ReadOutcome.HIT), plant, monkeypatch, invariant=None)
+
+
+def test_a_heartbeat_of_another_primary_renews_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream outlasts the failover, as that of a replica does; the heartbeats in it come from the new primary."""
+
+    def schedule(world: World) -> ReadOutcome:
+        scene = lose_what_a_reader_saw(world, has_open_stream=True)
+        scene.run(MAX_STALENESS_SECONDS)
+        return read_key(world)
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        original = Membership.may_vouch
+
+        def by_any_heartbeat(self: Membership, now: float, _: str) -> bool:
+            return self.heartbeat is not None and original(self, now, self.heartbeat.primary)
+
+        patch.setattr(Membership, "may_vouch", by_any_heartbeat)
+        patch.setattr(Applier, "_note_primary", lambda *_: None)
+
+    sound = World()
+    assert schedule(sound) is ReadOutcome.CLOSED
+    assert sound.broken == []
+    plant(monkeypatch)
+    assert schedule(World()) is ReadOutcome.HIT
+
+
 def test_the_shortest_lease_outlasts_the_pauses_of_a_lost_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that lapsed in a pause took its node out, the others went on, and nobody saw any more for how long
     the history had been lost: with two nodes, one of them closed, that went on for ever."""
@@ -523,7 +650,8 @@ def test_a_heartbeat_is_as_old_as_its_writing(monkeypatch: pytest.MonkeyPatch) -
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         def of_anybody(self: Applier, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
-            return HeartbeatSeen(self.clock(), int(self.clock() * 1e6)) if beats else None
+            primary = self.joined[0].joined_record().primary
+            return HeartbeatSeen(self.clock(), int(self.clock() * 1e6), primary) if beats else None
 
         patch.setattr(Applier, "find_own_heartbeat", of_anybody)
 

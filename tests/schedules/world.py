@@ -36,6 +36,7 @@ from freshness.algorithm.request import (
     Add,
     Append,
     Cas,
+    ConfirmSuccession,
     Delete,
     Flow,
     Flows,
@@ -194,7 +195,7 @@ class ReadRows:
     """The second half of a `Load`."""
 
 
-Action: TypeAlias = Request | Load | ReadHead | ReadStream | Wait | ReadToken | ReadRows
+Action: TypeAlias = Request | Load | ReadHead | ConfirmSuccession | ReadStream | Wait | ReadToken | ReadRows
 Answerer: TypeAlias = Callable[[str, Request], Reply | None]
 
 
@@ -737,6 +738,7 @@ class Invalidator:
     node_refresh_seconds: float = NODE_REFRESH_SECONDS
     lease_seconds: int = L_SECONDS
     is_serving: bool = True
+    topology: int = 1
     client: Client = field(init=False)
     member: Membership = field(init=False)
     cursor: Position = field(init=False)
@@ -757,6 +759,7 @@ class Invalidator:
             self.heartbeat_age_max_seconds,
             self.node_refresh_seconds,
             self.is_serving,
+            self.topology,
         )
         self.restorer = Restorer(self.node, policy, self.world.moment, self.world.nonce)
         self.cursor = empty_position(self.database.flavor)

@@ -17,6 +17,7 @@ import freshness.algorithm.admission
 import freshness.algorithm.applier
 import freshness.algorithm.apply
 import freshness.algorithm.invalidate
+import freshness.algorithm.membership
 import freshness.algorithm.read
 import freshness.algorithm.restore
 import freshness.algorithm.rule
@@ -38,6 +39,7 @@ from freshness.algorithm.envelope import (
     stripe_keys,
     stripe_number,
 )
+from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
 from freshness.algorithm.membership import HeartbeatSeen, Membership, find_record, is_of_another_configuration
 from freshness.algorithm.request import (
@@ -51,6 +53,7 @@ from freshness.algorithm.request import (
     Flow,
     Flows,
     Get,
+    Head,
     Item,
     Procedure,
     ReadStream,
@@ -549,6 +552,26 @@ def _opened_before_caught_up() -> Planted:
     return _patch(freshness.algorithm.admission, "_revive", revive)
 
 
+def _new_primary_trusted() -> Planted:
+    """Records follow whoever is the primary; nobody asks whether anything was lost."""
+
+    def follow(self: Applier, head: Head) -> Procedure[None]:
+        members = self.joined
+        follows = [member.store(lambda record: replace(record, primary=head.primary)) for member in members]
+        self._note_failures(members, (yield from gather(follows)))
+
+    return _patch(Applier, "_follow_primary", follow)
+
+
+@contextlib.contextmanager
+def _topology_ignored() -> Iterator[None]:
+    with (
+        _patch(freshness.algorithm.membership, "require_topology", lambda *_: None),
+        _patch(freshness.algorithm.admission, "require_topology", lambda *_: None),
+    ):
+        yield
+
+
 def _tenure_ignored() -> Planted:
     def reread(self: Membership) -> Procedure[None]:
         read_at = self.clock()
@@ -765,6 +788,8 @@ PLANTED: Final[dict[str, Plant]] = {
     "record put back from memory": _record_put_back,
     "opened before it caught up": _opened_before_caught_up,
     "tenure ignored": _tenure_ignored,
+    "a new primary is trusted": _new_primary_trusted,
+    "topology ignored": _topology_ignored,
     "ring ignored": _ring_ignored,
     "object coverage ignored": _coverage_ignored,
     "epoch ignored by fills": _epoch_ignored,
@@ -817,6 +842,8 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "record put back from memory": 5,
     "opened before it caught up": 44,
     "tenure ignored": 1302,
+    "a new primary is trusted": 15,
+    "topology ignored": 2115,
     "object coverage ignored": 74,
     "table floor acknowledged at once": 20,
     "revived without sending again": 36,

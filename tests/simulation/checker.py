@@ -67,7 +67,8 @@ class Life:
     """What was published in one life of one node, for one lineage.
 
     ``scanned``: how much of the log is known to be acknowledged without a gap. ``is_excused``: a failover took back
-    what it holds.
+    what it holds. ``lost_at``: when, where the life had followed the former primary, which ``lost_with`` names; some
+    time later nobody may vouch for it any more. ``is_accepted``: it goes on under another primary all the same.
     """
 
     acknowledged: Position = NOTHING
@@ -75,6 +76,9 @@ class Life:
     open_progress: Position = NOTHING
     scanned: int = 0
     is_excused: bool = False
+    lost_at: float = float("inf")
+    lost_with: str = ""
+    is_accepted: bool = False
     ended_at: float | None = None
 
 
@@ -171,11 +175,14 @@ class Checker:
         self._removed = {place: held for place, held in self._removed.items() if place[0] != node}
 
     def history_lost(self, shard: Shard) -> None:
-        """Commits are gone for good: in this epoch what was cached from them has no truth to be compared with."""
+        """Commits will be gone for good: in this epoch what was cached from them has no truth to be compared with.
+        Its hits are excused as long as a lease may last whose heartbeat went to the former primary."""
         self._lost_epochs[shard.lineage] = shard.epoch
         for key, life in self._lives.items():
             if key[1] == shard.lineage:
                 life.is_excused = True
+                if life.last is not None and life.last.primary and not life.lost_with:
+                    life.lost_at, life.lost_with = self._world.now, life.last.primary
 
     def _is_excused(self, lineage: str, life: Life | None) -> bool:
         if life is None or life.last is None or life.is_excused:
@@ -198,10 +205,20 @@ class Checker:
                     f"{who} got {lookup.item.decode()} of a life of {lookup.node} that had ended "
                     f"{seen.at - life.ended_at:.1f} s before",
                 )
+            if life is not None and life.lost_at < oldest:
+                raise Violation(
+                    "I1",
+                    f"{who} got {lookup.item.decode()} of a life of {lookup.node} from which a failover took commits "
+                    f"{seen.at - life.lost_at:.1f} s before",
+                )
+            row = table, self._world.rows[lookup.item]
+            if life is not None and life.is_accepted:
+                former = [each for each in shard.by_row.get(row, ()) if each.version(row) <= version]
+                if former:
+                    self._check_exists(lookup, shard, table, version, former[-1])
             if self._is_excused(shard.lineage, life):
                 continue
             acknowledged = seen.acknowledged.get((shard.lineage, name), NOTHING)
-            row = table, self._world.rows[lookup.item]
             for commit in reversed(shard.by_row.get(row, ())):
                 if commit.version(row) <= version:
                     self._check_exists(lookup, shard, table, version, commit)
@@ -363,6 +380,8 @@ class Checker:
         former, self._current[node, shard.lineage] = self._current.get((node, shard.lineage), life), life
         if former is not life:
             former.ended_at, life.ended_at = self._world.now, None
+        if life.lost_with and record.primary != life.lost_with:
+            life.is_accepted = True
         if self._is_excused(shard.lineage, life):
             return
         for commit in self._newly_acknowledged(shard, life, record):

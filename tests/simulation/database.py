@@ -78,6 +78,8 @@ class Shard:
     epoch: int = 1
     number: int = 0
     find_row: Callable[[Any], int] = int
+    doubtful: int = 0
+    """Primaries up to this number had commits that a later one lacks."""
     log: list[Commit] = field(default_factory=list)
     by_row: dict[Row, list[Commit]] = field(default_factory=dict)
 
@@ -92,6 +94,14 @@ class Shard:
     @property
     def sid(self) -> str:
         return f"00000000-0000-0000-0000-{self.sid_number:012d}"
+
+    @property
+    def identity(self) -> str:
+        """Of the present primary."""
+        return f"{self.lineage} {self.sid_number}"
+
+    def is_succession_lossless(self, former: str) -> bool:
+        return int(former.removeprefix(f"{self.lineage} ")) > self.doubtful
 
     @property
     def logged(self) -> Position:
@@ -199,6 +209,7 @@ class Shard:
     def fail_over(self, kept: int) -> None:
         """A new primary that has only the first ``kept`` commits of the log; it writes under a new UUID."""
         lost = self.log[kept:]
+        self.doubtful = self.sid_number if lost else self.doubtful
         self.log = self.log[:kept]
         for commit in lost:
             for row in commit.rows:

@@ -86,6 +86,8 @@ DIRECTED: Final[dict[str, str]] = {
     "record put back from memory": "defences::test_a_lapsed_record_is_not_added_again",
     "opened before it caught up": "schedules::test_a_revived_node_does_not_open_on_a_heartbeat_from_before_its_lapse",
     "tenure ignored": "schedules::test_table_floor_survives_a_revival_under_a_paused_invalidator",
+    "a new primary is trusted": "upstream_defences::test_a_commit_that_only_a_reader_saw_is_lost",
+    "topology ignored": "defences::test_a_former_topology_opens_nothing_again",
     "ring ignored": "defences::test_another_ring_neither_fills_nor_hits",
     "object coverage ignored": "defences::test_an_object_that_is_not_covered_is_not_filled",
     "epoch ignored by fills": "holes::test_positions_of_two_epochs_do_not_compare",

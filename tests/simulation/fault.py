@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 STALL_SHARE: Final = 0.05
 """How often a process stalls before a request of the kind that the world has chosen."""
 
+UNSTREAMED_SHARE: Final = 0.5
+"""How often a failover takes back just what no stream has delivered yet."""
+
 PUBLISH_STALL_SHARE: Final = 0.4
 """The same between stripes and their progress, which is seldom."""
 
@@ -38,12 +41,12 @@ def stall(world: World, actor: Actor, request: Request) -> bool:
         return False
     bounds = (options.lease_seconds, 5.0, 12.0, 40.0)
     drawn = world.random.choice(bounds) * world.random.choice((0.9, 1.05, 1.3))
-    _pause(world, actor.process, options.stall_seconds or drawn)
+    pause(world, actor.process, options.stall_seconds or drawn)
     world.count("stall")
     return True
 
 
-def _pause(world: World, process: str, seconds: float) -> None:
+def pause(world: World, process: str, seconds: float) -> None:
     for each in world.actors:
         if each.process == process:
             each.paused_until = world.now + seconds
@@ -52,7 +55,7 @@ def _pause(world: World, process: str, seconds: float) -> None:
 
 def _strike_pause(world: World) -> None:
     actor = world.random.choice(world.pausable)
-    _pause(world, actor.process, world.random.choice((0.5, 3.0, 10.0, 40.0)))
+    pause(world, actor.process, world.random.choice((0.5, 3.0, 10.0, 40.0)))
 
 
 def _strike_crash(world: World) -> None:
@@ -149,15 +152,17 @@ def _strike_stop_replica(world: World) -> None:
 
 def _strike_failover(world: World) -> None:
     shard = world.random.choice(world.shards)
-    # Commits that nobody but the old primary had; heartbeats among them.
+    # Commits that nobody but the old primary and its readers had; heartbeats among them.
     kept = max(0, len(shard.log) - world.random.choice((0, 1, 2)))
-    if kept == len(shard.log):
-        return
+    if world.random.random() < UNSTREAMED_SHARE:
+        kept = max((each.cursor for each in world.processes.values() if each.shard is shard), default=kept)
+    if kept < len(shard.log):
+        world.checker.history_lost(shard)
     shard.fail_over(kept)
     for process in world.processes.values():
-        if process.shard is shard:
+        # Who reads the log of a replica need not notice
+        if process.shard is shard and (process.cursor > kept or world.random.random() < 0.7):
             process.is_open = False
-    world.checker.history_lost(shard)
     world.note(f"{shard.lineage} fails over and keeps {kept} commits")
     for place, replica in enumerate(shard.replicas):
         if replica.is_stopped and world.random.random() < 0.5:
@@ -250,6 +255,8 @@ def struck_faults(faults: frozenset[str]) -> list[str]:
 def calm(world: World) -> None:
     """End all faults: what is broken is mended, what stands still goes on, what is old is replaced (I5)."""
     world.calm = True
+    if world.reshard is not None:
+        world.reshard.left_behind = ""
     world.note("from here on nothing fails")
     world.network.late.clear()
     for node in world.stores:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.25
 
+LEFT_BEHIND_SHARE: Final = 0.8
+
 STAYS_OPEN: Final = "a source stays open when its keys have moved"
 """A planted bug, see `tests.simulation.bugs`."""
 
@@ -29,13 +31,19 @@ STAYS_OPEN: Final = "a source stays open when its keys have moved"
 @dataclass(slots=True)
 class Reshard:
     """``is_writable``: whether the application may write; ``is_swapped``: whether invalidators that start now are
-    told that the destinations serve; ``has_moved``: whether writes go there."""
+    told that the destinations serve; ``has_moved``: whether writes go there. ``left_behind``: an invalidator of a
+    source, one of two, that stands still during the swap and has the former file for ever (F102)."""
 
     world: World
     is_split: bool
     is_writable: bool = True
     has_moved: bool = False
     is_swapped: bool = False
+    left_behind: str = ""
+
+    @property
+    def topology(self) -> int:
+        return 2 if self.is_swapped else 1
 
     def shards(self, *, has_moved: bool) -> list[Shard]:
         """Those that serve before, or after: the first shard is the whole, the others are halves."""
@@ -46,9 +54,9 @@ class Reshard:
         shards = self.shards(has_moved=has_moved)
         return shards[key % len(shards)]
 
-    def is_serving(self, shard: Shard) -> bool:
+    def is_serving(self, shard: Shard, *, has_former_file: bool) -> bool:
         is_left_open = self.world.bug == STAYS_OPEN and shard in self.shards(has_moved=False)
-        return is_left_open or shard in self.shards(has_moved=self.is_swapped)
+        return is_left_open or shard in self.shards(has_moved=self.is_swapped and not has_former_file)
 
     def operate(self) -> Generator[Any, Any, Any]:
         world = self.world
@@ -61,6 +69,9 @@ class Reshard:
         while not self._has_all():
             yield Wait(LOOK_SECONDS)
         self.is_swapped = True
+        if world.options.invalidators > 1 and not world.calm and world.random.random() < LEFT_BEHIND_SHARE:
+            source = world.random.choice(self.shards(has_moved=False))
+            self.left_behind = f"{source.lineage} invalidator 0"
         world.note("the flags are swapped")
         world.restart_invalidators()
         yield from self._wait_until_closed()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.lookup import Loaded, Lookup
-from freshness.algorithm.request import Head, Load, ReadHead, ReadStream, Streamed
+from freshness.algorithm.request import ConfirmSuccession, Head, Load, ReadHead, ReadStream, Streamed
 from freshness.config.settings import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter, parse_heartbeat
 from freshness.database.pulse import Pulse
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 Actions: TypeAlias = list[Callable[[], Any]]
-Configuration: TypeAlias = tuple[int, bool, int]
-"""The ring, whether the third object is known, and the number of stripes."""
+Configuration: TypeAlias = tuple[int, bool, int, int]
+"""The ring, whether the third object is known, the number of stripes, and the number of the topology."""
 
 REORDERING: Final = {"replica_preserve_commit_order": "OFF", "replica_parallel_workers": "4"}
 """The settings of a replica that commits out of order, for the production code to refuse."""
@@ -44,6 +44,10 @@ STUCK_SECONDS: Final = 40.0
 BEAT_FAULTS: Final = ("fail_beat", "lose_beat")
 BEAT_FAULT_SHARE: Final = 0.3
 """How many heartbeats fail, or lose their answer, where they can."""
+
+
+FORMER_ANSWERS_SHARE = 0.3
+"""How often the former primary can be asked."""
 
 
 class Beat:
@@ -68,7 +72,7 @@ class Process:
     pulse: Pulse
     written: list[Heartbeat]
     behind_seconds: float = 0.0
-    configuration: Configuration = (0, True, 0)
+    configuration: Configuration = (0, True, 0, 1)
     cursor: int = 0
     is_open: bool = False
     is_reordered: bool = False
@@ -82,6 +86,8 @@ def answer(world: World, actor: Actor, step: Any) -> Actions:
             return _load(world, step)
         case ReadHead():
             return [partial(_head, world, world.processes[actor.name])]
+        case ConfirmSuccession():
+            return [partial(_confirm_succession, world, world.processes[actor.name].shard, step)]
         case OpenStream():
             return [partial(_open, world, world.processes[actor.name], step.start)]
         case Poll():
@@ -184,7 +190,12 @@ def _head(world: World, process: Process) -> Head:
     executed = process.shard.primary.executed
     if world.bug == "errant transactions in a floor" and process.shard.flavor == "mysql":
         executed = executed.union(MysqlGtidSet.of("99999999-9999-9999-9999-999999999999", 1))
-    return Head(executed, process.shard.epoch)
+    return Head(executed, process.shard.epoch, process.shard.identity)
+
+
+def _confirm_succession(world: World, shard: Shard, step: ConfirmSuccession) -> bool:
+    answers = world.calm or world.random.random() < FORMER_ANSWERS_SHARE
+    return answers and step.present == shard.identity and shard.is_succession_lossless(step.former)
 
 
 def _read_stream(world: World, process: Process, step: ReadStream) -> Streamed | None:
@@ -254,6 +265,9 @@ class Writer(HeartbeatWriter):
         address = ServerAddress("primary", 3306, "invalidator", "", "sim")
         super().__init__(address, shard.flavor, instance, 0.0, now_us=world.wall_clock(instance))
         self._world, self._shard, self._written = world, shard, written
+
+    def find_primary(self) -> str:
+        return self._shard.identity
 
     def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
         if not isinstance(parameters, dict):

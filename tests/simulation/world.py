@@ -177,8 +177,9 @@ class World:
 
     @property
     def configuration(self) -> Configuration:
-        """What an invalidator is configured with that starts now."""
-        return self.ring, self.knows_extra, self.stripes
+        """What an invalidator is configured with that starts now, unless it is left behind by a reshard."""
+        topology = 1 if self.reshard is None else self.reshard.topology
+        return self.ring, self.knows_extra, self.stripes, topology
 
     def _new_store(self, name: str) -> MemoryStore:
         clock = self.clocks[name] = NodeClock(self, self._clock(f"node {name}"))
@@ -254,7 +255,9 @@ class World:
                 self.count("mixed settings")
                 return drawn
 
-    def node_policy(self, lineage: str, options: Options) -> NodePolicy:
+    def node_policy(self, lineage: str, process: Process) -> NodePolicy:
+        options, reshard = process.settings, self.reshard
+        has_former_file = reshard is not None and process.name == reshard.left_behind
         return NodePolicy(
             namespace=NAMESPACE,
             lineage=lineage,
@@ -264,15 +267,20 @@ class World:
             lease_seconds=options.lease_seconds,
             heartbeat_age_max_seconds=options.heartbeat_age_max_seconds,
             node_refresh_seconds=options.node_refresh_seconds,
-            is_serving=self.reshard is None or self.reshard.is_serving(self.shard_of(lineage)),
+            is_serving=reshard is None
+            or reshard.is_serving(self.shard_of(lineage), has_former_file=has_former_file),
+            topology=1 if reshard is None or has_former_file else reshard.topology,
         )
 
     def shard_of(self, lineage: str) -> Shard:
         return next(shard for shard in self.shards if shard.lineage == lineage)
 
     def restart_invalidators(self) -> None:
-        """All of them, with the present configuration; each takes its time."""
+        """All of them, with the present configuration; each takes its time. One may be left behind."""
         for name in self.invalidator_names:
+            if self.reshard is not None and name == self.reshard.left_behind:
+                fault.pause(self, name, self.random.choice((0.5, 3.0, 10.0)))
+                continue
             fault.crash(self, name, self.random.choice((0.1, 0.5, 2.0)))
 
     def _add(self, actor: Actor) -> Actor:
@@ -299,13 +307,14 @@ class World:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
         invalidator = ShardInvalidator.create(
             placement.nodes,
-            self.node_policy(shard.lineage, process.settings),
+            self.node_policy(shard.lineage, process),
             placement,
             KeyFinder(self.objects_on(shard.lineage)),
             instance=process.instance,
             clock=process.clock,
             nonce=self._nonce(process.instance),
             find_heartbeat=process.pulse.find_begun,
+            find_primary=process.pulse.find_primary,
             nothing=shard.nothing,
         )
         process.applier = invalidator
@@ -321,6 +330,9 @@ class World:
         instance = f"{name} {self._names}"
         behind_seconds = 0.0 if self.calm else behind_seconds
         clock, written = self._clock(instance), list[Heartbeat]()
+        configuration = self.configuration
+        if self.reshard is not None and name == self.reshard.left_behind:
+            configuration = *configuration[:3], 1
         process = Process(
             name,
             shard,
@@ -331,7 +343,7 @@ class World:
             Pulse(Writer(self, shard, instance, written), 0.0, clock, lambda: None),
             written,
             behind_seconds,
-            self.configuration,
+            configuration,
         )
         self.processes[name] = process
         restorer = self.actor_by_name.get(f"{name} restorer")
@@ -355,11 +367,12 @@ class World:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
         acknowledger = Acknowledger.create(
             placement.nodes,
-            self.node_policy(shard.lineage, process.settings),
+            self.node_policy(shard.lineage, process),
             instance=process.instance,
             clock=process.clock,
             nonce=self._nonce(process.instance),
             find_heartbeat=process.pulse.find_begun,
+            find_primary=process.pulse.find_primary,
             nothing=shard.nothing,
         )
         process.applier = acknowledger
@@ -376,7 +389,7 @@ class World:
         while name not in self.processes:
             yield Wait(0.1)
         process = self.processes[name]
-        policy = self.node_policy(shard.lineage, process.settings)
+        policy = self.node_policy(shard.lineage, process)
         chance = Random(f"restorer {process.instance}")
         restorers = [
             Restorer(node, policy, process.clock, self._nonce(f"{process.instance} restorer"))

@@ -46,6 +46,9 @@ class ScriptedWriter(HeartbeatWriter):
         self.beaten.release()
         return [], 1
 
+    def find_primary(self) -> str:
+        return f"server of {len(self.rows)} rows"
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -88,6 +91,11 @@ def test_a_beat_is_dated_from_its_begin(scene: Scene) -> None:
     first, second = scene.pulse.find_begun(1), scene.pulse.find_begun(2)
     assert first == 101.0
     assert second == 152.0
+    assert [scene.pulse.find_primary(number) for number in (1, 2, 99)] == [
+        "server of 0 rows",
+        "server of 1 rows",
+        "",
+    ]
     assert scene.writer.is_closed
 
 

@@ -34,7 +34,7 @@ def test_a_policy_has_the_settings_and_the_objects(tmp_path: Path) -> None:
     path.write_text(TEXT)
     config = load_config(path, {})
     definitions = build_registry(config, lambda *_: (KeyColumn("id", ColumnKind.INTEGER),), keyspace_id)
-    policy = node_policy(config.cache, "shop/-", definitions)
+    policy = node_policy(config.cache, "shop/-", definitions, topology=3)
     assert policy == NodePolicy(
         namespace="shop",
         lineage="shop/-",
@@ -44,5 +44,6 @@ def test_a_policy_has_the_settings_and_the_objects(tmp_path: Path) -> None:
         lease_seconds=3,
         heartbeat_age_max_seconds=20 - 2 * 3 - 2,
         node_refresh_seconds=2.0,
+        topology=3,
     )
-    assert not node_policy(config.cache, "shop/-", definitions, is_serving=False).is_serving
+    assert not node_policy(config.cache, "shop/-", definitions, topology=3, is_serving=False).is_serving

@@ -193,6 +193,7 @@ def test_not_ready_while_one_node_is_down(client: TestClient, worker: ShardWorke
     response = client.get("/readyz")
     assert response.status_code == 503
     assert (response.json()["nodes_not_joined"], response.json()["nodes_not_open"]) == ([BOTH[1]], [])
+    assert f"cache node {NODES[1]} is down" in response.json()["last_errors"]["shop/-"]
 
 
 def test_the_stream_is_open_from_its_opening_to_its_end(worker: ShardWorker) -> None:

@@ -205,7 +205,7 @@ class Shop:
         self.driver = BlockingDriver(nodes, self.sleep, read_head=self.read_head)
         self.shard = ShardInvalidator.create(
             self.mine,
-            node_policy(config().cache, LINEAGE, REGISTRY, is_serving=self.is_serving),
+            node_policy(config().cache, LINEAGE, REGISTRY, topology=1, is_serving=self.is_serving),
             self.placement,
             KeyFinder(REGISTRY),
             instance="me",

@@ -318,17 +318,51 @@ def test_another_topology_is_held_to_the_rules_of_the_file(scene: Scene) -> None
     half = {"name": "-80", "primary": "mysql://a@127.0.0.1:3306/shop"}
     rest = {"name": "80-", "primary": "mysql://a@127.0.0.1:4000/shop"}
     sharding = {"column": "id", "function": "hash"}
+    torn = {"shop": {"flavor": "mysql", "sharding": sharding, "shards": [half]}}
     with pytest.raises(ConfigError, match="serving shards up to 80"):
-        invalidator.change_topology(
-            {"keyspaces": {"shop": {"flavor": "mysql", "sharding": sharding, "shards": [half]}}}
-        )
+        invalidator.change_topology({"topology": 2, "keyspaces": torn})
     with pytest.raises(ConfigError, match=r"the topology has the keys \['cache'\]"):
         invalidator.change_topology({"cache": {}})
-    answer = invalidator.change_topology(
-        {"keyspaces": {"shop": {"flavor": "mysql", "sharding": sharding, "shards": [half, rest]}}}
-    )
-    assert answer == {"lineages": ["shop/-80", "shop/80-"]}
+    whole = {"shop": {"flavor": "mysql", "sharding": sharding, "shards": [half, rest]}}
+    with pytest.raises(ConfigError, match="topology = 1, the present one is 1"):
+        invalidator.change_topology({"topology": 1, "keyspaces": whole})
+    answer = invalidator.change_topology({"topology": 2, "keyspaces": whole})
+    assert answer == {"topology": 2, "lineages": ["shop/-80", "shop/80-"]}
+    wait_until(lambda: len(scene.started) == 4)
+    assert sorted(scene.started[2:]) == ["-80", "80-"], "each record gets the new number"
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+
+
+def test_a_former_topology_is_not_loaded(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """The file as it was before `PUT /v1/topology`, or as it was before an editor's mistake."""
+    invalidator = Invalidator(scene.config("topology = 2" + HEAD + shards("-80", "80-", ports=4000)))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    invalidator.reload(scene.config(HEAD + shards("-80", "80-")))
+    wait_until(lambda: "the new configuration is not used" in caplog.text)
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert "topology = 1, this process has 2" in caplog.text
+    assert len(scene.started) == 2
+    assert invalidator.config.topology == 2
+
+
+def test_what_serves_changes_only_under_a_new_number(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    def text(topology: int, *, has_moved: bool) -> str:
+        whole, halves = shards("-", ports=3306), shards("-80", "80-", ports=4000)
+        waiting = whole if has_moved else halves
+        waiting = waiting.replace("]]\n", "]]\nserving = false\n")
+        return f"topology = {topology}" + HEAD + (waiting + halves if has_moved else waiting + whole)
+
+    invalidator = Invalidator(scene.config(text(1, has_moved=False)))
+    thread = scene.start(invalidator)
     wait_until(lambda: len(scene.started) == 3)
-    assert scene.started[2] == "80-", "only its primary is another"
+    invalidator.reload(scene.config(text(1, has_moved=True)))
+    wait_until(lambda: "the new configuration is not used" in caplog.text)
+    assert "set topology = 2" in caplog.text
+    assert len(scene.started) == 3
+    invalidator.reload(scene.config(text(2, has_moved=True)))
+    wait_until(lambda: len(scene.started) == 6)
     invalidator.stop()
     thread.join(WAIT_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def test_a_sample_of_many_stripes_is_looked_at(config: Config, store: MemoryStor
     ((entry, sample),) = status._look_at_nodes(config)
     assert entry["stripes_there_percent"] == 100
     assert min(stripes, status.SAMPLE_MAX / 2) <= len(sample) <= status.SAMPLE_MAX
+
+
+def test_a_file_of_a_former_topology_is_told(config: Config, store: MemoryStore) -> None:
+    record = NodeRecord("shop/-", LIFE, LIFE, False, 1, 1, 0, 0, NODE, 1, POSITION, POSITION, topology=2)
+    add(store, record_key("shop", "shop/-"), record.encode())
+    state = look(config)
+    assert state["topology"] == 2
+    assert state["problem"] == "of topology 2: an invalidator with this file, of 1, is not let in"
+    assert look(replace(config, topology=2))["problem"] == ""
 
 
 def test_a_node_without_record_has_no_stripes(config: Config, store: MemoryStore) -> None:
