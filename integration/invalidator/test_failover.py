@@ -21,7 +21,7 @@ from integration.servers import DatabaseServer, Memcached, Pair
 from integration.servers.program import InvalidatorProcess
 from invalidator.process.status import read_nodes
 
-CACHE: Final = {"lease_seconds": 30, "max_staleness_seconds": 45}
+CACHE: Final = {"lease_seconds": 30, "max_staleness_seconds": 90}
 LOSSLESS: Final = {"lossless_failover": True}
 
 

@@ -53,8 +53,8 @@ def _has_all(present: ServerState, other: ServerState, former: ServerState) -> b
     """Whether ``present`` has executed all that ``other`` has.
 
     On MariaDB two servers give the same numbers in one domain, so each server's numbers are compared by themselves.
-    Where ``present`` was set up later and knows nothing of a server, that server's numbers are in the former primary's
-    log before any number of its own that ``present`` has.
+    Where ``present`` was set up later and knows nothing of a server, that server's numbers are in the former
+    primary's log before any number of its own that ``present`` has.
     """
     if other.executed.flavor == "mysql":
         return present.executed.contains(other.executed)
