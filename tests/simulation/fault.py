@@ -201,7 +201,7 @@ def _strike_stop_clock(world: World) -> None:
     world.note(f"{node} stands still with its clock for {seconds:.1f} s")
     if world.random.random() < 0.5:  # the invalidators are on the same machine, and come later
         for name in world.invalidator_names:
-            _pause(world, name, seconds + world.random.choice((1.0, 5.0, 20.0)))
+            pause(world, name, seconds + world.random.choice((1.0, 5.0, 20.0)))
 
 
 def _strike_step_clock(world: World) -> None:
