@@ -288,11 +288,13 @@ class ShardDatabase:
         *,
         timeout_seconds: float = 5.0,
         clock: Callable[[], float] = running_clock,
+        open_connection: Callable[..., Connection] | None = None,
     ) -> None:
         self._flavor = flavor
         self._shard = shard
         self._timeout_seconds = timeout_seconds
         self._clock = clock
+        self._open_connection = open_connection
         self._servers = tuple(dict.fromkeys((*shard.replicas, shard.primary)))
         self._thread = ThreadConnections()
 
@@ -509,7 +511,8 @@ class ShardDatabase:
 
     def _connect(self, address: ServerAddress) -> Connection:
         require_patched_threads()
-        connection = connect(address, read_timeout_seconds=self._timeout_seconds + ANSWER_SECONDS)
+        open_connection = self._open_connection or connect
+        connection = open_connection(address, read_timeout_seconds=self._timeout_seconds + ANSWER_SECONDS)
         try:
             self._set_up(connection)
         except BaseException as error:

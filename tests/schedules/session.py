@@ -51,13 +51,10 @@ def kind_of(sql: str) -> str:
 
 
 class Session:
-    """``reach`` is given the kind of each statement; it may raise what pymysql would. ``has_row``: of a key."""
+    """``reach`` is given the kind of each statement; it may raise what pymysql would."""
 
-    def __init__(
-        self, reach: Callable[[str], Server], has_row: Callable[[int], bool] = lambda key: True
-    ) -> None:
+    def __init__(self, reach: Callable[[str], Server]) -> None:
         self.reach = reach
-        self.has_row = has_row
         self.open = True
         self._snapshot: tuple[Server, Server] | None = None
 
@@ -93,6 +90,9 @@ class Session:
             rows = [(None,) * len(names)]
         return [named["question"], *names], [(name, *row) for row in rows]
 
+    def variable(self, server: Server, name: str) -> str:
+        return server.variable(name)
+
     def _select(
         self,
         kind: str,
@@ -106,13 +106,19 @@ class Session:
             return [], [()]
         if kind == "token":
             assert named is not None
-            variable = server.variable(named["rest"].partition(",")[0])
+            variable = self.variable(server, named["rest"].partition(",")[0])
             return ["position", "id", "epoch", "watermark", "min_us"], [
                 (variable, *beat) for beat in shown.heartbeats()
             ]
         found = _TABLE.search(sql)
         assert found is not None
-        return list(COLUMNS), [(key, shown.version((found[1], key))) for key in keys if self.has_row(key)]
+        return list(COLUMNS), self.find_rows(shown, found[1], keys, is_named=named is not None)
+
+    def find_rows(
+        self, shown: Server, table: str, keys: Sequence[Any], *, is_named: bool
+    ) -> list[tuple[Any, ...]]:
+        """The rows with these keys. ``is_named``: the statement asks for the server's name, too."""
+        return [(key, shown.version((table, key))) for key in keys]
 
 
 class Cursor:

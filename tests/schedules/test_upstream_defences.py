@@ -1049,6 +1049,24 @@ def test_a_row_under_another_key_is_not_taken_for_no_row(monkeypatch: pytest.Mon
         assert (loaded.value, loaded.refusal) == ({"id": 2, "version": 10}, ReadOutcome.KEY)
 
 
+class TwoDomains(Server):
+    """A replica of MariaDB that applies its second domain late."""
+
+    def variable(self, _: str) -> str:
+        return "0-1-9,1-1-3"
+
+
+def test_the_token_of_a_domain_says_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F110: numbers of one domain are compared with those of no other."""
+    monkeypatch.setattr(application, "connect", lambda address, **_: ScriptedSession(TwoDomains()))
+    shard = ShardDatabase("mariadb", Shard(primary=ServerAddress("replica"), lineage=LINEAGE))
+    _, token = shard.rows_with_token(*ROWS)
+    assert token is not None
+    assert token.position.contains(parse_position("mariadb", "0-1-9,1-1-3"))
+    assert not token.position.contains(parse_position("mariadb", "1-1-4"))
+    assert not token.position.contains(parse_position("mariadb", "2-1-1"))
+
+
 def test_a_heartbeat_of_a_former_epoch_lends_no_watermark() -> None:
     """F81: on MariaDB the numbers of a lost history can be above those of the present one."""
     floor = parse_position("mariadb", "0-2-12")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 from unittest.mock import patch
 
+import appclient.database
 import freshness.algorithm.admission
 import freshness.algorithm.applier
 import freshness.algorithm.apply
@@ -23,8 +24,10 @@ import freshness.algorithm.restore
 import freshness.algorithm.rule
 import freshness.algorithm.view
 import freshness.objects.keyfinder
+import freshness.stream.heartbeat
 import invalidator.replica.server
 import spark.sink.acknowledger
+from appclient.database import LoaderConnection, ShardDatabase
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import (
@@ -70,11 +73,11 @@ from freshness.algorithm.rule import (
     find_record_refusal,
 )
 from freshness.algorithm.view import NodeView, Sightings
-from freshness.config.settings import CacheConfig
+from freshness.config.settings import CacheConfig, ServerAddress
 from freshness.errors import FormatError, MembershipLost
 from freshness.keys.keycolumn import KeyColumn
 from freshness.nodes.memory import MemoryStore
-from freshness.position import MysqlGtidSet, Position, empty_position
+from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat
 from spark.sink.sender import Part
@@ -650,6 +653,64 @@ def _empty_newborn() -> Planted:
     return _patch(Membership, "begin_life", begin_life)
 
 
+# -- reads of the database -----------------------------------------------------------------------------
+
+
+def _token_of_the_log() -> Planted:
+    """A position that is ahead of what a SELECT shows."""
+    flavors = dict.fromkeys(("mysql", "mariadb"), "@@global.gtid_binlog_pos")
+    return _patch(freshness.stream.heartbeat, "_VISIBLE", flavors)
+
+
+def _snapshot_first() -> Planted:
+    def begin(self: ShardDatabase, connection: Any, address: ServerAddress) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(appclient.database._SNAPSHOT)
+        return appclient.database._Snapshot(connection, address, *self.read_token(connection))
+
+    def rows(self: ShardDatabase, table: str, condition: str, params: Sequence[Any]) -> Any:
+        return self.snapshot(lambda opened: opened.query(f"SELECT * FROM {table} WHERE {condition}", params))
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_patch(ShardDatabase, "_begin", begin))
+    stack.enter_context(_patch(ShardDatabase, "rows_with_token", rows))
+    return stack
+
+
+def _any_server() -> Planted:
+    """All servers have one name, so a session that was moved is not noticed."""
+    return _patch(appclient.database, "SERVER_NAME", dict.fromkeys(("mysql", "mariadb"), "'any'"))
+
+
+def _token_read_apart() -> Planted:
+    """The rows are read again from the next server, and the token is not."""
+
+    def rows(self: ShardDatabase, table: str, condition: str, params: Sequence[Any]) -> Any:
+        token, _ = self.run(lambda connection, _: self.read_token(connection))
+        sql = f"SELECT * FROM {table} WHERE {condition}"
+        return self.run(lambda connection, _: LoaderConnection(connection).query(sql, params)), token
+
+    return _patch(ShardDatabase, "rows_with_token", rows)
+
+
+def _one_domain_for_all() -> Planted:
+    """On MariaDB: a reader takes the highest number of any domain for the number of each."""
+    original = freshness.stream.heartbeat.parse_token
+
+    def parse(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[Any]]) -> EventToken | None:
+        token = original(flavor, lineage, shard, rows)
+        if token is None or flavor != "mariadb":
+            return token
+        sequences = [last for parts in token.position.intervals().values() for _, last in parts]
+        ends = [
+            MariadbPosition.of(gtid.domain, gtid.server, max(sequences))
+            for gtid in cast(MariadbPosition, token.position).gtids()
+        ]
+        return replace(token, position=token.position.union_all(ends))
+
+    return _patch(appclient.database, "parse_token", parse)
+
+
 # -- what others have sent -----------------------------------------------------------------------------
 
 
@@ -807,11 +868,15 @@ PLANTED: Final[dict[str, Plant]] = {
     "a doubtful stripe is kept": _doubt_ignored,
     "stripes are never put back": _never_put_back,
     "errant transactions in a floor": _nothing,
+    # Reads of the database:
+    "token of the binlog": _token_of_the_log,
+    "snapshot before token": _snapshot_first,
+    "a session that was moved is not noticed": _any_server,
+    "token and rows are read apart": _token_read_apart,
+    "one domain speaks for all": _one_domain_for_all,
     # In the world's transport, see `World.bug`:
     "blind set": _nothing,
-    "token of the binlog": _nothing,
     "keys move when a node is down": _nothing,
-    "snapshot before token": _nothing,
     "timestamps first": _nothing,
     STAYS_OPEN: _nothing,
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
+from freshness.stream.heartbeat import EPOCH_ROW
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 
 Row = tuple[str, int]
@@ -29,6 +30,9 @@ class Commit:
     transaction: Transaction
     at: float
     versions: Mapping[Row, int] | None = None
+    domain: int = 0
+    watermark: str = ""
+    """Of the heartbeat that it writes."""
 
     def version(self, row: Row) -> int:
         return self.number if self.versions is None else self.versions[row]
@@ -36,7 +40,11 @@ class Commit:
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """What a server shows: its executed set, and the version of each row in it."""
+    """What a server shows: its executed set, and the version of each row in it.
+
+    ``log``: that of a primary, which is ahead of what it shows. ``applied_as_replica``: all that a primary of MariaDB
+    says of what it shows, from before its promotion. ``late_domain``: one of MariaDB that it does not apply for now.
+    """
 
     name: str
     executed: Position
@@ -48,6 +56,32 @@ class Server:
     is_errant: bool = False
     """It has what nobody else has, which on MariaDB its numbers do not show: it stands until it is rebuilt."""
     complete: int = 0  # how many commits of the log are applied without a gap
+    beats: dict[str, tuple[int, str]] = field(default_factory=dict)
+    log: list[Commit] | None = None
+    applied_as_replica: Position | None = None
+    late_domain: int | None = None
+
+    def variable(self, name: str) -> str:
+        """A global variable, as SQL names it."""
+        position: Position | None = None
+        match name:
+            case "@@global.gtid_executed":
+                position = self.executed
+            case "@@global.gtid_slave_pos":
+                position = self.applied_as_replica if self.log is not None else self.executed
+            case "@@global.gtid_binlog_pos":
+                position = self.log[-1].prefix if self.log else self.executed
+        return "" if position is None else str(position)
+
+    def heartbeats(self) -> list[tuple[str, int, str, int]]:
+        """The heartbeat table: (id, epoch, watermark, min_us)."""
+        beats = [(instance, epoch, watermark, 0) for instance, (epoch, watermark) in self.beats.items()]
+        return [(EPOCH_ROW, self.epoch, "", 0), *beats]
+
+    def freeze(self) -> Server:
+        return Server(
+            self.name, self.executed, self.epoch, versions=dict(self.versions), beats=dict(self.beats)
+        )
 
     def apply(self, commit: Commit) -> None:
         self.executed = self.executed.union(commit.position)
@@ -55,7 +89,10 @@ class Server:
         for row in commit.rows:
             self.versions[row] = max(self.versions.get(row, 0), commit.version(row))
         for beat in commit.transaction.heartbeats:
-            self.epoch = max(self.epoch, beat.epoch)
+            if beat.instance == EPOCH_ROW:
+                self.epoch = max(self.epoch, beat.epoch)
+            else:
+                self.beats[beat.instance] = beat.epoch, commit.watermark
 
     def version(self, row: Row) -> int:
         return self.versions.get(row, 0)
@@ -80,16 +117,27 @@ class Shard:
     find_row: Callable[[Any], int] = int
     doubtful: int = 0
     """Primaries up to this number had commits that a later one lacks."""
+    domains: int = 1
+    """Of MariaDB: a row is changed in the domain of its key, heartbeats are written in the first one."""
     log: list[Commit] = field(default_factory=list)
     by_row: dict[Row, list[Commit]] = field(default_factory=dict)
 
     @classmethod
     def create(
-        cls, lineage: str, tables: tuple[str, ...], keys: int, replicas: int, flavor: str = "mysql"
+        cls,
+        lineage: str,
+        tables: tuple[str, ...],
+        keys: int,
+        replicas: int,
+        flavor: str = "mysql",
+        domains: int = 1,
     ) -> Shard:
         nothing = empty_position(flavor)
         servers = [Server(f"{lineage} replica {i}", nothing, 1) for i in range(replicas)]
-        return cls(lineage, tables, keys, servers, Server(f"{lineage} primary", nothing, 1), flavor)
+        primary = Server(f"{lineage} primary", nothing, 1)
+        shard = cls(lineage, tables, keys, servers, primary, flavor, domains=domains)
+        primary.log = shard.log
+        return shard
 
     @property
     def sid(self) -> str:
@@ -115,13 +163,21 @@ class Shard:
         """Whether a primary of this history would accept the position (F28, F59)."""
         if self.flavor == "mysql":
             return self.logged.contains(start)
-        return start.is_empty or any(commit.prefix == start for commit in self.log)
+        positions = [commit.position for commit in self.log]
+        return all(part in positions for part in start.by_source().values())
 
-    def _next_position(self) -> Position:
+    @property
+    def head(self) -> Position:
+        """All that the primary has executed, as it says itself: on MariaDB more than what it shows."""
+        executed = self.primary.executed
+        return executed if self.flavor == "mysql" else self.logged.union(executed)
+
+    def _next_position(self, domain: int) -> Position:
         if self.flavor == "mysql":
             return MysqlGtidSet.of(self.sid, self.number)
         # Lost numbers are given out again, by another server.
-        return MariadbPosition.of(0, self.sid_number, len(self.log) + 1)
+        sequence = sum(commit.domain == domain for commit in self.log) + 1
+        return MariadbPosition.of(domain, self.sid_number, sequence)
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -135,6 +191,7 @@ class Shard:
         began: float | None = None,
         gap: int = 0,
         versions: Mapping[Row, int] | None = None,
+        watermark: str = "",
     ) -> Commit:
         """Append to the log. Nobody sees it in a SELECT before `show`.
 
@@ -142,7 +199,6 @@ class Shard:
         executes, as Group Replication leaves them.
         """
         self.number += 1 + gap
-        position = self._next_position()
         rows: dict[Row, None] = {}
         for change in changes:
             for image in (change.before, change.after):
@@ -150,10 +206,20 @@ class Shard:
                     rows[change.table, self.find_row(image["id"])] = None
         for table in sorted(raised):
             rows.update(dict.fromkeys((table, key) for key in range(self.keys)))
+        domain = next(iter(rows))[1] % self.domains if rows else 0
+        position = self._next_position(domain)
         timestamp_us = int((at if began is None else began) * 1e6)
         transaction = Transaction(position, timestamp_us, changes, raised, heartbeats)
         commit = Commit(
-            self.number, position, self.logged.union(position), tuple(rows), transaction, at, versions
+            self.number,
+            position,
+            self.logged.union(position),
+            tuple(rows),
+            transaction,
+            at,
+            versions,
+            domain,
+            watermark,
         )
         self.log.append(commit)
         for row in commit.rows:
@@ -179,7 +245,7 @@ class Shard:
         following on other rows (F56)."""
         if replica.is_stopped:
             return False
-        if not replica.is_out_of_order:
+        if not replica.is_out_of_order and replica.late_domain is None:
             if replica.complete == len(self.log) or self.log[replica.complete].at > until:
                 return False
             chosen = self.log[replica.complete]
@@ -187,13 +253,15 @@ class Shard:
             waiting = [
                 commit
                 for commit in self.log[replica.complete :]
-                if commit.at <= until and not replica.executed.contains(commit.position)
+                if commit.at <= until
+                and commit.domain != replica.late_domain
+                and not replica.executed.contains(commit.position)
             ]
             if not waiting:
                 return False
             chosen = waiting[0]
             before = set(chosen.rows)
-            for candidate in waiting[1 : 1 + ahead]:
+            for candidate in waiting[1 : 1 + ahead] if replica.is_out_of_order else ():
                 if not before.intersection(candidate.rows) and not candidate.transaction.heartbeats:
                     chosen = candidate
                 before.update(candidate.rows)
@@ -216,6 +284,7 @@ class Shard:
                 self.by_row[row].remove(commit)
         self.sid_number += 1
         self.primary = self._rebuilt(self.primary.name, len(self.log))
+        self.primary.log, self.primary.applied_as_replica = self.log, self.primary.executed
         for replica in self.replicas:
             replica.complete = min(replica.complete, len(self.log))
             if any(replica.executed.contains(commit.position) for commit in lost):
@@ -236,6 +305,6 @@ class Shard:
 
     def raise_epoch(self, at: float) -> int:
         self.epoch += 1
-        self.write(at, heartbeats=(Heartbeat("epoch", 0, 0, 0, self.epoch),))
+        self.write(at, heartbeats=(Heartbeat(EPOCH_ROW, 0, 0, 0, self.epoch),))
         self.show_all()
         return self.epoch

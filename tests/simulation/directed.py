@@ -104,9 +104,12 @@ DIRECTED: Final[dict[str, str]] = {
     "stripes are never put back": "stripes::test_what_a_reader_missed_is_put_back_first",
     "errant transactions in a floor": "usefulness::test_private_gtids_of_a_replica_are_in_no_floor",
     "blind set": "defences::test_fill_is_by_cas",
-    "token of the binlog": "defences::test_token_is_what_a_server_shows",
+    "a session that was moved is not noticed": "upstream_defences::test_a_proxy_that_answers_from_two_servers",
+    "token and rows are read apart": "upstream_defences::test_token_and_rows_are_of_one_server",
+    "one domain speaks for all": "upstream_defences::test_the_token_of_a_domain_says_nothing_of_another",
+    "token of the binlog": "upstream_defences::test_the_token_is_of_what_is_shown_and_not_of_the_log",
     "keys move when a node is down": "defences::test_a_key_does_not_move_when_its_node_is_down",
-    "snapshot before token": "defences::test_token_is_read_before_rows",
+    "snapshot before token": "upstream_defences::test_the_token_is_not_younger_than_the_snapshot",
     "timestamps first": "defences::test_containment_decides",
     STAYS_OPEN: "defences::test_a_source_closes_before_its_keys_move",
 }
@@ -138,10 +141,6 @@ def _set_blindly(perform: Any) -> Callable[..., Reply]:
         return reply
 
     return blind
-
-
-def _of_the_log(token: Any) -> Callable[..., EventToken]:
-    return lambda self: replace(token(self), position=self.database.head)
 
 
 def _by_time(token: Any) -> Callable[..., EventToken]:
@@ -185,18 +184,12 @@ def _always_serving(lease: Any) -> Callable[..., Any]:
     return stay_open
 
 
-def _rows_first(_: bool) -> bool:
-    return True
-
-
 _IN_THE_WORLD: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "progress before acknowledge": (tests.schedules.world, "apply_batch", lambda _: apply_progress_first),
     "blind set": (World, "perform", _set_blindly),
-    "token of the binlog": (Replica, "token", _of_the_log),
     "timestamps first": (Replica, "token", _by_time),
     "errant transactions in a floor": (World, "read_head", _with_errant),
     "keys move when a node is down": (Reader, "reading", _elsewhere),
-    "snapshot before token": (World, "reads_rows_first", _rows_first),
     STAYS_OPEN: (Membership, "_lease", _always_serving),
 }
 """Where a bug is planted: class, name, and what becomes of it."""

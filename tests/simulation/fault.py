@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from freshness.algorithm.request import Request
 from freshness.stream.source import RowChange
 from tests.simulation.actor import Actor
+from tests.simulation.application import SESSION_FAULTS
 from tests.simulation.network import REQUEST_FAULTS, kind_of, part_of
 from tests.simulation.options import STRIPES
 from tests.simulation.upstream import BEAT_FAULTS
@@ -150,6 +151,17 @@ def _strike_stop_replica(world: World) -> None:
         world.note(f"{replica.name} {'stops' if replica.is_stopped else 'goes on'}")
 
 
+def _strike_late_domain(world: World) -> None:
+    """A replica of MariaDB applies one domain later than the other, or both alike again."""
+    shard = world.random.choice(world.shards)
+    replica = world.random.choice(shard.replicas)
+    if shard.domains > 1:
+        replica.late_domain = world.random.choice((None, 0, 1, 1))
+        if replica.late_domain is not None:
+            world.count("late_domain")
+        world.note(f"{replica.name} does not apply domain {replica.late_domain}")
+
+
 def _strike_failover(world: World) -> None:
     shard = world.random.choice(world.shards)
     # Commits that nobody but the old primary and its readers had; heartbeats among them.
@@ -237,6 +249,7 @@ _STRIKES: Final[dict[str, Callable[[World], None]]] = {
     "truncate": _strike_truncate,
     "move": _strike_move,
     "stop_replica": _strike_stop_replica,
+    "late_domain": _strike_late_domain,
     "failover": _strike_failover,
     "redeploy": _strike_redeploy,
     "reshape": _strike_reshape,
@@ -248,7 +261,7 @@ _STRIKES: Final[dict[str, Callable[[World], None]]] = {
 
 def struck_faults(faults: frozenset[str]) -> list[str]:
     """Those of ``faults`` that strike from outside, in an order that does not depend on hashing."""
-    assert faults <= {*_STRIKES, *REQUEST_FAULTS, *BEAT_FAULTS, "refuse_append", "stall"}
+    assert faults <= {*_STRIKES, *REQUEST_FAULTS, *BEAT_FAULTS, *SESSION_FAULTS, "refuse_append", "stall"}
     return sorted(faults & _STRIKES.keys())
 
 
@@ -277,3 +290,4 @@ def calm(world: World) -> None:
             ):
                 shard.rebuild(place)
             shard.replicas[place].is_stopped = False
+            shard.replicas[place].late_domain = None

@@ -6,17 +6,13 @@ In most worlds keys are numbers, which have one spelling. In the others the prod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from appclient.loader import ObjectLoader
-from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
-from freshness.objects.registry import ObjectDefinition
-from freshness.position.token import EventToken
 
 NUMBERS: Final = "numbers"
 """The keys of most worlds."""
@@ -102,58 +98,3 @@ KINDS: Final[Mapping[str, KeyKind]] = {
     ),
 }
 """By name. A row of "loose text" has spellings whose items differ, as the servers' collations have."""
-
-
-class Rows:
-    """The database of one answer: rows of one moment, in the place of `appclient.database.Database`."""
-
-    def __init__(
-        self,
-        kind: KeyKind,
-        definition: ObjectDefinition,
-        version: Callable[[str, str, int], int],
-        tokens: Mapping[str, EventToken],
-    ) -> None:
-        """``version``: of (lineage, table, row)."""
-        self._kind = kind
-        self._definition = definition
-        self._version = version
-        self._tokens = tokens
-        self.shards = dict.fromkeys(definition.policy.lineages, self)
-
-    def load(self, lookups: Sequence[Lookup]) -> Iterator[Loaded]:
-        """As the library answers a `Load`, with the versions of rows as values."""
-        for loaded in ObjectLoader(self._definition, self, self._build).load(lookups):  # type: ignore[arg-type]
-            value = loaded.value["versions"] if isinstance(loaded.value, dict) else loaded.value
-            yield Loaded(None if value is None else tuple(value), loaded.tokens, loaded.refusal)
-
-    def rows_with_token(
-        self, table: str, _: str, asked: Sequence[Any]
-    ) -> tuple[list[dict[str, Any]], EventToken | None]:
-        """A row whose version is 0 does not exist, where a key is exact. Others have always been there."""
-        (lineage,), table = self._definition.policy.lineages, table.strip("`")
-        rows = dict.fromkeys(row for value in asked for row in self._kind.find(value))
-        versions = {row: self._version(lineage, table, row) for row in rows}
-        return [
-            {
-                _KEY: self._kind.column.pad(stored) if isinstance(stored, bytes) else stored,
-                "versions": [version],
-            }
-            for row, version in versions.items()
-            if version or not self._kind.column.is_exact
-            for stored in (self._kind.stored[row],)
-        ], self._tokens[lineage]
-
-    def snapshot(
-        self, lineages: Sequence[str], load: Callable[[Any], Any]
-    ) -> tuple[Any, list[EventToken | None]]:
-        return load(lineages), [self._tokens[lineage] for lineage in lineages]
-
-    def _build(self, lineages: Sequence[str], key: Any) -> list[int]:
-        """The composite of the first row that the key finds."""
-        row, *_ = self._kind.find(key)
-        return [
-            self._version(lineage, table, row)
-            for lineage in lineages
-            for table in self._definition.policy.tables
-        ]

@@ -25,6 +25,9 @@ FAULTS: Final = (
     "truncate",  # a table changes as a whole
     "move",  # a row changes its key
     "stop_replica",  # a replica stops applying
+    "late_domain",  # a replica of MariaDB applies one domain later than the other
+    "move_session",  # a proxy sends the next statement of a reader to another server
+    "cut_session",  # a reader's connection to a server is lost between two statements
     "failover",  # a new primary, without the last commits
     "redeploy",  # the invalidators start again with one object more or fewer
     "reshape",  # another set of nodes; readers learn of it later than invalidators
@@ -49,7 +52,7 @@ RESHARD_SHARE: Final = 0.05
 """How many worlds are resharded."""
 RESHARD_FAULTS: Final = (
     "lose_request", "lose_reply", "delay_request", "pause", "stall", "crash", "evict", "restart", "cut", "flush",
-    "jump", "stop_replica",
+    "jump", "stop_replica", "move_session", "cut_session",
 )  # fmt: skip
 
 SINK_SHARE: Final = 0.1
@@ -92,6 +95,7 @@ class Options:
     executors: int = 2  # of each job
     replicas: int = 1
     stripes: int = 2
+    domains: int = 1  # of MariaDB
     is_out_of_order: bool = False
     on_stale_serve: bool = False
     has_extra_object: bool = False  # readers read an object that invalidators may not know
@@ -153,6 +157,7 @@ class Options:
             invalidators=random.choice((1, 1, 2)),
             replicas=random.choice((1, 2)),
             stripes=random.choice((1, 1, 2, 2, 8)),
+            domains=2 if flavor == "mariadb" else 1,
             is_out_of_order=flavor == "mysql" and random.random() < 0.3,
             on_stale_serve=random.random() < 0.1,
             has_extra_object=random.random() < 0.15,

@@ -6,26 +6,23 @@ Every answer is a list of atomic actions, of which the last one gives the answer
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from freshness.algorithm.applier import Applier
-from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import ConfirmSuccession, Head, Load, ReadHead, ReadStream, Streamed
 from freshness.config.settings import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter, parse_heartbeat
 from freshness.database.pulse import Pulse
 from freshness.errors import HistoryLost, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
-from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, Transaction
 from invalidator.loop.loop import OpenStream, Poll, RaiseEpoch
 from invalidator.replica import server
 from tests.simulation.actor import Actor
-from tests.simulation.database import Server, Shard
-from tests.simulation.keykind import NUMBERS, Rows
+from tests.simulation.database import Commit, Shard
 from tests.simulation.options import Options
 
 if TYPE_CHECKING:
@@ -40,6 +37,9 @@ REORDERING: Final = {"replica_preserve_commit_order": "OFF", "replica_parallel_w
 
 STUCK_SECONDS: Final = 40.0
 """How long a change is stuck in such a replica while heartbeats pass it."""
+
+Beaten: TypeAlias = tuple[Heartbeat, str]
+"""A heartbeat and its watermark."""
 
 BEAT_FAULTS: Final = ("fail_beat", "lose_beat")
 BEAT_FAULT_SHARE: Final = 0.3
@@ -60,7 +60,8 @@ class Process:
 
     ``cursor``: how much of the log it has taken; ``behind_seconds``: how late the log reaches it;
     ``configuration``: the deployment that it was started with, ``settings``: its own of the times. ``written``:
-    heartbeats on their way to the primary. ``is_reordered``: it follows a replica that commits out of order.
+    heartbeats on their way to the primary, ``commits``: those that arrived. ``is_reordered``: it follows a
+    replica that commits out of order.
     """
 
     name: str
@@ -70,7 +71,8 @@ class Process:
     opened_at: Position
     settings: Options
     pulse: Pulse
-    written: list[Heartbeat]
+    written: list[Beaten]
+    commits: list[Commit]
     behind_seconds: float = 0.0
     configuration: Configuration = (0, True, 0, 1)
     cursor: int = 0
@@ -83,7 +85,7 @@ class Process:
 def answer(world: World, actor: Actor, step: Any) -> Actions:
     match step:
         case Load():
-            return _load(world, step)
+            return _load(world, actor, step)
         case ReadHead():
             return [partial(_head, world, world.processes[actor.name])]
         case ConfirmSuccession():
@@ -104,90 +106,27 @@ def answer(world: World, actor: Actor, step: Any) -> Actions:
 # -- reads ---------------------------------------------------------------------------------------------
 
 
-def _load(world: World, step: Load) -> Actions:
-    """Per shard the token, then the rows, on one server; other actors may come between."""
-    servers = {shard.lineage: world.random.choice(_readable(world, shard)) for shard in world.shards}
-    tokens: dict[str, EventToken] = {}
-    actions: Actions = [
-        partial(_read_token, world, shard, servers[shard.lineage], tokens) for shard in world.shards
-    ]
-    if world.bug == "snapshot before token":
-        rows: list[Loaded] = []
-        empty = {s.lineage: EventToken(s.lineage, "-", 1, 0, s.nothing) for s in world.shards}
+def _load(world: World, actor: Actor, step: Load) -> Actions:
+    """As many actions as the read has statements; see `tests.simulation.application`."""
+    application = world.application_of(actor.name)
+    application.turns.begin(partial(application.load, step.lookups))
+    actions: Actions = []
 
-        def read_rows_early() -> None:
-            rows.extend(_loaded(world, lookup, servers, empty) for lookup in step.lookups)
+    def go_on() -> Any:
+        if application.turns.step():
+            return application.turns.result()
+        actions.append(go_on)
+        return None
 
-        def label() -> list[Loaded]:
-            return [Loaded(row.value, {name: tokens[name] for name in row.tokens}) for row in rows]
-
-        return [read_rows_early, *actions, label]
-
-    def read_rows() -> list[Loaded]:
-        if world.options.key_kind != NUMBERS:
-            return _load_spelled(world, step.lookups, servers, tokens)
-        return [_loaded(world, lookup, servers, tokens) for lookup in step.lookups]
-
-    return [*actions, read_rows]
-
-
-def _readable(world: World, shard: Shard) -> list[Server]:
-    """Now and then the primary is read; not where fills from replicas are to be seen (I5)."""
-    is_primary_read = not world.calm and world.random.random() < 0.2
-    return [*shard.replicas, shard.primary] if is_primary_read else shard.replicas
-
-
-def _read_token(world: World, shard: Shard, server: Server, tokens: dict[str, EventToken]) -> None:
-    executed = server.executed
-    if world.bug == "token of the binlog":
-        executed = shard.logged
-    elif world.bug == "timestamps first" and server.applied:
-        # Who compares by time takes everything with an earlier timestamp for contained (F3, F4).
-        newest = max(commit.transaction.timestamp_us for commit in server.applied)
-        for commit in shard.log:
-            if commit.transaction.timestamp_us < newest:
-                executed = executed.union(commit.position)
-    tokens[shard.lineage] = EventToken(shard.lineage, "-", server.epoch, 0, executed)
-    if world.trace is not None:
-        world.note(f"  token of {server.name}: {server.executed}")
-
-
-def _loaded(
-    world: World, lookup: Lookup, servers: dict[str, Server], tokens: dict[str, EventToken]
-) -> Loaded:
-    key = lookup.values[0]
-    value = tuple(
-        servers[lineage].version((table, key))
-        for lineage in lookup.policy.lineages
-        for table in lookup.policy.tables
-    )
-    if world.trace is not None:
-        world.note(f"  {lookup.item.decode()} is {value}")
-    return Loaded(value, {lineage: tokens[lineage] for lineage in lookup.policy.lineages})
-
-
-def _load_spelled(
-    world: World, lookups: Sequence[Lookup], servers: dict[str, Server], tokens: dict[str, EventToken]
-) -> list[Loaded]:
-    """By the production loader, from a database that takes several spellings for one key."""
-
-    def version(lineage: str, table: str, row: int) -> int:
-        return servers[lineage].version((table, row))
-
-    loaded: dict[int, Loaded] = {}
-    for definition in world.definitions.values():
-        places = [place for place, each in enumerate(lookups) if each.policy.name == definition.policy.name]
-        if places:
-            rows = Rows(world.kind, definition, version, tokens)
-            loaded.update(zip(places, rows.load([lookups[place] for place in places]), strict=True))
-    return [loaded[place] for place in range(len(lookups))]
+    actions.append(go_on)
+    return actions
 
 
 # -- what the invalidator asks -------------------------------------------------------------------------
 
 
 def _head(world: World, process: Process) -> Head:
-    executed = process.shard.primary.executed
+    executed = process.shard.head
     if world.bug == "errant transactions in a floor" and process.shard.flavor == "mysql":
         executed = executed.union(MysqlGtidSet.of("99999999-9999-9999-9999-999999999999", 1))
     return Head(executed, process.shard.epoch, process.shard.identity)
@@ -259,26 +198,35 @@ def _poll_reordered(world: World, actor: Actor, process: Process, step: Poll) ->
 
 class Writer(HeartbeatWriter):
     """The production writer on a connection of the simulator: what it writes is on its way until `_write_heartbeat`
-    brings it into the log, also where the answer is lost."""
+    brings it into the log, also where the answer is lost. ``commits``: those of its session."""
 
-    def __init__(self, world: World, shard: Shard, instance: str, written: list[Heartbeat]) -> None:
+    def __init__(
+        self, world: World, shard: Shard, instance: str, written: list[Beaten], commits: list[Commit]
+    ) -> None:
         address = ServerAddress("primary", 3306, "invalidator", "", "sim")
         super().__init__(address, shard.flavor, instance, 0.0, now_us=world.wall_clock(instance))
-        self._world, self._shard, self._written = world, shard, written
+        self._world, self._shard, self._written, self._commits = world, shard, written, commits
 
     def find_primary(self) -> str:
         return self._shard.identity
 
     def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
         if not isinstance(parameters, dict):
-            return ([], 0) if sql.startswith("SELECT sequence") else ([("",)], 1)
+            return ([], 0) if sql.startswith("SELECT sequence") else ([(self._find_last_gtid(),)], 1)
         fault = fault_of_beat(self._world)
         if fault != "fail_beat":
             row = {name: parameters[name] for name in ("id", "sequence", "min_us", "max_us")}
-            self._written.append(parse_heartbeat({**row, "epoch": self._shard.epoch}))
+            beat = parse_heartbeat({**row, "epoch": self._shard.epoch})
+            self._written.append((beat, str(parameters["watermark"])))
         if fault is not None:
+            self._commits.clear()  # the next session is another one
             raise SourceUnavailable(f"{self._shard.lineage}: {fault}")
         return [], 1
+
+    def _find_last_gtid(self) -> str:
+        """That of a commit which has returned: so it is shown."""
+        commits, applied = self._commits, self._shard.primary.applied
+        return str(commits[-1].position) if commits and commits[-1] in applied else ""
 
 
 def fault_of_beat(world: World) -> str | None:
@@ -302,8 +250,9 @@ def _write_heartbeat(world: World, actor: Actor) -> Actions:
             actor.wake_at = world.now + world.random.choice((0.5, 5.0, 8.0))
 
     def write() -> None:
-        for beat in process.written:
-            process.shard.write(world.now, heartbeats=(replace(beat, epoch=process.shard.epoch),))
+        for beat, watermark in process.written:
+            present = replace(beat, epoch=process.shard.epoch)
+            process.commits.append(process.shard.write(world.now, heartbeats=(present,), watermark=watermark))
         process.written.clear()
 
     return [begin, write]

@@ -23,26 +23,28 @@ from freshness.algorithm.rule import ObjectPolicy
 from freshness.algorithm.view import Sightings
 from freshness.config.settings import ObjectConfig
 from freshness.database.pulse import Pulse
+from freshness.errors import SourceUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
 from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.registry import ObjectDefinition
-from freshness.stream.source import Heartbeat, RowChange
+from freshness.stream.source import RowChange
 from invalidator.loop.loop import LoopObserver, run_loop
 from invalidator.loop.shard import ShardInvalidator
 from spark.sink.acknowledger import Acknowledger
 from spark.sink.sender import SinkPlan
 from tests.simulation import fault, upstream
 from tests.simulation.actor import Actor
+from tests.simulation.application import SESSION_FAULTS, Application
 from tests.simulation.checker import Checker
-from tests.simulation.database import Shard
+from tests.simulation.database import Commit, Shard
 from tests.simulation.keykind import KINDS, KeyKind
 from tests.simulation.network import Network
 from tests.simulation.options import Options
 from tests.simulation.reshard import Reshard
 from tests.simulation.sink import Driver, Job
-from tests.simulation.upstream import Beat, Configuration, Process, Writer
+from tests.simulation.upstream import Beat, Beaten, Configuration, Process, Writer
 
 NAMESPACE: Final = "sim"
 SINGLE: Final = "single"
@@ -117,6 +119,8 @@ class World:
     checker: Checker = field(init=False)
     struck_faults: list[str] = field(init=False)
     has_stalls: bool = field(init=False)
+    session_faults: list[str] = field(init=False)
+    applications: dict[str, Application] = field(default_factory=dict)
     pace: float = field(init=False)
     invalidator_names: list[str] = field(default_factory=list)
     executor_names: list[str] = field(default_factory=list)
@@ -136,8 +140,11 @@ class World:
         self.stripes = options.stripes
         self.struck_faults = fault.struck_faults(options.faults)
         self.has_stalls = "stall" in options.faults
+        self.session_faults = [kind for kind in SESSION_FAULTS if kind in options.faults]
         self.shards = [
-            Shard.create(f"s{number}", ("a", "b"), options.keys, options.replicas, options.flavor)
+            Shard.create(
+                f"s{number}", ("a", "b"), options.keys, options.replicas, options.flavor, options.domains
+            )
             for number in range(options.shards)
         ]
         for shard in self.shards:
@@ -329,7 +336,7 @@ class World:
         self._names += 1
         instance = f"{name} {self._names}"
         behind_seconds = 0.0 if self.calm else behind_seconds
-        clock, written = self._clock(instance), list[Heartbeat]()
+        clock, written, commits = self._clock(instance), list[Beaten](), list[Commit]()
         configuration = self.configuration
         if self.reshard is not None and name == self.reshard.left_behind:
             configuration = *configuration[:3], 1
@@ -340,8 +347,9 @@ class World:
             clock,
             shard.nothing,
             self._settings_of(instance),
-            Pulse(Writer(self, shard, instance, written), 0.0, clock, lambda: None),
+            Pulse(Writer(self, shard, instance, written, commits), 0.0, clock, lambda: None),
             written,
+            commits,
             behind_seconds,
             configuration,
         )
@@ -465,9 +473,19 @@ class World:
         known.context.views.clear()
 
     def read(self, name: str, known: Deployment, lookups: list[Lookup]) -> Generator[Any, Any, list[Read]]:
-        reads = yield from read_through(known.context, lookups)
+        """What was read; nothing where no server of a shard answered."""
+        try:
+            reads = yield from read_through(known.context, lookups)
+        except SourceUnavailable:
+            return []
         self.checker.read_done(name, lookups, reads)
         return reads
+
+    def application_of(self, reader: str) -> Application:
+        """The reader's connections to the databases."""
+        if reader not in self.applications:
+            self.applications[reader] = Application(self)
+        return self.applications[reader]
 
     def draw_spelling(self, key: int) -> Any:
         """A reader's spelling of the key of row ``key``."""
@@ -579,6 +597,8 @@ class World:
             self.step()
 
     def stop(self) -> None:
+        for application in self.applications.values():
+            application.turns.end()
         for actor in self.actors:
             if actor.procedure is not None:
                 with contextlib.suppress(RuntimeError):

@@ -1,0 +1,237 @@
+"""The application's reads of the database: the production `Database` and its loaders on simulated servers.
+
+They block. So each reader has a thread, which stands still before each of its statements until the world takes that
+reader's next step: anything can happen between two statements, and no two threads ever run at once.
+
+The address of the replicas is that of a proxy: a session begins on any of them, now and then on the primary. It can
+be moved to another server between two statements, be lost at any of them, and be closed while nobody uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Final
+
+import pymysql
+
+from appclient.database import Database, LoaderConnection, ShardDatabase
+from appclient.loader import ObjectLoader
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.config.settings import Keyspace, ServerAddress
+from freshness.config.settings import Shard as Topology
+from tests.schedules.session import Session
+from tests.simulation.database import Server, Shard
+from tests.simulation.keykind import NUMBERS
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+SESSION_FAULTS: Final = ("move_session", "cut_session")
+SESSION_FAULT_SHARE: Final = 0.1
+"""How many statements suffer one, where it can be."""
+
+PRIMARY_SHARE: Final = 0.2
+CLOSED_SHARE: Final = 0.4
+"""How many sessions were closed, or are of another server, when they are used again."""
+
+
+class WorldEnded(BaseException):
+    """The world is over while a read is under way."""
+
+
+class Turns:
+    """Work in a thread of its own, which runs from one `pause` to the next, and only while `step` waits for it."""
+
+    def __init__(self) -> None:
+        self._go, self._done = Lock(), Lock()
+        self._go.acquire()
+        self._done.acquire()
+        self._thread: Thread | None = None
+        self._work: Callable[[], Any] | None = None
+        self._is_over = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def begin(self, work: Callable[[], Any]) -> None:
+        assert self._work is None, "one thing at a time"
+        self._work = work
+
+    def step(self) -> bool:
+        """Whether the work has ended."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, daemon=True)
+            self._thread.start()
+        self._go.release()
+        self._done.acquire()
+        return self._work is None
+
+    def result(self) -> Any:
+        """What the work returned, or raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def pause(self) -> None:
+        """Called by the work, also where it cleans up."""
+        if not self._is_over:
+            self._done.release()
+            self._go.acquire()
+        if self._is_over:
+            raise WorldEnded
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._is_over = True
+            self._go.release()
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        while not self._is_over:
+            assert self._work is not None
+            self._error = None
+            try:
+                self._result = self._work()
+            except WorldEnded:
+                return
+            except BaseException as error:  # noqa: BLE001 - raised again in the world's thread
+                self._error = error
+            self._work = None
+            self._done.release()
+            self._go.acquire()
+
+
+class Application:
+    """One reader's own connections to the databases."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.turns = Turns()
+        topologies = {
+            shard.lineage: Topology(
+                primary=ServerAddress(f"{shard.lineage} primary"),
+                replicas=(ServerAddress(f"{shard.lineage} proxy"),),
+                lineage=shard.lineage,
+            )
+            for shard in world.shards
+        }
+        flavor = world.options.flavor
+        self._database = Database(Keyspace(name="sim", flavor=flavor, shards=tuple(topologies.values())))
+        for shard in world.shards:
+            self._database.shards[shard.lineage] = ShardDatabase(
+                flavor,
+                topologies[shard.lineage],
+                clock=lambda: world.now,
+                open_connection=self._opener(shard),
+            )
+        self._loaders = {
+            name: ObjectLoader(definition, self._database, _loader_of(definition.policy.tables))
+            for name, definition in world.definitions.items()
+        }
+
+    def _opener(self, shard: Shard) -> Callable[..., Any]:
+        def connect(address: ServerAddress, **_: Any) -> SimulatedSession:
+            return SimulatedSession(
+                self._world, self.turns, shard, is_primary=address.host.endswith("primary")
+            )
+
+        return connect
+
+    def load(self, lookups: Sequence[Lookup]) -> list[Loaded]:
+        """As `appclient.cache.Cache` does: object by object, in the order of the lookups."""
+        loaded: dict[int, Loaded] = {}
+        for name in dict.fromkeys(lookup.policy.name for lookup in lookups):
+            places = [place for place, lookup in enumerate(lookups) if lookup.policy.name == name]
+            values = self._loaders[name].load([lookups[place] for place in places])
+            loaded.update(zip(places, map(_in_versions, values), strict=True))
+        return [loaded[place] for place in range(len(lookups))]
+
+
+def _loader_of(tables: Sequence[str]) -> Callable[[LoaderConnection, int], list[int]]:
+    def load(database: LoaderConnection, key: int) -> list[int]:
+        """The versions of the rows, shard by shard."""
+        rows = [database.query(f"SELECT * FROM {table} WHERE id = %s", (key,)) for table in tables]
+        return [row["version"] for of_shard in zip(*rows, strict=True) for row in of_shard]
+
+    return load
+
+
+def _in_versions(loaded: Loaded) -> Loaded:
+    """With a value as the checker knows it."""
+    value = loaded.value
+    if value is None:
+        return loaded
+    return replace(loaded, value=(value["version"],) if isinstance(value, dict) else tuple(value))
+
+
+class SimulatedSession(Session):
+    """A session on one of a shard's servers, or behind the proxy. ``place``: of the replica, None: the primary."""
+
+    def __init__(self, world: World, turns: Turns, shard: Shard, *, is_primary: bool) -> None:
+        super().__init__(self._reach)
+        self._world, self._turns, self._shard = world, turns, shard
+        self._is_behind_proxy = not is_primary
+        self._is_kept = False
+        self._server = self._choose()
+
+    def _choose(self) -> Server:
+        """Not the primary where fills from replicas are to be seen (I5)."""
+        chance = self._world.random
+        if not self._is_behind_proxy or (not self._world.calm and chance.random() < PRIMARY_SHARE):
+            return self._shard.primary
+        return chance.choice(self._shard.replicas)
+
+    def _reach(self, kind: str) -> Server:
+        world = self._world
+        if kind == "set":
+            return self._server
+        if kind != "rollback":
+            self._turns.pause()
+        if kind == "token" and self._is_kept and world.random.random() < CLOSED_SHARE:
+            raise pymysql.err.OperationalError(2006, "server has gone away")
+        self._is_kept = True
+        if self._server not in (self._shard.primary, *self._shard.replicas):
+            raise pymysql.err.OperationalError(2013, "Lost connection: the server was set up anew")
+        fault = self._draw_fault()
+        if fault == "cut_session":
+            world.note(f"  a session on {self._server.name} is cut before {kind}")
+            raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
+        if fault == "move_session":
+            self._server = self._choose()
+            world.note(f"  a session is moved to {self._server.name} before {kind}")
+        if world.trace is not None:
+            world.note(f"  {self._server.name} is asked for {kind}; it shows {self._server.executed}")
+        return self._server
+
+    def _draw_fault(self) -> str | None:
+        world = self._world
+        if world.calm or not world.session_faults or world.random.random() >= SESSION_FAULT_SHARE:
+            return None
+        kind = world.random.choice(world.session_faults)
+        if kind == "move_session" and not self._is_behind_proxy:
+            return None
+        return world.count(kind)
+
+    def find_rows(
+        self, shown: Any, table: str, keys: Sequence[Any], *, is_named: bool
+    ) -> list[tuple[Any, ...]]:
+        """As the database takes keys for equal. A row whose version is 0 does not exist for an object of one row with
+        an exact key that is no number. Others have always been there."""
+        world, kind = self._world, self._world.kind
+        has_absent = is_named and world.options.key_kind != NUMBERS and kind.column.is_exact
+        found = []
+        for row in dict.fromkeys(row for key in keys for row in kind.find(key)):
+            stored, version = kind.stored[row], shown.version((table, row))
+            if version or not has_absent:
+                found.append((kind.column.pad(stored) if isinstance(stored, bytes) else stored, version))
+        return found if is_named else found[:1]
+
+    def variable(self, server: Any, name: str) -> str:
+        if self._world.bug != "timestamps first" or not server.applied:
+            return super().variable(server, name)
+        # Who compares by time takes everything with an earlier timestamp for contained (F3, F4).
+        newest = max(commit.transaction.timestamp_us for commit in server.applied)
+        earlier = [c.position for c in self._shard.log if c.transaction.timestamp_us < newest]
+        return str(server.executed.union_all(earlier))
