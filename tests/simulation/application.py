@@ -173,7 +173,7 @@ class SimulatedSession(Session):
         super().__init__(self._reach)
         self._world, self._turns, self._shard = world, turns, shard
         self._is_behind_proxy = not is_primary
-        self._is_kept = False
+        self._last = ""  # what the statement before was about
         self._server = self._choose()
 
     def _choose(self) -> Server:
@@ -187,11 +187,14 @@ class SimulatedSession(Session):
         world = self._world
         if kind == "set":
             return self._server
-        if kind != "rollback":
-            self._turns.pause()
-        if kind == "token" and self._is_kept and world.random.random() < CLOSED_SHARE:
+        if kind == "rollback":
+            self._last = kind
+            return self._server
+        self._turns.pause()
+        was_idle = kind in ("token", "start") and self._last in ("rows", "rollback")
+        self._last = kind
+        if was_idle and world.random.random() < CLOSED_SHARE:
             raise pymysql.err.OperationalError(2006, "server has gone away")
-        self._is_kept = True
         if self._server not in (self._shard.primary, *self._shard.replicas):
             raise pymysql.err.OperationalError(2013, "Lost connection: the server was set up anew")
         fault = self._draw_fault()

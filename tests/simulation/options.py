@@ -65,7 +65,7 @@ KEY_KINDS: Final = ("decimals", "moments", "bytes", "padded text", "loose text")
 """See `tests.simulation.keykind`."""
 
 PROFILES: Final = (
-    "any", "steady", "lagging", "two", "takeover", "revival", "behind", "evictions", "storm", "restarts", "raised",
+    "any", "steady", "lagging", "two", "takeover", "revival", "proxied", "behind", "evictions", "storm", "restarts", "raised",
     "placement",
 )  # fmt: skip
 """Besides "reshard", see `RESHARD_SHARE`."""
@@ -374,6 +374,23 @@ def _shape(base: Options, random: Random) -> Options:
                 stall_at=random.choice(("strike", "put back", "publish")),
                 faults=frozenset({"evict_stripe", random.choice(("crash", "stall", "lose_reply", "evict"))}),
                 fault_share=random.choice((0.02, 0.05)),
+            )
+        case "proxied":  # sessions are moved and lost between two replicas, of which one is late
+            session_faults = {"move_session", "cut_session", *(["late_domain"] if base.domains > 1 else [])}
+            return replace(
+                base,
+                profile=profile,
+                steps=700,
+                keys=random.choice((1, 2)),
+                shards=1,
+                nodes=1,
+                replicas=2,
+                lag_seconds=random.choice((1.0, 5.0, 25.0)),
+                quiet_seconds=random.choice((0.5, 3.0)),
+                think_seconds=random.choice((0.0, 0.1)),
+                warm_seconds=3.0,
+                faults=(base.faults & {"evict", "pause"}) | session_faults,
+                fault_share=0.003,
             )
         case "behind":  # the only invalidator is so late that nobody may vouch for the node
             return replace(

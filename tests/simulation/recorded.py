@@ -186,7 +186,7 @@ class RecordedWorld(World):
 
     def read(self, name: str, known: Deployment, lookups: list[Lookup]) -> Generator[Any, Any, list[Read]]:
         reads = yield from super().read(name, known, lookups)
-        for lookup, read in zip(lookups, reads, strict=True):
+        for lookup, read in zip(lookups, reads, strict=bool(reads)):
             if read.is_hit:
                 version, data, began, ended = self._seen[name, lookup.item]
                 entry = Filled.decode(data)
@@ -204,10 +204,10 @@ class RecordedWorld(World):
                     "object": self.named(lookup.policy.name),
                     "tables": list(lookup.policy.tables),
                 }
-                columns["lineages"] = [self.named(lineage) for lineage in lookup.policy.lineages]
-                columns["epochs"] = [str(read.tokens[name].epoch) for name in lookup.policy.lineages]
-                columns["lives"] = [b""] * len(lookup.policy.lineages)
-                columns["positions"] = [str(read.tokens[name].position) for name in lookup.policy.lineages]
+                columns["lineages"] = [self.named(lineage) for lineage in read.tokens]
+                columns["epochs"] = [str(token.epoch) for token in read.tokens.values()]
+                columns["lives"] = [b""] * len(read.tokens)
+                columns["positions"] = [str(token.position) for token in read.tokens.values()]
                 self._write(
                     name,
                     "refusal",
