@@ -65,8 +65,8 @@ KEY_KINDS: Final = ("decimals", "moments", "bytes", "padded text", "loose text")
 """See `tests.simulation.keykind`."""
 
 PROFILES: Final = (
-    "any", "steady", "lagging", "two", "takeover", "revival", "proxied", "behind", "evictions", "storm", "restarts", "raised",
-    "placement",
+    "any", "steady", "lagging", "two", "takeover", "revival", "proxied", "behind", "evictions", "storm", "restarts",
+    "raised", "placement",
 )  # fmt: skip
 """Besides "reshard", see `RESHARD_SHARE`."""
 
