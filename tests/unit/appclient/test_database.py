@@ -524,3 +524,27 @@ def test_a_loader_that_raises_over_shards_costs_connections_only_where_an_answer
     with pytest.raises(Interrupted):
         sharded.snapshot(("shop/-80", "shop/80-"), load)
     assert [each.is_open for each in servers.made] == [not is_interrupted] * 2
+
+
+def test_a_connection_with_an_open_snapshot_is_nobody_elses(
+    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F18: another read on it would see the older snapshot."""
+    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (None, ""))
+    database.begin_snapshot()
+    database.run(host)
+    assert len(servers.made) == 2
+
+
+def test_the_answer_to_another_question_is_none(
+    database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F46: the connection is one answer behind."""
+    connection: Any = Connected(FIRST)
+    for name in ("question_1", "question_2"):
+        monkeypatch.setattr(Connected, "description", [(name,)], raising=False)
+        if name == "question_1":
+            assert database._ask(connection, "question_1", "SELECT 1") == (["question_1"], [])
+        else:
+            with pytest.raises(SourceUnavailable, match="another question"):
+                database._ask(connection, "question_1", "SELECT 1")
