@@ -1,7 +1,7 @@
 """A node that hangs is waited for by one thread, and left alone by the others.
 
 Otherwise every thread of a process waits for the time-out again and again, and the hits on healthy nodes stop, too.
-A node that rests is one that did not answer: its keys are read from the database and not stored (F121). Used by
+A node that rests is one that did not answer: its keys are read from the database and not stored (F106). Used by
 ``appclient.cache``.
 """
 

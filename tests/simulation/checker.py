@@ -237,7 +237,7 @@ class Checker:
                     )
 
     def _check_hit_elsewhere(self, who: str, lookup: Lookup, seen: Seen, oldest: float) -> None:
-        """In a reshard: a row has one history, over all the shards that it was on."""
+        """In a reshard: a row has one history, over all the shards that it was on. Its copy is no event of it."""
         versions: dict[str, int] = {}
         for _, table, version, _, _ in self._versions(lookup, seen.data):
             versions[table] = max(version, versions.get(table, 0))
@@ -247,8 +247,8 @@ class Checker:
                 if shard.lineage in lookup.policy.lineages:
                     continue
                 for commit in shard.by_row.get(row, ()):
-                    if commit.version(row) <= version:
-                        continue
+                    if commit.versions is not None or commit.version(row) <= version:
+                        continue  # a copy replaces nothing: what it copies is a change of the shard that it came from
                     is_acknowledged = any(
                         lineage == shard.lineage and position.contains(commit.position)
                         for (lineage, _), position in seen.acknowledged.items()
