@@ -356,6 +356,11 @@ def test_a_batch_is_united_as_its_transactions_one_by_one(batch: tuple[Position,
     assert decode_position(at_once.encode()) == at_once
 
 
+def test_sets_that_abut_keep_the_gaps_between_them() -> None:
+    batch = [MysqlGtidSet.parse(f"{A}:{each}") for each in ("1-5", "6-7:9", "10:12")]
+    assert str(MysqlGtidSet().union_all(batch)) == f"{A}:1-7:9-10:12"
+
+
 POSITIONS: list[Position] = [
     MysqlGtidSet(),
     MysqlGtidSet.parse(f"{A}:1-3:5:tag:7,{B}:9223372036854775807"),

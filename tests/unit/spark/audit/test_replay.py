@@ -233,6 +233,7 @@ def test_a_row_may_be_newer_than_its_token_and_not_older() -> None:
     ]
     assert found(*rows, fill(11.5, 11, version=60, observed=55, digest=100)) == [("digest_mismatch", "F2", 1)]
     assert found(*rows, fill(11.5, 11, version=60, observed=55, digest=101)) == []
+    assert found(*rows, fill(12.5, 12, version=60, observed=55, digest=101)) == [("digest_mismatch", "F2", 1)]
 
 
 def test_a_deleted_row_is_absent() -> None:
