@@ -483,7 +483,8 @@ def _lease_without_heartbeat() -> Planted:
     original = Membership._lease
 
     def lease(self: Membership, record: NodeRecord, now: float) -> Any:
-        self.heartbeat = HeartbeatSeen(now, 0 if self.heartbeat is None else self.heartbeat.wall_us)
+        wall_us = 0 if self.heartbeat is None else self.heartbeat.wall_us
+        self.heartbeat = HeartbeatSeen(now, wall_us, record.primary)
         return original(self, record, now)
 
     return _patch(Membership, "_lease", lease)
@@ -491,7 +492,8 @@ def _lease_without_heartbeat() -> Planted:
 
 def _foreign_heartbeat() -> Planted:
     def own(self: Applier, beats: Sequence[Heartbeat]) -> HeartbeatSeen | None:
-        return HeartbeatSeen(self.clock(), beats[-1].min_us) if beats else None
+        followed = next((member.joined_record().primary for member in self.joined), "")
+        return HeartbeatSeen(self.clock(), beats[-1].min_us, followed) if beats else None
 
     return _patch(Applier, "find_own_heartbeat", own)
 
