@@ -67,6 +67,9 @@ _REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, Read
 _HIT: Final = ReadOutcome.HIT
 _NO_TOKENS: Final[Mapping[str, EventToken]] = MappingProxyType({})
 
+REFRESH_SHARE: Final = 0.9
+"""A copy of the records is replaced at this share of its bound, so that it still counts when the answer comes."""
+
 LEASE_POLLS_MAX: Final = 4
 """How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
 
@@ -245,7 +248,7 @@ def _look_up(
     for node, of_node in _by_node(entries).items():
         view = context.views.get(node)
         requests = _entry_gets(context, view, of_node)
-        if view is None or sent_at - view.fetched_at >= refresh_seconds:
+        if view is None or sent_at - view.fetched_at >= refresh_seconds * REFRESH_SHARE:
             view = None
             # In front: a record that is read behind an entry vouches for a later moment than the entry's
             requests = [*_record_gets(context.namespace, context.lineages), *requests]

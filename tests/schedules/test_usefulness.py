@@ -265,6 +265,28 @@ def test_what_was_stored_together_does_not_expire_together(monkeypatch: pytest.M
     prove_use(schedule, True, plant, monkeypatch)
 
 
+# -- copies of the records -----------------------------------------------------------------------------
+
+
+def test_a_copy_does_not_end_between_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F58: in a busy reader, one read in each refresh is on its way when the copy of the records reaches its bound."""
+
+    def schedule(world: World) -> ReadOutcome:
+        start(world)
+        reader = Reader(world, world.replica())
+        assert reader.read() is ReadOutcome.FILLED
+        age_max = reader.context.node_refresh_seconds
+        world.sleep(0.95 * age_max)
+        run = reader.reading().until_kind(Get, key=KEY)
+        world.sleep(0.1 * age_max)
+        return run.finish()[0].outcome
+
+    def plant(_: World, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(read, "REFRESH_SHARE", 1)
+
+    prove_use(schedule, ReadOutcome.HIT, plant, monkeypatch)
+
+
 # -- entries of others ---------------------------------------------------------------------------------
 
 
