@@ -269,7 +269,7 @@ def test_what_was_stored_together_does_not_expire_together(monkeypatch: pytest.M
 
 
 def test_a_copy_does_not_end_between_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F58: in a busy reader, one read in each refresh is on its way when the copy of the records reaches its bound."""
+    """F58: in a busy thread one read of each refresh is on its way when the copy of the records reaches its bound."""
 
     def schedule(world: World) -> ReadOutcome:
         start(world)
