@@ -11,6 +11,9 @@ import pytest
 
 from appclient import Cache
 from appclient.database import ShardDatabase
+from freshness.algorithm.lookup import Loaded
+from freshness.algorithm.read import Read
+from freshness.algorithm.rule import ReadOutcome
 from freshness.config.reader import load_config
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -146,6 +149,17 @@ def test_a_kept_key_stands_for_no_other(cache: Cache) -> None:
             cache.get("customer", other)
     with pytest.raises(ConfigError, match="unknown object"):
         cache.get_many("costumer", [])
+
+
+def test_an_entry_whose_value_does_not_decode_is_read_from_the_database(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F43: it says nothing about the row."""
+    row = {"id": 1, "name": "Ada"}
+    monkeypatch.setattr(cache._loaders["customer"], "load", lambda _: [Loaded(row, {}, None)])
+    broken = Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value")
+    value, outcome, _ = cache._decode(cache._lookup("customer", 1), broken)
+    assert (value, outcome) == (row, ReadOutcome.FOREIGN)
 
 
 # -- a database that is down ----------------------------------------------------------------------------------

@@ -80,3 +80,19 @@ def test_a_row_that_is_spelled_otherwise_is_not_stored(monkeypatch: pytest.Monke
     assert (loaded.value, loaded.refusal) == ({"id": "Müller"}, ReadOutcome.KEY)
     (loaded,) = load(monkeypatch, rows, ["Müller"], TEXT)
     assert loaded.refusal is None
+
+
+def test_a_composite_looks_alike_from_a_miss_and_from_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit decodes what was stored, and stores keep no tuples."""
+    policy = ObjectPolicy("report", 5, ("customers",), LINEAGES[:1], 60)
+    config = ObjectConfig(name="report", keyspace="shop", key="id", members={"customers": "id"})
+    definition = ObjectDefinition(
+        config, policy, KeyBuilder("shop", "report", (NUMBER,)), {"customers": (NUMBER,)}
+    )
+    shard = Shard(name="-", primary=ServerAddress("server"), lineage=LINEAGES[0])
+    database = Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
+    monkeypatch.setattr(database, "snapshot", lambda _, build: (build(None), []))
+    loader = ObjectLoader(definition, database, lambda _, key: {"facts": (key, 2)})
+    key = definition.builder.build((1,))
+    (loaded,) = loader.load([Lookup(policy, "n1", key.item, b"1", (1,), key.is_exact)])
+    assert loaded.value == {"facts": [1, 2]}

@@ -307,6 +307,26 @@ def test_a_key_is_invalidated_where_it_lives_and_all_nodes_acknowledge(shop: Sho
     assert shop.shard.keys_total >= 2
 
 
+def test_a_key_concerns_no_other_node(shop: Shop) -> None:
+    key = shop.key_of(NODES[0])
+    elsewhere = MemoryNode(shop.stores[NODES[1]])
+    elsewhere.perform([Add(b"shop:customer:%d" % key, b"of nobody", 60)])
+    shop.apply(customer(11, key))
+    assert shop.stores[NODES[1]].peek(b"shop:customer:%d" % key) is not None
+
+
+def test_a_key_that_changes_twice_in_a_batch_has_both_events(shop: Shop) -> None:
+    keys, _ = shop.shard._collect([customer(11, 5), customer(13, 5)])
+    assert keys[b"shop:customer:5"] == MysqlGtidSet.parse(f"{SOURCE}:11:13")
+
+
+def test_two_statements_on_one_table_are_both_in_its_floor(shop: Shop) -> None:
+    """F22."""
+    shop.apply(*(transaction(number, raised_tables=frozenset(("seats",))) for number in (11, 13)))
+    for node in NODES:
+        assert shop.record(node).table_floors == {"seats": MysqlGtidSet.parse(f"{SOURCE}:11:13")}
+
+
 def test_only_an_own_heartbeat_opens_a_node(shop: Shop) -> None:
     shop.apply(shop.beat(11, instance="another"))
     assert not any(shop.record(node).is_open for node in NODES)
