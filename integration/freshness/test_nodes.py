@@ -198,7 +198,7 @@ def fill(node: CacheNode, prefix: bytes, count: int, value: bytes) -> int:
         try:
             node.perform([Add(b"%b%d" % (prefix, n), value, TTL_SECONDS) for n in range(start, start + 1000)])
         except NodeUnavailable as error:
-            if "out of memory" not in str(error) and "maxmemory" not in str(error):
+            if "no memory" not in str(error) and "maxmemory" not in str(error):
                 raise
             refused += 1
     return refused
