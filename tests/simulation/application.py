@@ -4,7 +4,8 @@ They block. So each reader has a thread, which stands still before each of its s
 reader's next step: anything can happen between two statements, and no two threads ever run at once.
 
 The address of the replicas is that of a proxy: a session begins on any of them, now and then on the primary. It can
-be moved to another server between two statements, be lost at any of them, and be closed while nobody uses it.
+be moved to another server between two statements, but not within a transaction. It can be lost at any of them, and be
+closed while nobody uses it.
 """
 
 from __future__ import annotations
@@ -174,6 +175,7 @@ class SimulatedSession(Session):
         self._world, self._turns, self._shard = world, turns, shard
         self._is_behind_proxy = not is_primary
         self._last = ""  # what the statement before was about
+        self._is_in_transaction = False
         self._server = self._choose()
 
     def _choose(self) -> Server:
@@ -188,7 +190,7 @@ class SimulatedSession(Session):
         if kind == "set":
             return self._server
         if kind == "rollback":
-            self._last = kind
+            self._last, self._is_in_transaction = kind, False
             return self._server
         self._turns.pause()
         was_idle = kind in ("token", "start") and self._last in ("rows", "rollback")
@@ -204,6 +206,7 @@ class SimulatedSession(Session):
         if fault == "move_session":
             self._server = self._choose()
             world.note(f"  a session is moved to {self._server.name} before {kind}")
+        self._is_in_transaction |= kind == "start"
         if world.trace is not None:
             world.note(f"  {self._server.name} is asked for {kind}; it shows {self._server.executed}")
         return self._server
@@ -213,7 +216,7 @@ class SimulatedSession(Session):
         if world.calm or not world.session_faults or world.random.random() >= SESSION_FAULT_SHARE:
             return None
         kind = world.random.choice(world.session_faults)
-        if kind == "move_session" and not self._is_behind_proxy:
+        if kind == "move_session" and (self._is_in_transaction or not self._is_behind_proxy):
             return None
         return world.count(kind)
 
