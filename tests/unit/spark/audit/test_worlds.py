@@ -99,7 +99,8 @@ def test_what_was_planted_is_found_and_nothing_else(
     result = run(session, write(worlds, tmp_path))
     expected = {each for world in worlds for each in world.expected}
     assert set(found_in(result)) == expected
-    assert set(result.summary.unknown) <= {verdict.WRONG_CLOCK}
+    # A row may be newer than its token, by a change that a plant has taken out of the archive.
+    assert set(result.summary.unknown) <= {verdict.WRONG_CLOCK, verdict.ROW_UNKNOWN}
     assert result.summary.exit_code == verdict.STALE_DATA
     for row in result.violations.collect():
         records = json.loads(row["evidence"])
