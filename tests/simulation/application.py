@@ -1,7 +1,7 @@
 """The application's reads of the database: the production `Database` and its loaders on simulated servers.
 
-They block. So each reader has a thread, which stands still before each of its statements until the world takes that
-reader's next step: anything can happen between two statements, and no two threads ever run at once.
+They block. So each reader has a greenlet, which stands still before each of its statements until the world takes that
+reader's next step: anything can happen between two statements, and no two greenlets ever run at once.
 
 The address of the replicas is that of a proxy: a session begins on any of them, now and then on the primary. It can
 be moved to another server between two statements, but not within a transaction. It can be lost at any of them, and be
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
+from greenlet import getcurrent, greenlet
 
 from appclient.database import Database, LoaderConnection, ShardDatabase
 from appclient.loader import ObjectLoader
@@ -38,35 +38,29 @@ CLOSED_SHARE: Final = 0.4
 """How many sessions were closed, or are of another server, when they are used again."""
 
 
-class WorldEnded(BaseException):
-    """The world is over while a read is under way."""
-
-
 class Turns:
-    """Work in a thread of its own, which runs from one `pause` to the next, and only while `step` waits for it."""
+    """Work in a greenlet of its own, which runs from one `pause` to the next, and only while `step` waits for it."""
 
     def __init__(self) -> None:
-        self._go, self._done = Lock(), Lock()
-        self._go.acquire()
-        self._done.acquire()
-        self._thread: Thread | None = None
-        self._work: Callable[[], Any] | None = None
-        self._is_over = False
+        self._greenlet: greenlet | None = None
         self._result: Any = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
     def begin(self, work: Callable[[], Any]) -> None:
-        assert self._work is None, "one thing at a time"
-        self._work = work
+        assert self._greenlet is None, "one thing at a time"
+        self._greenlet = greenlet(work)
 
     def step(self) -> bool:
         """Whether the work has ended."""
-        if self._thread is None:
-            self._thread = Thread(target=self._run, daemon=True)
-            self._thread.start()
-        self._go.release()
-        self._done.acquire()
-        return self._work is None
+        assert self._greenlet is not None
+        try:
+            self._result, self._error = self._greenlet.switch(), None
+        except Exception as error:  # noqa: BLE001 - raised again by `result`
+            self._error = error
+        if not self._greenlet.dead:
+            return False
+        self._greenlet = None
+        return True
 
     def result(self) -> Any:
         """What the work returned, or raised."""
@@ -76,32 +70,14 @@ class Turns:
 
     def pause(self) -> None:
         """Called by the work, also where it cleans up."""
-        if not self._is_over:
-            self._done.release()
-            self._go.acquire()
-        if self._is_over:
-            raise WorldEnded
+        own = getcurrent()
+        assert own.parent is not None
+        own.parent.switch()
 
     def end(self) -> None:
-        if self._thread is not None:
-            self._is_over = True
-            self._go.release()
-            self._thread.join()
-
-    def _run(self) -> None:
-        self._go.acquire()
-        while not self._is_over:
-            assert self._work is not None
-            self._error = None
-            try:
-                self._result = self._work()
-            except WorldEnded:
-                return
-            except BaseException as error:  # noqa: BLE001 - raised again in the world's thread
-                self._error = error
-            self._work = None
-            self._done.release()
-            self._go.acquire()
+        """The work stops where it stands."""
+        while self._greenlet is not None and not self._greenlet.dead:
+            self._greenlet.throw()
 
 
 class Application:
