@@ -931,8 +931,8 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
 """A seed that catches the bug; ``make sim ARGS=--bugs`` finds new ones when worlds have changed."""
 
 SELDOM_CAUGHT: Final = {
-    "every key is taken for exact": "a row must be absent, be asked for by another spelling, and come to be before the "
-    "next read",
+    "every key is taken for exact": "a row must be absent, be asked for by another spelling, and come to be "
+    "before the next read",
     "one lease is counted": "a renewal must arrive nearly a lease late, while the stream is stuck and a reader "
     "looks",
     "a longer lease is not counted": "as above, and the former record must be of an invalidator with a longer lease",
