@@ -21,8 +21,15 @@ from unittest import mock
 import pymysql
 
 from appclient import Cache, Explanation, ReadOutcome
-from freshness.algorithm.envelope import STUB, Filled, record_key, resume_key, stripe_key, stripe_number
-from freshness.algorithm.membership import find_record
+from freshness.algorithm.envelope import (
+    STUB,
+    Filled,
+    find_record,
+    record_key,
+    resume_key,
+    stripe_key,
+    stripe_number,
+)
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.rule import find_hit_refusal
 from freshness.config.reader import load_config

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from examples.demo.measurement import CUSTOMER, Meter, Row, Write
-from freshness.algorithm.envelope import record_key
-from freshness.algorithm.membership import find_record
+from freshness.algorithm.envelope import find_record, record_key
 from freshness.algorithm.request import Get, Item
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position

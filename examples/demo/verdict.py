@@ -24,8 +24,7 @@ from examples.demo.strategy import (
     plain_key,
 )
 from examples.demo.world import World
-from freshness.algorithm.envelope import STUB, Filled, record_key
-from freshness.algorithm.membership import find_record
+from freshness.algorithm.envelope import STUB, Filled, find_record, record_key
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.rule import find_hit_refusal
 from freshness.database.schema import load_registry

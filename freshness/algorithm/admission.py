@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from freshness.algorithm.envelope import Coverage, NodeRecord
+from freshness.algorithm.envelope import Coverage, NodeRecord, find_record
 from freshness.algorithm.membership import (
     Membership,
-    find_record,
     is_of_another_configuration,
     require_topology,
 )

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Final
 from zlib import crc32
 
+from freshness.algorithm.request import Item, Reply
 from freshness.errors import FormatError
 from freshness.position import Position, decode_position
 from freshness.position.wire import Reader, Writer
@@ -399,6 +400,17 @@ class NodeRecord:
         )
         reader.finish()
         return record
+
+
+def find_record(reply: Reply, node: str) -> NodeRecord | None:
+    """The record in a reply; None where there is none, and where the bytes are no record of this node's."""
+    if not isinstance(reply, Item):
+        return None
+    try:
+        record = NodeRecord.decode(reply.value)
+    except FormatError:
+        return None
+    return record if record.node == node else None
 
 
 def record_key(namespace: str, lineage: str) -> bytes:

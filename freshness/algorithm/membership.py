@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
 
-from freshness.algorithm.envelope import Coverage, NodeRecord, record_key, resume_key
+from freshness.algorithm.envelope import Coverage, NodeRecord, find_record, record_key, resume_key
 from freshness.algorithm.request import (
     CONFLICT,
     MISSING,
@@ -29,12 +29,11 @@ from freshness.algorithm.request import (
     Item,
     Procedure,
     ReadHead,
-    Reply,
     Stored,
     Version,
 )
 from freshness.algorithm.witness import Witness
-from freshness.errors import FormatError, MembershipLost, NodeUnavailable
+from freshness.errors import MembershipLost, NodeUnavailable
 from freshness.position import Position, empty_position
 
 CAS_ATTEMPTS_MAX: Final = 16
@@ -394,14 +393,3 @@ def require_topology(record: NodeRecord | None, policy: NodePolicy, node: str) -
             f"topology {policy.topology}",
             hint="load the present freshness.toml; a former topology is never served again",
         )
-
-
-def find_record(reply: Reply, node: str) -> NodeRecord | None:
-    """The record in a reply; None where there is none, and where the bytes are no record of this node's."""
-    if not isinstance(reply, Item):
-        return None
-    try:
-        record = NodeRecord.decode(reply.value)
-    except FormatError:
-        return None
-    return record if record.node == node else None

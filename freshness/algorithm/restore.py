@@ -28,13 +28,14 @@ from freshness.algorithm.envelope import (
     PendingStripe,
     Stripe,
     decode_wanted,
+    find_record,
     is_within,
     record_key,
     stripe_keys,
     wanted_key,
 )
 from freshness.algorithm.gather import gather
-from freshness.algorithm.membership import NodePolicy, find_record
+from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import (
     CONFLICT,
     Add,

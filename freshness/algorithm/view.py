@@ -10,7 +10,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from freshness.algorithm.envelope import Filled, Kind, NodeRecord, find_live_value, live_prefix, split_live
+from freshness.algorithm.envelope import (
+    Filled,
+    Kind,
+    NodeRecord,
+    find_live_value,
+    find_record,
+    live_prefix,
+    split_live,
+)
 from freshness.algorithm.request import Item, Reply
 from freshness.algorithm.rule import (
     ObjectPolicy,
@@ -54,7 +62,8 @@ class NodeView:
     ) -> None:
         self.fetched_at = fetched_at
         self.records: Mapping[str, NodeRecord | None] = {
-            lineage: _decode(node, lineage, reply) for lineage, reply in zip(lineages, replies, strict=True)
+            lineage: _find_record(reply, lineage, node)
+            for lineage, reply in zip(lineages, replies, strict=True)
         }
         self.lives = {lineage: record.life if record else None for lineage, record in self.records.items()}
         self._ttl_seconds = {
@@ -188,13 +197,7 @@ class Sightings:
         view.outdated = outdated
 
 
-def _decode(node: str, lineage: str, reply: Reply) -> NodeRecord | None:
-    """The record in a reply; None where there is none, where it does not parse, and where it is of another lineage or
-    node."""
-    if not isinstance(reply, Item):
-        return None
-    try:
-        record = NodeRecord.decode(reply.value)
-    except FormatError:
-        return None
-    return record if (record.lineage, record.node) == (lineage, node) else None
+def _find_record(reply: Reply, lineage: str, node: str) -> NodeRecord | None:
+    """The record in a reply; None where the bytes are no record of this lineage on this node."""
+    record = find_record(reply, node)
+    return record if record is not None and record.lineage == lineage else None

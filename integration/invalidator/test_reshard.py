@@ -20,8 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 import pytest
 
 from appclient import Cache
-from freshness.algorithm.envelope import STUB, Filled, record_key
-from freshness.algorithm.membership import find_record
+from freshness.algorithm.envelope import STUB, Filled, find_record, record_key
 from freshness.algorithm.request import Get, Item
 from freshness.algorithm.rule import find_hit_refusal, find_record_refusal
 from freshness.config.reader import load_config

@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from appclient import Cache
 from freshness.algorithm.envelope import (
     NodeRecord,
+    find_record,
     find_stripe,
     record_key,
     resume_key,
     stripe_key,
     stripe_number,
 )
-from freshness.algorithm.membership import find_record
 from freshness.algorithm.request import Add, Get, Item
 from freshness.config.reader import load_config
 from freshness.config.settings import Config

@@ -10,8 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from freshness.algorithm.envelope import encode_wanted, record_key, stripe_key, stripe_number, wanted_key
-from freshness.algorithm.membership import find_record
+from freshness.algorithm.envelope import (
+    encode_wanted,
+    find_record,
+    record_key,
+    stripe_key,
+    stripe_number,
+    wanted_key,
+)
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Append, Delete, Get, Request
 from freshness.config.settings import CacheConfig, Config

@@ -20,13 +20,13 @@ from freshness.algorithm.envelope import (
     NodeRecord,
     PendingStripe,
     Stripe,
+    find_record,
     find_stripe,
     record_key,
     resume_key,
     stripe_key,
     stripe_number,
 )
-from freshness.algorithm.membership import find_record
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Get, Item, Reply
 from freshness.algorithm.rule import (

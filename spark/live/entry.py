@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from freshness.algorithm.envelope import STUB, Filled, NodeRecord, record_key
-from freshness.algorithm.membership import find_record
+from freshness.algorithm.envelope import STUB, Filled, NodeRecord, find_record, record_key
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Get, Item, Reply
 from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record_refusal

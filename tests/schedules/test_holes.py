@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from freshness.algorithm import apply, membership, read, view
-from freshness.algorithm.envelope import NodeRecord
+from freshness.algorithm import apply, read, view
+from freshness.algorithm.envelope import NodeRecord, find_record
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import invalidate
 from freshness.algorithm.membership import HeartbeatSeen, Membership
@@ -299,7 +299,7 @@ def adopt_whatever_is_there(self: Membership) -> Procedure[None]:
     """In the place of `Membership.reread`: after a lost race go on with the record that is there now."""
     read_at = self.clock()
     (reply,) = yield Flow(self.node, (Get(self.record_key),))
-    current = membership.find_record(reply, self.node)
+    current = find_record(reply, self.node)
     assert current is not None
     self.adopt(current, reply, read_at)
 

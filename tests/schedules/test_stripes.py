@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from freshness.algorithm import envelope, invalidate, membership, read, restore, view
+from freshness.algorithm import envelope, invalidate, read, restore
 from freshness.algorithm.admission import join
 from freshness.algorithm.envelope import NodeRecord, PendingStripe, Stripe
 from freshness.algorithm.request import (
@@ -852,8 +852,7 @@ def test_two_names_of_one_server_share_no_record(monkeypatch: pytest.MonkeyPatch
         def of_any_name(reply: Reply, _: str) -> NodeRecord | None:
             return NodeRecord.decode(reply.value) if isinstance(reply, Item) else None
 
-        for module in (membership, "freshness.algorithm.admission", restore):
-            patch.setattr(f"{getattr(module, '__name__', module)}.find_record", of_any_name)
-        patch.setattr(view, "_decode", lambda _, __, reply: of_any_name(reply, ""))
+        for module in ("membership", "admission", "restore", "view"):
+            patch.setattr(f"freshness.algorithm.{module}.find_record", of_any_name)
 
     prove(schedule, ReadOutcome.CLOSED, plant, "I1", monkeypatch, nodes=("n1", "n2"))

@@ -36,6 +36,7 @@ from freshness.algorithm.envelope import (
     NodeRecord,
     PendingStripe,
     Stripe,
+    find_record,
     find_stripe,
     record_key,
     stripe_key,
@@ -44,7 +45,7 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
-from freshness.algorithm.membership import HeartbeatSeen, Membership, find_record, is_of_another_configuration
+from freshness.algorithm.membership import HeartbeatSeen, Membership, is_of_another_configuration
 from freshness.algorithm.request import (
     DONE,
     MISSING,
