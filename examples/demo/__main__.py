@@ -50,6 +50,9 @@ def demo(
     node_megabytes: Annotated[
         int | None, typer.Option(min=1, help="Memory of each node, else 64. It may be too little.")
     ] = None,
+    interrupted: Annotated[
+        int, typer.Option(min=0, max=16, help="So many processes more read, and are interrupted by signals.")
+    ] = 0,
     history: Annotated[
         Path | None, typer.Option(help="Record the run here, for the audit: python -m spark.audit.")
     ] = None,
@@ -67,7 +70,7 @@ def demo(
         with open_view(notes, is_live=is_live) as view:
             result = run_demo(
                 flavor.value,
-                Plan(seconds=seconds, seed=seed),
+                Plan(seconds=seconds, seed=seed, interrupted=interrupted),
                 view,
                 NodeKind(backend.value, managed, node_megabytes, stripes),
                 history and history.resolve(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from examples.demo.acknowledgement import WATCH_SECONDS
+from examples.demo.interrupted import Interruptions
 from examples.demo.measurement import Meter, ObjectKey, Row, StaleHit, percentile
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES
 from examples.demo.verdict import Poisoned, Verdict
@@ -80,14 +81,17 @@ class DemoResult:
     replica_delay_seconds: int
     pause_seconds: float
     replica_lags_seconds: Sequence[float]
+    interruptions: Interruptions
     lives: Mapping[str, int]
     strategies: Mapping[str, StrategyResult]
 
     @property
     def exit_code(self) -> int:
-        """0 only if event tokens kept every promise: no stale read after an acknowledgement, nothing poisoned."""
+        """0 only if event tokens kept every promise: no stale read after an acknowledgement, nothing poisoned, and
+        no answer to another question."""
         ours = self.strategies[EVENT_TOKENS]
-        return 0 if ours.poisoned == 0 and ours.stale_reads == 0 else STALE_EXIT_CODE
+        broken = ours.poisoned + ours.stale_reads + self.interruptions.wrong_answers
+        return STALE_EXIT_CODE if broken else 0
 
 
 # -- JSON ----------------------------------------------------------------------------------------------
@@ -105,6 +109,7 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "replica_lag_p50_seconds": round(percentile(result.replica_lags_seconds, 50), 3),
         "replica_lag_max_seconds": round(max(result.replica_lags_seconds, default=0.0), 3),
         "node_lives": dict(result.lives),
+        "interruptions": asdict(result.interruptions),
         "strategies": {name: _strategy_json(result.strategies[name]) for name in STRATEGIES},
     }
 
@@ -223,6 +228,12 @@ def explain(result: DemoResult) -> list[str]:
         + ", ".join(f"{name} {result.strategies[name].stale_replica_reads:,}" for name in STRATEGIES)
         + "."
     )
+    told = result.interruptions
+    if told.reads:
+        lines.append(
+            f"Besides, event_tokens was read {told.reads:,} times by processes that signals interrupted in "
+            f"{told.interrupted:,} of these reads; {told.wrong_answers:,} answers were of another object."
+        )
     return lines
 
 
@@ -245,8 +256,9 @@ def _choose_evidence(result: DemoResult) -> list[tuple[str, Poisoned]]:
 
 def accuse(result: DemoResult) -> list[str]:
     """The evidence against event tokens; empty where there is none."""
-    ours = result.strategies[EVENT_TOKENS]
-    lines = [f"poisoned: {describe(each)}" for each in ours.verdict.poisoned[:EVIDENCE_KEYS_MAX]]
+    ours, wrong = result.strategies[EVENT_TOKENS], result.interruptions.wrong_answers
+    lines = [f"interrupted readers: {wrong} answers of another object"] if wrong else []
+    lines += [f"poisoned: {describe(each)}" for each in ours.verdict.poisoned[:EVIDENCE_KEYS_MAX]]
     lines += [
         f"stale hit: {each.key[0]} {each.key[1]} with {each.row[0]} {each.row[1]} at version "
         f"{each.returned_version}, when version {each.acknowledged_version} had been acknowledged"

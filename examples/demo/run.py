@@ -22,6 +22,7 @@ import pymysql
 
 from appclient import Cache
 from examples.demo.acknowledgement import ProgressWatch, StreamLedger, commit_position, track_gtids
+from examples.demo.interrupted import Interruptions
 from examples.demo.measurement import Meter, ObjectKey, Write
 from examples.demo.report import DemoResult, StrategyResult
 from examples.demo.strategy import (
@@ -160,6 +161,7 @@ class _Run:
         for future in [*writers, *readers]:
             touched |= future.result()
         self._wait(GRACE_SECONDS)
+        interruptions = Interruptions.sum_up(reader.finish() for reader in self._world.interrupted)
         workers.stop_watching.set()
         self._view.say(f"comparing {len(touched)} keys with the primary, row by row")
         verdicts = read_verdicts(self._world, touched)
@@ -172,6 +174,7 @@ class _Run:
             replica_delay_seconds=DELAY_SECONDS[self._world.flavor],
             pause_seconds=plan.pause_seconds,
             replica_lags_seconds=self._replica_lags,
+            interruptions=interruptions,
             lives={name: len(lives) for name, lives in self._watch.lives.items()},
             strategies={
                 name: StrategyResult.of(meter, verdicts[name]) for name, meter in self._meters.items()

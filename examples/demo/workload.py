@@ -30,7 +30,8 @@ ORDER_IDS_PER_CUSTOMER: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The size of the workload. Rates are of the whole run, over all threads."""
+    """The size of the workload. Rates are of the whole run, over all threads. ``interrupted``: so many processes read
+    besides, each as much as one reader, and are interrupted by signals."""
 
     seconds: float
     seed: int
@@ -39,6 +40,7 @@ class Plan:
     writes_per_second: float = 60.0
     readers: int = 4
     requests_per_second: float = 250.0
+    interrupted: int = 0
     keys_per_batch: int = 8
     read_skew: float = 0.9
     write_skew: float = 0.3

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from examples.demo.interrupted import InterruptedReader
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES, open_client
 from examples.demo.stream_deleter import READY, parse_report
 from examples.demo.workload import Plan, create_tables
@@ -132,6 +133,7 @@ class World:
     stream_deleter: StreamDeleterProcess
     config_path: Path
     config: Config
+    interrupted: tuple[InterruptedReader, ...] = ()
     archives: Mapping[str, ArchiveProcess] = field(default_factory=dict)
     history: Path | None = None
 
@@ -151,6 +153,7 @@ class World:
             *((f"{node.technology} {node.address}", node) for node in self.nodes),
             ("the invalidator", self.invalidator),
             ("the stream deleter", self.stream_deleter),
+            *(("an interrupted reader", reader) for reader in self.interrupted),
             *((f"the archive of {name}", archive) for name, archive in self.archives.items()),
         ]
         for name, server in named:
@@ -247,4 +250,11 @@ def open_world(
             pair.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=SCHEMA)
         pair.wait_caught_up()
         config = load_config(config_path)
-        yield World(flavor, pair, nodes, invalidator, deleter, config_path, config, archives, history)
+        interrupted = tuple(
+            InterruptedReader(config_path, plan, number) for number in range(plan.interrupted)
+        )
+        for reader in interrupted:
+            stack.enter_context(reader)
+        yield World(
+            flavor, pair, nodes, invalidator, deleter, config_path, config, interrupted, archives, history
+        )

@@ -16,7 +16,7 @@ PROMISED = {"reads", "hit_rate", "stale_reads", "poisoned", "database_reads", "l
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param((), id="plain memcached"),
+        pytest.param(("--interrupted", "2"), id="plain memcached, with readers that signals interrupt"),
         pytest.param(("--managed", "--backend", "redis"), id="a Redis that evicts and hides CONFIG"),
         pytest.param(("--managed", "--node-megabytes", "6"), id="a memcached too small for its stripes"),
     ],
@@ -44,5 +44,9 @@ def test_the_demo_poisons_the_others_and_not_event_tokens(options: tuple[str, ..
     assert (ours["poisoned"], ours["stale_reads"]) == (0, 0)
     assert ours["hit_rate"] > 0
     assert ("stripe_absent" in ours["outcomes"]) == ("--node-megabytes" in options)
+    interruptions = result["interruptions"]
+    assert (interruptions["interrupted"] > 0) == ("--interrupted" in options)
+    assert interruptions["reads"] >= interruptions["interrupted"]
+    assert interruptions["wrong_answers"] == 0
     assert strategies["delete_after_write"]["poisoned"] > 0
     assert strategies["delete_from_stream"]["poisoned"] > 0

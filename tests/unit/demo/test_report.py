@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from examples.demo.acknowledgement import StreamLedger, commit_position
+from examples.demo.interrupted import Interruptions, is_of
 from examples.demo.measurement import Answer, Meter, ObjectKey, Request, Row, StaleHit, Write, percentile
 from examples.demo.report import DemoResult, StrategyResult, accuse, as_json, as_table, explain
 from examples.demo.strategy import DELETE_AFTER_WRITE, DELETE_FROM_STREAM, EVENT_TOKENS, STRATEGIES
@@ -180,7 +181,10 @@ def test_an_absent_row_in_the_cache_is_compared_as_well() -> None:
 
 
 def result_with(
-    *, ours_stale: tuple[StaleHit, ...] = (), ours_poisoned: tuple[Poisoned, ...] = ()
+    *,
+    ours_stale: tuple[StaleHit, ...] = (),
+    ours_poisoned: tuple[Poisoned, ...] = (),
+    interruptions: Interruptions | None = None,
 ) -> DemoResult:
     both = (Poisoned(CUSTOMER_7, ROW_7, 1, 9), Poisoned(PROFILE_7, ORDER_700, 2, 5))
 
@@ -198,6 +202,7 @@ def result_with(
         replica_delay_seconds=2,
         pause_seconds=2.5,
         replica_lags_seconds=[1.0, 3.0],
+        interruptions=interruptions or Interruptions(),
         lives={"127.0.0.1:1": 1},
         strategies={
             DELETE_AFTER_WRITE: strategy(DELETE_AFTER_WRITE, stale, both),
@@ -230,6 +235,12 @@ def test_the_exit_code_is_0_only_if_event_tokens_kept_their_promise() -> None:
     assert result_with().exit_code == 0
     assert result_with(ours_poisoned=(Poisoned(CUSTOMER_7, ROW_7, 1, 2),)).exit_code == 5
     assert result_with(ours_stale=(StaleHit(CUSTOMER_7, ROW_7, 1, 2),)).exit_code == 5
+    assert result_with(interruptions=Interruptions(9, 4, 0)).exit_code == 0
+    wrong = result_with(interruptions=Interruptions(9, 4, 1))
+    assert wrong.exit_code == 5
+    assert accuse(wrong) == ["interrupted readers: 1 answers of another object"]
+    (line,) = (each for each in explain(wrong) if "interrupted" in each)
+    assert "read 9 times by processes that signals interrupted in 4 of these reads; 1 answers were" in line
 
 
 def test_a_broken_promise_comes_with_evidence() -> None:
@@ -262,3 +273,21 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     for name in STRATEGIES:
         assert name in text
     assert "2/20" in text
+
+
+def test_an_answer_of_another_object_is_noticed() -> None:
+    customers = Request((("customer", 7), ("customer", 8)))
+    right = [Answer(("customer", number), {"id": number}, True, "hit") for number in (7, 8)]
+    assert is_of(customers, right)
+    assert not is_of(customers, right[:1])
+    assert not is_of(customers, [right[0], Answer(("customer", 8), {"id": 7}, True, "hit")])
+    assert not is_of(customers, [right[0], Answer(("customer", 8), None, True, "hit")])
+    profile = Request((("profile", 7),))
+
+    def answered(customer: Any, *owners: int) -> list[Answer]:
+        orders = [{"customer_id": owner} for owner in owners]
+        return [Answer(("profile", 7), {"customer": customer, "orders": orders}, False, "filled")]
+
+    assert is_of(profile, answered({"id": 7}, 7, 7))
+    assert not is_of(profile, answered({"id": 7}, 7, 8))
+    assert not is_of(profile, answered({"id": 8}, 7))
