@@ -228,6 +228,21 @@ def _ring_ignored() -> Planted:
     return stack
 
 
+def _name_ignored() -> Planted:
+    def find(reply: Reply, _: str) -> NodeRecord | None:
+        return find_record(reply, NodeRecord.decode(reply.value).node) if isinstance(reply, Item) else None
+
+    stack = contextlib.ExitStack()
+    for module in (
+        freshness.algorithm.membership,
+        freshness.algorithm.admission,
+        freshness.algorithm.restore,
+    ):
+        stack.enter_context(_patch(module, "find_record", find))
+    stack.enter_context(_patch(freshness.algorithm.view, "find_record", find))
+    return stack
+
+
 def _hit_refusal_ignored(ignored: ReadOutcome) -> Planted:
     def refusal(*arguments: Any) -> ReadOutcome | None:
         found = find_hit_refusal(*arguments)
@@ -820,6 +835,7 @@ PLANTED: Final[dict[str, Plant]] = {
     "a pending stripe allows": _pending_allows,
     "a stripe of any life counts": _stripe_of_any_life,
     "stripe read before the stub": _stripe_before_stub,
+    "the record of another name is trusted": _name_ignored,
     "life ignored by hits": _life_ignored,
     "table floor ignored by hits": _table_floor_ignored,
     # Invalidating:
@@ -889,6 +905,7 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "an absent stripe allows": 44,
     "a pending stripe allows": 160,
     "stripe read before the stub": 68,
+    "the record of another name is trusted": 703,
     "life ignored by hits": 300,
     "table floor ignored by hits": 30,
     "delete before stripe": 0,

@@ -438,7 +438,8 @@ class Checker:
             if (sender, where) != (who, node):
                 continue
             shard, number = self._stripes[key]
-            last = self._lives[node, shard.lineage, life].last
+            known_life = self._lives.get((node, shard.lineage, life))
+            last = None if known_life is None else known_life.last
             if last is not None and stripe_number(lookup.item, last.stripes) == number:
                 place = node, lookup.item, shard.lineage, life
                 known = self._removed.get(place)

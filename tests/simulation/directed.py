@@ -56,6 +56,7 @@ DIRECTED: Final[dict[str, str]] = {
     "a pending stripe allows": "stripes::test_a_pending_stripe_refuses",
     "a stripe of any life counts": "stripes::test_a_stripe_of_a_former_life_refuses",
     "stripe read before the stub": "stripes::test_the_stub_stands_before_the_stripe_is_read",
+    "the record of another name is trusted": "stripes::test_two_names_of_one_server_share_no_record",
     "life ignored by hits": "defences::test_life_of_a_restarted_node",
     "table floor ignored by hits": "defences::test_table_floor_condemns_what_is_there",
     "delete before stripe": "defences::test_the_append_comes_before_the_delete",

@@ -98,8 +98,9 @@ def _evict(world: World, may_go: Callable[[bytes], bool]) -> None:
 def _strike_restart(world: World) -> None:
     node = _any_node(world)
     world.stores[node].restart()
-    world.network.incarnations[node] += 1
-    world.checker.node_emptied(node)
+    for name in world.network.names_of(node):
+        world.network.incarnations[name] += 1
+        world.checker.node_emptied(name)
     world.note(f"{node} restarts empty")
 
 
@@ -115,7 +116,8 @@ def _strike_cut(world: World) -> None:
 def _strike_flush(world: World) -> None:
     node = _any_node(world)
     world.stores[node].flush()
-    world.checker.node_emptied(node)
+    for name in world.network.names_of(node):
+        world.checker.node_emptied(name)
     world.note(f"{node} is flushed")
 
 
@@ -231,6 +233,27 @@ def _strike_restripe(world: World) -> None:
     _restart_some(world)
 
 
+def _strike_share_server(world: World) -> None:
+    """A name comes to mean the server of another one (F94), or its own again, which was set up anew."""
+    servers = world.network.servers
+    if len(servers) == 1 or any(store.down for store in servers.values()):
+        return
+    first, second = world.random.sample(list(servers), 2)
+    if len(world.network.names_of(first)) == 1:
+        world.network.resolve(second, first)
+        world.note(f"{second} is the server of {first} from now on")
+    else:
+        _part_servers(world)
+
+
+def _part_servers(world: World) -> None:
+    for name, server in world.network.servers.items():
+        if world.stores[name] is not server:
+            server.restart()
+            world.network.resolve(name, name)
+            world.note(f"{name} is a server of its own again")
+
+
 def _restart_some(world: World) -> None:
     for name in world.invalidator_names:
         if world.random.random() < 0.8:
@@ -256,6 +279,7 @@ _STRIKES: Final[dict[str, Callable[[World], None]]] = {
     "stop_clock": _strike_stop_clock,
     "step_clock": _strike_step_clock,
     "restripe": _strike_restripe,
+    "share_server": _strike_share_server,
 }
 
 
@@ -272,6 +296,7 @@ def calm(world: World) -> None:
         world.reshard.left_behind = ""
     world.note("from here on nothing fails")
     world.network.late.clear()
+    _part_servers(world)
     for node in world.stores:
         world.network.back_at[node] = world.now
     for actor in world.actors:

@@ -38,16 +38,31 @@ class Late:
 
 @dataclass(slots=True, eq=False)
 class Network:
-    """``incarnations`` counts the restarts of each node; ``back_at``: when a node that is cut off is back."""
+    """``stores``: the server that each name means. ``servers``: the one that is meant to have the name.
+
+    ``incarnations`` counts the restarts of each node; ``back_at``: when a node that is cut off is back.
+    """
 
     world: World
-    stores: dict[str, MemoryStore]
+    servers: dict[str, MemoryStore]
+    stores: dict[str, MemoryStore] = field(init=False)
     incarnations: dict[str, int] = field(init=False)
     late: list[Late] = field(default_factory=list)
     back_at: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.incarnations = dict.fromkeys(self.stores, 0)
+        self.stores = dict(self.servers)
+        self.incarnations = dict.fromkeys(self.servers, 0)
+
+    def names_of(self, node: str) -> list[str]:
+        """All names of the server that ``node`` means now."""
+        return [name for name, store in self.stores.items() if store is self.stores[node]]
+
+    def resolve(self, name: str, server: str) -> None:
+        """``name`` means another server from now on; nothing that was stored under the name is there."""
+        self.stores[name] = self.servers[server]
+        self.incarnations[name] += 1
+        self.world.checker.node_emptied(name)
 
     def carry_out(self, actor: Actor, node: str, request: Request) -> Reply:
         world = self.world

@@ -41,6 +41,9 @@ BOUND_FAULTS: Final = (
 )
 """What the bound of staleness must stand; drawn apart, in `BOUND_SHARE` of the worlds."""
 BOUND_SHARE: Final = 0.3
+NAME_FAULTS: Final = ("share_server",)  # the name of a node comes to mean the server of another one
+"""Drawn apart, in `NAMES_SHARE` of the worlds."""
+NAMES_SHARE: Final = 0.04
 STRIPES: Final = (1, 2, 8)
 
 Flavor = Literal["mysql", "mariadb"]
@@ -186,6 +189,9 @@ class Options:
         chance = Random(f"key kind {seed}")
         if chance.random() < KEY_KINDS_SHARE:
             shaped = replace(shaped, key_kind=chance.choice(KEY_KINDS), keys=max(2, shaped.keys))
+        chance = Random(f"names {seed}")
+        if chance.random() < NAMES_SHARE:
+            shaped = replace(shaped, nodes=2, faults=shaped.faults.union(NAME_FAULTS))
         chance = Random(f"driver {seed}")
         return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
 

@@ -17,7 +17,7 @@ from tests.simulation.__main__ import main
 from tests.simulation.bugs import KNOWN_SEEDS, PLANTED, SELDOM_CAUGHT, Planting
 from tests.simulation.campaign import Finding, Tally, catch, run_seeds, run_world
 from tests.simulation.directed import DIRECTED
-from tests.simulation.options import BOUND_FAULTS, FAULTS, PROFILES, Options
+from tests.simulation.options import BOUND_FAULTS, FAULTS, NAME_FAULTS, PROFILES, Options
 from tests.simulation.quick import be_silent
 from tests.simulation.report import find_history, tell_costs, tell_finding
 from tests.simulation.shrink import shrink, size
@@ -85,7 +85,7 @@ def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
 
 
 def test_every_kind_of_fault_strikes(tally: Tally) -> None:
-    kinds = {*FAULTS, *BOUND_FAULTS, "mixed settings", "reordered log"}
+    kinds = {*FAULTS, *BOUND_FAULTS, *NAME_FAULTS, "mixed settings", "reordered log"}
     assert kinds <= tally.faults.keys()
     assert all(f"{kind} {tally.faults[kind]}" in tell_costs(tally) for kind in kinds)
 
@@ -99,7 +99,7 @@ def test_the_costs_name_every_outcome_that_was_seen(tally: Tally) -> None:
 def test_options_follow_from_the_seed_alone() -> None:
     assert [Options.of_seed(seed) for seed in range(200)] == [Options.of_seed(seed) for seed in range(200)]
     drawn = {fault for seed in range(300) for fault in Options.of_seed(seed).faults}
-    assert drawn == {*FAULTS, *BOUND_FAULTS}
+    assert drawn == {*FAULTS, *BOUND_FAULTS, *NAME_FAULTS}
 
 
 def test_histories_are_equal_in_two_processes() -> None:
