@@ -85,6 +85,11 @@ def _patches_production(node: ast.AST, names: Mapping[str, object]) -> bool:
             return False  # a server of the test's own
         case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Constant(value=str(target)), *_]):
             return target.startswith(PRODUCTION)
+        case ast.Call(
+            func=ast.Attribute(attr="setattr"),
+            args=[ast.JoinedStr(values=[ast.Constant(value=str(target)), *_]), *_],
+        ):
+            return target.startswith(PRODUCTION)
         case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Name(id=name), *_]) if name in names:
             return _home_of(names[name]).startswith(PRODUCTION)
         case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Attribute() as target, *_]):
