@@ -63,7 +63,7 @@ integration: servers ## the tests on real servers
 
 .PHONY: spark
 spark: setup ## the Spark jobs' tests
-	@$(BIN)/python -m pytest tests/unit/spark integration/spark integration/demo/test_demo_audit.py $(ARGS)
+	@FRESHNESS_AUDIT_WORLDS=1000 $(BIN)/python -m pytest tests/unit/spark integration/spark integration/demo/test_demo_audit.py $(ARGS)
 
 .PHONY: sim
 sim: venv ## the simulator: seeds, schedules, exhaustive worlds

@@ -436,21 +436,21 @@ def test_characters_of_every_character_set_are_told_as_the_server_shows_them(pai
     ]
     with connect(address_of(server), read_timeout_seconds=20.0) as connection, connection.cursor() as cursor:
         cursor.execute("SET sql_mode = ''")
+        cursor.execute(
+            "CREATE TEMPORARY TABLE every (id INT PRIMARY KEY, k VARCHAR(4) CHARACTER SET utf8mb4)"
+        )
+        cursor.executemany(
+            "INSERT INTO every VALUES (%s, %s)", [(number, chr(code)) for number, code in enumerate(codes)]
+        )
         for charset in CHARSETS:
             cursor.execute("DROP TABLE IF EXISTS goods")
             cursor.execute(f"CREATE TABLE goods (id INT PRIMARY KEY, k VARCHAR(4) CHARACTER SET {charset})")
-            cursor.execute(
-                "CREATE TEMPORARY TABLE every (id INT PRIMARY KEY, k VARCHAR(4) CHARACTER SET utf8mb4)"
-            )
-            texts = [chr(code) for code in codes]
-            cursor.executemany("INSERT INTO every VALUES (%s, %s)", list(enumerate(texts)))
             start = executed_position(connection, server.flavor)
             # Only what the character set has: the rest becomes a question mark.
             cursor.execute(
                 f"INSERT INTO goods SELECT id, k FROM every"
                 f" WHERE CONVERT(CONVERT(k USING {charset}) USING utf8mb4) COLLATE utf8mb4_bin = k"
             )
-            cursor.execute("DROP TEMPORARY TABLE every")
             cursor.execute("SELECT id, k FROM goods")
             shown = cursor.fetchall()
             column = KeyColumn("k", ColumnKind.STRING, "utf8mb4_bin")

@@ -23,7 +23,8 @@ from tests.simulation.recorded import record, write_rows
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SPARK_CLASS: Final = Path(pyspark.__file__).parent / "bin/spark-class"
-SEEDS: Final = range(60)
+SEEDS: Final = range(30)
+PARTITIONS: Final = 4
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,7 @@ def run_audit(folders: dict[str, str], out: Path, master: str) -> tuple[int, dic
     """(exit code, summary) of ``python -m spark.audit``."""
     command = [sys.executable, "-m", "spark.audit", "--json", "--master", master, "--report", str(out)]
     command += ["--archive", folders["archive"], "--history", folders["history"], "--as-of", "2027-01-01"]
+    command += ["--partitions", str(PARTITIONS)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=280
