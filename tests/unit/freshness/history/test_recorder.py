@@ -130,18 +130,41 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 def test_every_action_is_a_row_with_all_columns(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    recorder.tell(an_action(7))
+    recorder.tell(an_action(7, observed=5))
     recorder.tell(an_action(8, payload=None, is_absent=True, version=0))
     recorder.close()
     first, second = rows_in(tmp_path)
     assert list(first) == [column.name for column in ACTIONS]
-    assert (first["sequence"], second["sequence"]) == (1, 2)
-    assert first["client"] == second["client"]
-    assert first["item_hash"] == hash_item(b"shop:customer:7")
-    assert (first["lineages"], first["epochs"], first["lives"]) == ([LINEAGE], ["1"], [b"12345678"])
-    assert (first["positions"], first["floors"]) == ([f"{SOURCE}:7"], [f"{SOURCE}:1"])
-    assert first["digest"] == row_digest({"id": 7})
-    assert (second["digest"], second["is_absent"], second["version"]) == (None, True, None)
+    assert first == {
+        "client": second["client"],
+        "sequence": 1,
+        "action": "fill",
+        "outcome": "FILLED",
+        "object": "customer",
+        "tables": ["customers"],
+        "item": b"shop:customer:7",
+        "item_hash": hash_item(b"shop:customer:7"),
+        "node": NODE,
+        "lineages": [LINEAGE],
+        "epochs": ["1"],
+        "lives": [b"12345678"],
+        "positions": [f"{SOURCE}:7"],
+        "floors": [f"{SOURCE}:1"],
+        "digest": row_digest({"id": 7}),
+        "is_absent": False,
+        "version": 7,
+        "observed": 5,
+        "begin_us": 7,
+        "end_us": 8,
+        "count": 1,
+    }
+    assert second["sequence"] == 2
+    assert (second["digest"], second["is_absent"], second["version"], second["observed"]) == (
+        None,
+        True,
+        None,
+        None,
+    )
     (path,) = tmp_path.glob("*.parquet")
     metadata = pq.read_metadata(path).metadata
     assert metadata[KIND_KEY.encode()] == b"actions"
