@@ -3,7 +3,6 @@ integration tests do not make, and damage of every kind."""
 
 from __future__ import annotations
 
-import contextlib
 import random
 import re
 import zlib
