@@ -194,10 +194,10 @@ ENDS: dict[str, tuple[list[Any], type[FreshnessError], str]] = {
         SourceUnsuitable,
         "resharded away",
     ),
-    "only some of the shards of a merge": (
+    "only some of the shards of a reshard": (
         [Fail(Code.INTERNAL, "not all journaling participants are in the stream: journal: id:7")],
         StreamStopped,
-        "all shards of the keyspace",
+        "the keyspace was resharded",
     ),
     "partial row images": (
         [Fail(Code.UNKNOWN, "partial row image encountered")],

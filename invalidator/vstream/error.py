@@ -33,14 +33,24 @@ _PARTIAL_IMAGE = re.compile(r"partial row image encountered", re.IGNORECASE)
 _TLS = re.compile(r"SSL_ERROR_SSL|CERTIFICATE_VERIFY_FAILED|not in peer certificate", re.IGNORECASE)
 _UNDECODABLE = re.compile(r"deserializing response", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
-_DETAILS_CHARACTERS_MAX = 400
+_NO_KEYSPACE = re.compile(r"node doesn't exist", re.IGNORECASE)
+_NOT_ROW_BASED = re.compile(r"unexpected statement type \w+ in row-based replication", re.IGNORECASE)
+_SHOWN_CHARACTERS_MAX = 400
 
 
 def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:
     """Raise it ``from`` the original."""
-    code, details = error.code(), str(error.details() or "")[:_DETAILS_CHARACTERS_MAX]
-    said = f"{address}: {details or 'no details'} [{code.name}]"
-    return _by_text(details, said, address) or _by_code(code, said)
+    code, details = error.code(), str(error.details() or "")
+    said = f"{address}: {_shortened(details) or 'no details'} [{code.name}]"
+    return _by_text(details, said, address) or _by_code(code, details, said)
+
+
+def _shortened(details: str) -> str:
+    """The beginning and the end: Vitess wraps an error again and again, and puts GTID sets in between."""
+    if len(details) <= _SHOWN_CHARACTERS_MAX:
+        return details
+    half = _SHOWN_CHARACTERS_MAX // 2
+    return f"{details[:half]} … {details[-half:]}"
 
 
 def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError | None:
@@ -64,9 +74,16 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
     if _PARTICIPANTS.search(details):
         return StreamStopped(
             said,
-            hint="the shards are being merged: the invalidator needs the new ones in freshness.toml, and to load it"
-            " (SIGHUP); who reads VStream itself: open one stream with all shards of the keyspace",
+            hint="the keyspace was resharded: put the new shards into freshness.toml, and load it (SIGHUP)",
         )
+    if _NOT_ROW_BASED.search(details):
+        return HistoryPurged(
+            said,
+            hint="XA, or a table without transactions: no tablet reads its log beyond it, so the lives of all nodes"
+            " end, and new ones begin behind it",
+        )
+    if _NO_KEYSPACE.search(details):
+        return SourceUnsuitable(said, hint="vtgate knows no such keyspace: check its name")
     if _UNDECODABLE.search(details):
         return StreamStopped(
             f"a response could not be decoded: {said}", hint="report it with the version of Vitess"
@@ -76,14 +93,14 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
     return None
 
 
-def _by_code(code: grpc.StatusCode, said: str) -> FreshnessError:
+def _by_code(code: grpc.StatusCode, details: str, said: str) -> FreshnessError:
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return SourceUnsuitable(
             said, hint="give user and password in the URL: vtgate runs with static authentication"
         )
     if code == grpc.StatusCode.PERMISSION_DENIED:
         return SourceUnsuitable(
-            said, hint="check user and password, and vtgate's authorisation of streams for this user"
+            said, hint="check user and password, and the certificate where vtgate asks for one"
         )
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return SourceUnsuitable(
@@ -95,11 +112,11 @@ def _by_code(code: grpc.StatusCode, said: str) -> FreshnessError:
         )
     if code == grpc.StatusCode.NOT_FOUND:
         return SourceUnsuitable(said, hint="check the names of keyspace and shard")
-    if code == grpc.StatusCode.FAILED_PRECONDITION and _SHARD_GONE.search(said):
+    if code == grpc.StatusCode.FAILED_PRECONDITION and _SHARD_GONE.search(details):
         return SourceUnsuitable(said, hint="the shard was resharded away: correct the topology")
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(said):
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):
         return StreamStopped(said, hint="raise message_bytes_max, in the URL, and see vtgate's own limit")
-    if code == grpc.StatusCode.UNAVAILABLE and _TLS.search(said):
+    if code == grpc.StatusCode.UNAVAILABLE and _TLS.search(details):
         return SourceUnsuitable(
             said, hint="check tls, tls_ca, tls_cert and tls_key, and the name in vtgate's certificate"
         )

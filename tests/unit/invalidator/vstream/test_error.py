@@ -83,6 +83,16 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
         (Code.UNAVAILABLE, "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED", SourceUnsuitable),
         (Code.UNAVAILABLE, "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", SourceUnsuitable),
         (Code.INTERNAL, "not all journaling participants are in the stream: journal: id:7", StreamStopped),
+        (
+            Code.UNKNOWN,
+            "stream (at source tablet) error: unexpected statement type ROLLBACK in row-based replication",
+            HistoryPurged,
+        ),
+        (
+            Code.UNKNOWN,
+            "failed to resolve vstream parameters: keyspace x fetch error: node doesn't exist: keyspaces/x",
+            SourceUnsuitable,
+        ),
         (Code.INTERNAL, "Exception deserializing response!", StreamStopped),
         (Code.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (99 vs. 9)", StreamStopped),
     ],
@@ -102,6 +112,37 @@ def test_a_primary_that_lacks_the_position_has_lost_it_and_a_replica_may_lag() -
     failure = Failure(Code.INVALID_ARGUMENT, MISMATCH)
     assert type(translated(failure, PRIMARY)) is HistoryLost
     assert type(translated(failure, REPLICA)) is SourceUnavailable
+
+
+def wrapped(text: str, sources: int) -> str:
+    """As vtgate passes on what a tablet said: with the position that the stream began at, twice."""
+    gtids = ",".join(f"{number:08x}-71ca-11e1-9e33-c80aa9429562:1-123456789" for number in range(sources))
+    return (
+        f"error starting stream from shard GTID MySQL56/{gtids}: error in vstream for ks/-80 on tablet zone1-101: "
+        "persistent error, giving up: target: ks.-80.replica: vttablet: rpc error: code = Unknown desc = stream (at "
+        f"source tablet) error @ (including the GTID we failed to process) {gtids}: {text}"
+    )
+
+
+@pytest.mark.parametrize("sources", [1, 3, 20])
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (
+            "Cannot replicate because the source purged required binary logs (errno 1236) (sqlstate HY000)",
+            HistoryPurged,
+        ),
+        ("not all journaling participants are in the stream: journal: id:7", StreamStopped),
+        (MISMATCH, HistoryLost),
+    ],
+)
+def test_what_a_tablet_said_is_found_behind_all_wrappings(
+    text: str, kind: type[FreshnessError], sources: int
+) -> None:
+    error = translated(Failure(Code.UNKNOWN, wrapped(text, sources)), PRIMARY)
+    assert type(error) is kind
+    assert text[-40:] in error.message, "the end says what it was"
+    assert len(error.message) < 500
 
 
 @pytest.mark.parametrize("code", list(Code))
