@@ -37,8 +37,12 @@ demo: ## show a cache that stays fresh beside two that do not, on private server
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 .PHONY: test
-test: setup lint types architecture ## all checks and all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+test: setup lint types architecture ## all checks, and all tests but the slow ones
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+.PHONY: slow
+slow: setup ## the tests that take a minute and more, which `make test` leaves out
+	@$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
 
 .PHONY: lint
 lint: venv ## style and format of the code

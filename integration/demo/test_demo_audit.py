@@ -75,6 +75,7 @@ def test_event_tokens_are_clean(session: SparkSession, result: DemoResult, histo
     assert judge(session, history / EVENT_TOKENS) == CLEAN
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [DELETE_AFTER_WRITE, DELETE_FROM_STREAM])
 def test_what_the_audit_finds_poisoned_at_the_end_is_what_the_demo_finds(

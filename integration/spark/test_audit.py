@@ -106,6 +106,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield master.address
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_cluster_of_two_processes_says_what_one_process_says(
     folders: dict[str, str], worlds: list[Planted], cluster: str, tmp_path: Path

@@ -113,6 +113,7 @@ def shown(cell: Any) -> Any:
     return cell
 
 
+@pytest.mark.parametrize("flavor", ["mysql", pytest.param("mariadb", marks=pytest.mark.slow)])
 def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
     system: System, session: SparkSession, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

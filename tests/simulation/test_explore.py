@@ -46,7 +46,7 @@ def test_every_state_of_a_small_world_is_sound(world: SmallWorld) -> None:
         ("put back with the floor alone", PUT_BACK),
         ("what was appended meanwhile is dropped", PUT_BACK),
         ("a pending stripe is not appended to", PUT_BACK),
-        ("put back with an older heartbeat", PAUSED),
+        pytest.param("put back with an older heartbeat", PAUSED, marks=pytest.mark.slow),
         ("the clock of a node is trusted", next(world for world in WORLDS if world.stops)),
     ],
 )

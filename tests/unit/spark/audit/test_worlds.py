@@ -171,6 +171,7 @@ def _of_items(found: Counter[Expected]) -> Counter[Expected]:
     return Counter({each: count for each, count in found.items() if each.item is not None})
 
 
+@pytest.mark.slow
 def test_two_days_are_one_audit_in_two_parts(
     session: SparkSession, worlds: list[Planted], tmp_path: Path
 ) -> None:
@@ -207,6 +208,7 @@ def _with_rows(world: Planted) -> Planted:
     return world._replace(history=replace(world.history, changes=changes))
 
 
+@pytest.mark.slow
 def test_parts_together_are_one_audit(session: SparkSession, worlds: list[Planted], tmp_path: Path) -> None:
     chosen = [_with_rows(world) for world in worlds[:PARTS_WORLDS]]
     folders = write(chosen, tmp_path)
