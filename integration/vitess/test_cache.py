@@ -139,7 +139,7 @@ def test_changes_in_vitess_invalidate_memcached(memcached: Memcached, tmp_path: 
     """Through breaks of the stream, too: vtgate ends each after 4 transactions."""
     announced = fields("customers", (column("id", 265),))
     beats = fields("freshness_heartbeat", BEAT_COLUMNS)
-    log = Log(ends_after=4, end=Fail(Code.UNAVAILABLE, "stream exceeded its maximum age"))
+    log = Log(ends_after=4, end=Fail(Code.UNAVAILABLE, "transport is closing: max_age"))
     mine = MemcachedNode(memcached.address)
 
     def get(key: bytes) -> bytes | None:

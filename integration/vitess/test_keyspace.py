@@ -106,7 +106,7 @@ class Relay:
                     position = position.union(transaction.position)
                     yield from _play(entry.shard, transaction, position, columns)
                 yield heartbeat()
-            yield Fail(grpc.StatusCode.UNAVAILABLE, "stream exceeded its maximum age")
+            yield Fail(grpc.StatusCode.UNAVAILABLE, "transport is closing: max_age")
         finally:
             source.close()
 

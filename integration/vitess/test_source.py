@@ -171,10 +171,10 @@ def test_shapes(name: str) -> None:
 
 ENDS: dict[str, tuple[list[Any], type[FreshnessError], str]] = {
     "EOF": ([], SourceUnavailable, "ended the stream"),
-    "maximum age of a stream": (
-        [Fail(Code.UNAVAILABLE, "stream exceeded its maximum age")],
+    "maximum age of a connection": (
+        [Fail(Code.UNAVAILABLE, "transport is closing: max_age")],
         SourceUnavailable,
-        "maximum age",
+        "max_age",
     ),
     "tablet gone": ([Fail(Code.UNAVAILABLE, "tablet health error")], SourceUnavailable, "UNAVAILABLE"),
     "no tablet event for 10 minutes": ([Fail(Code.UNAVAILABLE, "stream is dead")], SourceUnavailable, "dead"),
@@ -257,7 +257,10 @@ def test_a_message_beyond_the_limit_stops_the_stream_with_the_remedy() -> None:
 
 
 def test_every_routine_end_can_be_opened_again_and_nothing_is_lost_or_repeated() -> None:
-    log = Log(ends_after=3, end=Fail(Code.UNAVAILABLE, "stream exceeded its maximum age"))
+    log = Log(
+        ends_after=3,
+        end=Fail(Code.UNAVAILABLE, "transport is closing: max_age"),
+    )
     for key in range(21):
         log.append(FIELDS, rows("customers", inserted(str(key), "x")))
     with Vtgate(then=log) as vtgate:
@@ -315,6 +318,7 @@ def test_the_request() -> None:
         ("odd`name", "select `a`, `b` from `odd``name` where in_keyrange('-40')"),
         ("freshness_heartbeat", "select * from `freshness_heartbeat`"),
     ]
+    assert request.filter.field_event_mode == pb.BEST_EFFORT, "a table that is gone must not end the stream"
     flags = request.flags
     assert (flags.stop_on_reshard, flags.exclude_keyspace_from_table_name) == (True, True)
     assert (flags.heartbeat_interval, flags.transaction_chunk_size, flags.cells) == (5, 1 << 20, "zone1")
@@ -330,6 +334,43 @@ def test_only_the_key_is_asked_for_and_read() -> None:
         source.close()
     (changed,) = done.changes
     assert (changed.before, changed.after) == ({"id": 5}, {"id": 6})
+
+
+UNFIT = (
+    "error in vstream for ks/-80 on tablet zone1-101: target: ks.-80.replica: vttablet: rpc error: code = Unknown"
+    " desc = stream (at source tablet) error @ (including the GTID we failed to process) MySQL56/x:1-12: cannot use"
+    " column names in vstream filter as the current table schema for customers does not match the binlog"
+)
+
+
+def test_a_stream_gets_past_rows_from_before_a_ddl() -> None:
+    """With all columns the rows come under the names @1, @2, and the table is raised. Later streams ask for the keys
+    alone again."""
+    unmatched = fields("customers", (column("@1", 265), column("@2", 6165)))
+    old = rows("customers", change(image("5", "x"), image("6", "x")))
+    left = Fail(Code.UNAVAILABLE, "a tablet left")
+    scripts: list[list[Any]] = [
+        [transaction(11), Fail(Code.UNKNOWN, UNFIT)],
+        [transaction(12, unmatched, old), left],
+        [left],
+    ]
+    done: list[Transaction] = []
+    with Vtgate(*scripts) as vtgate:
+        source = VStreamSource(address_of(vtgate), SHARD, {"customers": ("id",)})
+        for _ in scripts:
+            source.open(up_to(10 + len(done)))
+            more, error = read_to_end(source)
+            assert isinstance(error, SourceUnavailable)
+            done += more
+        source.close()
+        asked = [request.filter.rules[0].filter for request in vtgate.requests]
+    assert asked == [
+        "select `id` from `customers`",
+        "select * from `customers`",
+        "select `id` from `customers`",
+    ]
+    assert [summary(each) for each in done] == [(11, 0, set()), (12, 0, {"customers"})]
+    assert "@1" in done[1].reasons[0]
 
 
 def test_an_empty_start_is_never_sent() -> None:

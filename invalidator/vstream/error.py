@@ -33,9 +33,18 @@ _PARTIAL_IMAGE = re.compile(r"partial row image encountered", re.IGNORECASE)
 _TLS = re.compile(r"SSL_ERROR_SSL|CERTIFICATE_VERIFY_FAILED|not in peer certificate", re.IGNORECASE)
 _UNDECODABLE = re.compile(r"deserializing response", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
+_UNFIT_COLUMNS = re.compile(
+    r"cannot use column names in vstream filter|column \S+ not found|cannot determine table columns",
+    re.IGNORECASE,
+)
 _NO_KEYSPACE = re.compile(r"node doesn't exist", re.IGNORECASE)
 _NOT_ROW_BASED = re.compile(r"unexpected statement type \w+ in row-based replication", re.IGNORECASE)
 _SHOWN_CHARACTERS_MAX = 400
+
+
+class ColumnsUnfit(SourceUnavailable):
+    """The columns that were asked for are not those that a table had when its rows were written: a stream that asks
+    for all columns gets past it."""
 
 
 def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:
@@ -81,6 +90,12 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
             said,
             hint="XA, or a table without transactions: no tablet reads its log beyond it, so the lives of all nodes"
             " end, and new ones begin behind it",
+        )
+    if _UNFIT_COLUMNS.search(details):
+        return ColumnsUnfit(
+            said,
+            hint="rows from before a DDL: it is opened again with all columns; vttablets with --track-schema-versions"
+            " know the former ones",
         )
     if _NO_KEYSPACE.search(details):
         return SourceUnsuitable(said, hint="vtgate knows no such keyspace: check its name")

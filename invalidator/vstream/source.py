@@ -25,7 +25,7 @@ from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
 from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
 from invalidator.vstream.channel import open_channel, wait_connected
-from invalidator.vstream.error import translated
+from invalidator.vstream.error import ColumnsUnfit, translated
 from invalidator.vstream.position import format_gtid, parse_gtid
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.reader import ShardTransaction, Splitter, VStreamReader, ended
@@ -70,6 +70,7 @@ class VStream:
         self._mailbox_bounds = (transactions_queued_max, rows_queued_max, bytes_queued_max)
         self._reader: VStreamReader | None = None
         self._positions: dict[str, Position] = {}
+        self._asks_whole_rows = False
 
     @property
     def positions(self) -> dict[str, Position]:
@@ -117,7 +118,13 @@ class VStream:
         reader = self._reader
         if reader is None:
             raise SourceUnavailable(f"the stream of {self._address} is not open")
-        taken = reader.mailbox.take(timeout_seconds, transactions_max)
+        try:
+            taken = reader.mailbox.take(timeout_seconds, transactions_max)
+        except ColumnsUnfit:
+            self._asks_whole_rows = True  # from the next `open` on, until one that brings something
+            raise
+        if taken:
+            self._asks_whole_rows = False
         if not taken and time.monotonic() - reader.heard_at > self._silence_seconds:
             raise SourceUnavailable(
                 f"{self._address}: nothing came for {self._silence_seconds:g} s, not even a heartbeat of vtgate",
@@ -167,7 +174,7 @@ class VStream:
                     for shard, gtid in gtids.items()
                 ]
             ),
-            filter=pb.Filter(rules=list(self._rules())),
+            filter=pb.Filter(rules=list(self._rules()), field_event_mode=pb.BEST_EFFORT),
             flags=pb.VStreamFlags(
                 heartbeat_interval=max(1, math.floor(self._silence_seconds / 3)),
                 stop_on_reshard=True,
@@ -198,7 +205,8 @@ class VStream:
     def _rules(self) -> Iterator[pb.Rule]:
         where = f" where in_keyrange('{self._key_range}')" if self._key_range else ""
         for table, columns in sorted(self._tables.items()):
-            chosen = ", ".join(map(_quote, columns)) or "*"
+            named = () if self._asks_whole_rows else columns
+            chosen = ", ".join(map(_quote, named)) or "*"
             yield pb.Rule(match=table, filter=f"select {chosen} from {_quote(table)}{where}")
         yield pb.Rule(match=self._heartbeat_table, filter=f"select * from {_quote(self._heartbeat_table)}")
 

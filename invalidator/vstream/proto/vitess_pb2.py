@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&invalidator/vstream/proto/vitess.proto\x12\x10\x66reshness.vitess\"\xc4\x01\n\x0eVStreamRequest\x12\x31\n\x0btablet_type\x18\x02 \x01(\x0e\x32\x1c.freshness.vitess.TabletType\x12&\n\x05vgtid\x18\x03 \x01(\x0b\x32\x17.freshness.vitess.VGtid\x12(\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x18.freshness.vitess.Filter\x12-\n\x05\x66lags\x18\x05 \x01(\x0b\x32\x1e.freshness.vitess.VStreamFlags\";\n\x0fVStreamResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.freshness.vitess.VEvent\"\x9c\x01\n\x0cVStreamFlags\x12\x1a\n\x12heartbeat_interval\x18\x02 \x01(\r\x12\x17\n\x0fstop_on_reshard\x18\x03 \x01(\x08\x12\r\n\x05\x63\x65lls\x18\x04 \x01(\t\x12(\n exclude_keyspace_from_table_name\x18\n \x01(\x08\x12\x1e\n\x16transaction_chunk_size\x18\x0b \x01(\x03\"9\n\x05VGtid\x12\x30\n\x0bshard_gtids\x18\x01 \x03(\x0b\x32\x1b.freshness.vitess.ShardGtid\"m\n\tShardGtid\x12\x10\n\x08keyspace\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\t\x12\x0c\n\x04gtid\x18\x03 \x01(\t\x12\x31\n\ntable_p_ks\x18\x04 \x03(\x0b\x32\x1d.freshness.vitess.TableLastPK\"!\n\x0bTableLastPK\x12\x12\n\ntable_name\x18\x01 \x01(\t\"/\n\x06\x46ilter\x12%\n\x05rules\x18\x01 \x03(\x0b\x32\x16.freshness.vitess.Rule\"%\n\x04Rule\x12\r\n\x05match\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\"\xe8\x02\n\x06VEvent\x12*\n\x04type\x18\x01 \x01(\x0e\x32\x1c.freshness.vitess.VEventType\x12\x11\n\ttimestamp\x18\x02 \x01(\x03\x12\x11\n\tstatement\x18\x04 \x01(\t\x12-\n\trow_event\x18\x05 \x01(\x0b\x32\x1a.freshness.vitess.RowEvent\x12\x31\n\x0b\x66ield_event\x18\x06 \x01(\x0b\x32\x1c.freshness.vitess.FieldEvent\x12&\n\x05vgtid\x18\x07 \x01(\x0b\x32\x17.freshness.vitess.VGtid\x12*\n\x07journal\x18\x08 \x01(\x0b\x32\x19.freshness.vitess.Journal\x12\x0b\n\x03\x64ml\x18\t \x01(\t\x12\x14\n\x0c\x63urrent_time\x18\x14 \x01(\x03\x12\x10\n\x08keyspace\x18\x16 \x01(\t\x12\r\n\x05shard\x18\x17 \x01(\t\x12\x12\n\nevent_gtid\x18\x1c \x01(\t\"q\n\x08RowEvent\x12\x12\n\ntable_name\x18\x01 \x01(\t\x12\x30\n\x0brow_changes\x18\x02 \x03(\x0b\x32\x1b.freshness.vitess.RowChange\x12\x10\n\x08keyspace\x18\x03 \x01(\t\x12\r\n\x05shard\x18\x04 \x01(\t\"\xbf\x01\n\tRowChange\x12%\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x15.freshness.vitess.Row\x12$\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x15.freshness.vitess.Row\x12.\n\x0c\x64\x61ta_columns\x18\x03 \x01(\x0b\x32\x18.freshness.vitess.Bitmap\x12\x35\n\x13json_partial_values\x18\x04 \x01(\x0b\x32\x18.freshness.vitess.Bitmap\"%\n\x06\x42itmap\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ols\x18\x02 \x01(\x0c\"\x8a\x01\n\nFieldEvent\x12\x12\n\ntable_name\x18\x01 \x01(\t\x12\'\n\x06\x66ields\x18\x02 \x03(\x0b\x32\x17.freshness.vitess.Field\x12\x10\n\x08keyspace\x18\x03 \x01(\t\x12\r\n\x05shard\x18\x04 \x01(\t\x12\x1e\n\x16\x65num_set_string_values\x18\x19 \x01(\x08\"\xdf\x01\n\x07Journal\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x37\n\x0emigration_type\x18\x02 \x01(\x0e\x32\x1f.freshness.vitess.MigrationType\x12\x0e\n\x06tables\x18\x03 \x03(\t\x12\x16\n\x0elocal_position\x18\x04 \x01(\t\x12\x30\n\x0bshard_gtids\x18\x05 \x03(\x0b\x32\x1b.freshness.vitess.ShardGtid\x12\x35\n\x0cparticipants\x18\x06 \x03(\x0b\x32\x1f.freshness.vitess.KeyspaceShard\"0\n\rKeyspaceShard\x12\x10\n\x08keyspace\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\t\"o\n\x05\x46ield\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\x05\x12\x15\n\rcolumn_length\x18\x07 \x01(\r\x12\x0f\n\x07\x63harset\x18\x08 \x01(\r\x12\r\n\x05\x66lags\x18\n \x01(\r\x12\x13\n\x0b\x63olumn_type\x18\x0b \x01(\t\"&\n\x03Row\x12\x0f\n\x07lengths\x18\x01 \x03(\x12\x12\x0e\n\x06values\x18\x02 \x01(\x0c*F\n\nTabletType\x12\x12\n\x0eUNKNOWN_TABLET\x10\x00\x12\x0b\n\x07PRIMARY\x10\x01\x12\x0b\n\x07REPLICA\x10\x02\x12\n\n\x06RDONLY\x10\x03*\xb1\x02\n\nVEventType\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x08\n\x04GTID\x10\x01\x12\t\n\x05\x42\x45GIN\x10\x02\x12\n\n\x06\x43OMMIT\x10\x03\x12\x0c\n\x08ROLLBACK\x10\x04\x12\x07\n\x03\x44\x44L\x10\x05\x12\n\n\x06INSERT\x10\x06\x12\x0b\n\x07REPLACE\x10\x07\x12\n\n\x06UPDATE\x10\x08\x12\n\n\x06\x44\x45LETE\x10\t\x12\x07\n\x03SET\x10\n\x12\t\n\x05OTHER\x10\x0b\x12\x07\n\x03ROW\x10\x0c\x12\t\n\x05\x46IELD\x10\r\x12\r\n\tHEARTBEAT\x10\x0e\x12\t\n\x05VGTID\x10\x0f\x12\x0b\n\x07JOURNAL\x10\x10\x12\x0b\n\x07VERSION\x10\x11\x12\n\n\x06LASTPK\x10\x12\x12\r\n\tSAVEPOINT\x10\x13\x12\x12\n\x0e\x43OPY_COMPLETED\x10\x14\x12\x12\n\x0ePREVIOUS_GTIDS\x10\x15\x12\x0e\n\nROWS_QUERY\x10\x16*\'\n\rMigrationType\x12\n\n\x06TABLES\x10\x00\x12\n\n\x06SHARDS\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&invalidator/vstream/proto/vitess.proto\x12\x10\x66reshness.vitess\"\xc4\x01\n\x0eVStreamRequest\x12\x31\n\x0btablet_type\x18\x02 \x01(\x0e\x32\x1c.freshness.vitess.TabletType\x12&\n\x05vgtid\x18\x03 \x01(\x0b\x32\x17.freshness.vitess.VGtid\x12(\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x18.freshness.vitess.Filter\x12-\n\x05\x66lags\x18\x05 \x01(\x0b\x32\x1e.freshness.vitess.VStreamFlags\";\n\x0fVStreamResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.freshness.vitess.VEvent\"\x9c\x01\n\x0cVStreamFlags\x12\x1a\n\x12heartbeat_interval\x18\x02 \x01(\r\x12\x17\n\x0fstop_on_reshard\x18\x03 \x01(\x08\x12\r\n\x05\x63\x65lls\x18\x04 \x01(\t\x12(\n exclude_keyspace_from_table_name\x18\n \x01(\x08\x12\x1e\n\x16transaction_chunk_size\x18\x0b \x01(\x03\"9\n\x05VGtid\x12\x30\n\x0bshard_gtids\x18\x01 \x03(\x0b\x32\x1b.freshness.vitess.ShardGtid\"m\n\tShardGtid\x12\x10\n\x08keyspace\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\t\x12\x0c\n\x04gtid\x18\x03 \x01(\t\x12\x31\n\ntable_p_ks\x18\x04 \x03(\x0b\x32\x1d.freshness.vitess.TableLastPK\"!\n\x0bTableLastPK\x12\x12\n\ntable_name\x18\x01 \x01(\t\"k\n\x06\x46ilter\x12%\n\x05rules\x18\x01 \x03(\x0b\x32\x16.freshness.vitess.Rule\x12:\n\x10\x66ield_event_mode\x18\x02 \x01(\x0e\x32 .freshness.vitess.FieldEventMode\"%\n\x04Rule\x12\r\n\x05match\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\"\xe8\x02\n\x06VEvent\x12*\n\x04type\x18\x01 \x01(\x0e\x32\x1c.freshness.vitess.VEventType\x12\x11\n\ttimestamp\x18\x02 \x01(\x03\x12\x11\n\tstatement\x18\x04 \x01(\t\x12-\n\trow_event\x18\x05 \x01(\x0b\x32\x1a.freshness.vitess.RowEvent\x12\x31\n\x0b\x66ield_event\x18\x06 \x01(\x0b\x32\x1c.freshness.vitess.FieldEvent\x12&\n\x05vgtid\x18\x07 \x01(\x0b\x32\x17.freshness.vitess.VGtid\x12*\n\x07journal\x18\x08 \x01(\x0b\x32\x19.freshness.vitess.Journal\x12\x0b\n\x03\x64ml\x18\t \x01(\t\x12\x14\n\x0c\x63urrent_time\x18\x14 \x01(\x03\x12\x10\n\x08keyspace\x18\x16 \x01(\t\x12\r\n\x05shard\x18\x17 \x01(\t\x12\x12\n\nevent_gtid\x18\x1c \x01(\t\"q\n\x08RowEvent\x12\x12\n\ntable_name\x18\x01 \x01(\t\x12\x30\n\x0brow_changes\x18\x02 \x03(\x0b\x32\x1b.freshness.vitess.RowChange\x12\x10\n\x08keyspace\x18\x03 \x01(\t\x12\r\n\x05shard\x18\x04 \x01(\t\"\xbf\x01\n\tRowChange\x12%\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x15.freshness.vitess.Row\x12$\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x15.freshness.vitess.Row\x12.\n\x0c\x64\x61ta_columns\x18\x03 \x01(\x0b\x32\x18.freshness.vitess.Bitmap\x12\x35\n\x13json_partial_values\x18\x04 \x01(\x0b\x32\x18.freshness.vitess.Bitmap\"%\n\x06\x42itmap\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ols\x18\x02 \x01(\x0c\"\x8a\x01\n\nFieldEvent\x12\x12\n\ntable_name\x18\x01 \x01(\t\x12\'\n\x06\x66ields\x18\x02 \x03(\x0b\x32\x17.freshness.vitess.Field\x12\x10\n\x08keyspace\x18\x03 \x01(\t\x12\r\n\x05shard\x18\x04 \x01(\t\x12\x1e\n\x16\x65num_set_string_values\x18\x19 \x01(\x08\"\xdf\x01\n\x07Journal\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x37\n\x0emigration_type\x18\x02 \x01(\x0e\x32\x1f.freshness.vitess.MigrationType\x12\x0e\n\x06tables\x18\x03 \x03(\t\x12\x16\n\x0elocal_position\x18\x04 \x01(\t\x12\x30\n\x0bshard_gtids\x18\x05 \x03(\x0b\x32\x1b.freshness.vitess.ShardGtid\x12\x35\n\x0cparticipants\x18\x06 \x03(\x0b\x32\x1f.freshness.vitess.KeyspaceShard\"0\n\rKeyspaceShard\x12\x10\n\x08keyspace\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\t\"o\n\x05\x46ield\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\x05\x12\x15\n\rcolumn_length\x18\x07 \x01(\r\x12\x0f\n\x07\x63harset\x18\x08 \x01(\r\x12\r\n\x05\x66lags\x18\n \x01(\r\x12\x13\n\x0b\x63olumn_type\x18\x0b \x01(\t\"&\n\x03Row\x12\x0f\n\x07lengths\x18\x01 \x03(\x12\x12\x0e\n\x06values\x18\x02 \x01(\x0c*F\n\nTabletType\x12\x12\n\x0eUNKNOWN_TABLET\x10\x00\x12\x0b\n\x07PRIMARY\x10\x01\x12\x0b\n\x07REPLICA\x10\x02\x12\n\n\x06RDONLY\x10\x03*6\n\x0e\x46ieldEventMode\x12\x13\n\x0f\x45RR_ON_MISMATCH\x10\x00\x12\x0f\n\x0b\x42\x45ST_EFFORT\x10\x01*\xb1\x02\n\nVEventType\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x08\n\x04GTID\x10\x01\x12\t\n\x05\x42\x45GIN\x10\x02\x12\n\n\x06\x43OMMIT\x10\x03\x12\x0c\n\x08ROLLBACK\x10\x04\x12\x07\n\x03\x44\x44L\x10\x05\x12\n\n\x06INSERT\x10\x06\x12\x0b\n\x07REPLACE\x10\x07\x12\n\n\x06UPDATE\x10\x08\x12\n\n\x06\x44\x45LETE\x10\t\x12\x07\n\x03SET\x10\n\x12\t\n\x05OTHER\x10\x0b\x12\x07\n\x03ROW\x10\x0c\x12\t\n\x05\x46IELD\x10\r\x12\r\n\tHEARTBEAT\x10\x0e\x12\t\n\x05VGTID\x10\x0f\x12\x0b\n\x07JOURNAL\x10\x10\x12\x0b\n\x07VERSION\x10\x11\x12\n\n\x06LASTPK\x10\x12\x12\r\n\tSAVEPOINT\x10\x13\x12\x12\n\x0e\x43OPY_COMPLETED\x10\x14\x12\x12\n\x0ePREVIOUS_GTIDS\x10\x15\x12\x0e\n\nROWS_QUERY\x10\x16*\'\n\rMigrationType\x12\n\n\x06TABLES\x10\x00\x12\n\n\x06SHARDS\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'invalidator.vstream.proto.vitess_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TABLETTYPE']._serialized_start=2053
-  _globals['_TABLETTYPE']._serialized_end=2123
-  _globals['_VEVENTTYPE']._serialized_start=2126
-  _globals['_VEVENTTYPE']._serialized_end=2431
-  _globals['_MIGRATIONTYPE']._serialized_start=2433
-  _globals['_MIGRATIONTYPE']._serialized_end=2472
+  _globals['_TABLETTYPE']._serialized_start=2113
+  _globals['_TABLETTYPE']._serialized_end=2183
+  _globals['_FIELDEVENTMODE']._serialized_start=2185
+  _globals['_FIELDEVENTMODE']._serialized_end=2239
+  _globals['_VEVENTTYPE']._serialized_start=2242
+  _globals['_VEVENTTYPE']._serialized_end=2547
+  _globals['_MIGRATIONTYPE']._serialized_start=2549
+  _globals['_MIGRATIONTYPE']._serialized_end=2588
   _globals['_VSTREAMREQUEST']._serialized_start=61
   _globals['_VSTREAMREQUEST']._serialized_end=257
   _globals['_VSTREAMRESPONSE']._serialized_start=259
@@ -50,25 +52,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TABLELASTPK']._serialized_start=649
   _globals['_TABLELASTPK']._serialized_end=682
   _globals['_FILTER']._serialized_start=684
-  _globals['_FILTER']._serialized_end=731
-  _globals['_RULE']._serialized_start=733
-  _globals['_RULE']._serialized_end=770
-  _globals['_VEVENT']._serialized_start=773
-  _globals['_VEVENT']._serialized_end=1133
-  _globals['_ROWEVENT']._serialized_start=1135
-  _globals['_ROWEVENT']._serialized_end=1248
-  _globals['_ROWCHANGE']._serialized_start=1251
-  _globals['_ROWCHANGE']._serialized_end=1442
-  _globals['_BITMAP']._serialized_start=1444
-  _globals['_BITMAP']._serialized_end=1481
-  _globals['_FIELDEVENT']._serialized_start=1484
-  _globals['_FIELDEVENT']._serialized_end=1622
-  _globals['_JOURNAL']._serialized_start=1625
-  _globals['_JOURNAL']._serialized_end=1848
-  _globals['_KEYSPACESHARD']._serialized_start=1850
-  _globals['_KEYSPACESHARD']._serialized_end=1898
-  _globals['_FIELD']._serialized_start=1900
-  _globals['_FIELD']._serialized_end=2011
-  _globals['_ROW']._serialized_start=2013
-  _globals['_ROW']._serialized_end=2051
+  _globals['_FILTER']._serialized_end=791
+  _globals['_RULE']._serialized_start=793
+  _globals['_RULE']._serialized_end=830
+  _globals['_VEVENT']._serialized_start=833
+  _globals['_VEVENT']._serialized_end=1193
+  _globals['_ROWEVENT']._serialized_start=1195
+  _globals['_ROWEVENT']._serialized_end=1308
+  _globals['_ROWCHANGE']._serialized_start=1311
+  _globals['_ROWCHANGE']._serialized_end=1502
+  _globals['_BITMAP']._serialized_start=1504
+  _globals['_BITMAP']._serialized_end=1541
+  _globals['_FIELDEVENT']._serialized_start=1544
+  _globals['_FIELDEVENT']._serialized_end=1682
+  _globals['_JOURNAL']._serialized_start=1685
+  _globals['_JOURNAL']._serialized_end=1908
+  _globals['_KEYSPACESHARD']._serialized_start=1910
+  _globals['_KEYSPACESHARD']._serialized_end=1958
+  _globals['_FIELD']._serialized_start=1960
+  _globals['_FIELD']._serialized_end=2071
+  _globals['_ROW']._serialized_start=2073
+  _globals['_ROW']._serialized_end=2111
 # @@protoc_insertion_point(module_scope)

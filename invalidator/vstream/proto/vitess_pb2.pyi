@@ -14,6 +14,11 @@ class TabletType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPLICA: _ClassVar[TabletType]
     RDONLY: _ClassVar[TabletType]
 
+class FieldEventMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ERR_ON_MISMATCH: _ClassVar[FieldEventMode]
+    BEST_EFFORT: _ClassVar[FieldEventMode]
+
 class VEventType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     UNKNOWN: _ClassVar[VEventType]
@@ -48,6 +53,8 @@ UNKNOWN_TABLET: TabletType
 PRIMARY: TabletType
 REPLICA: TabletType
 RDONLY: TabletType
+ERR_ON_MISMATCH: FieldEventMode
+BEST_EFFORT: FieldEventMode
 UNKNOWN: VEventType
 GTID: VEventType
 BEGIN: VEventType
@@ -131,10 +138,12 @@ class TableLastPK(_message.Message):
     def __init__(self, table_name: _Optional[str] = ...) -> None: ...
 
 class Filter(_message.Message):
-    __slots__ = ("rules",)
+    __slots__ = ("rules", "field_event_mode")
     RULES_FIELD_NUMBER: _ClassVar[int]
+    FIELD_EVENT_MODE_FIELD_NUMBER: _ClassVar[int]
     rules: _containers.RepeatedCompositeFieldContainer[Rule]
-    def __init__(self, rules: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ...) -> None: ...
+    field_event_mode: FieldEventMode
+    def __init__(self, rules: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., field_event_mode: _Optional[_Union[FieldEventMode, str]] = ...) -> None: ...
 
 class Rule(_message.Message):
     __slots__ = ("match", "filter")

@@ -46,7 +46,7 @@ class Failure(grpc.RpcError):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("code", "details", "kind"),
     [
-        (Code.UNAVAILABLE, "stream is older than the maximum stream age", SourceUnavailable),
+        (Code.UNAVAILABLE, "closing transport due to: connection error", SourceUnavailable),
         (Code.UNAVAILABLE, "keepalive watchdog timeout", SourceUnavailable),
         (Code.UNAVAILABLE, "GOAWAY received", SourceUnavailable),
         (Code.UNAVAILABLE, "failed to connect to all addresses; Connection refused", SourceUnavailable),

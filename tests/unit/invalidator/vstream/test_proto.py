@@ -25,7 +25,7 @@ PUBLISHED = {
     "VGtid": "1 shard_gtids ShardGtid*",
     "ShardGtid": "1 keyspace string; 2 shard string; 3 gtid string; 4 table_p_ks TableLastPK*",
     "TableLastPK": "1 table_name string",
-    "Filter": "1 rules Rule*",
+    "Filter": "1 rules Rule*; 2 field_event_mode enum",
     "Rule": "1 match string; 2 filter string",
     "VEvent": "1 type enum; 2 timestamp int64; 4 statement string; 5 row_event RowEvent; 6 field_event FieldEvent;"
     " 7 vgtid VGtid; 8 journal Journal; 9 dml string; 20 current_time int64; 22 keyspace string; 23 shard string;"
@@ -48,6 +48,7 @@ PUBLISHED_ENUMS = {
     "VEventType": "UNKNOWN GTID BEGIN COMMIT ROLLBACK DDL INSERT REPLACE UPDATE DELETE SET OTHER ROW FIELD HEARTBEAT"
     " VGTID JOURNAL VERSION LASTPK SAVEPOINT COPY_COMPLETED PREVIOUS_GTIDS ROWS_QUERY",
     "MigrationType": "TABLES SHARDS",
+    "FieldEventMode": "ERR_ON_MISMATCH BEST_EFFORT",
 }
 NAMES = {
     value: name.removeprefix("TYPE_").lower()
