@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import pymysql
@@ -540,8 +540,7 @@ class VitessShardDatabase(ShardDatabase):
 
     def __init__(self, flavor: str, shard: Shard, *, timeout_seconds: float = 5.0) -> None:
         super().__init__(flavor, shard, timeout_seconds=timeout_seconds)
-        assert shard.vtgate is not None, "checked when the configuration was read"
-        self._target = VitessShard(shard.vtgate.keyspace, shard.name, shard.lineage, shard.vtgate.tablet_type)
+        self._target = VitessShard.of(shard)
 
     def query(
         self,
@@ -575,6 +574,9 @@ class VitessShardDatabase(ShardDatabase):
         """The rows of a table, and the token that was read before them on the same tablet."""
         sql = f"SELECT * FROM {table} WHERE {condition}"
         return self.snapshot(lambda connection: connection.query(sql, params))
+
+    def _connect(self, address: ServerAddress) -> Connection:
+        return super()._connect(replace(address, database=self._target.target))
 
     def _set_up(self, connection: Connection) -> None:
         """Nothing: vtgate chooses the isolation."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
-from freshness.database.connection import Connection, read_rows
+from freshness.config.settings import ServerAddress, Shard
+from freshness.database.connection import Connection, connect, read_rows, translated
 from freshness.errors import ConfigError
+from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, parse_token
 
@@ -44,6 +46,12 @@ class VitessShard:
     tablet_type: Literal["primary", "replica", "rdonly"] = "replica"
     tablet: str = ""
 
+    @classmethod
+    def of(cls, shard: Shard) -> VitessShard:
+        """A shard of the configuration, on the tablets that its stream is of."""
+        assert shard.vtgate is not None, "checked when the configuration was read"
+        return cls(shard.vtgate.keyspace, shard.name, shard.lineage, shard.vtgate.tablet_type)
+
     def __post_init__(self) -> None:
         for name in (self.keyspace, self.shard, *([self.tablet] if self.tablet else [])):
             if not _NAME.fullmatch(name):
@@ -57,6 +65,28 @@ class VitessShard:
         """``keyspace:shard@type``: the name of the database, to vtgate."""
         tablet = f"|{self.tablet}" if self.tablet else ""
         return f"{self.keyspace}:{self.shard}@{self.tablet_type}{tablet}"
+
+
+def readable(shard: Shard) -> ServerAddress:
+    """vtgate's MySQL port, for reads of that shard. The target is the database from the beginning: with the keyspace
+    alone vtgate sets a session up on the primary of another shard, which may be down."""
+    return replace(shard.primary, database=VitessShard.of(shard).target)
+
+
+def read_purged(shard: Shard) -> Position:
+    """What a tablet of the shard, of the type that its stream is of, has in no binary log any more.
+
+    Raises `SourceUnavailable`, `SourceUnsuitable`.
+    """
+    address = readable(shard)
+    connection = connect(address)
+    try:
+        [(text,)] = read_rows(connection, "SELECT @@global.gtid_purged")
+        return parse_position(_FLAVOR, str(text))
+    except Exception as error:
+        raise translated(error, address, "reading what was purged") from error
+    finally:
+        connection.close()
 
 
 def read_with_token(

@@ -138,6 +138,18 @@ def test_a_silent_vtgate_is_given_up() -> None:
         assert "not even a heartbeat" in error.message
 
 
+def test_a_stream_with_nothing_but_heartbeats_of_vtgate_is_opened_again() -> None:
+    """vtgate beats also while it looks for a tablet."""
+    script: Script = [transaction(11), heartbeat(), Hold()]
+    with Vtgate(then=script) as vtgate, source_of(vtgate, idle_seconds=0.5) as source:
+        done, error = read_to_end(source)
+        assert len(done) == 1
+        assert type(error) is SourceUnavailable
+        assert "nothing came but heartbeats of vtgate" in error.message
+        source.open(up_to(10))
+        assert len(take(source, 1)) == 1
+
+
 def test_heartbeats_of_vtgate_are_signs_of_life_and_nothing_else() -> None:
     hold = Hold()
     with Vtgate([hold, heartbeat(), Hold()]) as vtgate, source_of(vtgate) as source:

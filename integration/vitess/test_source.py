@@ -373,6 +373,30 @@ def test_a_stream_gets_past_rows_from_before_a_ddl() -> None:
     assert "@1" in done[1].reasons[0]
 
 
+NO_TABLET = Fail(
+    Code.CANCELLED,
+    "failed to find a REPLICA tablet for VStream in shop/-80 within the zone1 cell(s): context has expired",
+)
+
+
+@pytest.mark.parametrize(
+    ("purged", "kind"),
+    [(up_to(9), SourceUnavailable), (up_to(10), SourceUnavailable), (up_to(12), HistoryPurged)],
+)
+def test_a_purged_history_is_noticed_where_vtgate_only_finds_no_tablet(
+    purged: MysqlGtidSet, kind: type[FreshnessError]
+) -> None:
+    """vtgate leaves tablets that have purged the position out of its search, and keeps their word to itself."""
+    with Vtgate([NO_TABLET]) as vtgate:
+        source = VStreamSource(address_of(vtgate), SHARD, TABLES, read_purged=lambda: purged)
+        source.open(up_to(10))
+        _, error = read_to_end(source)
+        source.close()
+    assert isinstance(error, kind)
+    assert isinstance(error, HistoryPurged) == (kind is HistoryPurged)
+    assert "failed to find a REPLICA tablet" in error.message
+
+
 def test_an_empty_start_is_never_sent() -> None:
     """vtgate would copy the tables."""
     with Vtgate() as vtgate:

@@ -39,7 +39,7 @@ from freshness.algorithm.rule import (
 )
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, match_keys, quote_name, read_rows, translated
-from freshness.database.vitess import VitessShard, read_with_token
+from freshness.database.vitess import VitessShard, read_with_token, readable
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
@@ -194,11 +194,10 @@ def _servers_read(shard: Shard) -> Sequence[ServerAddress]:
 
 def _read_token(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
     """The token that a read from that server would have now. Raises `SourceUnavailable` and `SourceUnsuitable`."""
-    connection = connect(server)
+    connection = connect(server if shard.vtgate is None else readable(shard))
     try:
         if shard.vtgate is not None:
-            target = VitessShard(shard.vtgate.keyspace, shard.name, shard.lineage, shard.vtgate.tablet_type)
-            token = read_with_token(connection, target, lambda _: None)[1]
+            token = read_with_token(connection, VitessShard.of(shard), lambda _: None)[1]
         else:
             flavor = keyspace.gtid_flavor
             token = parse_token(flavor, shard.lineage, shard.name, read_rows(connection, token_sql(flavor)))

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
@@ -21,12 +22,12 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import ConfirmSuccession
 from freshness.algorithm.witness import Witness
 from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
-from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import connect
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
 from freshness.database.schema import find_cascades
+from freshness.database.vitess import read_purged
 from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
@@ -197,7 +198,7 @@ class ShardWorker:
     def _create_source(self, cascades: Cascades) -> Source:
         task = self.assignment
         if task.shard.vtgate is not None:
-            return _open_vstream(task.shard.vtgate, task.shard.name, task.definitions)
+            return _open_vstream(task.shard, task.definitions)
 
         def of(server: ServerAddress) -> Source:
             return BinlogSource(
@@ -356,7 +357,7 @@ class MetricsObserver(LoopObserver):
         log.error("%s", self._missing)
 
 
-def _open_vstream(vtgate: VtgateAddress, shard: str, registry: Mapping[str, ObjectDefinition]) -> Source:
+def _open_vstream(shard: Shard, registry: Mapping[str, ObjectDefinition]) -> Source:
     """A source that asks for the key columns of each table alone. Raises `ConfigError` where grpcio is missing."""
     try:
         from invalidator.vstream.source import VStreamSource
@@ -369,7 +370,9 @@ def _open_vstream(vtgate: VtgateAddress, shard: str, registry: Mapping[str, Obje
     for definition in registry.values():
         for table, keys in definition.columns_by_table.items():
             columns.setdefault(table, set()).update(column.name for column in keys)
-    return VStreamSource(vtgate, shard, {table: sorted(names) for table, names in columns.items()})
+    assert shard.vtgate is not None, "this is for keyspaces of Vitess"
+    tables = {table: sorted(names) for table, names in columns.items()}
+    return VStreamSource(shard.vtgate, shard.name, tables, read_purged=partial(read_purged, shard))
 
 
 def _answerer(driver: BlockingDriver, source: Source, epochs: HeartbeatWriter) -> Callable[[LoopStep], Any]:

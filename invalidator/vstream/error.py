@@ -33,6 +33,7 @@ _PARTIAL_IMAGE = re.compile(r"partial row image encountered", re.IGNORECASE)
 _TLS = re.compile(r"SSL_ERROR_SSL|CERTIFICATE_VERIFY_FAILED|not in peer certificate", re.IGNORECASE)
 _UNDECODABLE = re.compile(r"deserializing response", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
+_NO_TABLET = re.compile(r"failed to find a \w+ tablet", re.IGNORECASE)
 _UNFIT_COLUMNS = re.compile(
     r"cannot use column names in vstream filter|column \S+ not found|cannot determine table columns",
     re.IGNORECASE,
@@ -45,6 +46,11 @@ _SHOWN_CHARACTERS_MAX = 400
 class ColumnsUnfit(SourceUnavailable):
     """The columns that were asked for are not those that a table had when its rows were written: a stream that asks
     for all columns gets past it."""
+
+
+class NoTablet(SourceUnavailable):
+    """vtgate has found no tablet for the stream. It leaves out those that lack the position, and those that have
+    purged it: of a shard with one or two tablets it says no more than this."""
 
 
 def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:
@@ -96,6 +102,11 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
             said,
             hint="rows from before a DDL: it is opened again with all columns; vttablets with --track-schema-versions"
             " know the former ones",
+        )
+    if _NO_TABLET.search(details):
+        return NoTablet(
+            said,
+            hint="are tablets of that type serving, and do they have what comes after the start position?",
         )
     if _NO_KEYSPACE.search(details):
         return SourceUnsuitable(said, hint="vtgate knows no such keyspace: check its name")

@@ -74,7 +74,10 @@ class Splitter:
 
 
 class VStreamReader:
-    """The thread that receives, decodes, and puts into the mailbox, until an error or `stop`."""
+    """The thread that receives, decodes, and puts into the mailbox, until an error or `stop`.
+
+    ``heard_at``: when something came last. ``event_at``: the same without vtgate's own heartbeats.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class VStreamReader:
         mailbox: Mailbox[ShardTransaction],
     ) -> None:
         self.mailbox = mailbox
-        self.heard_at = time.monotonic()
+        self.heard_at = self.event_at = time.monotonic()
         self._address = address
         self._channel = channel
         self._call = call
@@ -110,6 +113,8 @@ class VStreamReader:
                         if not self.mailbox.put([done]):
                             return
                 self.heard_at = time.monotonic()  # not before: waiting for room in the mailbox is no silence
+                if any(event.type != pb.HEARTBEAT for event in response.events):
+                    self.event_at = self.heard_at
             raise ended(self._address)
         except Exception as error:  # noqa: BLE001 - it must reach the caller, whatever it is
             self.mailbox.fail(self._describe(error))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
@@ -25,7 +25,7 @@ from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
 from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
 from invalidator.vstream.channel import open_channel, wait_connected
-from invalidator.vstream.error import ColumnsUnfit, translated
+from invalidator.vstream.error import ColumnsUnfit, NoTablet, translated
 from invalidator.vstream.position import format_gtid, parse_gtid
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.reader import ShardTransaction, Splitter, VStreamReader, ended
@@ -34,6 +34,10 @@ from invalidator.vstream.transaction import BOUNDS, Bounds, ShardAssembler
 METHOD: Final = "/vtgateservice.Vitess/VStream"
 SILENCE_SECONDS: Final = 15.0
 """A stream on which not even a heartbeat of vtgate's came for so long is given up."""
+
+IDLE_SECONDS: Final = 30.0
+"""A stream that brought nothing but vtgate's heartbeats for so long is given up. Each shard has heartbeats of ours.
+vtgate beats also while it looks for a tablet, or waits for one that is late: a new stream may find one at once."""
 
 CURRENT_SECONDS: Final = 30.0
 
@@ -51,6 +55,7 @@ class VStream:
         key_range: str = "",
         heartbeat_table: str = HEARTBEAT_TABLE,
         silence_seconds: float = SILENCE_SECONDS,
+        idle_seconds: float = IDLE_SECONDS,
         bounds: Bounds = BOUNDS,
         transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
         rows_queued_max: int = ROWS_QUEUED_MAX,
@@ -66,6 +71,7 @@ class VStream:
         self._key_range = key_range
         self._heartbeat_table = heartbeat_table
         self._silence_seconds = silence_seconds
+        self._idle_seconds = idle_seconds
         self._bounds = bounds
         self._mailbox_bounds = (transactions_queued_max, rows_queued_max, bytes_queued_max)
         self._reader: VStreamReader | None = None
@@ -125,10 +131,17 @@ class VStream:
             raise
         if taken:
             self._asks_whole_rows = False
-        if not taken and time.monotonic() - reader.heard_at > self._silence_seconds:
+        now = time.monotonic()
+        if not taken and now - reader.heard_at > self._silence_seconds:
             raise SourceUnavailable(
                 f"{self._address}: nothing came for {self._silence_seconds:g} s, not even a heartbeat of vtgate",
                 hint="is vtgate hung, or the network cut?",
+            )
+        if not taken and now - reader.event_at > self._idle_seconds:
+            raise SourceUnavailable(
+                f"{self._address}: for {self._idle_seconds:g} s nothing came but heartbeats of vtgate, though"
+                " heartbeats of ours are written",
+                hint="opened again, since vtgate may have found no tablet, or one that is late",
             )
         for shard, transaction in taken:
             self._positions[shard] = self._positions[shard].union(transaction.position)
@@ -212,12 +225,22 @@ class VStream:
 
 
 class VStreamSource:
-    """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: those of `VStream`."""
+    """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: those of `VStream`.
+
+    ``read_purged``: what its tablets have in no log any more, asked where vtgate finds none for the stream.
+    """
 
     def __init__(
-        self, address: VtgateAddress, shard: str, tables: Mapping[str, Iterable[str]], **options: Any
+        self,
+        address: VtgateAddress,
+        shard: str,
+        tables: Mapping[str, Iterable[str]],
+        *,
+        read_purged: Callable[[], Position] | None = None,
+        **options: Any,
     ) -> None:
         self._shard = shard
+        self._read_purged = read_purged
         self._stream = VStream(address, tables, **options)
 
     def open(self, start: Position) -> None:
@@ -226,7 +249,22 @@ class VStreamSource:
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
         """See `Source.poll`. Raises `ShardsMoved` and `SourceUnsuitable`, too."""
-        return [each.transaction for each in self._stream.poll(timeout_seconds, transactions_max)]
+        try:
+            return [each.transaction for each in self._stream.poll(timeout_seconds, transactions_max)]
+        except NoTablet as error:
+            self._require_history(error)
+            raise
+
+    def _require_history(self, error: NoTablet) -> None:
+        if self._read_purged is None:
+            return
+        position, purged = self._stream.positions[self._shard], self._read_purged()
+        if not position.contains(purged):
+            raise HistoryPurged(
+                f"shard {self._shard}: its tablets have purged {str(purged.subtract(position))[:200]}, which the"
+                f" stream has yet to bring; vtgate says: {error.message}",
+                hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
+            ) from error
 
     def close(self) -> None:
         """See `Source.close`. Returns within `JOIN_SECONDS`."""

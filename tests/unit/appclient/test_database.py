@@ -21,6 +21,7 @@ from appclient.database import (
     _Raised,
 )
 from freshness.config.settings import Keyspace, ServerAddress, Shard
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import ConfigError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
 
 FIRST, SECOND, PRIMARY = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2"), ServerAddress("10.0.0.9")
@@ -149,6 +150,15 @@ def test_without_replicas_the_primary_is_asked_once(servers: Servers) -> None:
     with pytest.raises(SourceUnavailable) as caught:
         database.run(host)
     assert caught.value.message.count(PRIMARY.host) == 1
+
+
+def test_a_session_behind_vtgate_begins_on_the_shard_that_it_reads(servers: Servers) -> None:
+    """With the keyspace alone as its database, vtgate would set it up on the primary of another shard."""
+    vtgate = VtgateAddress("gate", "shop", tablet_type="rdonly")
+    shard = Shard(primary=PRIMARY, name="80-", lineage="shop/80-", vtgate=vtgate)
+    keyspace = Keyspace(name="shop", flavor="vitess", shards=(shard,))
+    assert Database(keyspace).find_shard("80-").run(host) == PRIMARY.host
+    assert [each.address.database for each in servers.made] == ["shop:80-@rdonly"]
 
 
 def test_a_primary_that_refuses_the_account_does_not_hide_that_the_replicas_are_down(
