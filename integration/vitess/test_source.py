@@ -100,7 +100,7 @@ SHAPES: dict[str, tuple[list[Any], list[tuple[int, int, set[str]]]]] = {
         [ddl(11, "RENAME TABLE `customers` TO `_vt_x`, `_vt_y` TO `customers`")],
         [(11, 0, {"customers"})],
     ),
-    "OTHER": ([other(11)], [(11, 0, set())]),
+    "OTHER": ([other(11)], [(11, 0, {"customers", "orders"})]),
     "the position that a stream from current begins with": ([other(10), transaction(11)], [(11, 0, set())]),
     "VGTID alone": ([response(vgtid(11)), transaction(12)], [(11, 0, set()), (12, 0, set())]),
     "vtgate's heartbeats": ([heartbeat(), transaction(11), heartbeat()], [(11, 0, set())]),

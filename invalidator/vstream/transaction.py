@@ -53,7 +53,8 @@ BOUNDS: Final = Bounds()
 
 @dataclass(slots=True)
 class _Group:
-    """The transaction that is being read. Without ``in_transaction``: a VGTID that waits for its DDL or OTHER."""
+    """The transaction that is being read. Without ``in_transaction``: a VGTID that waits for its DDL or OTHER.
+    ``is_untold``: it has a statement that nobody can see."""
 
     in_transaction: bool
     timestamp_us: int = 0
@@ -65,6 +66,7 @@ class _Group:
     raised: set[str] = field(default_factory=set)
     heartbeats: deque[Heartbeat] = field(default_factory=lambda: deque(maxlen=HEARTBEATS_MAX))
     reasons: list[str] = field(default_factory=list)
+    is_untold: bool = False
 
     @property
     def is_void(self) -> bool:
@@ -239,7 +241,8 @@ class ShardAssembler:
         )
 
     def _add_statement(self, event: pb.VEvent) -> list[Transaction]:
-        """DDL, and what is known of others. A statement without text changes no rows."""
+        """DDL, and what is known of others. vttablet sends OTHER without text for statements like GRANT, but also for
+        DDL of which it sees no table of ours: `ALTER TABLE x RENAME TO ours`, `EXCHANGE PARTITION … WITH TABLE ours`."""
         sql = event.statement or event.dml
         kind = pb.VEventType.Name(event.type)
         if self._group is None:
@@ -252,6 +255,8 @@ class ShardAssembler:
                 tables_changed_by(sql, self._keyspace, self._keyspace, self._tables) if sql else self._tables
             )
             group.raise_tables(tables, f"{kind}: {' '.join(sql[:120].split())}")
+        else:
+            group.is_untold = True
         return [] if group.in_transaction else self._finish(group)
 
     def _finish(self, group: _Group) -> list[Transaction]:
@@ -270,6 +275,8 @@ class ShardAssembler:
             raise self._stopped("a transaction with rows came without its position (VGTID)")
         if added.is_empty and group.is_void:
             return []
+        if group.is_untold:
+            group.raise_tables(self._tables, "OTHER: a statement whose text vttablet keeps back")
         position = added if own is None else own
         if position.is_empty:
             raise self._stopped("a transaction with rows did not move the position (VGTID)")

@@ -156,8 +156,12 @@ def test_a_vgtid_alone_moves_the_position_when_something_follows() -> None:
     assert [each.position for each in play(response(vgtid(11)), transaction(12))] == [number(11), number(12)]
 
 
-def test_other_moves_the_position() -> None:
-    assert play(other(11)) == [Transaction(number(11), 1_700_000_000_000_000)]
+def test_other_may_be_ddl_of_any_table() -> None:
+    """vttablet keeps the text back where the statement's main table is none of ours: ALTER TABLE x RENAME TO ours."""
+    (done,) = play(other(11))
+    assert (done.position, done.timestamp_us) == (number(11), 1_700_000_000_000_000)
+    assert done.raised_tables == {"customers", "orders"}
+    assert "keeps back" in done.reasons[0]
 
 
 def test_rollback_delivers_what_cannot_be_rolled_back() -> None:
