@@ -242,7 +242,7 @@ class ShardAssembler:
 
     def _add_statement(self, event: pb.VEvent) -> list[Transaction]:
         """DDL, and what is known of others. vttablet sends OTHER without text for statements like GRANT, but also for
-        DDL of which it sees no table of ours: `ALTER TABLE x RENAME TO ours`, `EXCHANGE PARTITION … WITH TABLE ours`."""
+        DDL whose main table is not ours: `ALTER TABLE x RENAME TO ours`, `EXCHANGE PARTITION … WITH TABLE ours`."""
         sql = event.statement or event.dml
         kind = pb.VEventType.Name(event.type)
         if self._group is None:

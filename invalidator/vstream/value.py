@@ -59,6 +59,12 @@ def find_decoder(field: pb.Field, *, has_labels: bool) -> Decoder:
 
 
 def _choose(field: pb.Field, has_labels: bool) -> Decoder:
+    # With a binary collation Vitess calls them BINARY, and sends their labels all the same
+    declared = field.column_type.lstrip()[:5].lower()
+    if declared == "enum(" or field.type == ENUM:
+        return _enum_decoder(_read_labels(field.column_type), has_labels)
+    if declared[:4] == "set(" or field.type == SET:
+        return _set_decoder(_read_labels(field.column_type), has_labels)
     known = _BY_TYPE.get(field.type)
     if known is not None:
         return known
@@ -71,10 +77,6 @@ def _choose(field: pb.Field, has_labels: bool) -> Decoder:
         return lambda data: read_text(data.rstrip(b"\0"))
     if field.type == BIT:
         return lambda data: _read_bits(data, field.column_length)
-    if field.type == ENUM:
-        return _enum_decoder(_read_labels(field.column_type), has_labels)
-    if field.type == SET:
-        return _set_decoder(_read_labels(field.column_type), has_labels)
     return lambda data: UNREADABLE
 
 

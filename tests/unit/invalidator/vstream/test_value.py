@@ -12,7 +12,7 @@ import pytest
 from freshness.stream.source import UNREADABLE
 from integration.servers.vtgate import column
 from invalidator.vstream.proto import vitess_pb2 as pb
-from invalidator.vstream.value import find_decoder
+from invalidator.vstream.value import BINARY, find_decoder
 
 
 def decoded(kind: int, data: bytes, *, has_labels: bool = True, **parts: Any) -> object:
@@ -147,6 +147,14 @@ def test_enum_by_number(number: int, label: str) -> None:
 def test_enum_by_a_number_that_has_no_label_is_unreadable(column_type: str) -> None:
     assert decoded(2074, b"6", has_labels=False, column_type=column_type) is UNREADABLE
     assert decoded(2074, b"-1", has_labels=False, column_type=column_type) is UNREADABLE
+
+
+@pytest.mark.parametrize("collation", [47, 63, 46])  # latin1_bin, binary, utf8mb4_bin
+def test_enum_and_set_with_a_binary_collation(collation: int) -> None:
+    """Vitess calls them BINARY; their labels come in UTF-8, whatever the column's character set."""
+    assert decoded(BINARY, "größer".encode(), column_type="enum('größer')", charset=collation) == "größer"
+    members = "SET('größer','b')"
+    assert decoded(BINARY, "größer,b".encode(), column_type=members, charset=collation) == {"größer", "b"}
 
 
 def test_enum_by_label() -> None:
