@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, server_identity, translated
 from freshness.errors import FormatError, SourceUnsuitable
-from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE
+from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE, topology_row
 from freshness.stream.source import Heartbeat
 
 Result = TypeVar("Result")
@@ -40,8 +40,14 @@ _CREATE_EPOCH = f"INSERT IGNORE INTO {HEARTBEAT_TABLE} VALUES ('{EPOCH_ROW}', 0,
 _BEAT = f"""INSERT INTO {HEARTBEAT_TABLE} (id, sequence, min_us, max_us, epoch, watermark)
 SELECT %(id)s, %(sequence)s, %(min_us)s, %(max_us)s, origin.epoch, %(watermark)s
 FROM {HEARTBEAT_TABLE} AS origin WHERE origin.id = '{EPOCH_ROW}'
+  AND NOT EXISTS (SELECT * FROM {HEARTBEAT_TABLE} AS present
+    WHERE present.id = %(topology_row)s AND present.sequence > %(topology)s)
 ON DUPLICATE KEY UPDATE sequence = %(sequence)s, min_us = %(min_us)s, max_us = %(max_us)s,
   epoch = origin.epoch, watermark = %(watermark)s"""
+
+_RAISE_TOPOLOGY = f"""INSERT INTO {HEARTBEAT_TABLE} (id, sequence, min_us, max_us, epoch, watermark)
+VALUES (%(topology_row)s, %(topology)s, 0, {1 << 62}, 0, '')
+ON DUPLICATE KEY UPDATE sequence = GREATEST(sequence, %(topology)s)"""
 
 
 def _now_us() -> int:
@@ -57,7 +63,8 @@ class HeartbeatWriter:
     """Writes one invalidator's row to the primary. Not thread-safe.
 
     ``instance`` must be unique among the invalidators of this database: two of one name would count each other's
-    row as their own round trip (F71).
+    row as their own round trip (F71). ``topology``: the number of the configuration for ``namespace``. Where a later
+    one is in force nothing is written, so that an invalidator with a former file vouches for no node (F102).
     """
 
     def __init__(
@@ -67,6 +74,8 @@ class HeartbeatWriter:
         instance: str,
         clock_error_seconds: float,
         *,
+        namespace: str = "",
+        topology: int = 1,
         timeout_seconds: float = 5.0,
         now_us: Callable[[], int] = _now_us,
     ) -> None:
@@ -82,6 +91,7 @@ class HeartbeatWriter:
         self._address = address
         self._flavor = flavor
         self._instance = instance
+        self._deployment: dict[str, Any] = {"topology_row": topology_row(namespace), "topology": topology}
         self._clock_error_us = round(clock_error_seconds * 1_000_000)
         self._timeout_seconds = timeout_seconds
         self._now_us = now_us
@@ -89,12 +99,15 @@ class HeartbeatWriter:
         self._sequence: int | None = None
 
     def prepare(self) -> None:
-        """Create the table and the epoch row where they are missing; delete rows that are a day old.
+        """Create the table and the epoch row where they are missing; put the number of the topology in force; delete
+        rows that are a day old.
 
         Raises `SourceUnavailable`, or `SourceUnsuitable` where the account lacks a privilege.
         """
         self._execute(_CREATE)
         self._execute(_CREATE_EPOCH)
+        if self._deployment["topology"] != 1:
+            self._execute(_RAISE_TOPOLOGY, self._deployment)
         self._execute(
             f"DELETE FROM {HEARTBEAT_TABLE} WHERE id NOT IN (%s, %s) AND max_us < %s",
             (EPOCH_ROW, self._instance, self._now_us() - ABANDONED_AFTER_US),
@@ -107,7 +120,14 @@ class HeartbeatWriter:
         Raises as `prepare`: the account lacks a privilege, or the server is read-only.
         """
         self._execute("PREPARE freshness_rehearsal FROM %s", (_CREATE,))  # refused where CREATE would be
-        row = {"id": self._instance, "sequence": 0, "min_us": 0, "max_us": 0, "watermark": ""}
+        row = {
+            "id": self._instance,
+            "sequence": 0,
+            "min_us": 0,
+            "max_us": 0,
+            "watermark": "",
+            **self._deployment,
+        }
         for sql, parameters in (
             (f"SELECT epoch FROM {HEARTBEAT_TABLE} WHERE id = %(id)s", row),
             (_BEAT, row),
@@ -157,13 +177,27 @@ class HeartbeatWriter:
             "min_us": now_us - self._clock_error_us,
             "max_us": now_us + self._clock_error_us,
             "watermark": self._read_watermark(),
+            **self._deployment,
         }
         if self._execute(_BEAT, parameters)[1] == 0:
+            self._require_topology()
             raise SourceUnsuitable(
                 f"{self._address.host}:{self._address.port}: {HEARTBEAT_TABLE} has no row {EPOCH_ROW!r}",
                 hint="its epoch is unknown: restore the row with a higher epoch than ever before",
             )
         return sequence
+
+    def _require_topology(self) -> None:
+        rows, _ = self._execute(
+            f"SELECT sequence FROM {HEARTBEAT_TABLE} WHERE id = %s", (self._deployment["topology_row"],)
+        )
+        own = self._deployment["topology"]
+        if rows and int(rows[0][0]) > own:
+            raise SourceUnsuitable(
+                f"{self._address.host}:{self._address.port}: topology {rows[0][0]} is in force, this process has "
+                f"topology {own}",
+                hint="load the present freshness.toml; a former topology is never served again",
+            )
 
     def epoch(self) -> int:
         """The epoch that is in force on the primary. Raises as `beat`."""

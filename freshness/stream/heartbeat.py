@@ -17,6 +17,17 @@ from freshness.position.token import EventToken
 HEARTBEAT_TABLE: Final = "freshness_heartbeat"
 EPOCH_ROW: Final = "epoch"
 
+
+def topology_row(namespace: str) -> str:
+    """The row whose ``sequence`` is the number of the topology that is in force for a namespace (F102)."""
+    return f"={namespace}"
+
+
+def is_beat(row_id: object) -> bool:
+    """Whether a row of the heartbeat table is that of an invalidator."""
+    return row_id != EPOCH_ROW and not str(row_id).startswith("=")
+
+
 _VISIBLE: Final = {
     # In any role: updated after the engine commit.
     "mysql": "@@global.gtid_executed",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from freshness.config.settings import ServerAddress
+from freshness.database import heartbeat
 from freshness.database.heartbeat import ABANDONED_AFTER_US, HeartbeatWriter, parse_heartbeat
 from freshness.errors import FormatError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.position import parse_position
@@ -74,6 +75,45 @@ def test_the_watermark_is_the_previous_beat_of_this_session(server: DatabaseServ
     reconnected.beat()
     assert rows_of(server)["one"][4] == ""
     reconnected.close()
+
+
+def test_a_former_topology_beats_no_more(server: DatabaseServer) -> None:
+    """F102: an invalidator with a former file gets no heartbeat, so it opens no node, whatever nodes have lost."""
+    former = writer_of(server, "former", namespace="shop")
+    elsewhere = writer_of(server, "elsewhere", namespace="other")
+    present = writer_of(server, "present", namespace="shop", topology=3)
+    former.prepare()
+    elsewhere.prepare()
+    assert (former.beat(), elsewhere.beat()) == (1, 1)
+    present.prepare()
+    before = rows_of(server)
+    with pytest.raises(
+        SourceUnsuitable, match=r"topology 3 is in force, this process has topology 1"
+    ) as raised:
+        former.beat()
+    assert "load the present freshness.toml" in raised.value.hint
+    assert rows_of(server) == before
+    assert (present.beat(), elsewhere.beat()) == (1, 2)
+    again = writer_of(server, "again", namespace="shop", topology=2)
+    again.prepare()
+    with pytest.raises(SourceUnsuitable, match="topology 3 is in force"):
+        again.beat()
+    present.prepare()
+    assert present.beat() == 2
+    for writer in (former, elsewhere, present, again):
+        writer.close()
+
+
+def test_without_the_number_in_force_a_former_topology_would_beat(
+    server: DatabaseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = writer_of(server, "former", namespace="shop")
+    present = writer_of(server, "present", namespace="shop", topology=3)
+    monkeypatch.setattr(heartbeat, "_RAISE_TOPOLOGY", "DO 0")
+    present.prepare()
+    assert former.beat() == 1
+    former.close()
+    present.close()
 
 
 def test_rows_of_the_long_gone_are_deleted(server: DatabaseServer) -> None:

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
-from freshness.stream.heartbeat import EPOCH_ROW
+from freshness.stream.heartbeat import is_beat
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
 from invalidator.binlog.wire.event import GroupStart
@@ -297,7 +297,7 @@ class TransactionAssembler:
             if change.after is None:
                 continue
             row = {**(change.before or {}), **change.after}
-            if row.get("id") == EPOCH_ROW:
+            if not is_beat(row.get("id")):
                 continue
             try:
                 group.heartbeats.append(parse_heartbeat(row))

@@ -126,7 +126,14 @@ class ShardWorker:
         shard, flavor = task.shard, task.flavor
         cascades = self._check()
         instance = new_instance()
-        heartbeats = HeartbeatWriter(shard.writable, flavor, instance, task.stream.clock_error_seconds)
+        heartbeats = HeartbeatWriter(
+            shard.writable,
+            flavor,
+            instance,
+            task.stream.clock_error_seconds,
+            namespace=task.cache.namespace,
+            topology=task.topology,
+        )
         has_heartbeats = self._prepare(heartbeats)
         # On a connection of its own: the heartbeats' one is in use by the thread of the pulse
         epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)

@@ -16,7 +16,7 @@ from typing import Final
 from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
 from freshness.position import MysqlGtidSet, Position
-from freshness.stream.heartbeat import EPOCH_ROW
+from freshness.stream.heartbeat import is_beat
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.mailbox import TRANSACTION_ROWS_MAX
 from invalidator.statement import tables_changed_by
@@ -213,7 +213,7 @@ class ShardAssembler:
                 instance, bytes
             ):  # the column has a binary collation, which some versions call bytes
                 row["id"] = instance.decode("ascii", "replace")
-            if change.after is None or row.get("id") == EPOCH_ROW:
+            if change.after is None or not is_beat(row.get("id")):
                 continue
             try:
                 group.heartbeats.append(parse_heartbeat(row))

@@ -117,7 +117,14 @@ class Keeper:
     def _open(self, config: Config, flavor: GtidFlavor, shard: Shard, keyspace: str) -> LineageKeeper:
         cache = config.cache
         instance = new_instance()
-        writer = HeartbeatWriter(shard.writable, flavor, instance, config.stream.clock_error_seconds)
+        writer = HeartbeatWriter(
+            shard.writable,
+            flavor,
+            instance,
+            config.stream.clock_error_seconds,
+            namespace=cache.namespace,
+            topology=config.topology,
+        )
         writer.prepare()
         epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)
         primary = Primary(shard.writable, flavor, epochs.epoch)

@@ -75,6 +75,7 @@ from freshness.algorithm.rule import (
 )
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.settings import CacheConfig, ServerAddress
+from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import FormatError, MembershipLost
 from freshness.keys.keycolumn import KeyColumn
 from freshness.nodes.memory import MemoryStore
@@ -586,9 +587,17 @@ def _new_primary_trusted() -> Planted:
 
 @contextlib.contextmanager
 def _topology_ignored() -> Iterator[None]:
+    """By the records and by the heartbeats: either alone is enough, as long as a node keeps its memory."""
+    original = HeartbeatWriter.beat
+
+    def beat(self: HeartbeatWriter, sequence: int | None = None) -> int:
+        self._deployment["topology"] = 1 << 31
+        return original(self, sequence)
+
     with (
         _patch(freshness.algorithm.membership, "require_topology", lambda *_: None),
         _patch(freshness.algorithm.admission, "require_topology", lambda *_: None),
+        _patch(HeartbeatWriter, "beat", beat),
     ):
         yield
 
@@ -926,8 +935,8 @@ KNOWN_SEEDS: Final[dict[str, int]] = {
     "lapse and life ignored": 5,
     "record put back from memory": 29,
     "opened before it caught up": 303,
-    "tenure ignored": 1287,
-    "topology ignored": 599,
+    "tenure ignored": 3941,
+    "topology ignored": 294,
     "object coverage ignored": 181,
     "table floor acknowledged at once": 1,
     "revived without sending again": 18,

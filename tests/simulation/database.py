@@ -115,6 +115,8 @@ class Shard:
     epoch: int = 1
     number: int = 0
     find_row: Callable[[Any], int] = int
+    topology: int = 1
+    """The number in the heartbeat table."""
     doubtful: int = 0
     """Primaries up to this number had commits that a later one lacks."""
     domains: int = 1

@@ -102,8 +102,11 @@ class Reshard:
         )
 
     def _wait_until_closed(self) -> Generator[Any, Any, None]:
-        """Until no node has an open record of a source; one that does not answer is closed when its lease ran out."""
+        """Until the number is in force on the sources, and each node's record of a source is closed and has it, too.
+        One that does not answer is closed when its lease ran out; what has lapsed opens only with a new heartbeat."""
         world = self.world
+        while any(shard.topology < self.topology for shard in self.shards(has_moved=False)):
+            yield Wait(LOOK_SECONDS)
         if world.bug == STAYS_OPEN:
             return
         silent_until = dict.fromkeys(world.stores, world.now + world.options.lease_seconds + 1)
@@ -118,4 +121,7 @@ class Reshard:
 
     def _is_open(self, node: str, shard: Shard) -> bool:
         item = self.world.stores[node].peek(record_key("sim", shard.lineage))
-        return item is not None and NodeRecord.decode(item.value).is_open
+        if item is None:
+            return False
+        record = NodeRecord.decode(item.value)
+        return record.is_open or record.topology < self.topology

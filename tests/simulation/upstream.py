@@ -5,7 +5,6 @@ Every answer is a list of atomic actions, of which the last one gives the answer
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,8 +15,9 @@ from freshness.algorithm.request import ConfirmSuccession, Head, Load, ReadHead,
 from freshness.config.settings import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter, parse_heartbeat
 from freshness.database.pulse import Pulse
-from freshness.errors import HistoryLost, SourceUnavailable
+from freshness.errors import HistoryLost, SourceUnavailable, SourceUnsuitable
 from freshness.position import MysqlGtidSet, Position
+from freshness.stream.heartbeat import topology_row
 from freshness.stream.source import Heartbeat, Transaction
 from invalidator.loop.loop import OpenStream, Poll, RaiseEpoch
 from invalidator.replica import server
@@ -201,10 +201,17 @@ class Writer(HeartbeatWriter):
     brings it into the log, also where the answer is lost. ``commits``: those of its session."""
 
     def __init__(
-        self, world: World, shard: Shard, instance: str, written: list[Beaten], commits: list[Commit]
+        self,
+        world: World,
+        shard: Shard,
+        instance: str,
+        written: list[Beaten],
+        commits: list[Commit],
+        topology: int,
     ) -> None:
         address = ServerAddress("primary", 3306, "invalidator", "", "sim")
-        super().__init__(address, shard.flavor, instance, 0.0, now_us=world.wall_clock(instance))
+        now_us = world.wall_clock(instance)
+        super().__init__(address, shard.flavor, instance, 0.0, topology=topology, now_us=now_us)
         self._world, self._shard, self._written, self._commits = world, shard, written, commits
 
     def find_primary(self) -> str:
@@ -212,7 +219,11 @@ class Writer(HeartbeatWriter):
 
     def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
         if not isinstance(parameters, dict):
-            return ([], 0) if sql.startswith("SELECT sequence") else ([(self._find_last_gtid(),)], 1)
+            if not sql.startswith("SELECT sequence"):
+                return [(self._find_last_gtid(),)], 1
+            return ([(self._shard.topology,)], 1) if parameters == (topology_row(""),) else ([], 0)
+        if self._shard.topology > parameters["topology"]:
+            return [], 0
         fault = fault_of_beat(self._world)
         if fault != "fail_beat":
             row = {name: parameters[name] for name in ("id", "sequence", "min_us", "max_us")}
@@ -243,11 +254,13 @@ def _write_heartbeat(world: World, actor: Actor) -> Actions:
         return [lambda: None]
 
     def begin() -> None:
-        with contextlib.suppress(SourceUnavailable):
+        try:
             process.pulse._beat()
-            return
-        if process.written:
-            actor.wake_at = world.now + world.random.choice((0.5, 5.0, 8.0))
+        except SourceUnsuitable:
+            world.count("a former topology beats no more")
+        except SourceUnavailable:
+            if process.written:
+                actor.wake_at = world.now + world.random.choice((0.5, 5.0, 8.0))
 
     def write() -> None:
         for beat, watermark in process.written:

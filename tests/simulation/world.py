@@ -340,6 +340,7 @@ class World:
         configuration = self.configuration
         if self.reshard is not None and name == self.reshard.left_behind:
             configuration = *configuration[:3], 1
+        shard.topology = max(shard.topology, configuration[3])
         process = Process(
             name,
             shard,
@@ -347,7 +348,9 @@ class World:
             clock,
             shard.nothing,
             self._settings_of(instance),
-            Pulse(Writer(self, shard, instance, written, commits), 0.0, clock, lambda: None),
+            Pulse(
+                Writer(self, shard, instance, written, commits, configuration[3]), 0.0, clock, lambda: None
+            ),
             written,
             commits,
             behind_seconds,

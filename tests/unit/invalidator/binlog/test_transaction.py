@@ -9,6 +9,7 @@ import pytest
 
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition, MysqlGtidSet
+from freshness.stream.heartbeat import topology_row
 from freshness.stream.source import RowChange, Transaction
 from invalidator.binlog import transaction as transaction_module
 from invalidator.binlog.decoder import EventDecoder
@@ -408,7 +409,7 @@ def test_xa_memory_is_bounded_and_forgets_towards_safety(monkeypatch: pytest.Mon
 # -- heartbeats -----------------------------------------------------------------------------------------
 
 
-def test_heartbeats_are_no_changes_and_the_epoch_row_is_no_heartbeat() -> None:
+def test_heartbeats_are_no_changes_and_rows_of_the_database_are_no_heartbeats() -> None:
     rows = ChangedRows(
         table("freshness_heartbeat"),
         "update",
@@ -416,6 +417,7 @@ def test_heartbeats_are_no_changes_and_the_epoch_row_is_no_heartbeat() -> None:
         (
             RowChange("freshness_heartbeat", "update", {"id": "me"}, HEARTBEAT),
             RowChange("freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": "epoch"}),
+            RowChange("freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": topology_row("shop")}),
             RowChange("freshness_heartbeat", "delete", HEARTBEAT, None),
         ),
     )
