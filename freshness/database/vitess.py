@@ -74,7 +74,7 @@ def readable(shard: Shard) -> ServerAddress:
 
 
 def read_purged(shard: Shard) -> Position:
-    """What a tablet of the shard, of the type that its stream is of, has in no binary log any more.
+    """The transactions that a tablet of the shard, of its stream's type, has in no binary log any more.
 
     Raises `SourceUnavailable`, `SourceUnsuitable`.
     """

@@ -41,7 +41,7 @@ class Stand:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ServerAddress, str]]:
     Stand.asked, Stand.hurried = [], []
     for kind in ("HeartbeatWriter", "Primary", "Pulse"):
-        monkeypatch.setattr(keeper, kind, lambda *arguments, _kind=kind: Stand(_kind, *arguments))
+        monkeypatch.setattr(keeper, kind, lambda *arguments, _kind=kind, **_: Stand(_kind, *arguments))
     monkeypatch.setattr(keeper, "open_node", lambda _, name: MemoryNode(MemoryStore(name, clock=lambda: 0.0)))
     return Stand.asked
 
