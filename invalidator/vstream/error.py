@@ -8,6 +8,7 @@ which the caller opens it again from its own position.
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import grpc
 
@@ -41,6 +42,10 @@ _UNFIT_COLUMNS = re.compile(
 _NO_KEYSPACE = re.compile(r"node doesn't exist", re.IGNORECASE)
 _NOT_ROW_BASED = re.compile(r"unexpected statement type \w+ in row-based replication", re.IGNORECASE)
 _SHOWN_CHARACTERS_MAX = 400
+
+PURGED_HINT: Final = (
+    "purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage"
+)
 
 
 class ColumnsUnfit(SourceUnavailable):
@@ -84,7 +89,7 @@ def _by_text(details: str, said: str, address: VtgateAddress) -> FreshnessError 
     if _PURGED.search(details):
         return HistoryPurged(
             said,
-            hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
+            hint=PURGED_HINT,
         )
     if _PARTICIPANTS.search(details):
         return StreamStopped(

@@ -25,7 +25,7 @@ from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
 from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
 from invalidator.vstream.channel import open_channel, wait_connected
-from invalidator.vstream.error import ColumnsUnfit, NoTablet, translated
+from invalidator.vstream.error import PURGED_HINT, ColumnsUnfit, NoTablet, translated
 from invalidator.vstream.position import format_gtid, parse_gtid
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.reader import ShardTransaction, Splitter, VStreamReader, ended
@@ -263,7 +263,7 @@ class VStreamSource:
             raise HistoryPurged(
                 f"shard {self._shard}: its tablets have purged {str(purged.subtract(position))[:200]}, which the"
                 f" stream has yet to bring; vtgate says: {error.message}",
-                hint="purged (F15): the lives of all nodes must end; keep binary logs longer than the longest outage",
+                hint=PURGED_HINT,
             ) from error
 
     def close(self) -> None:
