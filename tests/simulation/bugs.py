@@ -238,9 +238,9 @@ def _name_ignored() -> Planted:
         freshness.algorithm.membership,
         freshness.algorithm.admission,
         freshness.algorithm.restore,
+        freshness.algorithm.view,
     ):
         stack.enter_context(_patch(module, "find_record", find))
-    stack.enter_context(_patch(freshness.algorithm.view, "find_record", find))
     return stack
 
 
