@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, server_identity, translated
 from freshness.errors import FormatError, SourceUnsuitable
-from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE, topology_row
+from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE, is_beat, topology_row
 from freshness.stream.source import Heartbeat
 
 Result = TypeVar("Result")
@@ -41,12 +41,12 @@ _BEAT = f"""INSERT INTO {HEARTBEAT_TABLE} (id, sequence, min_us, max_us, epoch, 
 SELECT %(id)s, %(sequence)s, %(min_us)s, %(max_us)s, origin.epoch, %(watermark)s
 FROM {HEARTBEAT_TABLE} AS origin WHERE origin.id = '{EPOCH_ROW}'
   AND NOT EXISTS (SELECT * FROM {HEARTBEAT_TABLE} AS present
-    WHERE present.id = %(topology_row)s AND present.sequence > %(topology)s)
+    WHERE present.id LIKE '=%%' AND present.watermark = %(namespace)s AND present.sequence > %(topology)s)
 ON DUPLICATE KEY UPDATE sequence = %(sequence)s, min_us = %(min_us)s, max_us = %(max_us)s,
   epoch = origin.epoch, watermark = %(watermark)s"""
 
 _RAISE_TOPOLOGY = f"""INSERT INTO {HEARTBEAT_TABLE} (id, sequence, min_us, max_us, epoch, watermark)
-VALUES (%(topology_row)s, %(topology)s, 0, {1 << 62}, 0, '')
+VALUES (%(topology_row)s, %(topology)s, 0, {1 << 62}, 0, %(namespace)s)
 ON DUPLICATE KEY UPDATE sequence = GREATEST(sequence, %(topology)s)"""
 
 
@@ -65,6 +65,7 @@ class HeartbeatWriter:
     ``instance`` must be unique among the invalidators of this database: two of one name would count each other's
     row as their own round trip (F71). ``topology``: the number of the configuration for ``namespace``. Where a later
     one is in force nothing is written, so that an invalidator with a former file vouches for no node (F102).
+    ``lineage``: the shard's own, for the row with the number.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class HeartbeatWriter:
         clock_error_seconds: float,
         *,
         namespace: str = "",
+        lineage: str = "",
         topology: int = 1,
         timeout_seconds: float = 5.0,
         now_us: Callable[[], int] = _now_us,
@@ -82,16 +84,20 @@ class HeartbeatWriter:
         if (
             not 0 < len(instance) <= _INSTANCE_CHARACTERS_MAX
             or not instance.isascii()
-            or instance == EPOCH_ROW
+            or not is_beat(instance)
         ):
             raise FormatError(
                 f"heartbeat instance {instance[:80]!r}",
-                hint=f"expected 1 to {_INSTANCE_CHARACTERS_MAX} ASCII characters other than {EPOCH_ROW!r}",
+                hint=f"expected 1 to {_INSTANCE_CHARACTERS_MAX} ASCII characters other than {EPOCH_ROW!r}, the first not '='",
             )
         self._address = address
         self._flavor = flavor
         self._instance = instance
-        self._deployment: dict[str, Any] = {"topology_row": topology_row(namespace), "topology": topology}
+        self._deployment: dict[str, Any] = {
+            "topology_row": topology_row(namespace, lineage),
+            "namespace": namespace,
+            "topology": topology,
+        }
         self._clock_error_us = round(clock_error_seconds * 1_000_000)
         self._timeout_seconds = timeout_seconds
         self._now_us = now_us
@@ -189,12 +195,13 @@ class HeartbeatWriter:
 
     def _require_topology(self) -> None:
         rows, _ = self._execute(
-            f"SELECT sequence FROM {HEARTBEAT_TABLE} WHERE id = %s", (self._deployment["topology_row"],)
+            f"SELECT COALESCE(MAX(sequence), 0) FROM {HEARTBEAT_TABLE} WHERE id LIKE '=%%' AND watermark = %s",
+            (self._deployment["namespace"],),
         )
-        own = self._deployment["topology"]
-        if rows and int(rows[0][0]) > own:
+        own, latest = self._deployment["topology"], int(rows[0][0])
+        if latest > own:
             raise SourceUnsuitable(
-                f"{self._address.host}:{self._address.port}: topology {rows[0][0]} is in force, this process has "
+                f"{self._address.host}:{self._address.port}: topology {latest} is in force, this process has "
                 f"topology {own}",
                 hint="load the present freshness.toml; a former topology is never served again",
             )

@@ -7,6 +7,7 @@ before the rows (F2, F17, F18; docs/algorithm.md#reading): a binlog position wou
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,9 +19,10 @@ HEARTBEAT_TABLE: Final = "freshness_heartbeat"
 EPOCH_ROW: Final = "epoch"
 
 
-def topology_row(namespace: str) -> str:
-    """The row whose ``sequence`` is the number of the topology that is in force for a namespace (F102)."""
-    return f"={namespace}"
+def topology_row(namespace: str, lineage: str) -> str:
+    """The row with the number of the topology that a shard had last for a namespace (F102): ``sequence`` is the number,
+    ``watermark`` the namespace. No other shard writes it, so shards can be merged by replication."""
+    return "=" + hashlib.sha256(f"{namespace}\0{lineage}".encode()).hexdigest()[:32]
 
 
 def is_beat(row_id: object) -> bool:

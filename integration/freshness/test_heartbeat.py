@@ -94,7 +94,7 @@ def test_a_former_topology_beats_no_more(server: DatabaseServer) -> None:
     assert "load the present freshness.toml" in raised.value.hint
     assert rows_of(server) == before
     assert (present.beat(), elsewhere.beat()) == (1, 2)
-    again = writer_of(server, "again", namespace="shop", topology=2)
+    again = writer_of(server, "again", namespace="shop", lineage="shop/40-80", topology=2)
     again.prepare()
     with pytest.raises(SourceUnsuitable, match="topology 3 is in force"):
         again.beat()
@@ -102,6 +102,22 @@ def test_a_former_topology_beats_no_more(server: DatabaseServer) -> None:
     assert present.beat() == 2
     for writer in (former, elsewhere, present, again):
         writer.close()
+
+
+def test_a_row_with_the_number_of_one_shard_is_merged_with_that_of_another(server: DatabaseServer) -> None:
+    sources = [
+        writer_of(server, f"at {lineage}", namespace="shop", lineage=lineage, topology=2)
+        for lineage in ("shop/-80", "shop/80-")
+    ]
+    numbers = []
+    for source in sources:
+        source.prepare()
+        source.beat()
+        numbers.append({row: columns for row, columns in rows_of(server).items() if row.startswith("=")})
+        source.close()
+        server.execute(f"DROP TABLE shop.{HEARTBEAT_TABLE}")
+    assert [len(rows) for rows in numbers] == [1, 1]
+    assert not numbers[0].keys() & numbers[1].keys(), "replication would end at a duplicate key"
 
 
 def test_without_the_number_in_force_a_former_topology_would_beat(
@@ -157,7 +173,7 @@ def test_an_account_that_may_not_write_is_told(server: DatabaseServer) -> None:
         HeartbeatWriter(address, server.flavor, "one", 0.1).prepare()
 
 
-@pytest.mark.parametrize("instance", ["", "epoch", "x" * 65, "größe"])
+@pytest.mark.parametrize("instance", ["", "epoch", "=shop", "x" * 65, "größe"])
 def test_names_that_do_not_fit(instance: str) -> None:
     with pytest.raises(FormatError, match="instance"):
         HeartbeatWriter(ServerAddress("127.0.0.1"), "mysql", instance, 0.1)

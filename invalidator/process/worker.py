@@ -132,6 +132,7 @@ class ShardWorker:
             instance,
             task.stream.clock_error_seconds,
             namespace=task.cache.namespace,
+            lineage=shard.lineage,
             topology=task.topology,
         )
         has_heartbeats = self._prepare(heartbeats)

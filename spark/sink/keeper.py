@@ -123,6 +123,7 @@ class Keeper:
             instance,
             config.stream.clock_error_seconds,
             namespace=cache.namespace,
+            lineage=shard.lineage,
             topology=config.topology,
         )
         writer.prepare()

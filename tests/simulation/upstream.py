@@ -17,7 +17,6 @@ from freshness.database.heartbeat import HeartbeatWriter, parse_heartbeat
 from freshness.database.pulse import Pulse
 from freshness.errors import HistoryLost, SourceUnavailable, SourceUnsuitable
 from freshness.position import MysqlGtidSet, Position
-from freshness.stream.heartbeat import topology_row
 from freshness.stream.source import Heartbeat, Transaction
 from invalidator.loop.loop import OpenStream, Poll, RaiseEpoch
 from invalidator.replica import server
@@ -219,9 +218,9 @@ class Writer(HeartbeatWriter):
 
     def _execute(self, sql: str, parameters: Any = None) -> tuple[list[tuple[Any, ...]], int]:
         if not isinstance(parameters, dict):
-            if not sql.startswith("SELECT sequence"):
-                return [(self._find_last_gtid(),)], 1
-            return ([(self._shard.topology,)], 1) if parameters == (topology_row(""),) else ([], 0)
+            if "MAX(sequence)" in sql:
+                return [(self._shard.topology,)], 1
+            return ([], 0) if sql.startswith("SELECT sequence") else ([(self._find_last_gtid(),)], 1)
         if self._shard.topology > parameters["topology"]:
             return [], 0
         fault = fault_of_beat(self._world)

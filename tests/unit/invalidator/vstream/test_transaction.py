@@ -420,7 +420,7 @@ def test_rows_of_our_heartbeat_table_are_heartbeats(id_column: pb.Field) -> None
         change(image("me", "1", "1", "2", "3", ""), image("me", "2", "5", "6", "3", "")),
     )
     epoch = rows("freshness_heartbeat", inserted("epoch", "0", "0", "0", "1", ""))
-    number = rows("freshness_heartbeat", inserted(topology_row("shop"), "2", "0", "0", "0", ""))
+    number = rows("freshness_heartbeat", inserted(topology_row("shop", "shop/-80"), "2", "0", "0", "0", ""))
     (done,) = play(
         transaction(11, fields("freshness_heartbeat", (id_column, *BEAT_COLUMNS[1:])), beat, epoch, number)
     )
