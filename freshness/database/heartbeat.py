@@ -88,7 +88,7 @@ class HeartbeatWriter:
         ):
             raise FormatError(
                 f"heartbeat instance {instance[:80]!r}",
-                hint=f"expected 1 to {_INSTANCE_CHARACTERS_MAX} ASCII characters other than {EPOCH_ROW!r}, the first not '='",
+                hint=f"expected 1 to {_INSTANCE_CHARACTERS_MAX} ASCII characters, not {EPOCH_ROW!r}, no '=' first",
             )
         self._address = address
         self._flavor = flavor

@@ -20,8 +20,8 @@ EPOCH_ROW: Final = "epoch"
 
 
 def topology_row(namespace: str, lineage: str) -> str:
-    """The row with the number of the topology that a shard had last for a namespace (F102): ``sequence`` is the number,
-    ``watermark`` the namespace. No other shard writes it, so shards can be merged by replication."""
+    """The row with the number of the topology that a shard had last for a namespace (F102): ``sequence`` is the
+    number, ``watermark`` the namespace. No other shard writes it, so shards can be merged by replication."""
     return "=" + hashlib.sha256(f"{namespace}\0{lineage}".encode()).hexdigest()[:32]
 
 

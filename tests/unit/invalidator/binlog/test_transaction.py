@@ -417,7 +417,9 @@ def test_heartbeats_are_no_changes_and_rows_of_the_database_are_no_heartbeats() 
         (
             RowChange("freshness_heartbeat", "update", {"id": "me"}, HEARTBEAT),
             RowChange("freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": "epoch"}),
-            RowChange("freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": topology_row("shop", "shop/-80")}),
+            RowChange(
+                "freshness_heartbeat", "update", {}, {**HEARTBEAT, "id": topology_row("shop", "shop/-80")}
+            ),
             RowChange("freshness_heartbeat", "delete", HEARTBEAT, None),
         ),
     )
