@@ -69,7 +69,7 @@ def parse_token(flavor: str, lineage: str, shard: str, rows: Sequence[Sequence[A
     if flavor == "mariadb":
         for row in rows:
             # A row of a former epoch, of an invalidator that is gone, speaks of a history that was lost.
-            if row[3] and int(row[2]) == epochs[0]:
+            if is_beat(row[1]) and row[3] and int(row[2]) == epochs[0]:
                 position = position.union(_parse_position(flavor, str(row[3])))
     return EventToken(lineage, shard, epochs[0], max(int(row[4]) for row in rows), position)
 

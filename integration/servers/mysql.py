@@ -30,6 +30,9 @@ def get_mysql() -> MysqlInstallation:
 class MysqlServer(DatabaseServer):
     flavor = "mysql"
     technology = "mysql"
+    template = "template"
+    """The folder that every data directory is a copy of."""
+    users = USERS
 
     def _program(self) -> list[str]:
         as_user = ["--user=root"] if os.geteuid() == 0 else []
@@ -64,7 +67,7 @@ class MysqlServer(DatabaseServer):
         ]
 
     def _template_directory(self) -> Path:
-        return get_mysql().directory / "template"
+        return get_mysql().directory / self.template
 
     def prepare(self) -> None:
         # The template outlives this process, and another one may be making it.
@@ -75,7 +78,7 @@ class MysqlServer(DatabaseServer):
     def _make_template(self, directory: Path) -> None:
         users = directory.parent / "users.sql"
         # Statements of an init file must each be on a line of their own.
-        users.write_text(USERS)
+        users.write_text(self.users)
         initialize = [
             *self._program(),
             "--initialize-insecure",

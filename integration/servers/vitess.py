@@ -1,0 +1,299 @@
+"""A private Vitess, the real one, built by ``integration/provision.py vitess``.
+
+`Vitess` is a cluster: etcd, a vttablet and a MySQL of ours for each tablet, a vtgate. Replication, reparents and
+reshards are Vitess's own, asked for with vtctldclient. The binary logs are at hand beside the streams. `Vtcombo` is a
+whole Vitess in one process before one MySQL, for what needs no second tablet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, Self
+
+from freshness.config.settings import ServerAddress
+from freshness.config.vtgate_address import TabletType, VtgateAddress
+from integration.provision import ProvisionFailed, find_vitess
+from integration.servers.database import USERS
+from integration.servers.mysql import MysqlServer
+from integration.servers.process import ServerFailed, ServerProcess, find_free_port, get_program
+
+CELL: Final = "zone1"
+CONTROL_SECONDS: Final = 120.0
+VITESS_USERS: Final = (
+    USERS
+    + "".join(
+        f"CREATE USER {user}@localhost;\nGRANT ALL ON *.* TO {user}@localhost WITH GRANT OPTION;\n"
+        for user in ("vt_dba", "vt_app", "vt_allprivs", "vt_appdebug", "vt_filtered", "vt_monitoring")
+    )
+    + "CREATE USER vt_repl@'%';\nGRANT REPLICATION SLAVE ON *.* TO vt_repl@'%';\n"
+)
+"""The names are vttablet's defaults. They have no passwords and log in from this machine alone."""
+
+
+def get_binary(name: str) -> str:
+    """Raises `ServerFailed` with the command that builds it."""
+    try:
+        return str(find_vitess() / name)
+    except ProvisionFailed as error:
+        raise ServerFailed(str(error), hint="run: make vitess") from error
+
+
+def _program(name: str, directory: Path) -> list[str]:
+    """A server of Vitess with its data in ``directory``. None of them runs as root."""
+    as_another = ["unshare", "--user", "--map-user=1000", "--"] if os.geteuid() == 0 else []
+    return [*as_another, "/usr/bin/env", f"VTDATAROOT={directory}", get_binary(name)]
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError:
+        return False
+
+
+class Etcd(ServerProcess):
+    technology = "etcd"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        self._peer_port = find_free_port()
+
+    def command(self) -> list[str]:
+        client, peer = f"http://{self.address}", f"http://127.0.0.1:{self._peer_port}"
+        return [
+            *(get_program("etcd"), "--name", "one", "--data-dir", str(self.directory / "data")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"one={peer}"),
+        ]
+
+    def is_ready(self) -> bool:
+        return _answers(f"http://{self.address}/health")
+
+
+class TabletMysql(MysqlServer):
+    """As vttablet wants it: its users, and a history that is empty."""
+
+    template = "template-vitess"
+    users = VITESS_USERS
+
+    def __init__(self, server_id: int, options: Sequence[str] = ()) -> None:
+        wanted = ("--performance-schema=ON", "--relay-log-recovery=1")
+        super().__init__(server_id=server_id, options=(*wanted, *options))
+
+
+class Tablet(ServerProcess):
+    """A vttablet and its MySQL, which `kill` leaves alive."""
+
+    technology = "vttablet"
+
+    def __init__(
+        self,
+        topology: Sequence[str],
+        uid: int,
+        keyspace: str,
+        shard: str,
+        *,
+        options: Sequence[str] = (),
+        mysql_options: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.uid = uid
+        self.shard = shard
+        self.mysql = TabletMysql(uid, mysql_options)
+        self._keyspace = keyspace
+        self._topology = tuple(topology)
+        self._options = tuple(options)
+
+    @property
+    def alias(self) -> str:
+        return f"{CELL}-{self.uid:010d}"
+
+    @property
+    def database(self) -> str:
+        return f"vt_{self._keyspace}"
+
+    def prepare(self) -> None:
+        self._grpc_port = find_free_port()
+        self.mysql.start()
+
+    def command(self) -> list[str]:
+        return [
+            *_program("vttablet", self.directory),
+            *self._topology,
+            *("--tablet-path", self.alias, "--tablet-hostname", "127.0.0.1"),
+            *("--init-keyspace", self._keyspace, "--init-shard", self.shard, "--init-tablet-type", "replica"),
+            *("--db-socket", str(self.mysql.socket_path), "--db-charset", "utf8mb4"),
+            *("--port", str(self.port), "--grpc-port", str(self._grpc_port)),
+            *("--bind-address", "127.0.0.1", "--grpc-bind-address", "127.0.0.1"),
+            *("--service-map", "grpc-queryservice,grpc-tabletmanager,grpc-updatestream"),
+            *("--health-check-interval", "1s", "--queryserver-config-schema-reload-time", "5s"),
+            *("--log-format", "text", *self._options),
+        ]
+
+    def is_ready(self) -> bool:
+        return _answers(f"http://127.0.0.1:{self.port}/debug/vars")
+
+    def stop(self) -> None:
+        super().stop()
+        self.mysql.stop()
+
+
+class Vtgate(ServerProcess):
+    """The real one; `integration.servers.vtgate` has the stand-in."""
+
+    technology = "vtgate"
+
+    def __init__(self, topology: Sequence[str], options: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._topology = tuple(topology)
+        self._options = tuple(options)
+
+    def prepare(self) -> None:
+        self.grpc_port, self.mysql_port = find_free_port(), find_free_port()
+
+    def command(self) -> list[str]:
+        return [
+            *_program("vtgate", self.directory),
+            *self._topology,
+            *("--cell", CELL, "--cells-to-watch", CELL, "--tablet-types-to-wait", "PRIMARY,REPLICA"),
+            *("--port", str(self.port), "--grpc-port", str(self.grpc_port)),
+            *("--mysql-server-port", str(self.mysql_port), "--mysql-server-bind-address", "127.0.0.1"),
+            *("--bind-address", "127.0.0.1", "--grpc-bind-address", "127.0.0.1"),
+            *("--service-map", "grpc-vtgateservice", "--mysql-auth-server-impl", "none"),
+            *("--tablet-refresh-interval", "1s", "--log-format", "text", *self._options),
+        ]
+
+    def is_ready(self) -> bool:
+        return _answers(f"http://127.0.0.1:{self.port}/debug/health")
+
+
+class Vitess:
+    """One keyspace on a cluster of its own. ``tablets``: by shard, each with a primary (elected first) and replicas.
+
+    ``vschema``: of the keyspace, as vtctldclient takes it; empty for one shard.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[str] = ("0",),
+        *,
+        keyspace: str = "shop",
+        replicas: int = 1,
+        vschema: Mapping[str, Any] | None = None,
+        tablet_options: Sequence[str] = (),
+        mysql_options: Sequence[str] = (),
+        vtgate_options: Sequence[str] = (),
+    ) -> None:
+        self.keyspace = keyspace
+        self.tablets: dict[str, list[Tablet]] = {}
+        self._first_shards = tuple(shards)
+        self._replicas = replicas
+        self._vschema = vschema
+        self._options = {"options": tuple(tablet_options), "mysql_options": tuple(mysql_options)}
+        self._vtgate_options = tuple(vtgate_options)
+        self._uid = 100
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.etcd = stack.enter_context(Etcd())
+            self.topology = (
+                *("--topo-implementation", "etcd2", "--topo-global-server-address", self.etcd.address),
+                *("--topo-global-root", "/vitess/global"),
+            )
+            self.control(
+                "AddCellInfo", "--root", f"/vitess/{CELL}", "--server-address", self.etcd.address, CELL
+            )
+            self.control("CreateKeyspace", "--durability-policy=none", self.keyspace)
+            stack.callback(self._stop_tablets)
+            self.add_shards(self._first_shards)
+            if self._vschema is not None:
+                self.apply_vschema(self._vschema)
+            self.vtgate = stack.enter_context(Vtgate(self.topology, self._vtgate_options))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _stop_tablets(self) -> None:
+        for shard in list(self.tablets):
+            self.stop_shard(shard)
+
+    def control(self, *arguments: str) -> str:
+        """What vtctldclient prints. Raises `ServerFailed` with its words."""
+        command = [get_binary("vtctldclient"), "--server", "internal", *self.topology, *arguments]
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=CONTROL_SECONDS,
+            cwd=self.etcd.directory,
+        )
+        if result.returncode != 0:
+            words = "\n".join((result.stdout + result.stderr).splitlines()[-15:])
+            raise ServerFailed(f"vtctldclient {' '.join(arguments)}: {words}")
+        return result.stdout
+
+    def apply_vschema(self, vschema: Mapping[str, Any]) -> None:
+        self.control("ApplyVSchema", "--vschema", json.dumps(vschema), self.keyspace)
+
+    def add_shards(self, shards: Sequence[str], *, replicas: int | None = None) -> None:
+        """Start their tablets and elect the first of each."""
+        count = 1 + (self._replicas if replicas is None else replicas)
+        for shard in shards:
+            self.tablets[shard] = []
+            for _ in range(count):
+                tablet = Tablet(self.topology, self._uid, self.keyspace, shard, **self._options)
+                self._uid += 1
+                self.tablets[shard].append(tablet)
+                tablet.launch()
+        for shard in shards:
+            for tablet in self.tablets[shard]:
+                tablet.wait_ready()
+            self.reparent(shard, self.tablets[shard][0])
+
+    def stop_shard(self, shard: str) -> None:
+        for tablet in self.tablets.pop(shard):
+            tablet.stop()
+
+    def reparent(self, shard: str, tablet: Tablet, *, is_emergency: bool = False) -> None:
+        """Make it the primary of its shard, by PlannedReparentShard or EmergencyReparentShard."""
+        verb = "EmergencyReparentShard" if is_emergency else "PlannedReparentShard"
+        self.control(verb, f"{self.keyspace}/{shard}", "--new-primary", tablet.alias)
+
+    def primary(self, shard: str) -> Tablet:
+        """The one that the topology names."""
+        found = json.loads(self.control("GetShard", f"{self.keyspace}/{shard}"))["shard"]["primary_alias"]
+        return next(tablet for tablet in self.tablets[shard] if tablet.uid == found["uid"])
+
+    def replicas(self, shard: str) -> list[Tablet]:
+        primary = self.primary(shard)
+        return [tablet for tablet in self.tablets[shard] if tablet is not primary]
+
+    def wait_caught_up(self, shard: str) -> None:
+        """Return when all replicas of the shard have what its primary has executed by now."""
+        primary = self.primary(shard).mysql
+        for tablet in self.replicas(shard):
+            tablet.mysql.wait_caught_up(primary)
+
+    def address(self, **parts: Any) -> VtgateAddress:
+        """vtgate's gRPC side."""
+        return VtgateAddress("127.0.0.1", self.keyspace, self.vtgate.grpc_port, **parts)
+
+    def mysql_address(self, shard: str = "", tablet_type: TabletType = "primary") -> ServerAddress:
+        """vtgate's MySQL side; ``shard``: sessions are of this shard's tablets."""
+        target = f"{self.keyspace}:{shard}@{tablet_type}" if shard else self.keyspace
+        return ServerAddress("127.0.0.1", self.vtgate.mysql_port, "root", "", target)

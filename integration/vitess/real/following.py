@@ -1,0 +1,93 @@
+"""What a stream of a real Vitess brings, for the tests beside this file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from freshness.errors import SourceUnavailable
+from freshness.position import Position, parse_position
+from freshness.stream.source import RowChange, Transaction
+from integration.servers.vitess import Tablet, Vitess
+from invalidator.vstream.source import VStreamSource
+
+ARRIVES_SECONDS = 120.0
+RETRY_SECONDS = 0.2
+
+
+def executed(tablet: Tablet) -> Position:
+    return parse_position("mysql", tablet.mysql.executed())
+
+
+def execute(cluster: Vitess, *statements: str, shard: str = "0") -> Position:
+    """Run them on the shard's primary, past vtgate; the position after them."""
+    primary = cluster.primary(shard)
+    for statement in statements:
+        primary.mysql.execute(statement, database=primary.database)
+    return executed(primary)
+
+
+class Follower:
+    """A shard's stream from ``start`` (by default: now), opened again where it ended, as the invalidator does.
+
+    ``received``: all that came; ``ends``: the errors after which it was opened again.
+    """
+
+    def __init__(
+        self,
+        cluster: Vitess,
+        tables: Mapping[str, Sequence[str]],
+        *,
+        shard: str = "0",
+        start: Position | None = None,
+        parts: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.source = VStreamSource(cluster.address(**(parts or {})), shard, tables, **options)
+        self.position = self.source.find_current() if start is None else start
+        self.received: list[Transaction] = []
+        self.ends: list[SourceUnavailable] = []
+        self._is_open = False
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+
+    def open(self) -> None:
+        self.source.open(self.position)
+        self._is_open = True
+
+    def read(self, timeout_seconds: float = 1.0) -> None:
+        """What is there. Raises all errors but `SourceUnavailable`."""
+        try:
+            if not self._is_open:
+                self.open()
+            for transaction in self.source.poll(timeout_seconds, 1000):
+                self.received.append(transaction)
+                self.position = self.position.union(transaction.position)
+        except SourceUnavailable as error:
+            self.ends.append(error)
+            self._is_open = False
+            time.sleep(RETRY_SECONDS)
+
+    def read_until(self, is_there: Callable[[], bool], what: str) -> Self:
+        deadline = time.monotonic() + ARRIVES_SECONDS
+        while not is_there():
+            assert time.monotonic() < deadline, f"in vain: {what}; {self.received[-2:]} {self.ends[-2:]}"
+            self.read()
+        return self
+
+    def read_up_to(self, end: Position) -> Self:
+        return self.read_until(lambda: self.position.contains(end), f"{end} arrives")
+
+    @property
+    def changes(self) -> list[RowChange]:
+        return [change for transaction in self.received for change in transaction.changes]
+
+    @property
+    def raised(self) -> set[str]:
+        return {table for transaction in self.received for table in transaction.raised_tables}

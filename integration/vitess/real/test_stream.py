@@ -1,0 +1,170 @@
+"""The stream of one shard of a real Vitess with two tablets: rows, DDL of every kind, and where it resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from freshness.stream.source import RowChange
+from integration.servers.vitess import Vitess
+from integration.vitess.real.following import Follower, execute
+
+CUSTOMERS = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50))"
+KEYS = {"customers": ("id",)}
+WHOLE: dict[str, tuple[str, ...]] = {"customers": ()}
+
+
+@pytest.fixture(autouse=True)
+def customers(vitess: Vitess) -> Iterator[None]:
+    names = ("customers", "orders", "gone", "other")
+    drops = [f"DROP TABLE IF EXISTS {name}" for name in names]
+    execute(vitess, *drops, CUSTOMERS)
+    vitess.wait_caught_up("0")
+    yield
+    execute(vitess, *drops)
+
+
+def test_rows_come_from_a_replica(vitess: Vitess) -> None:
+    with Follower(vitess, WHOLE) as stream:
+        end = execute(
+            vitess,
+            "INSERT INTO customers VALUES (1, 'Ann'), (2, NULL)",
+            "UPDATE customers SET id = 3 WHERE id = 2",
+            "DELETE FROM customers WHERE id = 1",
+        )
+        stream.read_up_to(end)
+    assert stream.changes == [
+        RowChange("customers", "insert", None, {"id": 1, "name": "Ann"}),
+        RowChange("customers", "insert", None, {"id": 2, "name": None}),
+        RowChange("customers", "update", {"id": 2, "name": None}, {"id": 3, "name": None}),
+        RowChange("customers", "delete", {"id": 1, "name": "Ann"}, None),
+    ]
+    assert stream.position == end
+    assert not stream.ends
+
+
+def test_only_the_key_is_sent(vitess: Vitess) -> None:
+    with Follower(vitess, KEYS) as stream:
+        stream.read_up_to(execute(vitess, "INSERT INTO customers VALUES (1, 'Ann')"))
+    assert [change.after for change in stream.changes] == [{"id": 1}]
+
+
+def test_a_stream_is_opened_again_where_it_ended(vitess: Vitess) -> None:
+    with Follower(vitess, WHOLE) as stream:
+        stream.read_up_to(execute(vitess, "INSERT INTO customers VALUES (1, 'Ann')"))
+    end = execute(vitess, "INSERT INTO customers VALUES (2, 'Bob')")
+    with Follower(vitess, WHOLE, start=stream.position) as again:
+        again.read_up_to(end)
+    assert [change.after for change in again.changes] == [{"id": 2, "name": "Bob"}]
+
+
+def test_groups_without_rows_of_ours_come_as_positions(vitess: Vitess) -> None:
+    with Follower(vitess, WHOLE) as stream:
+        stream.read_up_to(
+            execute(
+                vitess,
+                "CREATE TABLE other (id INT PRIMARY KEY)",
+                "INSERT INTO other VALUES (1)",
+                "INSERT INTO customers VALUES (1, 'Ann')",
+            )
+        )
+    assert [change.table for change in stream.changes] == ["customers"]
+
+
+def test_a_savepoint_takes_back_what_came_after_it(vitess: Vitess) -> None:
+    primary = vitess.primary("0")
+    with Follower(vitess, WHOLE) as stream:
+        with primary.mysql.connect(primary.database) as connection, connection.cursor() as cursor:
+            for statement in (
+                "BEGIN",
+                "INSERT INTO customers VALUES (1, 'Ann')",
+                "SAVEPOINT here",
+                "INSERT INTO customers VALUES (2, 'Bob')",
+                "ROLLBACK TO here",
+                "INSERT INTO customers VALUES (3, 'Cem')",
+                "COMMIT",
+            ):
+                cursor.execute(statement)
+        stream.read_up_to(execute(vitess))
+    assert [change.after for change in stream.changes] == [{"id": 1, "name": "Ann"}, {"id": 3, "name": "Cem"}]
+
+
+# -- rows from before a DDL ------------------------------------------------------------------------------
+
+CHANGES_OF_SCHEMA = {
+    "a column is added": "ALTER TABLE customers ADD age INT",
+    "a column is added in front": "ALTER TABLE customers ADD age INT FIRST",
+    "a column is dropped": "ALTER TABLE customers DROP name",
+    "the key has another name": "ALTER TABLE customers CHANGE id number BIGINT",
+    "the table is gone": "DROP TABLE customers",
+    "the table has another name": "RENAME TABLE customers TO gone",
+    "another table has its name": "RENAME TABLE customers TO gone, other TO customers",
+}
+
+
+@pytest.mark.parametrize("tables", [KEYS, WHOLE], ids=["keys", "whole rows"])
+@pytest.mark.parametrize("name", CHANGES_OF_SCHEMA)
+def test_a_stream_gets_past_rows_from_before_a_ddl(
+    vitess: Vitess, name: str, tables: dict[str, tuple[str, ...]]
+) -> None:
+    execute(vitess, "CREATE TABLE other (a VARCHAR(9) PRIMARY KEY, b INT, id INT)")
+    start = execute(vitess)
+    end = execute(
+        vitess,
+        "INSERT INTO customers VALUES (1, 'Ann')",
+        CHANGES_OF_SCHEMA[name],
+        "DROP TABLE IF EXISTS customers",
+        CUSTOMERS,
+        "INSERT INTO customers VALUES (2, 'Bob')",
+    )
+    vitess.wait_caught_up("0")
+    with Follower(vitess, tables, start=start) as stream:
+        stream.read_up_to(end)
+    assert stream.raised == {"customers"}
+    assert stream.changes[-1].after is not None
+    assert stream.changes[-1].after["id"] == 2
+
+
+# -- statements that are no rows -------------------------------------------------------------------------
+
+CONCERNING = [
+    "TRUNCATE TABLE customers",
+    "ALTER TABLE customers ADD age INT",
+    "ALTER TABLE customers RENAME TO gone",
+    "ALTER TABLE other RENAME TO orders",
+    "RENAME TABLE customers TO gone",
+    "RENAME TABLE other TO orders",
+    "RENAME TABLE other TO gone, customers TO other, gone TO customers",
+    "DROP TABLE other, customers",
+    "CREATE TABLE orders LIKE customers",
+    "CREATE TABLE orders AS SELECT * FROM customers",
+    "CREATE OR REPLACE VIEW orders AS SELECT * FROM customers",
+    "ALTER TABLE parted EXCHANGE PARTITION p0 WITH TABLE customers",
+    "ALTER TABLE other ENGINE = InnoDB, RENAME TO orders",
+    "USE mysql; TRUNCATE {database}.customers",
+    "USE mysql; DROP TABLE {database}.customers",
+]
+"""Each may change the rows of ``customers`` or ``orders``; vttablet keeps back the text of some."""
+
+
+@pytest.mark.parametrize("sql", CONCERNING)
+def test_a_statement_that_may_change_rows_raises_their_table(vitess: Vitess, sql: str) -> None:
+    primary = vitess.primary("0")
+    execute(
+        vitess,
+        "DROP TABLE IF EXISTS parted",
+        "CREATE TABLE other (id BIGINT PRIMARY KEY, name VARCHAR(50))",
+        "CREATE TABLE parted (id BIGINT PRIMARY KEY, name VARCHAR(50)) PARTITION BY HASH(id) PARTITIONS 2",
+    )
+    vitess.wait_caught_up("0")
+    with Follower(vitess, {"customers": ("id",), "orders": ("id",)}) as stream:
+        with primary.mysql.connect(primary.database) as connection, connection.cursor() as cursor:
+            for statement in sql.format(database=primary.database).split("; "):
+                cursor.execute(statement)
+        stream.read_up_to(execute(vitess))
+        wanted = "orders" if "orders" in sql else "customers"
+        assert wanted in stream.raised
+        with primary.mysql.connect(primary.database) as connection, connection.cursor() as cursor:
+            cursor.execute("DROP VIEW IF EXISTS orders")
+        execute(vitess, "DROP TABLE IF EXISTS parted")
