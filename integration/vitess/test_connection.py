@@ -9,6 +9,7 @@ import pytest
 
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
+    HistoryPurged,
     SourceUnavailable,
     SourceUnsuitable,
 )
@@ -34,6 +35,7 @@ from integration.vitess.vstreaming import (
     wait_until,
     wait_until_full,
 )
+from invalidator.vstream.error import NoTablet
 from invalidator.vstream.source import VStreamSource
 
 
@@ -144,10 +146,25 @@ def test_a_stream_with_nothing_but_heartbeats_of_vtgate_is_opened_again() -> Non
     with Vtgate(then=script) as vtgate, source_of(vtgate, idle_seconds=0.5) as source:
         done, error = read_to_end(source)
         assert len(done) == 1
-        assert type(error) is SourceUnavailable
+        assert type(error) is NoTablet
         assert "nothing came but heartbeats of vtgate" in error.message
         source.open(up_to(10))
         assert len(take(source, 1)) == 1
+
+
+def test_a_stream_with_nothing_but_heartbeats_may_be_one_that_no_tablet_has_the_history_for() -> None:
+    """vtgate looks for a tablet for 90 s before it says that there is none."""
+    purged = [up_to(11), up_to(12)]
+    with (
+        Vtgate([transaction(11), Hold()], then=lambda _: [heartbeat(), Hold()]) as vtgate,
+        source_of(vtgate, idle_seconds=0.5, read_purged=lambda: purged.pop(0)) as source,
+    ):
+        done, error = read_to_end(source)
+        assert (len(done), type(error), len(purged)) == (1, NoTablet, 2)
+        source.open(up_to(11))
+        assert (type(read_to_end(source)[1]), len(purged)) == (NoTablet, 1)
+        source.open(up_to(11))
+        assert type(read_to_end(source)[1]) is HistoryPurged
 
 
 def test_heartbeats_of_vtgate_are_signs_of_life_and_nothing_else() -> None:

@@ -387,10 +387,11 @@ def test_a_purged_history_is_noticed_where_vtgate_only_finds_no_tablet(
     purged: MysqlGtidSet, kind: type[FreshnessError]
 ) -> None:
     """vtgate leaves tablets that have purged the position out of its search, and keeps their word to itself."""
-    with Vtgate([NO_TABLET]) as vtgate:
+    with Vtgate(then=[NO_TABLET]) as vtgate:
         source = VStreamSource(address_of(vtgate), SHARD, TABLES, read_purged=lambda: purged)
-        source.open(up_to(10))
-        _, error = read_to_end(source)
+        for _ in range(2):
+            source.open(up_to(10))
+            _, error = read_to_end(source)
         source.close()
     assert isinstance(error, kind)
     assert isinstance(error, HistoryPurged) == (kind is HistoryPurged)

@@ -138,7 +138,7 @@ class VStream:
                 hint="is vtgate hung, or the network cut?",
             )
         if not taken and now - reader.event_at > self._idle_seconds:
-            raise SourceUnavailable(
+            raise NoTablet(
                 f"{self._address}: for {self._idle_seconds:g} s nothing came but heartbeats of vtgate, though"
                 " heartbeats of ours are written",
                 hint="opened again, since vtgate may have found no tablet, or one that is late",
@@ -227,7 +227,8 @@ class VStream:
 class VStreamSource:
     """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: those of `VStream`.
 
-    ``read_purged``: what its tablets have in no log any more, asked where vtgate finds none for the stream.
+    ``read_purged``: what a tablet has in no log any more. It is asked where two streams in a row bring nothing: of one
+    alone vtgate may have found no tablet yet, and a tablet made from a backup has purged more than others.
     """
 
     def __init__(
@@ -241,6 +242,7 @@ class VStreamSource:
     ) -> None:
         self._shard = shard
         self._read_purged = read_purged
+        self._stuck_at: Position | None = None
         self._stream = VStream(address, tables, **options)
 
     def open(self, start: Position) -> None:
@@ -252,13 +254,16 @@ class VStreamSource:
         try:
             return [each.transaction for each in self._stream.poll(timeout_seconds, transactions_max)]
         except NoTablet as error:
-            self._require_history(error)
+            position = self._stream.positions[self._shard]
+            if self._stuck_at == position:
+                self._require_history(position, error)
+            self._stuck_at = position
             raise
 
-    def _require_history(self, error: NoTablet) -> None:
+    def _require_history(self, position: Position, error: NoTablet) -> None:
         if self._read_purged is None:
             return
-        position, purged = self._stream.positions[self._shard], self._read_purged()
+        purged = self._read_purged()
         if not position.contains(purged):
             raise HistoryPurged(
                 f"shard {self._shard}: its tablets have purged {str(purged.subtract(position))[:200]}, which the"

@@ -322,6 +322,14 @@ def test_a_partial_image_leaves_columns_out_and_never_makes_them_null() -> None:
     assert done.changes == (RowChange("customers", "update", {"id": 5}, {"id": 5}),)
 
 
+def test_a_whole_image_has_all_columns_of_its_table_also_those_that_were_not_asked_for() -> None:
+    """vttablet marks the columns of the table, not of the stream."""
+    whole = change(image("5", "Ann"), image("6", "Ann"), data_columns=pb.Bitmap(count=9, cols=b"\xff\x01"))
+    (done,) = play(transaction(11, FIELDS, rows("customers", whole)))
+    assert done.changes[0].after == {"id": 6, "name": "Ann"}
+    assert not done.raised_tables
+
+
 def test_a_partial_json_value_is_unreadable() -> None:
     announced = fields("customers", (column("id", 265), column("doc", 2078)))
     partial = change(
