@@ -43,10 +43,10 @@ _REFUSED: Final[dict[str, str]] = {
 _REFUSED_CHARSETS: Final = frozenset(("binary", "ucs2", "utf16", "utf16le", "utf32"))
 _COLUMNS = """SELECT column_name, data_type, character_set_name, collation_name, character_octet_length,
   COALESCE(numeric_scale, datetime_precision)
-  FROM information_schema.columns WHERE table_schema = %s AND table_name = %s"""
+  FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s"""
 _PRIMARY_KEY = """SELECT column_name, sub_part FROM information_schema.statistics
-  WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index"""
-_TABLES = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s"
+  WHERE table_schema = DATABASE() AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index"""
+_TABLES = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = DATABASE()"
 _CASCADES = """SELECT constraint_schema, table_name, unique_constraint_schema, referenced_table_name
   FROM information_schema.referential_constraints
   WHERE delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
@@ -58,13 +58,16 @@ def key_columns(
 ) -> tuple[KeyColumn, ...]:
     """The columns of the primary key, in the key's order; or ``column`` alone, where that is the key of an object.
 
+    ``database``: that of the session, as messages name it. Where a session of vtgate names a shard, `DATABASE()` is
+    the one that its tablets have, and no other name is known there.
+
     Raises `ConfigError`: no such table or column, a view, no primary key, a key over part of a column, a column
     type that cannot be a key.
     """
     columns = _read_columns(connection, database, table)
     if column is not None:
         return (_get_column(columns, database, table, column),)
-    parts = read_rows(connection, _PRIMARY_KEY, (database, table))
+    parts = read_rows(connection, _PRIMARY_KEY, (table,))
     if not parts:
         raise ConfigError(
             f"table {database}.{table} has no primary key",
@@ -106,7 +109,7 @@ def _qualified(schema: str, table: str, database: str) -> str:
 
 
 def _read_columns(connection: Connection, database: str, table: str) -> dict[str, tuple[Any, ...]]:
-    tables = {str(name): str(kind) for name, kind in read_rows(connection, _TABLES, (database,))}
+    tables = {str(name): str(kind) for name, kind in read_rows(connection, _TABLES)}
     if table not in tables:
         close = [name for name in tables if name.casefold() == table.casefold()]
         hint = (
@@ -119,7 +122,7 @@ def _read_columns(connection: Connection, database: str, table: str) -> dict[str
         raise ConfigError(
             f"{database}.{table} is a view", hint="the binary log names base tables only; cache those"
         )
-    return {str(row[0]): row for row in read_rows(connection, _COLUMNS, (database, table))}
+    return {str(row[0]): row for row in read_rows(connection, _COLUMNS, (table,))}
 
 
 def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, name: str) -> KeyColumn:

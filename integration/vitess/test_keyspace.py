@@ -1,7 +1,7 @@
 """A keyspace of flavor "vitess" from configuration to cache: invalidator, `Cache` and verbs, against stand-ins.
 
 Of Vitess there is nothing here. Two real MySQL servers are the primaries of two shards: a database named as vtgate
-names its targets (``shop:-80@primary``) holds the tables, ``shop:-80@replica`` shows the same through views, and
+names its targets (``shop:-80@primary``) holds the tables, which are read there, and
 ``shop`` has the empty tables of which only the schema is read. The stand-in for vtgate's gRPC side
 (``integration/servers/vtgate.py``) sends what is in the servers' binary logs.
 """
@@ -162,10 +162,9 @@ def shards() -> Iterator[list[Shard]]:
 
 
 def prepare(shard: Shard) -> None:
-    primary, replica = target(shard), target(shard, "replica")
+    primary = target(shard)
     server = shard.primary
-    for name in (primary, replica):
-        server.execute(f"CREATE DATABASE `{name}`")
+    server.execute(f"CREATE DATABASE `{primary}`")
     for create in (CUSTOMERS_TABLE, ORDERS_TABLE):
         server.execute(create, database=primary)
     heartbeats = HeartbeatWriter(
@@ -173,8 +172,6 @@ def prepare(shard: Shard) -> None:
     )
     heartbeats.prepare()
     heartbeats.close()
-    for table in TABLES:
-        server.execute(f"CREATE VIEW `{replica}`.{table} AS SELECT * FROM `{primary}`.{table}")
 
 
 @dataclass
@@ -224,7 +221,7 @@ def deployed(shards: list[Shard], folder: Path, *, login: str = "app:secret@") -
                 {
                     "name": shard.name,
                     "primary": shard.primary.url,
-                    "vtgate": f"vitess://{login}127.0.0.1:{vtgate.port}/{KEYSPACE}",
+                    "vtgate": f"vitess://{login}127.0.0.1:{vtgate.port}/{KEYSPACE}?tablet_type=primary",
                 }
                 for shard in shards
             ],
