@@ -1,44 +1,202 @@
-"""The cache on a real Vitess: two shards with two replicas each, one of them late, while tablets come and go."""
+"""The cache on a real Vitess: shards with two replicas each, one of them late, while tablets come and go, shards are
+split and merged, a table moves and its schema changes.
+
+All the while one thread writes through vtgate and others read through caches. No read may show a version that the
+checker refuses; after each event everything can be cached again, and every live entry is its row.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from integration.servers.vitess import Tablet
-from integration.vitess.real.deployment import Deployment, Writer, deployment, reading
+from integration.harness import wait_until
+from integration.servers import ServerFailed
+from integration.servers.vitess import Tablet, Vitess
+from integration.vitess.real.deployment import SETTLES_SECONDS, Deployment, Writer, deployment, reading
 
 DELAY_SECONDS: Final = 2
 SOME: Final = 150
 """Writes between two events."""
 
+READS_MIN: Final = 200_000
+
 
 def delay(tablet: Tablet) -> None:
+    """Its replica thread applies late from now on, also under another primary."""
     tablet.mysql.execute("STOP REPLICA SQL_THREAD")
     tablet.mysql.execute(f"CHANGE REPLICATION SOURCE TO SOURCE_DELAY = {DELAY_SECONDS}")
     tablet.mysql.execute("START REPLICA SQL_THREAD")
 
 
 def settle(made: Deployment, writer: Writer) -> None:
+    """Everything can be cached again, and nothing in the cache is old."""
+    writer.check()
     with writer.paused():
         made.wait_ready()
         made.wait_cacheable()
-        made.assert_none_stale()
+        assert made.assert_none_stale() > 0
     assert not made.checker.violations, made.checker.violations[:20]
+    writer.wait_for(SOME)
 
 
-@pytest.mark.timeout(900)
+def report(made: Deployment, writer: Writer) -> None:
+    checker = made.checker
+    print(
+        f"\n{checker.reads} reads, {checker.hits} hits, {writer.writes} writes, {dict(checker.outcomes)},"
+        f" {len(checker.violations)} violations; failures of the writer: {dict(writer.failures)}"
+    )
+    assert not checker.violations, checker.violations[:20]
+
+
+def wait_replicating(cluster: Vitess, shard: str) -> None:
+    """Return when all replicas of the shard follow its primary."""
+    primary = cluster.primary(shard)
+
+    def follow() -> bool:
+        for tablet in cluster.replicas(shard):
+            status = tablet.mysql.replication_status()
+            if (status.get("Source_Port"), status.get("Replica_SQL_Running")) != (primary.mysql.port, "Yes"):
+                return False
+        return True
+
+    wait_until(follow, f"the replicas of {shard} follow", seconds=SETTLES_SECONDS)
+
+
+# -- tablets come and go -------------------------------------------------------------------------------
+
+
+def reparent(made: Deployment) -> None:
+    first, second, _ = made.cluster.tablets["-80"]
+    made.cluster.reparent("-80", second)
+    made.cluster.reparent("-80", first)
+
+
+def lose_primary(made: Deployment) -> None:
+    """The primary's machine is gone; another tablet is promoted; the former one comes back as a replica."""
+    first, second, _ = made.cluster.tablets["80-"]
+    first.kill()
+    first.mysql.kill()
+    made.cluster.reparent("80-", second, is_emergency=True)
+    first.mysql.start()
+    first.start()
+
+
+def kill_replica(made: Deployment) -> None:
+    """While reads are in their transactions."""
+    tablet = made.cluster.replicas("-80")[0]
+    tablet.kill()
+    tablet.start()
+
+
+def restart_vtgate(made: Deployment) -> None:
+    made.cluster.vtgate.restart()
+
+
+def restart_invalidator(made: Deployment) -> None:
+    assert made.invalidator is not None
+    made.invalidator.kill()
+    made.invalidator.launch()
+
+
+EVENTS: Final[list[Callable[[Deployment], None]]] = [
+    reparent,
+    lose_primary,
+    kill_replica,
+    restart_vtgate,
+    restart_invalidator,
+]
+
+
+@pytest.mark.timeout(1800)
 def test_the_cache_is_true_while_tablets_come_and_go(tmp_path: Path) -> None:
     with deployment(tmp_path) as (made, writer):
         for shard in made.serving:
             delay(made.cluster.replicas(shard)[-1])
         with reading(made):
             settle(made, writer)
-            writer.wait_for(SOME)
-    checker = made.checker
-    print(
-        f"\n{checker.reads} reads, {checker.hits} hits, {writer.writes} writes, {checker.outcomes}, {writer.failures}"
-    )
-    assert not checker.violations, checker.violations[:20]
+            for event in EVENTS:
+                event(made)
+                for shard in made.serving:
+                    wait_replicating(made.cluster, shard)
+                settle(made, writer)
+        report(made, writer)
+
+
+# -- shards are split and merged -----------------------------------------------------------------------
+
+
+def wait_running(cluster: Vitess, workflow: str, verb: str = "Reshard") -> None:
+    """Return when all streams of the workflow have copied and are following."""
+
+    def runs() -> bool:
+        answer = json.loads(
+            cluster.control(
+                verb,
+                "--workflow",
+                workflow,
+                "--target-keyspace",
+                cluster.keyspace,
+                "show",
+                "--format",
+                "json",
+            )
+        )
+        streams = [
+            stream
+            for each in answer["workflows"]
+            for shard in each["shard_streams"].values()
+            for stream in shard["streams"]
+        ]
+        return bool(streams) and all(
+            stream["state"] == "Running" and not stream.get("copy_states") for stream in streams
+        )
+
+    wait_until(runs, f"{workflow} has copied", seconds=SETTLES_SECONDS)
+
+
+def reshard(made: Deployment, writer: Writer, names: tuple[str, ...], generation: int) -> Iterator[str]:
+    """As docs/vitess.md says. Yields after each step."""
+    cluster, sources = made.cluster, dict(made.serving)
+    destinations = {name: f"shop/{name}/{generation}" for name in names}
+    workflow = f"to{generation}"
+    job = ("Reshard", "--workflow", workflow, "--target-keyspace", cluster.keyspace)
+    # 1. The destinations exist, and are followed; nothing is cached from them
+    cluster.add_shards(names)
+    for shard in names:
+        delay(cluster.replicas(shard)[-1])
+    cluster.control(*job, "create", "--source-shards", ",".join(sources), "--target-shards", ",".join(names))
+    wait_running(cluster, workflow)
+    made.reload(sources, destinations)
+    yield "followed"
+    # 2. Nothing is cached from the sources any more; only then do writes move
+    made.reload(destinations, sources)
+    yield "swapped"
+    cluster.control(*job, "SwitchTraffic")
+    yield "switched"
+    # 3. The sources are gone
+    made.reload(destinations)
+    cluster.control(*job, "complete")
+    for shard in sources:
+        cluster.stop_shard(shard)
+    yield "completed"
+
+
+@pytest.mark.timeout(2400)
+def test_the_cache_is_true_while_shards_are_split_and_merged(tmp_path: Path) -> None:
+    with deployment(tmp_path) as (made, writer):
+        for generation, names in enumerate((("-40", "40-80", "80-c0", "c0-"), ("-80", "80-")), 1):
+            with reading(made):
+                settle(made, writer)
+                for step in reshard(made, writer, names, generation):
+                    writer.wait_for(SOME)
+                    print(generation, step, made.checker.reads, len(made.checker.violations))
+                    if step == "switched":
+                        break
+                with reading(made):
+                    writer.wait_for(SOME)
+        report(made, writer)
