@@ -27,7 +27,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 VENV = CHECKOUT / ".venv"
 VITESS_MODULE = CHECKOUT / "integration/vitess/module"
-VITESS_PROGRAMS = ("vtctldclient", "vtgate", "vttablet", "vtcombo")
+VITESS_PROGRAMS = ("vtctldclient", "vtctld", "vtgate", "vttablet", "vtcombo")
 PYTHON_MIN = (3, 11)
 POLICY = Path("/usr/sbin/policy-rc.d")
 EXIT_DOWNLOAD, EXIT_OPERATOR = 3, 4

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final, Self
 
 from freshness.config.settings import ServerAddress
@@ -79,6 +80,31 @@ class Etcd(ServerProcess):
 
     def is_ready(self) -> bool:
         return _answers(f"http://{self.address}/health")
+
+
+class Vtctld(ServerProcess):
+    """Carries out what vtctldclient asks for."""
+
+    technology = "vtctld"
+
+    def __init__(self, topology: Sequence[str]) -> None:
+        super().__init__()
+        self._topology = tuple(topology)
+
+    def prepare(self) -> None:
+        self.grpc_port = find_free_port()
+
+    def command(self) -> list[str]:
+        return [
+            *_program("vtctld", self.directory),
+            *self._topology,
+            *("--cell", CELL, "--port", str(self.port), "--grpc-port", str(self.grpc_port)),
+            *("--bind-address", "127.0.0.1", "--grpc-bind-address", "127.0.0.1"),
+            *("--service-map", "grpc-vtctl,grpc-vtctld", "--log-format", "text"),
+        ]
+
+    def is_ready(self) -> bool:
+        return _answers(f"http://127.0.0.1:{self.port}/debug/health")
 
 
 class TabletMysql(MysqlServer):
@@ -212,9 +238,9 @@ class Vitess:
                 *("--topo-implementation", "etcd2", "--topo-global-server-address", self.etcd.address),
                 *("--topo-global-root", "/vitess/global"),
             )
-            self.control(
-                "AddCellInfo", "--root", f"/vitess/{CELL}", "--server-address", self.etcd.address, CELL
-            )
+            cell = ("--root", f"/vitess/{CELL}", "--server-address", self.etcd.address, CELL)
+            self._control("AddCellInfo", *cell, server="internal", options=self.topology)
+            self._vtctld = stack.enter_context(Vtctld(self.topology))
             self.control("CreateKeyspace", "--durability-policy=none", self.keyspace)
             stack.callback(self._stop_tablets)
             self.add_shards(self._first_shards)
@@ -228,12 +254,16 @@ class Vitess:
         self._stack.close()
 
     def _stop_tablets(self) -> None:
-        for shard in list(self.tablets):
-            self.stop_shard(shard)
+        for tablets in self.tablets.values():
+            for tablet in tablets:
+                tablet.stop()
 
     def control(self, *arguments: str) -> str:
         """What vtctldclient prints. Raises `ServerFailed` with its words."""
-        command = [get_binary("vtctldclient"), "--server", "internal", *self.topology, *arguments]
+        return self._control(*arguments, server=f"127.0.0.1:{self._vtctld.grpc_port}")
+
+    def _control(self, *arguments: str, server: str, options: Sequence[str] = ()) -> str:
+        command = [get_binary("vtctldclient"), "--server", server, *options, *arguments]
         result = subprocess.run(
             command,
             capture_output=True,
@@ -265,9 +295,13 @@ class Vitess:
                 tablet.wait_ready()
             self.reparent(shard, self.tablets[shard][0])
 
-    def stop_shard(self, shard: str) -> None:
-        for tablet in self.tablets.pop(shard):
-            tablet.stop()
+    def take_shards(self) -> list[Tablet]:
+        """The tablets of all shards, which are the caller's to stop: shards of the same names may follow."""
+        taken = [tablet for tablets in self.tablets.values() for tablet in tablets]
+        for tablet in taken:
+            self._stack.callback(tablet.stop)
+        self.tablets = {}
+        return taken
 
     def reparent(self, shard: str, tablet: Tablet, *, is_emergency: bool = False) -> None:
         """Make it the primary of its shard, by PlannedReparentShard or EmergencyReparentShard."""

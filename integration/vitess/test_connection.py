@@ -19,6 +19,7 @@ from integration.servers.vtgate import (
     Certificates,
     Hold,
     Script,
+    Step,
     Vtgate,
     heartbeat,
     make_certificates,
@@ -152,11 +153,15 @@ def test_a_stream_with_nothing_but_heartbeats_of_vtgate_is_opened_again() -> Non
         assert len(take(source, 1)) == 1
 
 
+def beating(_: object) -> list[Step]:
+    return [heartbeat(), Hold()]
+
+
 def test_a_stream_with_nothing_but_heartbeats_may_be_one_that_no_tablet_has_the_history_for() -> None:
     """vtgate looks for a tablet for 90 s before it says that there is none."""
     purged = [up_to(11), up_to(12)]
     with (
-        Vtgate([transaction(11), Hold()], then=lambda _: [heartbeat(), Hold()]) as vtgate,
+        Vtgate([transaction(11), Hold()], then=beating) as vtgate,
         source_of(vtgate, idle_seconds=0.5, read_purged=lambda: purged.pop(0)) as source,
     ):
         done, error = read_to_end(source)

@@ -6,6 +6,7 @@ exclude github.com/DataDog/opentelemetry-mapping-go/pkg/otlp/attributes v0.33.0
 
 tool (
 	vitess.io/vitess/go/cmd/vtcombo
+	vitess.io/vitess/go/cmd/vtctld
 	vitess.io/vitess/go/cmd/vtctldclient
 	vitess.io/vitess/go/cmd/vtgate
 	vitess.io/vitess/go/cmd/vttablet
