@@ -204,6 +204,58 @@ class Vtgate(ServerProcess):
         return _answers(f"http://127.0.0.1:{self.port}/debug/health")
 
 
+class Vtcombo(ServerProcess):
+    """All of Vitess in one process before one MySQL: the keyspaces ``shop``, of one shard, and ``wide``, of two.
+
+    A replica is the primary here, and all shards have one history.
+    """
+
+    technology = "vtcombo"
+    keyspace = "shop"
+
+    def prepare(self) -> None:
+        self.grpc_port, self._mysql_port = find_free_port(), find_free_port()
+        self.mysql = TabletMysql(1)
+        self.mysql.start()
+        for shard in ("shop_0", "wide_-80", "wide_80-"):
+            self.mysql.execute(f"CREATE DATABASE `vt_{shard}`")
+        (self.directory / "schema").mkdir()
+
+    def command(self) -> list[str]:
+        socket = str(self.mysql.socket_path)
+        users = [f"--db-{user}-user" for user in ("app", "dba", "allprivs", "appdebug", "filtered")]
+        return [
+            *_program("vtcombo", self.directory),
+            *("--port", str(self.port), "--grpc-port", str(self.grpc_port)),
+            *("--bind-address", "127.0.0.1", "--grpc-bind-address", "127.0.0.1"),
+            *("--mysql-server-port", str(self._mysql_port), "--mysql-server-bind-address", "127.0.0.1"),
+            *("--mysql-auth-server-impl", "none", "--dbddl-plugin", "vttest"),
+            *("--service-map", "grpc-vtgateservice,grpc-vtctl,grpc-vtctld"),
+            *("--db-socket", socket, "--db-charset", "utf8mb4", "--mycnf-socket-file", socket),
+            *("--mycnf-server-id", "1", "--tablet-hostname", "localhost", "--log-format", "text"),
+            *("--schema-dir", str(self.directory / "schema")),
+            *(option for user in users for option in (user, "vt_dba")),
+            "--proto-topo",
+            'cells:"zone1" keyspaces:{name:"shop" shards:{name:"0"} replica_count:2}'
+            ' keyspaces:{name:"wide" shards:{name:"-80"} shards:{name:"80-"} replica_count:2}',
+        ]
+
+    def is_ready(self) -> bool:
+        return _answers(f"http://127.0.0.1:{self.port}/debug/vars")
+
+    def stop(self) -> None:
+        super().stop()
+        self.mysql.stop()
+
+    def address(self, keyspace: str = "shop", **parts: Any) -> VtgateAddress:
+        """The gRPC side."""
+        return VtgateAddress("127.0.0.1", keyspace, self.grpc_port, **parts)
+
+    def mysql_address(self, target: str) -> ServerAddress:
+        """The MySQL side; ``target``: a keyspace, or one of its shards."""
+        return ServerAddress("127.0.0.1", self._mysql_port, "root", "", target)
+
+
 class Vitess:
     """One keyspace on a cluster of its own. ``tablets``: by shard, each with a primary (elected first) and replicas.
 

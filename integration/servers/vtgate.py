@@ -2,7 +2,7 @@
 
 It speaks the wire format of Vitess through our own messages, and refuses what vtgate refuses before it streams
 (login, malformed positions). A script is a list of responses, bytes, `Fail` and `Hold`; or a function of the request
-that gives one. It knows nothing of real tablets: ``compose/vitess.yaml`` is for that.
+that gives one. It knows nothing of real tablets: ``integration/servers/vitess.py`` is for that.
 """
 
 from __future__ import annotations

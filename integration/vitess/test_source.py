@@ -1,7 +1,7 @@
 """The VStream source against a stand-in for vtgate, over gRPC: every shape and every error that vtgate is known for.
 
 The stand-in plays scripts (``integration/servers/vtgate.py``). What the shapes mean in detail is tested without a
-network in ``tests/unit/invalidator/vstream/test_transaction.py``; a real Vitess is in ``compose/``.
+network in ``tests/unit/invalidator/vstream/test_transaction.py``; a real Vitess is in ``real/``.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class ColumnsUnfit(SourceUnavailable):
 
 
 class NoTablet(SourceUnavailable):
-    """No tablet streams from the position. vtgate leaves out those that lack it, and those that have purged it. Of a
-    shard with one or two tablets it says no more than this, after 90 s of heartbeats."""
+    """No tablet streams from the position. vtgate leaves out those that lack it, and those that have purged it.
+    Where one or two tablets are all that a shard has, it says no more than this, after 90 s of heartbeats."""
 
 
 def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:

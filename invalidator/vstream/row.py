@@ -92,8 +92,8 @@ def _read_row(fields: TableFields, row: pb.Row) -> dict[str, object]:
 
 
 def _find_absent(names: Sequence[str], present: pb.Bitmap) -> list[str]:
-    """The columns that a partial image leaves out. A full image has no bitmap, or one with a bit for each column of the
-    table: also those that the stream was not asked for."""
+    """The columns that a partial image leaves out. A full image has no bitmap, or one with a bit for each column of
+    the table: also those that the stream was not asked for."""
     bits = int.from_bytes(present.cols, "little")
     if present.count <= len(present.cols) * 8 and bits | ~0 << present.count == ~0:
         return []

@@ -205,8 +205,8 @@ class Reader(threading.Thread):
 
 @dataclass
 class Deployment:
-    """A sharded keyspace, two cache nodes, an invalidator. ``serving``, ``waiting``: the shards of the file, each with
-    the lineage that it has there."""
+    """A sharded keyspace, two cache nodes, an invalidator. ``serving``, ``waiting``: the shards of the file, by name
+    their lineages."""
 
     cluster: Vitess
     nodes: list[Memcached]
@@ -284,9 +284,9 @@ class Deployment:
         live, stale = 0, []
         for name, key, value in live_entries(self.config, {"customer": CUSTOMERS}):
             live += 1
-            wanted = {"customer_id": key, "v": len(self.checker.written[key]) - 1}
-            if value != wanted:
-                stale.append(f"{name} {key}: {value}, and the row is {wanted}")
+            version = len(self.checker.written[key]) - 1
+            if (value["customer_id"], value["v"]) != (key, version):
+                stale.append(f"{name} {key}: {value}, and the row has version {version}")
         assert not stale, "\n".join([*stale[:SHOWN_MAX], self.describe()])
         return live
 

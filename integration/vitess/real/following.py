@@ -9,7 +9,7 @@ from typing import Any, Self
 from freshness.errors import SourceUnavailable
 from freshness.position import Position, parse_position
 from freshness.stream.source import RowChange, Transaction
-from integration.servers.vitess import Tablet, Vitess
+from integration.servers.vitess import Tablet, Vitess, Vtcombo
 from invalidator.vstream.source import VStreamSource
 
 ARRIVES_SECONDS = 120.0
@@ -36,7 +36,7 @@ class Follower:
 
     def __init__(
         self,
-        cluster: Vitess,
+        cluster: Vitess | Vtcombo,
         tables: Mapping[str, Sequence[str]],
         *,
         shard: str = "0",

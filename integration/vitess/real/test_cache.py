@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from freshness.database.connection import connect
 from integration.harness import wait_until
 from integration.servers.vitess import Tablet, Vitess
 from integration.vitess.real.deployment import SETTLES_SECONDS, Deployment, Writer, deployment, reading
@@ -96,6 +98,22 @@ def restart_vtgate(made: Deployment) -> None:
     made.cluster.vtgate.restart()
 
 
+def change_schema(made: Deployment) -> None:
+    """By a shadow table of Vitess's, which takes the table's name in the end."""
+    with closing(connect(made.cluster.mysql_address())) as connection, connection.cursor() as cursor:
+        cursor.execute("SET @@ddl_strategy = 'vitess'")
+        cursor.execute("ALTER TABLE customers ADD COLUMN note VARCHAR(20)")
+
+        def is_complete() -> bool:
+            cursor.execute("SHOW VITESS_MIGRATIONS")
+            names = [column[0] for column in cursor.description]
+            states = [dict(zip(names, row, strict=True))["migration_status"] for row in cursor.fetchall()]
+            assert not {"failed", "cancelled"} & set(states), states
+            return len(states) == len(made.serving) and set(states) == {"complete"}
+
+        wait_until(is_complete, "all shards have changed the table", seconds=SETTLES_SECONDS)
+
+
 def restart_invalidator(made: Deployment) -> None:
     assert made.invalidator is not None
     made.invalidator.kill()
@@ -107,6 +125,7 @@ EVENTS: Final[list[Callable[[Deployment], None]]] = [
     lose_primary,
     kill_replica,
     restart_vtgate,
+    change_schema,
     restart_invalidator,
 ]
 

@@ -5,23 +5,34 @@ Each test breaks its tablets, so it has a cluster of its own.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from freshness.errors import FreshnessError, HistoryLost, HistoryPurged, SourceUnavailable
+from freshness.config.settings import ServerAddress
+from freshness.database.connection import connect
+from freshness.errors import FreshnessError, HistoryPurged
 from freshness.position import MysqlGtidSet, Position, parse_position
+from integration.harness import wait_until
 from integration.servers.vitess import Tablet, Vitess
 from integration.vitess.real.following import ARRIVES_SECONDS, Follower, execute, executed
+from invalidator.vstream import error
 
 CUSTOMERS = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50))"
 KEYS = {"customers": ("id",)}
 FUTURE = 1000
 WRITE_SECONDS = 0.05
 ROWS_MAX = 100_000
+SOME = 20
+ATTEMPTS = 2
+IDLE_SECONDS = 5.0
+"""Of a stream, for the tests: by default 30."""
+
+PATIENT_POLLS = 40
 
 
 def purge(tablet: Tablet) -> None:
@@ -47,23 +58,87 @@ def history_of(stream: Follower) -> FreshnessError:
     raise AssertionError(f"the stream goes on: {stream.received[-3:]} {stream.ends[-3:]}")
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_a_purged_position_is_told(replicas: int) -> None:
+@contextmanager
+def purged(replicas: int) -> Iterator[tuple[Vitess, Position]]:
+    """A cluster whose tablets have purged what follows a position."""
     with Vitess(replicas=replicas) as cluster:
         start = execute(cluster, CUSTOMERS)
-        end = execute(cluster, "INSERT INTO customers VALUES (1, 'Ann')")
+        execute(cluster, "INSERT INTO customers VALUES (1, 'Ann')")
         cluster.wait_caught_up("0")
         for tablet in cluster.tablets["0"]:
             purge(tablet)
+        yield cluster, start
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_a_purged_position_is_told(replicas: int) -> None:
+    """vtgate tells it of three tablets. Of fewer it only looks on for one."""
+    with purged(replicas) as (cluster, start):
         replica = cluster.replicas("0")[0]
-        stream = Follower(cluster, KEYS, start=start, read_purged=lambda: purged_of(replica))
-        error = history_of(stream)
-        print(f"\n{replicas} replicas: {type(error).__name__} {error} after {stream.ends}")
-        assert isinstance(error, HistoryPurged)
+        stream = Follower(
+            cluster, KEYS, start=start, read_purged=lambda: purged_of(replica), idle_seconds=IDLE_SECONDS
+        )
+        assert isinstance(history_of(stream), HistoryPurged)
+        end = executed(cluster.primary("0"))
         with Follower(cluster, KEYS, start=end) as behind:
             behind.read_up_to(execute(cluster, "INSERT INTO customers VALUES (2, 'Bob')"))
         assert [change.after for change in behind.changes] == [{"id": 2}]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_without_its_remedy_a_purged_position_is_never_told(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one tablet nobody asks what it has purged; of three, the text is cut where messages once were."""
+    by_text = error._by_text
+    monkeypatch.setattr(error, "_by_text", lambda details, *more: by_text(details[:400], *more))
+    with (
+        purged(replicas) as (cluster, start),
+        Follower(cluster, KEYS, start=start, idle_seconds=IDLE_SECONDS) as stream,
+    ):
+        stream.read_until(lambda: len(stream.ends) >= ATTEMPTS, "the stream ends")
+        assert stream.received == []
+
+
+PATIENT = ("--discovery-low-replication-lag", "1h", "--discovery-high-replication-lag-minimum-serving", "1h")
+"""vtgate keeps a stream of a tablet however late it is."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("idle_seconds", [IDLE_SECONDS, math.inf])
+def test_a_stream_of_a_tablet_that_stands_still_is_opened_again(idle_seconds: float) -> None:
+    """Until vtgate chooses the other one, while vtgate's own heartbeats come. Without the remedy no row comes."""
+    with Vitess(replicas=2, vtgate_options=PATIENT) as cluster:
+        execute(cluster, CUSTOMERS)
+        cluster.wait_caught_up("0")
+        with Follower(cluster, KEYS, idle_seconds=idle_seconds) as stream, ExitStack() as stack:
+            stream.read_up_to(execute(cluster, "INSERT INTO customers VALUES (1, 'Ann')"))
+            standing = streaming_tablet(cluster)
+            standing.mysql.execute("STOP REPLICA SQL_THREAD")
+            writer = stack.enter_context(inserting(cluster))
+            if math.isinf(idle_seconds):
+                for _ in range(PATIENT_POLLS):
+                    stream.read(0.5)
+                assert (len(stream.changes), stream.ends) == (1, [])
+                return
+            stream.read_until(lambda: len(stream.changes) > SOME, "rows come from the other tablet")
+            assert stream.ends
+            assert writer.written
+
+
+def streaming_tablet(cluster: Vitess) -> Tablet:
+    """The replica that a stream is read from now, by the dump threads of its MySQL."""
+
+    def find() -> Tablet | None:
+        for tablet in cluster.replicas("0"):
+            dumps = [row for row in tablet.mysql.execute("SHOW PROCESSLIST") if "Binlog Dump" in str(row[4])]
+            if dumps:
+                return tablet
+        return None
+
+    return wait_until(find, "a replica is streamed from")
 
 
 @pytest.mark.timeout(600)
@@ -82,19 +157,14 @@ def test_a_position_that_one_tablet_has_purged_is_streamed_from_another() -> Non
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tablet_type", ["primary", "replica"])
 def test_a_position_of_the_future_never_streams(tablet_type: str) -> None:
-    """Until the tablet has it: a replica may lag. What a primary lacks is lost."""
+    """Until the tablet has it: a replica may lag. The head of the primary tells that it is lost."""
     with Vitess(replicas=1) as cluster:
         now = execute(cluster, CUSTOMERS)
         [(uuid,)] = cluster.primary("0").mysql.execute("SELECT @@server_uuid")
         future = now.union(MysqlGtidSet.parse(f"{uuid}:1-{FUTURE}"))
-        with Follower(cluster, KEYS, start=future, parts={"tablet_type": tablet_type}) as stream:
-            try:
-                stream.read_until(lambda: bool(stream.ends), "the stream ends")
-                error: FreshnessError = stream.ends[0]
-            except HistoryLost as lost:
-                error = lost
-        print(f"\n{tablet_type}: {type(error).__name__} {error}")
-        assert isinstance(error, SourceUnavailable | HistoryLost)
+        parts = {"tablet_type": tablet_type}
+        with Follower(cluster, KEYS, start=future, parts=parts, idle_seconds=IDLE_SECONDS) as stream:
+            stream.read_until(lambda: len(stream.ends) >= ATTEMPTS, "the stream ends")
         assert stream.received == []
 
 
@@ -102,19 +172,18 @@ def test_a_position_of_the_future_never_streams(tablet_type: str) -> None:
 
 
 class Inserts(threading.Thread):
-    """Rows on whichever tablet is the primary, each number once, until it is stopped. ``written``: those of commits
-    that returned."""
+    """Rows through vtgate, each ``{number}`` of the statement once, until it is stopped. ``written``: those that were
+    committed for sure."""
 
-    def __init__(self, cluster: Vitess) -> None:
+    def __init__(self, address: ServerAddress, sql: str) -> None:
         super().__init__(name="inserts", daemon=True)
         self.written: list[int] = []
         self.error: BaseException | None = None
-        self._address = cluster.mysql_address("0")
+        self._address = address
+        self._sql = sql
         self._ending = threading.Event()
 
     def run(self) -> None:
-        from freshness.database.connection import connect
-
         connection = None
         try:
             for number in range(ROWS_MAX):
@@ -124,7 +193,7 @@ class Inserts(threading.Thread):
                             connection = connect(self._address)
                         with connection.cursor() as cursor:
                             # One number may come twice where nobody knows whether it was committed.
-                            cursor.execute(f"INSERT IGNORE INTO customers VALUES ({number}, 'x')")
+                            cursor.execute(self._sql.format(number=number))
                         connection.commit()
                         break
                     except Exception:  # noqa: BLE001 - the primary is away: the same again
@@ -135,6 +204,12 @@ class Inserts(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - raised again in stop()
             self.error = error
 
+    def wait_for(self, rows: int) -> None:
+        target = len(self.written) + rows
+        wait_until(
+            lambda: len(self.written) >= target or self.error is not None, f"{rows} more rows are written"
+        )
+
     def stop(self) -> None:
         self._ending.set()
         self.join(60)
@@ -144,7 +219,7 @@ class Inserts(threading.Thread):
 
 @contextmanager
 def inserting(cluster: Vitess) -> Iterator[Inserts]:
-    writer = Inserts(cluster)
+    writer = Inserts(cluster.mysql_address("0"), "INSERT IGNORE INTO customers VALUES ({number}, 'x')")
     writer.start()
     try:
         yield writer
@@ -152,8 +227,9 @@ def inserting(cluster: Vitess) -> Iterator[Inserts]:
         writer.stop()
 
 
-def wait_for(is_there: Callable[[], bool], stream: Follower, what: str) -> None:
-    stream.read_until(is_there, what)
+def wait_for_rows(writer: Inserts, stream: Follower) -> None:
+    target = len(writer.written) + SOME
+    stream.read_until(lambda: len(writer.written) > target, "rows are written")
 
 
 @pytest.mark.timeout(900)
@@ -167,19 +243,17 @@ def test_every_row_comes_over_reparents(tablet_type: str) -> None:
             inserting(cluster) as writer,
         ):
             for tablet, is_emergency in ((second, False), (first, False), (third, True), (first, False)):
-                before = len(writer.written)
-                wait_for(lambda before=before: len(writer.written) > before + 20, stream, "rows are written")  # type: ignore[misc]
+                wait_for_rows(writer, stream)
                 if is_emergency:
                     cluster.primary("0").kill()
                     cluster.primary("0").mysql.kill()
                     cluster.reparent("0", tablet, is_emergency=True)
                     first.mysql.start()
                     first.start()
-                    wait_for(lambda: is_following(first, third), stream, "the former primary follows")
+                    stream.read_until(lambda: is_following(first, third), "the former primary follows")
                 else:
                     cluster.reparent("0", tablet)
-            before = len(writer.written)
-            wait_for(lambda: len(writer.written) > before + 20, stream, "rows are written")
+            wait_for_rows(writer, stream)
             writer.stop()
             end = executed(cluster.primary("0"))
             stream.read_up_to(end)

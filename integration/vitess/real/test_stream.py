@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from freshness.stream.source import RowChange
+from freshness.position import Position
+from freshness.stream.source import RowChange, Transaction
 from integration.servers.vitess import Vitess
 from integration.vitess.real.following import Follower, execute
+from invalidator.vstream import error
+from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.transaction import ShardAssembler
 
 CUSTOMERS = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50))"
 KEYS = {"customers": ("id",)}
@@ -103,6 +109,14 @@ CHANGES_OF_SCHEMA = {
 }
 
 
+def change_schema(vitess: Vitess, sql: str) -> Position:
+    """A row, and the table changes behind it; the tablets know only its new form. The position behind the change."""
+    changed = execute(vitess, "INSERT INTO customers VALUES (1, 'Ann')", sql)
+    vitess.wait_caught_up("0")
+    vitess.control("ReloadSchemaShard", f"{vitess.keyspace}/0")
+    return changed
+
+
 @pytest.mark.parametrize("tables", [KEYS, WHOLE], ids=["keys", "whole rows"])
 @pytest.mark.parametrize("name", CHANGES_OF_SCHEMA)
 def test_a_stream_gets_past_rows_from_before_a_ddl(
@@ -110,20 +124,33 @@ def test_a_stream_gets_past_rows_from_before_a_ddl(
 ) -> None:
     execute(vitess, "CREATE TABLE other (a VARCHAR(9) PRIMARY KEY, b INT, id INT)")
     start = execute(vitess)
-    end = execute(
-        vitess,
-        "INSERT INTO customers VALUES (1, 'Ann')",
-        CHANGES_OF_SCHEMA[name],
-        "DROP TABLE IF EXISTS customers",
-        CUSTOMERS,
-        "INSERT INTO customers VALUES (2, 'Bob')",
-    )
-    vitess.wait_caught_up("0")
+    changed = change_schema(vitess, CHANGES_OF_SCHEMA[name])
     with Follower(vitess, tables, start=start) as stream:
-        stream.read_up_to(end)
-    assert stream.raised == {"customers"}
+        stream.read_up_to(changed)
+        assert stream.raised == {"customers"}
+        made_anew = ("DROP TABLE IF EXISTS customers", CUSTOMERS, "INSERT INTO customers VALUES (2, 'Bob')")
+        stream.read_up_to(execute(vitess, *made_anew))
     assert stream.changes[-1].after is not None
     assert stream.changes[-1].after["id"] == 2
+
+
+NEVER = re.compile(r"(?!)")
+ATTEMPTS = 2
+
+
+@pytest.mark.parametrize("removed", ["the mode of fields", "whole rows after a refusal"])
+def test_without_its_remedy_a_stream_stays_before_a_table_that_is_gone(
+    vitess: Vitess, removed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if removed == "the mode of fields":
+        monkeypatch.setattr(pb, "BEST_EFFORT", 0)
+    else:
+        monkeypatch.setattr(error, "_UNFIT_COLUMNS", NEVER)
+    start = execute(vitess)
+    end = change_schema(vitess, "DROP TABLE customers")
+    with Follower(vitess, KEYS, start=start) as stream:
+        stream.read_until(lambda: len(stream.ends) >= ATTEMPTS, "the stream ends")
+    assert not stream.position.contains(end)
 
 
 # -- statements that are no rows -------------------------------------------------------------------------
@@ -142,6 +169,10 @@ CONCERNING = [
     "CREATE OR REPLACE VIEW orders AS SELECT * FROM customers",
     "ALTER TABLE parted EXCHANGE PARTITION p0 WITH TABLE customers",
     "ALTER TABLE other ENGINE = InnoDB, RENAME TO orders",
+    "TRUNCATE {database}.customers",
+    "DROP TABLE {database}.customers",
+    "RENAME TABLE {database}.customers TO {database}.gone",
+    "ALTER TABLE `{database}`.`customers` ADD age INT",
     "USE mysql; TRUNCATE {database}.customers",
     "USE mysql; DROP TABLE {database}.customers",
 ]
@@ -168,3 +199,20 @@ def test_a_statement_that_may_change_rows_raises_their_table(vitess: Vitess, sql
         with primary.mysql.connect(primary.database) as connection, connection.cursor() as cursor:
             cursor.execute("DROP VIEW IF EXISTS orders")
         execute(vitess, "DROP TABLE IF EXISTS parted")
+
+
+@pytest.mark.parametrize(
+    "sql", ["ALTER TABLE other RENAME TO orders", "USE mysql; TRUNCATE {database}.customers"]
+)
+def test_a_statement_without_its_text_would_change_rows_unseen(
+    vitess: Vitess, sql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = ShardAssembler._finish
+
+    def forget(self: ShardAssembler, group: Any) -> list[Transaction]:
+        group.is_untold = False
+        return finish(self, group)
+
+    monkeypatch.setattr(ShardAssembler, "_finish", forget)
+    with pytest.raises(AssertionError, match=r"in set\(\)"):
+        test_a_statement_that_may_change_rows_raises_their_table(vitess, sql)

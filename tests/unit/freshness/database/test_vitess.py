@@ -1,7 +1,7 @@
 """Tokens of reads through vtgate, against a model of what makes them unsafe: tablets that differ and go on.
 
 No vtgate is here: the model has the balancer that picks a tablet per statement, the transaction that pins one, and
-snapshots. ``compose/test_vitess.py`` runs against a real one.
+snapshots. ``integration/vitess/real`` runs against a real one.
 """
 
 from __future__ import annotations
