@@ -227,8 +227,8 @@ class VStream:
 class VStreamSource:
     """One shard of a keyspace, as `freshness.stream.source.Source`. ``options``: those of `VStream`.
 
-    ``read_purged``: what a tablet has in no log any more. It is asked where two streams in a row bring nothing: of one
-    it may be that vtgate has yet to find a tablet. A tablet made from a backup has purged more than others.
+    ``read_purged``: what a tablet has in no log any more. It is asked where two streams in a row bring nothing: at
+    first vtgate may only be looking for a tablet, and one made from a backup has purged more than others.
     """
 
     def __init__(
