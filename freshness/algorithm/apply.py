@@ -52,10 +52,13 @@ def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
     assert member.applied.contains(batch.before), (
         "a batch that leaves a gap: progress would name what was not sent"
     )
+    is_raise = bool(batch.raised)
     try:
         batch = _without_applied(member, batch)
         member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
         stripes = yield from _send(member, batch)
+        if is_raise:
+            yield from _wait_for_readers(member)
         yield from publish(member, batch)
         yield from shorten(member.node, stripes, _target_of(member), batch.streamed)
     except FreshnessError:
@@ -69,11 +72,13 @@ def acknowledge(member: Membership, batch: Batch) -> Procedure[None]:
     ``keys`` of the batch is ignored. Any error ends the membership.
     """
     assert member.applied.contains(batch.before), "a batch that leaves a gap"
+    is_raise = bool(batch.raised)
     try:
         batch = _without_applied(member, batch)
         member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
         if batch.raised:
             yield from _raise_floors(member, batch)
+        if is_raise:
             yield from _wait_for_readers(member)
         yield from publish(member, batch)
     except FreshnessError:
@@ -122,8 +127,6 @@ def _send(member: Membership, batch: Batch) -> Procedure[Sequence[int]]:
             stripes += yield from invalidate(member.node, at_once, _target_of(member), batch.streamed)
         if member.witness is not None:
             tell_invalidations(member.witness, member.node, member.joined_record(), batch.keys, sent_us)
-    if batch.raised:
-        yield from _wait_for_readers(member)
     return stripes
 
 
@@ -132,7 +135,10 @@ def _target_of(member: Membership) -> Target:
 
 
 def _wait_for_readers(member: Membership) -> Procedure[None]:
-    """Wait until no reader trusts an older copy of the record (``node_refresh_seconds``), and keep the lease."""
+    """Wait until no reader trusts an older copy of the record (``node_refresh_seconds``), and keep the lease.
+
+    A node that has acknowledged the raise before waits with the others, whose batch would outlast its lease.
+    """
     until = member.clock() + member.policy.node_refresh_seconds
     while (left := until - member.clock()) > 0.001:
         yield Wait(min(left, member.policy.lease_seconds / 3))
