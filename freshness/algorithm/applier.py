@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from freshness.algorithm.admission import join
-from freshness.algorithm.apply import Batch, acknowledge, apply_batch, renew
+from freshness.algorithm.apply import Batch, acknowledge, apply_batch, is_new_to_some, renew
 from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
@@ -351,9 +351,10 @@ class Applier:
         before, self.streamed = self.streamed, streamed
         heartbeat = self._take_heartbeat(beats)
         members = self.joined
+        waits = is_new_to_some(members, raised)
         results = yield from gather(
             [
-                apply_batch(member, Batch(keys[member.node], raised, before, streamed, heartbeat))
+                apply_batch(member, Batch(keys[member.node], raised, before, streamed, heartbeat, waits))
                 for member in members
             ]
         )
@@ -379,7 +380,6 @@ class Applier:
         # Only this batch's history: a later floor must not hold what was streamed before the epoch was raised.
         self.streamed, self.streamed_epoch = streamed, self.epoch
         heartbeat = self._take_heartbeat(beats)
-        batch = Batch({}, raised, before, streamed, heartbeat)
         ready = []
         for member in self.joined:
             why = failed.get(member.node) or _find_gap(member, permit, before)
@@ -387,6 +387,7 @@ class Applier:
                 self._postpone(member, why)
             else:
                 ready.append(member)
+        batch = Batch({}, raised, before, streamed, heartbeat, is_new_to_some(ready, raised))
         results = yield from gather([acknowledge(member, batch) for member in ready])
         self._note_failures(ready, results)
         # At once: after a restart the stream goes on behind this batch, and a copy that lacks it cannot be revived.

@@ -9,7 +9,7 @@ Run by the invalidator, the Spark sink and the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -37,7 +37,8 @@ class Batch:
     """Consecutive transactions of the stream, as they concern one node.
 
     ``keys``: for each item key the events that change it. ``raised``: tables whose rows changed in a way that
-    gives no keys. ``before`` and ``streamed``: everything streamed before and after the batch.
+    gives no keys. ``before`` and ``streamed``: everything streamed before and after the batch. ``waits``: some node
+    has yet to acknowledge a raise, so all wait for readers, and keep their leases meanwhile.
     """
 
     keys: Mapping[bytes, Position]
@@ -45,6 +46,7 @@ class Batch:
     before: Position
     streamed: Position
     heartbeat: HeartbeatSeen | None = None
+    waits: bool = False
 
 
 def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
@@ -52,12 +54,11 @@ def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
     assert member.applied.contains(batch.before), (
         "a batch that leaves a gap: progress would name what was not sent"
     )
-    is_raise = bool(batch.raised)
     try:
         batch = _without_applied(member, batch)
         member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
         stripes = yield from _send(member, batch)
-        if is_raise:
+        if batch.raised or batch.waits:
             yield from _wait_for_readers(member)
         yield from publish(member, batch)
         yield from shorten(member.node, stripes, _target_of(member), batch.streamed)
@@ -72,13 +73,12 @@ def acknowledge(member: Membership, batch: Batch) -> Procedure[None]:
     ``keys`` of the batch is ignored. Any error ends the membership.
     """
     assert member.applied.contains(batch.before), "a batch that leaves a gap"
-    is_raise = bool(batch.raised)
     try:
         batch = _without_applied(member, batch)
         member.streamed, member.streamed_epoch = batch.streamed, member.joined_record().epoch
         if batch.raised:
             yield from _raise_floors(member, batch)
-        if is_raise:
+        if batch.raised or batch.waits:
             yield from _wait_for_readers(member)
         yield from publish(member, batch)
     except FreshnessError:
@@ -113,6 +113,11 @@ def _without_applied(member: Membership, batch: Batch) -> Batch:
     return replace(batch, keys=keys, raised=raised)
 
 
+def is_new_to_some(members: Iterable[Membership], raised: Mapping[str, Position]) -> bool:
+    """Whether one of the nodes has yet to acknowledge one of the raises."""
+    return any(not member.applied.contains(at) for member in members for at in raised.values())
+
+
 def _send(member: Membership, batch: Batch) -> Procedure[Sequence[int]]:
     """Send table floors, stripes and deletes. Returns the stripes when the node has acknowledged them all."""
     if batch.raised:
@@ -135,10 +140,7 @@ def _target_of(member: Membership) -> Target:
 
 
 def _wait_for_readers(member: Membership) -> Procedure[None]:
-    """Wait until no reader trusts an older copy of the record (``node_refresh_seconds``), and keep the lease.
-
-    A node that has acknowledged the raise before waits with the others, whose batch would outlast its lease.
-    """
+    """Wait until no reader trusts an older copy of the record (``node_refresh_seconds``), and keep the lease."""
     until = member.clock() + member.policy.node_refresh_seconds
     while (left := until - member.clock()) > 0.001:
         yield Wait(min(left, member.policy.lease_seconds / 3))
