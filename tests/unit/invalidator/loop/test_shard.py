@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -465,6 +465,25 @@ def test_end_lives_behind_spares_those_that_are_ahead(shop: Shop) -> None:
     assert not shop.shard.joined
     shop.join()
     assert all(shop.record(node).life != life for node, life in lives.items())
+
+
+def test_a_node_that_has_acknowledged_a_raise_keeps_its_lease_while_another_one_waits(shop: Shop) -> None:
+    """Where readers refresh more slowly than a lease lasts. Its record lapsed, the stream went back for it, the other
+    one's lapsed meanwhile, and so on for ever."""
+    ahead, behind = NODES
+    for member in shop.shard.members.values():
+        member.policy = replace(member.policy, node_refresh_seconds=2.0 * member.policy.lease_seconds)
+    raising = transaction(11, raised_tables=frozenset({"customers"}))
+    shop.stores[behind].down = True
+    shop.apply(raising)
+    shop.stores[behind].down = False
+    shop.now += REJOIN_MIN_SECONDS
+    shop.open()
+    assert shop.shard.start_position() == up_to(10)
+    tenures = {node: shop.record(node).tenure for node in NODES}
+    shop.apply(raising)
+    assert {node: shop.record(node).tenure for node in NODES} == tenures
+    assert shop.shard.start_position() == up_to(11)
 
 
 def test_a_raised_epoch_in_the_stream_makes_all_look_again(shop: Shop) -> None:
