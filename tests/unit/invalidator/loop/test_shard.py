@@ -470,7 +470,7 @@ def test_end_lives_behind_spares_those_that_are_ahead(shop: Shop) -> None:
 def test_a_node_that_has_acknowledged_a_raise_keeps_its_lease_while_another_one_waits(shop: Shop) -> None:
     """Where readers refresh more slowly than a lease lasts. Its record lapsed, the stream went back for it, the other
     one's lapsed meanwhile, and so on for ever."""
-    ahead, behind = NODES
+    _, behind = NODES
     for member in shop.shard.members.values():
         member.policy = replace(member.policy, node_refresh_seconds=2.0 * member.policy.lease_seconds)
     raising = transaction(11, raised_tables=frozenset({"customers"}))
