@@ -38,7 +38,7 @@ from freshness.database.connection import executed_position
 from freshness.database.schema import load_registry
 from freshness.nodes.memcached import MemcachedNode
 from freshness.objects.registry import ObjectDefinition
-from freshness.position import parse_position
+from freshness.position import Position, parse_position
 from freshness.values.codec import decode_value
 from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed
@@ -81,6 +81,21 @@ def wait_until(
         if time.monotonic() > deadline:
             raise ServerFailed(f"waited {seconds or WAIT_SECONDS:.0f} s in vain until {what}\n{describe()}")
         time.sleep(POLL_SECONDS)
+
+
+def wait_covered(
+    config: Config, heads: Mapping[str, Position], describe: Callable[[], str] = str, *, seconds: float = 0
+) -> None:
+    """Return when every node has acknowledged these positions, by lineage."""
+
+    def is_covered() -> bool:
+        return all(
+            parse_position(head.flavor, node.get("progress", "")).contains(head)
+            for node in read_nodes(config)
+            if (head := heads.get(node["lineage"])) is not None
+        )
+
+    wait_until(is_covered, "all nodes have acknowledged the heads", describe, seconds=seconds)
 
 
 def run_cli(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

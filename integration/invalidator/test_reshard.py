@@ -32,7 +32,7 @@ from freshness.nodes.memcached import MemcachedNode
 from freshness.position import parse_position
 from freshness.values.codec import decode_value
 from integration.configuration import write_sharded_config
-from integration.harness import CACHE, STREAM, wait_for_hits, wait_until
+from integration.harness import CACHE, STREAM, wait_covered, wait_for_hits, wait_until
 from integration.servers import Flavor, Memcached
 from integration.servers.program import InvalidatorProcess
 from integration.shards import (
@@ -272,15 +272,7 @@ class Deployment:
             lineage_of(shard): parse_position(shard.primary.flavor, shard.primary.executed())
             for shard in shards
         }
-
-        def is_covered() -> bool:
-            return all(
-                parse_position(self.cluster.flavor, node.get("progress", "")).contains(heads[node["lineage"]])
-                for node in read_nodes(self.config)
-                if node["lineage"] in heads
-            )
-
-        wait_until(is_covered, "all nodes have acknowledged the heads", self.describe)
+        wait_covered(self.config, heads, self.describe)
 
     def assert_none_stale(self, serving: Sequence[Shard], writer: Writer) -> int:
         """Nothing is written meanwhile. How many live entries there are, each equal to its rows."""

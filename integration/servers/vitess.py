@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from freshness.config.settings import ServerAddress
-from freshness.config.vtgate_address import TabletType, VtgateAddress
+from freshness.config.vtgate_address import VtgateAddress
+from integration.harness import wait_until
 from integration.provision import ProvisionFailed, find_vitess
 from integration.servers.database import USERS
 from integration.servers.mysql import MysqlServer
@@ -129,8 +130,6 @@ class Tablet(ServerProcess):
         uid: int,
         keyspace: str,
         shard: str,
-        *,
-        options: Sequence[str] = (),
         mysql_options: Sequence[str] = (),
     ) -> None:
         super().__init__()
@@ -139,7 +138,6 @@ class Tablet(ServerProcess):
         self.mysql = TabletMysql(uid, mysql_options)
         self._keyspace = keyspace
         self._topology = tuple(topology)
-        self._options = tuple(options)
 
     @property
     def alias(self) -> str:
@@ -164,7 +162,7 @@ class Tablet(ServerProcess):
             *("--bind-address", "127.0.0.1", "--grpc-bind-address", "127.0.0.1"),
             *("--service-map", "grpc-queryservice,grpc-tabletmanager,grpc-updatestream"),
             *("--health-check-interval", "1s", "--queryserver-config-schema-reload-time", "5s"),
-            *("--log-format", "text", *self._options),
+            *("--log-format", "text"),
         ]
 
     def is_ready(self) -> bool:
@@ -269,7 +267,6 @@ class Vitess:
         keyspace: str = "shop",
         replicas: int = 1,
         vschema: Mapping[str, Any] | None = None,
-        tablet_options: Sequence[str] = (),
         mysql_options: Sequence[str] = (),
         vtgate_options: Sequence[str] = (),
     ) -> None:
@@ -278,7 +275,7 @@ class Vitess:
         self._first_shards = tuple(shards)
         self._replicas = replicas
         self._vschema = vschema
-        self._options = {"options": tuple(tablet_options), "mysql_options": tuple(mysql_options)}
+        self._mysql_options = tuple(mysql_options)
         self._vtgate_options = tuple(vtgate_options)
         self._uid = 100
         self._stack = ExitStack()
@@ -297,7 +294,7 @@ class Vitess:
             stack.callback(self._stop_tablets)
             self.add_shards(self._first_shards)
             if self._vschema is not None:
-                self.apply_vschema(self._vschema)
+                self.control("ApplyVSchema", "--vschema", json.dumps(self._vschema), self.keyspace)
             self.vtgate = stack.enter_context(Vtgate(self.topology, self._vtgate_options))
             self._stack = stack.pop_all()
         return self
@@ -329,16 +326,12 @@ class Vitess:
             raise ServerFailed(f"vtctldclient {' '.join(arguments)}: {words}")
         return result.stdout
 
-    def apply_vschema(self, vschema: Mapping[str, Any]) -> None:
-        self.control("ApplyVSchema", "--vschema", json.dumps(vschema), self.keyspace)
-
-    def add_shards(self, shards: Sequence[str], *, replicas: int | None = None) -> None:
+    def add_shards(self, shards: Sequence[str]) -> None:
         """Start their tablets and elect the first of each."""
-        count = 1 + (self._replicas if replicas is None else replicas)
         for shard in shards:
             self.tablets[shard] = []
-            for _ in range(count):
-                tablet = Tablet(self.topology, self._uid, self.keyspace, shard, **self._options)
+            for _ in range(1 + self._replicas):
+                tablet = Tablet(self.topology, self._uid, self.keyspace, shard, self._mysql_options)
                 self._uid += 1
                 self.tablets[shard].append(tablet)
                 tablet.launch()
@@ -375,11 +368,25 @@ class Vitess:
         for tablet in self.replicas(shard):
             tablet.mysql.wait_caught_up(primary)
 
+    def wait_copied(self, workflow: str) -> None:
+        """Return when all streams of a Reshard have copied the tables, and follow."""
+        job = ("Reshard", "--workflow", workflow, "--target-keyspace", self.keyspace)
+
+        def has_copied() -> bool:
+            answer = json.loads(self.control(*job, "show", "--format", "json"))
+            shards = [shard for each in answer["workflows"] for shard in each["shard_streams"].values()]
+            streams = [stream for shard in shards for stream in shard["streams"]]
+            return bool(streams) and all(
+                stream["state"] == "Running" and not stream.get("copy_states") for stream in streams
+            )
+
+        wait_until(has_copied, f"{workflow} has copied", seconds=CONTROL_SECONDS)
+
     def address(self, **parts: Any) -> VtgateAddress:
         """vtgate's gRPC side."""
         return VtgateAddress("127.0.0.1", self.keyspace, self.vtgate.grpc_port, **parts)
 
-    def mysql_address(self, shard: str = "", tablet_type: TabletType = "primary") -> ServerAddress:
-        """vtgate's MySQL side; ``shard``: sessions are of this shard's tablets."""
-        target = f"{self.keyspace}:{shard}@{tablet_type}" if shard else self.keyspace
+    def mysql_address(self, shard: str = "") -> ServerAddress:
+        """vtgate's MySQL side; ``shard``: sessions are of this shard's primary."""
+        target = f"{self.keyspace}:{shard}@primary" if shard else self.keyspace
         return ServerAddress("127.0.0.1", self.vtgate.mysql_port, "root", "", target)

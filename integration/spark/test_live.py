@@ -24,7 +24,14 @@ from freshness.database.schema import load_registry
 from freshness.nodes.memcached import MemcachedNode
 from freshness.values.codec import decode_value, encode_value
 from integration.configuration import CUSTOMER, PROFILE
-from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, System, running_system, wait_for_hits
+from integration.harness import (
+    CUSTOMERS_TABLE,
+    ORDERS_TABLE,
+    System,
+    running_system,
+    wait_covered,
+    wait_for_hits,
+)
 from integration.invalidator.test_reshard import deployment
 from integration.invalidator.test_reshard import open_cache as open_reshard_cache
 from integration.servers import Pair
@@ -256,7 +263,7 @@ def test_a_keyspace_of_vitess_is_audited_on_its_shards(
             made.execute(key, "INSERT INTO customers VALUES (%s, %s, 0)", key, f"customer {key}")
             made.execute(key, "INSERT INTO orders VALUES (%s, %s, %s)", 100 + key, key, key)
         invalidator = stack.enter_context(InvalidatorProcess(made.path))
-        vitess.wait_covered(made, invalidator.log)
+        wait_covered(made.config, made.heads(), invalidator.log)
         cache = vitess.open_cache(made.path)
         stack.callback(cache.close)
         customers = sorted(KEYS, key=cluster.shards[1].contains)

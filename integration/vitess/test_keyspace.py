@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,15 @@ from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
 from freshness.stream.source import Transaction
 from integration.configuration import write_sharded_config
-from integration.harness import CACHE, ORDERS_TABLE, STREAM, call_cli, wait_for_hits, wait_until
+from integration.harness import (
+    CACHE,
+    ORDERS_TABLE,
+    STREAM,
+    call_cli,
+    wait_covered,
+    wait_for_hits,
+    wait_until,
+)
 from integration.servers import DatabaseServer, Memcached
 from integration.servers.program import InvalidatorProcess
 from integration.servers.vtgate import (
@@ -263,7 +271,7 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
             for key in CUSTOMERS[turn::3]:
                 made.execute(key, "UPDATE customers SET v = %s WHERE customer_id = %s", turn, key)
                 made.execute(key, "UPDATE orders SET total = total + 1 WHERE id = %s", 100 + key)
-            wait_covered(made, invalidator.log)
+            wait_covered(made.config, made.heads(), invalidator.log)
             wanted = made.read_all("customers", "customer_id")
             assert cache.get_many("customer", CUSTOMERS) == wanted
             assert cache.get_many("order", orders) == made.read_all("orders", "id")
@@ -285,18 +293,6 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
         assert "equals_primary: True" in shown
         assert '"verdict": "stored"' in shown
         assert call_cli("invalidate", "customer", "1", "-c", made.path).returncode == 0
-
-
-def wait_covered(made: Deployment, describe: Callable[[], str]) -> None:
-    heads = made.heads()
-
-    def is_covered() -> bool:
-        return all(
-            parse_position("mysql", node.get("progress", "")).contains(heads[node["lineage"]])
-            for node in read_nodes(made.config)
-        )
-
-    wait_until(is_covered, "the node has acknowledged the heads", describe)
 
 
 class Running:

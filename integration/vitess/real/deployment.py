@@ -12,7 +12,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +23,13 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.database.connection import Connection, connect
 from freshness.errors import FreshnessError
-from freshness.position import parse_position
 from integration.configuration import write_sharded_config
-from integration.harness import CACHE, MAX_STALENESS_SECONDS, STREAM, wait_for_hits, wait_until
+from integration.harness import CACHE, MAX_STALENESS_SECONDS, STREAM, wait_covered, wait_for_hits, wait_until
 from integration.invalidator.test_reshard import live_entries
 from integration.servers import Memcached
 from integration.servers.program import InvalidatorProcess
 from integration.servers.vitess import Vitess
+from integration.vitess.real.following import executed
 from invalidator.process.status import read_nodes
 
 CUSTOMERS: Final = range(1, 81)
@@ -275,12 +275,8 @@ class Deployment:
         """Nothing is written meanwhile: every live entry is its row. How many there are."""
         for shard in self.serving:
             self.cluster.wait_caught_up(shard)
-        wait_until(
-            self._covers(),
-            "the nodes have acknowledged what was written",
-            self.describe,
-            seconds=SETTLES_SECONDS,
-        )
+        heads = {lineage: executed(self.cluster.primary(shard)) for shard, lineage in self.serving.items()}
+        wait_covered(self.config, heads, self.describe, seconds=SETTLES_SECONDS)
         live, stale = 0, []
         for name, key, value in live_entries(self.config, {"customer": CUSTOMERS}):
             live += 1
@@ -289,21 +285,6 @@ class Deployment:
                 stale.append(f"{name} {key}: {value}, and the row has version {version}")
         assert not stale, "\n".join([*stale[:SHOWN_MAX], self.describe()])
         return live
-
-    def _covers(self) -> Callable[[], bool]:
-        heads = {
-            lineage: parse_position("mysql", self.cluster.primary(shard).mysql.executed())
-            for shard, lineage in self.serving.items()
-        }
-
-        def is_covered() -> bool:
-            return all(
-                parse_position("mysql", node.get("progress", "")).contains(heads[node["lineage"]])
-                for node in read_nodes(self.config)
-                if node["lineage"] in heads
-            )
-
-        return is_covered
 
     def wait_cacheable(self) -> None:
         """Return when all customers are hits of a cache that is opened now. Nothing is written meanwhile."""

@@ -1,19 +1,25 @@
-"""What a stream of a real Vitess brings, for the tests beside this file."""
+"""Rows into a real Vitess, and what its streams bring, for the tests beside this file."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from freshness.errors import SourceUnavailable
+from freshness.config.settings import ServerAddress
+from freshness.database.connection import connect
+from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import Position, parse_position
 from freshness.stream.source import RowChange, Transaction
+from integration.harness import wait_until
 from integration.servers.vitess import Tablet, Vitess, Vtcombo
 from invalidator.vstream.source import VStreamSource
 
 ARRIVES_SECONDS = 120.0
 RETRY_SECONDS = 0.2
+WRITE_SECONDS = 0.05
+ROWS_MAX = 100_000
 
 
 def executed(tablet: Tablet) -> Position:
@@ -26,6 +32,9 @@ def execute(cluster: Vitess, *statements: str, shard: str = "0") -> Position:
     for statement in statements:
         primary.mysql.execute(statement, database=primary.database)
     return executed(primary)
+
+
+Ended = TypeVar("Ended", bound=FreshnessError)
 
 
 class Follower:
@@ -84,6 +93,16 @@ class Follower:
     def read_up_to(self, end: Position) -> Self:
         return self.read_until(lambda: self.position.contains(end), f"{end} arrives")
 
+    def read_to(self, kind: type[Ended]) -> Ended:
+        """The error of this kind by which the stream ends, after everything before it."""
+        deadline = time.monotonic() + 2 * ARRIVES_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                self.read()
+            except kind as error:
+                return error
+        raise AssertionError(f"the stream goes on: {self.received[-3:]} {self.ends[-3:]}")
+
     @property
     def changes(self) -> list[RowChange]:
         return [change for transaction in self.received for change in transaction.changes]
@@ -91,3 +110,49 @@ class Follower:
     @property
     def raised(self) -> set[str]:
         return {table for transaction in self.received for table in transaction.raised_tables}
+
+
+class Inserts(threading.Thread):
+    """Rows through vtgate, each ``{number}`` of the statement once, until it is stopped. ``written``: those that were
+    committed for sure."""
+
+    def __init__(self, address: ServerAddress, sql: str) -> None:
+        super().__init__(name="inserts", daemon=True)
+        self.written: list[int] = []
+        self.error: BaseException | None = None
+        self._address = address
+        self._sql = sql
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        connection = None
+        try:
+            for number in range(ROWS_MAX):
+                while not self._ending.wait(WRITE_SECONDS):
+                    try:
+                        if connection is None:
+                            connection = connect(self._address)
+                        with connection.cursor() as cursor:
+                            # One number may come twice where nobody knows whether it was committed.
+                            cursor.execute(self._sql.format(number=number))
+                        connection.commit()
+                        break
+                    except Exception:  # noqa: BLE001 - the primary is away: the same again
+                        connection = None
+                else:
+                    return
+                self.written.append(number)
+        except BaseException as error:  # noqa: BLE001 - raised again in stop()
+            self.error = error
+
+    def wait_for(self, rows: int) -> None:
+        target = len(self.written) + rows
+        wait_until(
+            lambda: len(self.written) >= target or self.error is not None, f"{rows} more rows are written"
+        )
+
+    def stop(self) -> None:
+        self._ending.set()
+        self.join(60)
+        if self.error is not None:
+            raise self.error

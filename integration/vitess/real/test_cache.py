@@ -1,5 +1,5 @@
-"""The cache on a real Vitess: shards with two replicas each, one of them late, while tablets come and go, shards are
-split and merged, a table moves and its schema changes.
+"""The cache on a real Vitess, with late replicas: tablets come and go, a table's schema changes, shards are split and
+merged.
 
 All the while one thread writes through vtgate and others read through caches. No read may show a version that the
 checker refuses; after each event everything can be cached again, and every live entry is its row.
@@ -7,7 +7,6 @@ checker refuses; after each event everything can be cached again, and every live
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -148,35 +147,6 @@ def test_the_cache_is_true_while_tablets_come_and_go(tmp_path: Path) -> None:
 # -- shards are split and merged -----------------------------------------------------------------------
 
 
-def wait_running(cluster: Vitess, workflow: str, verb: str = "Reshard") -> None:
-    """Return when all streams of the workflow have copied and are following."""
-
-    def runs() -> bool:
-        answer = json.loads(
-            cluster.control(
-                verb,
-                "--workflow",
-                workflow,
-                "--target-keyspace",
-                cluster.keyspace,
-                "show",
-                "--format",
-                "json",
-            )
-        )
-        streams = [
-            stream
-            for each in answer["workflows"]
-            for shard in each["shard_streams"].values()
-            for stream in shard["streams"]
-        ]
-        return bool(streams) and all(
-            stream["state"] == "Running" and not stream.get("copy_states") for stream in streams
-        )
-
-    wait_until(runs, f"{workflow} has copied", seconds=SETTLES_SECONDS)
-
-
 def reshard(made: Deployment, writer: Writer, names: tuple[str, ...], generation: int) -> None:
     """As docs/vitess.md says. Readers have the former file until writes have moved, and the new one from then on."""
     cluster, sources = made.cluster, dict(made.serving)
@@ -192,7 +162,7 @@ def reshard(made: Deployment, writer: Writer, names: tuple[str, ...], generation
         cluster.control(
             *job, "create", "--source-shards", ",".join(sources), "--target-shards", ",".join(names)
         )
-        wait_running(cluster, f"to{generation}")
+        cluster.wait_copied(f"to{generation}")
         made.reload(sources, destinations)
         writer.wait_for(SOME)
         # 2. Nothing is cached from the sources any more; only then do writes move

@@ -6,27 +6,22 @@ Each test breaks its tablets, so it has a cluster of its own.
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from freshness.config.settings import ServerAddress
-from freshness.database.connection import connect
-from freshness.errors import FreshnessError, HistoryPurged
+from freshness.errors import HistoryPurged
 from freshness.position import MysqlGtidSet, Position, parse_position
 from integration.harness import wait_until
+from integration.invalidator.test_process import purge_logs
 from integration.servers.vitess import Tablet, Vitess
-from integration.vitess.real.following import ARRIVES_SECONDS, Follower, execute, executed
+from integration.vitess.real.following import Follower, Inserts, execute, executed
 from invalidator.vstream import error
 
 CUSTOMERS = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50))"
 KEYS = {"customers": ("id",)}
 FUTURE = 1000
-WRITE_SECONDS = 0.05
-ROWS_MAX = 100_000
 SOME = 20
 ATTEMPTS = 2
 IDLE_SECONDS = 5.0
@@ -38,24 +33,12 @@ PATIENT_POLLS = 40
 def purge(tablet: Tablet) -> None:
     """All but the last log."""
     tablet.mysql.execute("FLUSH BINARY LOGS")
-    [last] = tablet.mysql.execute("SHOW BINARY LOGS")[-1:]
-    tablet.mysql.execute(f"PURGE BINARY LOGS TO '{last[0]}'")
+    wait_until(lambda: purge_logs(tablet.mysql), "all but the last log are purged")
 
 
 def purged_of(tablet: Tablet) -> Position:
     [(text,)] = tablet.mysql.execute("SELECT @@global.gtid_purged")
     return parse_position("mysql", text)
-
-
-def history_of(stream: Follower) -> FreshnessError:
-    """The error that is no `SourceUnavailable`."""
-    deadline = time.monotonic() + 2 * ARRIVES_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            stream.read()
-        except FreshnessError as error:
-            return error
-    raise AssertionError(f"the stream goes on: {stream.received[-3:]} {stream.ends[-3:]}")
 
 
 @contextmanager
@@ -79,7 +62,7 @@ def test_a_purged_position_is_told(replicas: int) -> None:
         stream = Follower(
             cluster, KEYS, start=start, read_purged=lambda: purged_of(replica), idle_seconds=IDLE_SECONDS
         )
-        assert isinstance(history_of(stream), HistoryPurged)
+        stream.read_to(HistoryPurged)
         end = executed(cluster.primary("0"))
         with Follower(cluster, KEYS, start=end) as behind:
             behind.read_up_to(execute(cluster, "INSERT INTO customers VALUES (2, 'Bob')"))
@@ -171,52 +154,6 @@ def test_a_position_of_the_future_never_streams(tablet_type: str) -> None:
 # -- failover ------------------------------------------------------------------------------------------
 
 
-class Inserts(threading.Thread):
-    """Rows through vtgate, each ``{number}`` of the statement once, until it is stopped. ``written``: those that were
-    committed for sure."""
-
-    def __init__(self, address: ServerAddress, sql: str) -> None:
-        super().__init__(name="inserts", daemon=True)
-        self.written: list[int] = []
-        self.error: BaseException | None = None
-        self._address = address
-        self._sql = sql
-        self._ending = threading.Event()
-
-    def run(self) -> None:
-        connection = None
-        try:
-            for number in range(ROWS_MAX):
-                while not self._ending.wait(WRITE_SECONDS):
-                    try:
-                        if connection is None:
-                            connection = connect(self._address)
-                        with connection.cursor() as cursor:
-                            # One number may come twice where nobody knows whether it was committed.
-                            cursor.execute(self._sql.format(number=number))
-                        connection.commit()
-                        break
-                    except Exception:  # noqa: BLE001 - the primary is away: the same again
-                        connection = None
-                else:
-                    return
-                self.written.append(number)
-        except BaseException as error:  # noqa: BLE001 - raised again in stop()
-            self.error = error
-
-    def wait_for(self, rows: int) -> None:
-        target = len(self.written) + rows
-        wait_until(
-            lambda: len(self.written) >= target or self.error is not None, f"{rows} more rows are written"
-        )
-
-    def stop(self) -> None:
-        self._ending.set()
-        self.join(60)
-        if self.error is not None:
-            raise self.error
-
-
 @contextmanager
 def inserting(cluster: Vitess) -> Iterator[Inserts]:
     writer = Inserts(cluster.mysql_address("0"), "INSERT IGNORE INTO customers VALUES ({number}, 'x')")
@@ -260,9 +197,6 @@ def test_every_row_comes_over_reparents(tablet_type: str) -> None:
         came = [change.after["id"] for change in stream.changes if change.after is not None]
         assert set(writer.written) <= set(came)
         assert len(came) == len(set(came)), "none twice"
-        print(
-            f"\n{tablet_type}: {len(came)} rows, {len(stream.ends)} ends {[str(e)[:150] for e in stream.ends]}"
-        )
 
 
 def is_following(tablet: Tablet, primary: Tablet) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Any, Final
 
@@ -79,13 +79,16 @@ TABLES: Final = {
 }
 KEYS: Final = {"everything": ("id",), "pairs": ("a", "b"), "kinds": ("e", "n")}
 WHOLE: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(TABLES, ())
+CHANGED: Final = ("pairs", "kinds")
+"""The tables whose schema changes."""
+
 IDS: Final = 40
 DDL: Final = (
     "TRUNCATE TABLE {table}",
     "ALTER TABLE {table} ADD more INT",
     "ALTER TABLE {table} ADD more INT FIRST",
     "ALTER TABLE {table} DROP v",
-    "RENAME TABLE {table} TO elsewhere, elsewhere TO {table}",
+    "RENAME TABLE {table} TO former, elsewhere TO {table}",
     "DROP TABLE {table}",
     "ALTER TABLE {table} ENGINE = InnoDB",
 )
@@ -107,11 +110,11 @@ class Writer:
         with self._connection.cursor() as cursor:
             cursor.execute(sql)
 
-    def recreate(self) -> None:
-        self.execute("DROP TABLE IF EXISTS elsewhere")
-        for table, create in TABLES.items():
+    def recreate(self, tables: Iterable[str]) -> None:
+        for table in (*tables, "elsewhere", "former"):
             self.execute(f"DROP TABLE IF EXISTS {table}")
-            self.execute(create)
+        for table in tables:
+            self.execute(TABLES[table])
 
     def transact(self) -> None:
         chance = self._random.random()
@@ -126,25 +129,10 @@ class Writer:
         self.execute("COMMIT" if self._random.random() < 0.95 else "ROLLBACK")
 
     def change_schema(self) -> None:
-        """One statement; the tables are made anew, so that the next one finds them as they were."""
-        table = self._random.choice([name for name in TABLES if name != "everything"])
-        sql = self._random.choice(DDL).format(table=table)
-        if "DROP v" in sql or "elsewhere" not in sql:
-            self.execute(sql)
-        else:
-            self.execute("CREATE TABLE elsewhere (a INT, b VARCHAR(10), c INT, d INT, e INT)")
-            self.execute(f"RENAME TABLE {table} TO between_names, elsewhere TO {table}")
-            self.execute("DROP TABLE between_names")
+        """One statement of `DDL`; `recreate` makes the tables as they were."""
+        self.execute("CREATE TABLE elsewhere (a INT, b VARCHAR(10), c INT, d INT, e INT)")
+        self.execute(self._random.choice(DDL).format(table=self._random.choice(CHANGED)))
         self.ddl += 1
-        if self._random.random() < 0.5 and "ADD" in sql:
-            return
-        self.execute(f"DROP TABLE IF EXISTS {table}")
-        self.execute(TABLES[table])
-
-    def restore_schema(self) -> None:
-        for table in ("pairs", "kinds"):
-            self.execute(f"DROP TABLE IF EXISTS {table}")
-            self.execute(TABLES[table])
 
     def _statement(self) -> str:
         pick = self._random
@@ -252,13 +240,12 @@ def cluster() -> Iterator[Vitess]:
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("tables", [WHOLE, KEYS], ids=["whole rows", "keys"])
 def test_the_stream_is_the_log(cluster: Vitess, seed: int, tables: dict[str, tuple[str, ...]]) -> None:
-    """Half of the transactions with whole rows, half with keys."""
     tablet = cluster.primary("0")
     pick = random.Random(seed)
     counted: Counter[str] = Counter()
     wrong: list[str] = []
     with closing(Writer(tablet, seed)) as writer:
-        writer.recreate()
+        writer.recreate(TABLES)
         start = executed(tablet)
         with (
             closing(Log(tablet, start)) as log,
@@ -271,7 +258,7 @@ def test_the_stream_is_the_log(cluster: Vitess, seed: int, tables: dict[str, tup
                     writer.change_schema()
                     for _ in range(pick.randrange(3)):
                         writer.execute("INSERT IGNORE INTO everything (id) VALUES (1)")
-                    writer.restore_schema()
+                    writer.recreate(CHANGED)
                 end = executed(tablet)
                 stream.read_up_to(end)
                 logged, streamed = by_position(log.read_up_to(end)), by_position(stream.received)
