@@ -61,6 +61,14 @@ _CHARSETS: Final[Mapping[str, Mapping[int, str]]] = {
 }
 
 
+_EXACT: Final = frozenset(("utf8mb3", "utf8mb4", "ascii", "latin1", "ucs2", "utf16", "utf16le", "utf32"))
+
+
+def is_exact(charset: str) -> bool:
+    """Whether Python decodes all of it as the server does. In the others only ASCII is certain to be."""
+    return charset in _EXACT
+
+
 def find_charset(collation: int, flavor: str) -> str:
     """The name of the character set; "" for a collation that is not known."""
     if flavor == "mariadb" and collation in _UCA1400_NUMBERS:

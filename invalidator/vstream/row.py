@@ -7,12 +7,12 @@ connection. Called by ``invalidator.vstream.transaction``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from freshness.stream.source import UNREADABLE, Operation, RowChange
+from freshness.stream.source import UNREADABLE, Operation, RowChange, Shape
 from invalidator.vstream.proto import vitess_pb2 as pb
-from invalidator.vstream.value import JSON, Decoder, find_decoder
+from invalidator.vstream.value import JSON, Decoder, find_decoder, find_shape
 
 _UNMATCHED_COLUMN = re.compile(r"@\d+")
 
@@ -29,6 +29,7 @@ class TableFields:
     names: tuple[str, ...]
     decoders: tuple[Decoder, ...]
     json_names: frozenset[str]
+    shapes: Mapping[str, Shape]
     problem: str = ""
 
 
@@ -44,6 +45,7 @@ def read_fields(event: pb.FieldEvent) -> TableFields:
         names,
         tuple(find_decoder(field, has_labels=event.enum_set_string_values) for field in event.fields),
         frozenset(field.name for field in event.fields if field.type == JSON),
+        {field.name: find_shape(field) for field in event.fields},
         problem,
     )
 
@@ -72,7 +74,7 @@ def _read_change(table: str, fields: TableFields, change: pb.RowChange) -> RowCh
         if any(change.json_partial_values.cols):
             # Instructions for the former document, not a document.
             after.update(dict.fromkeys(fields.json_names & after.keys(), UNREADABLE))
-    return RowChange(table, op, before, after)
+    return RowChange(table, op, before, after, fields.shapes)
 
 
 def _read_row(fields: TableFields, row: pb.Row) -> dict[str, object]:

@@ -14,16 +14,20 @@ import struct
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from freshness.stream.source import UNREADABLE
-from invalidator.charset import find_charset, find_codec
+from freshness.stream.source import UNREADABLE, Shape
+from invalidator.charset import find_charset, find_codec, is_exact
 from invalidator.vstream.proto import vitess_pb2 as pb
 
 Decoder: TypeAlias = Callable[[bytes], object]
 
 NULL: Final = 0
 FLOAT32: Final = 1035
+FLOAT64: Final = 1036
+TIMESTAMP: Final = 2061
+DATE: Final = 2062
+DATETIME: Final = 2064
 TIME: Final = 2063
 DECIMAL: Final = 18
 BINARY: Final = 10264
@@ -35,7 +39,16 @@ JSON: Final = 2078
 _INTEGERS: Final = (257, 770, 259, 772, 261, 774, 263, 776, 265, 778, 785)  # INT8 … UINT64, YEAR
 _TEXTS: Final = (6163, 6165, 6167)  # TEXT, VARCHAR, CHAR
 _BLOBS: Final = (10260, 10262)  # BLOB, VARBINARY
-_BYTES: Final = (2077, 2083)  # GEOMETRY, VECTOR
+_GEOMETRY: Final = 2077
+_BYTES: Final = (_GEOMETRY, 2083)  # and VECTOR
+_BINARY_COLLATION: Final = 63
+
+_SAME: Final = frozenset((*_INTEGERS, FLOAT64, DECIMAL, DATE, DATETIME, TIME, ENUM, _GEOMETRY))
+_RULES: Final[dict[int, Literal["float", "bit", "timestamp"]]] = {
+    FLOAT32: "float",
+    BIT: "bit",
+    TIMESTAMP: "timestamp",
+}
 
 _TIME = re.compile(rb"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 _LABELS = re.compile(r"(?i:enum|set)\s*\((.*)\)", re.DOTALL)
@@ -58,24 +71,51 @@ def find_decoder(field: pb.Field, *, has_labels: bool) -> Decoder:
     return decode_or_give_up
 
 
-def _choose(field: pb.Field, has_labels: bool) -> Decoder:
-    # With a binary collation Vitess calls them BINARY, and sends their labels all the same
+def find_shape(field: pb.Field) -> Shape:
+    """How a client reads the column: as `invalidator.binlog.rows.image.find_shapes` tells of a binlog's."""
+    kind = _kind_of(field)
+    if kind in _SAME:
+        return Shape("same")
+    if kind in _TEXTS or kind in _BLOBS:
+        if field.charset == _BINARY_COLLATION:
+            return Shape("binary")
+        return Shape("text" if is_exact(find_charset(field.charset, "mysql")) else "ascii")
+    if kind in _RULES:
+        return Shape(_RULES[kind])
+    if kind == SET:
+        labels = tuple(_read_labels(field.column_type))
+        return Shape("set", labels) if labels else Shape("untold")
+    if kind == BINARY and field.charset == _BINARY_COLLATION:
+        return Shape("binary", length=field.column_length)
+    # JSON: how does the server print it? Text that vttablet padded with zero bytes may have had some of its own.
+    return Shape("untold")
+
+
+def _kind_of(field: pb.Field) -> int:
+    """The type. With a binary collation Vitess calls ENUM and SET BINARY, and sends their labels all the same."""
     declared = field.column_type.lstrip()[:5].lower()
-    if declared == "enum(" or field.type == ENUM:
+    if declared == "enum(":
+        return ENUM
+    return SET if declared[:4] == "set(" else field.type
+
+
+def _choose(field: pb.Field, has_labels: bool) -> Decoder:
+    kind = _kind_of(field)
+    if kind == ENUM:
         return _enum_decoder(_read_labels(field.column_type), has_labels)
-    if declared[:4] == "set(" or field.type == SET:
+    if kind == SET:
         return _set_decoder(_read_labels(field.column_type), has_labels)
-    known = _BY_TYPE.get(field.type)
+    known = _BY_TYPE.get(kind)
     if known is not None:
         return known
-    if field.type in _TEXTS or field.type in _BLOBS:
+    if kind in _TEXTS or kind in _BLOBS:
         # Vitess tells text with a binary collation (utf8mb4_bin) from bytes by the collation alone.
         return _text_decoder(field.charset)
-    if field.type == BINARY:
+    if kind == BINARY:
         # vttablet pads it to its length; the role says that zero bytes at the end are stripped.
         read_text = _text_decoder(field.charset)
         return lambda data: read_text(data.rstrip(b"\0"))
-    if field.type == BIT:
+    if kind == BIT:
         return lambda data: _read_bits(data, field.column_length)
     return lambda data: UNREADABLE
 
@@ -131,12 +171,12 @@ _BY_TYPE: Final[dict[int, Decoder]] = {
     **dict.fromkeys(_INTEGERS, int),
     **dict.fromkeys(_BYTES, bytes),
     FLOAT32: _read_float32,
-    1036: float,
+    FLOAT64: float,
     DECIMAL: _read_decimal,
-    2061: _read_datetime,
-    2062: _read_date,
+    TIMESTAMP: _read_datetime,
+    DATE: _read_date,
     TIME: _read_time,
-    2064: _read_datetime,
+    DATETIME: _read_datetime,
     JSON: json.loads,
 }
 

@@ -3,8 +3,8 @@
 The log and a SELECT show the same row differently: a BINARY loses its zeros, a BIT is text, a SET has no order. Here,
 and nowhere else, the one is made the other. A client is one whose session is in UTC, as the log is
 (``freshness.database.connection``). Where the log does not tell what a client reads, there is no digest: never a
-wrong one. Called by ``invalidator.binlog.rows.plan`` (`find_shapes`) and ``invalidator.archive.writer``
-(`digest_image`). No I/O.
+wrong one. ``invalidator.vstream.value`` says the same of the columns of a VStream. Called by
+``invalidator.binlog.rows.plan`` (`find_shapes`) and ``invalidator.archive.writer`` (`digest_image`). No I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from invalidator.binlog.rows.layout import Layout
 from invalidator.binlog.wire import tablemap as types
 from invalidator.binlog.wire.fieldvalue import INTEGER_BYTES, TEXTS, decode_labels
 from invalidator.binlog.wire.tablemap import BINARY_COLLATION, MappedColumn
-from invalidator.charset import find_charset
+from invalidator.charset import find_charset, is_exact
 
 _SAME: Final = frozenset(
     (
@@ -35,11 +35,6 @@ _SAME: Final = frozenset(
         ),
     )
 )
-_EXACT_CHARSETS: Final = frozenset(
-    ("utf8mb3", "utf8mb4", "ascii", "latin1", "ucs2", "utf16", "utf16le", "utf32")
-)
-"""Decoded by Python as by the server. In the others only ASCII is certain to be."""
-
 _FIRST_TIMESTAMP: Final = datetime.fromisoformat("1970-01-01T00:00:01")
 """Before it the log has the zero date alone."""
 
@@ -76,7 +71,7 @@ def _find_shape(column: MappedColumn, flavor: str) -> Shape:
 
 def _find_text_shape(column: MappedColumn, flavor: str) -> Shape:
     if column.collation != BINARY_COLLATION:
-        return Shape("text" if find_charset(column.collation, flavor) in _EXACT_CHARSETS else "ascii")
+        return Shape("text" if is_exact(find_charset(column.collation, flavor)) else "ascii")
     if column.kind != types.STRING:
         return Shape("binary")
     if flavor == "mariadb" and column.width in _MARIADB_ADDRESS_BYTES:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from freshness.stream.source import UNREADABLE
+from freshness.stream.source import UNREADABLE, Shape
 from integration.servers.vtgate import column
 from invalidator.vstream.proto import vitess_pb2 as pb
-from invalidator.vstream.value import BINARY, find_decoder
+from invalidator.vstream.value import BINARY, find_decoder, find_shape
 
 
 def decoded(kind: int, data: bytes, *, has_labels: bool = True, **parts: Any) -> object:
@@ -174,3 +174,33 @@ def test_set_by_mask_and_by_labels() -> None:
 def test_a_decoder_is_made_for_every_type_that_vitess_has() -> None:
     for kind in range(1 << 14):
         find_decoder(pb.Field(name="c", type=kind), has_labels=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape"),
+    [
+        (column("c", 265), Shape("same")),
+        (column("c", 785), Shape("same")),
+        (column("c", 18), Shape("same")),
+        (column("c", 2064), Shape("same")),
+        (column("c", 2061), Shape("timestamp")),
+        (column("c", 1035), Shape("float")),
+        (column("c", 2073, column_length=10), Shape("bit")),
+        (column("c", 2074, column_type="enum('a')"), Shape("same")),
+        (column("c", BINARY, charset=46, column_type="enum('a')"), Shape("same")),
+        (column("c", 2075, column_type="set('b','a')"), Shape("set", ("b", "a"))),
+        (column("c", 2075, column_type="set("), Shape("untold")),
+        (column("c", 6165, charset=255), Shape("text")),
+        (column("c", 6165, charset=51), Shape("ascii")),
+        (column("c", 6165, charset=9999), Shape("ascii")),
+        (column("c", 10262, charset=46), Shape("text")),
+        (column("c", 10262, charset=63), Shape("binary")),
+        (column("c", BINARY, charset=63, column_length=16), Shape("binary", length=16)),
+        (column("c", BINARY, charset=46, column_length=16), Shape("untold")),
+        (column("c", 2078), Shape("untold")),
+        (column("c", 9999), Shape("untold")),
+    ],
+)
+def test_how_a_client_reads_a_column(field: pb.Field, shape: Shape) -> None:
+    """It makes the digest of a row: a wrong one would be a false accusation, so doubt has none."""
+    assert find_shape(field) == shape

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from freshness.errors import FormatError, StreamStopped
@@ -476,6 +476,7 @@ def test_an_event_that_is_cut_gives_no_rows(made: tuple[list[Made], LogEvent], d
     """Cut between two rows it is another whole event, with fewer rows."""
     columns, row_event = made
     whole = read(columns, row_event)
+    assume(not whole.problem)  # text that cannot be decoded may be in the part that is cut off
     packet = row_event.packet[: data.draw(st.integers(row_event.start, row_event.end - 1))]
     try:
         answer = read(columns, row_event._replace(packet=packet, end=len(packet)))
