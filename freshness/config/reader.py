@@ -112,8 +112,6 @@ class _Reader:
         history = self.build(HistoryConfig, self.section(document, "history"), "history")
         if cache and stream:
             self.check_times(cache, stream)
-        if archive and archive.path is not None:
-            self.check_archived(keyspaces)
         if self.problems or not (cache and stream and http and archive and history):
             count = len(self.problems)
             report = "\n  ".join(self.problems)
@@ -174,12 +172,6 @@ class _Reader:
                 f"at least 2 x stream.heartbeat_seconds = {needed:g} s for it; raise max_staleness_seconds to "
                 f"{least:g}, or lower lease_seconds, node_refresh_seconds or stream.heartbeat_seconds",
             )
-
-    def check_archived(self, keyspaces: Mapping[str, Keyspace]) -> None:
-        for keyspace in keyspaces.values():
-            if keyspace.flavor == "vitess":
-                found = f'a path, and keyspace {keyspace.name} of flavor "vitess"'
-                self.report("archive.path", found, "none: the update stream of Vitess is not archived")
 
     def read_keyspaces(self, tables: dict[str, Any]) -> dict[str, Keyspace]:
         keyspaces: dict[str, Keyspace] = {}

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
 
 import pytest
@@ -211,9 +212,10 @@ def test_an_index_of_what_passed_by_gives_a_position_of_the_same_stream(story: S
             index.note(time.time_ns() // 1000, stream.position)
         run(story.server, "INSERT INTO goods VALUES (900, 'new') ON DUPLICATE KEY UPDATE v = 'newer'")
     now_us = time.time_ns() // 1000
-    found = find_start(index, address_of(story.server), story.server.flavor, now_us)
+    search_log = partial(find_position, address_of(story.server), story.server.flavor)
+    found = find_start(index, now_us, search_log)
     assert not found.contains(head_of(story.server))
-    by_log = find_start(index, address_of(story.server), story.server.flavor, before_us)
+    by_log = find_start(index, before_us, search_log)
     assert len(story.stream(by_log)) >= len(story.stream(end)) >= 1
 
 

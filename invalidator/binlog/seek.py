@@ -20,7 +20,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
@@ -357,16 +357,7 @@ class _Row:
         self.size_bytes = 0
 
 
-def find_start(
-    index: TimeIndex | None,
-    address: ServerAddress,
-    flavor: str,
-    timestamp_us: int,
-    *,
-    margin_seconds: float | None = None,
-) -> Position:
-    """The position for a time: by what passed by, where that reaches back so far, else by the server's log."""
+def find_start(index: TimeIndex | None, timestamp_us: int, search_log: Callable[[int], Position]) -> Position:
+    """The position for a time: by what passed by, where that reaches back so far, else by the log."""
     found = None if index is None else index.find(timestamp_us)
-    if found is not None:
-        return found
-    return find_position(address, flavor, timestamp_us, margin_seconds=margin_seconds)
+    return search_log(timestamp_us) if found is None else found

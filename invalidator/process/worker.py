@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
@@ -27,8 +26,7 @@ from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
 from freshness.database.schema import find_cascades
-from freshness.database.vitess import read_purged
-from freshness.errors import ConfigError, FreshnessError, SourceUnsuitable
+from freshness.errors import FreshnessError, SourceUnsuitable
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.nodes.restoration import Restoration
@@ -47,6 +45,7 @@ from invalidator.process.preflight import check_shard, require
 from invalidator.replica.candidate import ReplicaBounds
 from invalidator.replica.source import ReplicaSource
 from invalidator.replica.succession import confirm_succession
+from invalidator.vstream.open import make_source as make_vstream
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +205,7 @@ class ShardWorker:
     def _create_source(self, cascades: Cascades) -> Source:
         task = self.assignment
         if task.shard.vtgate is not None:
-            return _open_vstream(task.shard, task.definitions)
+            return make_vstream(task.shard, _columns_by_table(task.definitions.values()))
 
         def of(server: ServerAddress) -> Source:
             return BinlogSource(
@@ -365,22 +364,13 @@ class MetricsObserver(LoopObserver):
         log.error("%s", self._missing)
 
 
-def _open_vstream(shard: Shard, registry: Mapping[str, ObjectDefinition]) -> Source:
-    """A source that asks for the key columns of each table alone. Raises `ConfigError` where grpcio is missing."""
-    try:
-        from invalidator.vstream.source import VStreamSource
-    except ImportError as error:
-        raise ConfigError(
-            f"a keyspace of flavor vitess needs a package that is not installed: {error}",
-            hint="pip install 'freshness[vitess]'",
-        ) from error
+def _columns_by_table(definitions: Iterable[ObjectDefinition]) -> dict[str, set[str]]:
+    """The key columns of each table: the only ones that vttablet need send."""
     columns: dict[str, set[str]] = {}
-    for definition in registry.values():
+    for definition in definitions:
         for table, keys in definition.columns_by_table.items():
             columns.setdefault(table, set()).update(column.name for column in keys)
-    assert shard.vtgate is not None, "this is for keyspaces of Vitess"
-    tables = {table: sorted(names) for table, names in columns.items()}
-    return VStreamSource(shard.vtgate, shard.name, tables, read_purged=partial(read_purged, shard))
+    return columns
 
 
 def _answerer(driver: BlockingDriver, source: Source, epochs: HeartbeatWriter) -> Callable[[LoopStep], Any]:

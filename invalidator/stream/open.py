@@ -22,16 +22,19 @@ from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.keyrange import KeyRange
 from freshness.objects.keyfinder import KeyFinder
+from freshness.position import Position
 from freshness.position.token import EventToken
 from freshness.stream.source import Source
 from invalidator.binlog.rows.layout import Layouts, read_layouts
-from invalidator.binlog.seek import TimeIndex, find_start
+from invalidator.binlog.seek import TimeIndex, find_position, find_start
 from invalidator.binlog.source import BinlogSource
 from invalidator.replica.source import ReplicaSource
 from invalidator.stream.feed import Access
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.start import Start, parse_start
 from invalidator.stream.update_stream import UpdateStream
+from invalidator.vstream.open import make_source as make_vstream
+from invalidator.vstream.seek import find_position as find_vstream_position
 
 PIECE_ROWS: Final = 1_000
 """Rows of a huge transaction that are handed on at a time."""
@@ -102,11 +105,6 @@ class StreamOpener:
         """
         config = self.read_config()
         keyspace = _find_keyspace(config, keyspace_name)
-        if keyspace.flavor == "vitess":
-            raise ConfigError(
-                f"keyspace {keyspace.name} is of flavor vitess: its merged stream is not served here",
-                hint="read vtgate's own VStream, which has all shards of the keyspace",
-            )
         start = parse_start(since) if isinstance(since, str) else since
         rewind_seconds = config.stream.rewind_seconds
         if isinstance(start, int) and start > time.time_ns() // 1000 + rewind_seconds * 1e6:
@@ -151,7 +149,7 @@ class StreamOpener:
             )
         now_us = time.time_ns() // 1000
         shard = shards[shard_name]
-        head = _find_head(keyspace.gtid_flavor, shard)
+        head = _find_head(keyspace, shard)
         return EventToken(shard.lineage, shard.name, head.epoch, now_us, head.position)
 
 
@@ -183,18 +181,31 @@ def _make_access(
         )
 
     def open_source(shard: Shard) -> Source:
+        if shard.vtgate is not None:
+            return make_vstream(
+                shard,
+                dict.fromkeys(tables, ()),
+                transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
+                rows_queued_max=SOURCE_ROWS_MAX,
+            )
         if not shard.replicas:
             return make_source(shard.primary)
         return ReplicaSource(
             shard.primary, shard.replicas, keyspace.flavor, config.stream.replica_choice, make_source
         )
 
+    def seek(shard: Shard, timestamp_us: int) -> Position:
+        search_log = (
+            partial(find_position, shard.primary, keyspace.flavor)
+            if shard.vtgate is None
+            else partial(find_vstream_position, shard)
+        )
+        return find_start(find_index(shard.lineage), timestamp_us, search_log)
+
     return Access(
         open_source=open_source,
-        find_head=partial(_find_head, keyspace.flavor),
-        seek=lambda shard, timestamp_us: find_start(
-            find_index(shard.lineage), shard.primary, keyspace.flavor, timestamp_us
-        ),
+        find_head=partial(_find_head, keyspace),
+        seek=seek,
         find_keyspace_id=_make_finder(keyspace, tables),
     )
 
@@ -230,9 +241,9 @@ def _read_columns(address: ServerAddress, tables: frozenset[str], name: str) -> 
         connection.close()
 
 
-def _find_head(flavor: str, shard: Shard) -> Head:
-    epochs = HeartbeatWriter(shard.writable, flavor, new_instance(), 0)
-    primary = Primary(shard.writable, flavor, epochs.epoch)
+def _find_head(keyspace: Keyspace, shard: Shard) -> Head:
+    epochs = HeartbeatWriter(shard.writable, keyspace.gtid_flavor, new_instance(), 0)
+    primary = Primary(shard.writable, keyspace.gtid_flavor, epochs.epoch)
     try:
         return primary.read_head()
     finally:

@@ -219,7 +219,7 @@ class UpdateStream:
     def _plan(self, shard: Shard) -> ShardStart:
         """Where a shard begins that is not being read."""
         start = self.resume if self._is_started else self._start
-        plan = plan_start(start, shard, self._keyspace.flavor, self._keyspace.name, self._key_range)
+        plan = plan_start(start, shard, self._keyspace.gtid_flavor, self._keyspace.name, self._key_range)
         if plan.position is None and plan.timestamp_us is not None and self._access.seek is None:
             raise ConfigError(
                 f"where shard {shard.name} ({shard.lineage}) begins is known by time only, which this stream cannot"

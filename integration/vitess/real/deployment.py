@@ -212,6 +212,7 @@ class Deployment:
     nodes: list[Memcached]
     folder: Path
     checker: Checker
+    sections: str = ""
     serving: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
     topology: int = 0
@@ -245,7 +246,7 @@ class Deployment:
             column="customer_id",
             function="xxhash",
             topology=self.topology,
-            objects=OBJECTS,
+            objects=OBJECTS + self.sections,
             cache=CACHE,
             stream=STREAM,
         )
@@ -304,14 +305,14 @@ class Deployment:
 
 @contextmanager
 def deployment(
-    folder: Path, shards: Sequence[str] = ("-80", "80-"), *, replicas: int = 2
+    folder: Path, shards: Sequence[str] = ("-80", "80-"), *, replicas: int = 2, sections: str = ""
 ) -> Iterator[tuple[Deployment, Writer]]:
-    """All open, with a writer at work."""
+    """All open, with a writer at work. ``sections``: of the file, more of them."""
     with ExitStack() as stack:
         cluster = stack.enter_context(Vitess(shards, replicas=replicas, vschema=VSCHEMA))
         cluster.control("ApplySchema", "--sql", TABLE, cluster.keyspace)
         nodes = [stack.enter_context(Memcached()) for _ in range(2)]
-        made = Deployment(cluster, nodes, folder, Checker(CUSTOMERS))
+        made = Deployment(cluster, nodes, folder, Checker(CUSTOMERS), sections)
         writer = Writer(cluster, made.checker)
         writer.insert_all()
         made.configure({shard: f"shop/{shard}/0" for shard in shards})

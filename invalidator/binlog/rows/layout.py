@@ -18,7 +18,7 @@ _COLUMNS: Final = """SELECT c.table_name, c.column_name, c.extra, k.ordinal_posi
   FROM information_schema.columns AS c LEFT JOIN information_schema.key_column_usage AS k
   ON k.table_schema = c.table_schema AND k.table_name = c.table_name AND k.column_name = c.column_name
      AND k.constraint_name = 'PRIMARY'
-  WHERE c.table_schema = %s ORDER BY k.ordinal_position"""
+  WHERE c.table_schema = DATABASE() ORDER BY k.ordinal_position"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def read_layouts(address: ServerAddress) -> dict[str, Layout]:
     """The layouts of all tables of a database, by name. Raises `SourceUnavailable` or `SourceUnsuitable`."""
     connection = connect(address)
     try:
-        rows = read_rows(connection, _COLUMNS, (address.database,))
+        rows = read_rows(connection, _COLUMNS)
     except Exception as error:
         raise translated(error, address, "reading the columns") from error
     finally:

@@ -775,11 +775,6 @@ _GATE = 'vtgate = "vitess://app:hunter2@vtgate:15991/commerce?tablet_type=rdonly
             _TWO.replace("mysql:", "mariadb:") + _GATE,
             'shards[1].primary: found a mariadb:// URL; expected mysql:// in a keyspace of flavor "vitess"',
         ),
-        (
-            "[keyspaces.shop]\n",
-            '[archive]\npath = "archive"\n[keyspaces.shop]\n',
-            'archive.path: found a path, and keyspace shop of flavor "vitess"',
-        ),
     ],
 )
 def test_mistakes_in_a_keyspace_of_vitess(load: Load, old: str, new: str, says: str) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshness.config.settings import ServerAddress
 from freshness.errors import HistoryPurged, StreamStopped
 from freshness.position import MysqlGtidSet, Position, empty_position, parse_position
 from invalidator.binlog import seek
@@ -366,21 +365,17 @@ def test_the_index_never_finds_what_came_later(steps: list[int], wanted: int) ->
     assert found is None or not any(found.contains(position(number)) for number in later)
 
 
-def test_the_index_comes_first_and_the_log_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, float | None]] = []
+def test_the_index_comes_first_and_the_log_second() -> None:
+    asked: list[int] = []
 
-    def find(
-        address: ServerAddress, flavor: str, timestamp_us: int, *, margin_seconds: float | None
-    ) -> Position:
-        asked.append((timestamp_us, margin_seconds))
+    def search_log(timestamp_us: int) -> Position:
+        asked.append(timestamp_us)
         return position(5)
 
-    monkeypatch.setattr(seek, "find_position", find)
     index = TimeIndex(clock_error_seconds=0)
     index.note(100 * SECOND_US, position(9))
-    address = ServerAddress("nowhere")
-    assert find_start(index, address, "mariadb", 101 * SECOND_US) == position(9)
+    assert find_start(index, 101 * SECOND_US, search_log) == position(9)
     assert asked == []
-    assert find_start(index, address, "mariadb", 99 * SECOND_US, margin_seconds=7) == position(5)
-    assert find_start(None, address, "mariadb", 98 * SECOND_US) == position(5)
-    assert asked == [(99 * SECOND_US, 7), (98 * SECOND_US, None)]
+    assert find_start(index, 99 * SECOND_US, search_log) == position(5)
+    assert find_start(None, 98 * SECOND_US, search_log) == position(5)
+    assert asked == [99 * SECOND_US, 98 * SECOND_US]

@@ -15,7 +15,7 @@ from freshness.errors import ConfigError
 from freshness.objects.keyfinder import KeyFinder
 from invalidator.http.topology import describe_topology
 from invalidator.stream.layout_book import LayoutBook
-from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.open import OpenedStream
 from invalidator.stream.update_stream import UpdateStream
 
 CONFIG = """
@@ -89,9 +89,6 @@ def test_what_a_stream_cannot_go_on_in(scene: Scene) -> None:
     assert scene.stream.taken == []
 
 
-def test_a_keyspace_of_vitess_has_no_merged_stream(scene: Scene) -> None:
-    config = scene.load(1, VITESS)
-    with pytest.raises(ConfigError, match="of flavor vitess"):
-        StreamOpener(lambda: config).open("shop")
-    described = describe_topology(config)["keyspaces"]["shop"]["shards"]
+def test_a_shard_of_vitess_is_described_by_its_vtgate(scene: Scene) -> None:
+    described = describe_topology(scene.load(1, VITESS))["keyspaces"]["shop"]["shards"]
     assert described[0]["vtgate"] == "127.0.0.1:1/shop@replica"

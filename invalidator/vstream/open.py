@@ -1,0 +1,34 @@
+"""The source of a shard of Vitess, for those to whom Vitess is one of several databases.
+
+grpcio and protobuf are an extra, so ``invalidator.vstream.source`` is imported where a keyspace of Vitess is
+configured only. Called by the invalidator's workers and the merged stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from freshness.config.settings import Shard
+from freshness.database.vitess import read_purged
+from freshness.errors import ConfigError
+
+if TYPE_CHECKING:
+    from invalidator.vstream.source import VStreamSource
+
+
+def make_source(shard: Shard, tables: Mapping[str, Iterable[str]], **options: Any) -> VStreamSource:
+    """A source that is not open yet. ``tables``, ``options``: as `VStreamSource` takes them.
+
+    Raises `ConfigError` where grpcio is missing.
+    """
+    try:
+        from invalidator.vstream.source import VStreamSource
+    except ImportError as error:
+        raise ConfigError(
+            f"a keyspace of flavor vitess needs a package that is not installed: {error}",
+            hint="pip install 'freshness[vitess]'",
+        ) from error
+    assert shard.vtgate is not None, "this is for keyspaces of Vitess"
+    return VStreamSource(shard.vtgate, shard.name, tables, read_purged=partial(read_purged, shard), **options)
