@@ -33,7 +33,7 @@ servers: venv
 
 .PHONY: demo
 demo: ## show a cache that stays fresh beside two that do not, on private servers
-	@$(PROVISION) venv databases $(if $(findstring mysql,$(ARGS)),mysql)
+	@$(PROVISION) venv databases $(if $(findstring mysql,$(ARGS)),mysql) $(if $(findstring vitess,$(ARGS)),mysql vitess)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 .PHONY: test

@@ -36,7 +36,10 @@ class BackendName(StrEnum):
 
 def demo(
     seconds: Annotated[float, typer.Option(min=2, max=3600, help="How long writers write.")] = 30,
-    flavor: Annotated[FlavorName, typer.Option(help="Which database.")] = FlavorName.mariadb,
+    flavor: Annotated[FlavorName | None, typer.Option(help="Which database; else mariadb.")] = None,
+    vitess: Annotated[
+        bool, typer.Option("--vitess", help="A real Vitess is the database, which needs Go to be built.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the workload.")] = 42,
     managed: Annotated[
         bool,
@@ -63,13 +66,15 @@ def demo(
     """Three ways to keep a cache fresh, side by side on one workload and one lagging replica."""
     if history is not None and backend is BackendName.redis:
         raise typer.BadParameter("a history is recorded on memcached alone: Redis has no versions of items")
+    if vitess and (flavor is not None or history is not None):
+        raise typer.BadParameter("--vitess goes with neither --flavor nor --history")
     signal.signal(signal.SIGTERM, _terminate)
     notes = Console(stderr=True)
     is_live = notes.is_terminal and not as_json_only
     try:
         with open_view(notes, is_live=is_live) as view:
             result = run_demo(
-                flavor.value,
+                "vitess" if vitess else (flavor or FlavorName.mariadb).value,
                 Plan(seconds=seconds, seed=seed, interrupted=interrupted),
                 view,
                 NodeKind(backend.value, managed, node_megabytes, stripes),

@@ -140,7 +140,12 @@ def track_gtids(connection: Any, flavor: str) -> None:
 
 
 def commit_position(connection: Any, cursor: Any, flavor: str) -> Position:
-    """The position of the transaction that ``cursor`` has just committed, and of that alone."""
+    """The position of the transaction that ``cursor`` has just committed, and of that alone. vtgate does not tell it:
+    there it is the position of all that the shard has executed by now."""
+    if flavor == "vitess":
+        with connection.cursor() as asking:
+            asking.execute("SELECT @@global.gtid_executed")
+            return parse_position("mysql", asking.fetchone()[0])
     if flavor == "mysql":
         return parse_position(flavor, _find_tracked_gtid(cursor._result))
     with connection.cursor() as asking:

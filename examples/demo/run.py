@@ -22,6 +22,7 @@ import pymysql
 
 from appclient import Cache
 from examples.demo.acknowledgement import ProgressWatch, StreamLedger, commit_position, track_gtids
+from examples.demo.databases import DELAY_SECONDS, Flavor
 from examples.demo.interrupted import Interruptions
 from examples.demo.measurement import Meter, ObjectKey, Write
 from examples.demo.report import DemoResult, StrategyResult
@@ -37,11 +38,11 @@ from examples.demo.strategy import (
 )
 from examples.demo.verdict import read_verdicts
 from examples.demo.workload import OrderBook, Plan, Popularity, Writer, draw_requests, load_profile, repeat
-from examples.demo.world import DELAY_SECONDS, LINEAGE, NodeKind, World, open_world
+from examples.demo.world import LINEAGE, NodeKind, World, open_world
 from freshness.database.schema import load_registry
 from freshness.keys.placement import Placement
 from freshness.position import parse_position
-from integration.servers import Flavor, ServerFailed
+from integration.servers import ServerFailed
 
 if TYPE_CHECKING:
     from examples.demo.evidence import Witness
@@ -167,11 +168,11 @@ class _Run:
         verdicts = read_verdicts(self._world, touched)
         self._finish_history()
         return DemoResult(
-            flavor=self._world.flavor,
+            flavor=self._world.databases.flavor,
             seconds=plan.seconds,
             seed=plan.seed,
             writes=self._meters[DELETE_AFTER_WRITE].writes_begun,
-            replica_delay_seconds=DELAY_SECONDS[self._world.flavor],
+            replica_delay_seconds=DELAY_SECONDS[self._world.databases.flavor],
             pause_seconds=plan.pause_seconds,
             replica_lags_seconds=self._replica_lags,
             interruptions=interruptions,
@@ -189,14 +190,14 @@ class _Run:
         is_resumed = False
         while (now := time.monotonic()) < ends_at:
             if not self._is_paused and not is_resumed and now >= middle:
-                self._world.pause_applier()
+                self._world.databases.pause_applier()
                 self._is_paused = True
             elif self._is_paused and now >= middle + self._plan.pause_seconds:
-                self._world.resume_applier()
+                self._world.databases.resume_applier()
                 self._is_paused, is_resumed = False, True
             self._tick(ends_at - now, "working")
         if self._is_paused:
-            self._world.resume_applier()
+            self._world.databases.resume_applier()
             self._is_paused = False
 
     def _settle(self, writers: list[Future[Any]]) -> None:
@@ -204,7 +205,9 @@ class _Run:
         for writer in writers:
             writer.result()
         self._view.say("the writers have stopped; waiting for the replica and for all acknowledgements")
-        caught_up = self._workers.start(self._world.pair.wait_caught_up)  # it has a bound of its own
+        caught_up = self._workers.start(
+            self._world.databases.pair.wait_caught_up
+        )  # it has a bound of its own
         while not caught_up.done():
             self._tick(0.0, "settling")
         caught_up.result()
@@ -225,7 +228,9 @@ class _Run:
         self._cache.close()
         if self._world.archives:
             self._view.say("completing the archives")
-            head = parse_position(self._world.flavor, self._world.pair.primary.executed())
+            head = parse_position(
+                self._world.databases.gtid_flavor, self._world.databases.pair.primary.executed()
+            )
             for archive in self._world.archives.values():
                 archive.finish(head, LINEAGE)
             self._world.invalidator.terminate()  # it completes its part of the history
@@ -238,7 +243,7 @@ class _Run:
     def _tick(self, seconds_left: float, phase: str) -> None:
         self._workers.check()
         self._world.check()
-        lag = self._world.replica_lag_seconds()
+        lag = self._world.databases.replica_lag_seconds()
         if seconds_left:
             self._replica_lags.append(lag)
         self._view.show(Sample(seconds_left, phase, lag, self._is_paused, self._meters))
@@ -251,7 +256,7 @@ class _Run:
         touched: set[ObjectKey] = set()
         with ExitStack() as stack:
             connection = stack.enter_context(pymysql.connect(**_tracking(world)))
-            track_gtids(connection, world.flavor)
+            track_gtids(connection, world.databases.flavor)
             deleting = stack.enter_context(
                 closing(
                     DeletingWriter(
@@ -271,7 +276,7 @@ class _Run:
                     meter.begin()
                 deleting.after_commit(write)  # first: nothing is to delay it
                 self._ledger.committed(write)
-                position = commit_position(connection, cursor, world.flavor)
+                position = commit_position(connection, cursor, world.databases.flavor)
                 self._watch.committed(write, position, self._nodes_of(write))
                 for witness in self._witnesses.values():
                     witness.committed(write, position)
@@ -291,7 +296,7 @@ class _Run:
         plan, world = self._plan, self._world
         touched: set[ObjectKey] = set()
         with ExitStack() as stack:
-            replica = world.settings(world.pair.replica)
+            replica = world.databases.reading()
             strategies: dict[str, Strategy] = {
                 DELETE_AFTER_WRITE: self._plain(DELETE_AFTER_WRITE, replica),
                 DELETE_FROM_STREAM: self._plain(DELETE_FROM_STREAM, replica),
@@ -324,7 +329,9 @@ def _open_witnesses(world: World) -> dict[str, Witness]:
 
     find_node = world.open_client().hasher.get_node
     return {
-        name: Witness(name, world.flavor, LINEAGE, Recorder(world.history / name / "history"), find_node)
+        name: Witness(
+            name, world.databases.gtid_flavor, LINEAGE, Recorder(world.history / name / "history"), find_node
+        )
         for name in (DELETE_AFTER_WRITE, DELETE_FROM_STREAM)
     }
 
@@ -332,4 +339,4 @@ def _open_witnesses(world: World) -> dict[str, Witness]:
 def _tracking(world: World) -> dict[str, Any]:
     from pymysql.constants import CLIENT
 
-    return world.settings(world.pair.primary) | {"client_flag": CLIENT.SESSION_TRACK}
+    return world.databases.writing() | {"client_flag": CLIENT.SESSION_TRACK}

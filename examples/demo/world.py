@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+import pymysql
+
+from examples.demo.databases import Flavor, MysqlPair, open_databases
 from examples.demo.interrupted import InterruptedReader
 from examples.demo.strategy import EVENT_TOKENS, STRATEGIES, open_client
 from examples.demo.stream_deleter import READY, parse_report
@@ -24,17 +27,7 @@ from examples.demo.workload import Plan, create_tables
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from integration.configuration import CUSTOMER, PROFILE, write_config
-from integration.servers import (
-    DatabaseServer,
-    Flavor,
-    Memcached,
-    Pair,
-    Redis,
-    ServerFailed,
-    ServerProcess,
-    database_pair,
-)
-from integration.servers.database import SCHEMA
+from integration.servers import Memcached, Redis, ServerFailed, ServerProcess
 from integration.servers.program import InvalidatorProcess, PythonProgram
 
 if TYPE_CHECKING:
@@ -45,9 +38,6 @@ KEYSPACE = "shop"
 LINEAGE = f"{KEYSPACE}/-"
 NODE_MEGABYTES = 64
 REPORT_POLL_SECONDS = 0.2
-DELAY_SECONDS: Final[dict[Flavor, int]] = {"mariadb": 2, "mysql": 1}
-"""What is set as the replica's delay: either makes it 1 to 2 s late, since whole seconds are counted, by MariaDB
-from the start of the commit's second, by MySQL to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +116,7 @@ class StreamDeleterProcess(PythonProgram):
 class World:
     """Everything that runs, ready for the workload."""
 
-    flavor: Flavor
-    pair: Pair
+    databases: MysqlPair
     nodes: tuple[Memcached | Redis, ...]
     invalidator: InvalidatorProcess
     stream_deleter: StreamDeleterProcess
@@ -141,15 +130,11 @@ class World:
         """What the strategies without tokens use."""
         return open_client(self.config.cache.nodes, self.config.cache.backend)
 
-    def settings(self, server: DatabaseServer) -> dict[str, Any]:
-        """What pymysql needs to connect to ``server``."""
-        return connection_settings(server)
-
     def check(self) -> None:
         """Raise `ServerFailed`, with the end of its log, if something has died."""
         named: list[tuple[str, ServerProcess]] = [
-            ("the primary", self.pair.primary),
-            ("the replica", self.pair.replica),
+            ("the primary", self.databases.pair.primary),
+            ("the replica", self.databases.pair.replica),
             *((f"{node.technology} {node.address}", node) for node in self.nodes),
             ("the invalidator", self.invalidator),
             ("the stream deleter", self.stream_deleter),
@@ -163,38 +148,6 @@ class World:
                     hint="nothing was measured; a log that ends in the middle means that it was killed",
                 )
 
-    def pause_applier(self) -> None:
-        """The replica goes on receiving and stops applying."""
-        self.pair.replica.execute(
-            "STOP SLAVE SQL_THREAD" if self.flavor == "mariadb" else "STOP REPLICA SQL_THREAD"
-        )
-
-    def resume_applier(self) -> None:
-        self.pair.replica.start_replication()
-
-    def replica_lag_seconds(self) -> float:
-        """How much older the replica's newest change is than the primary's, by their own time stamps."""
-        newest = [
-            server.execute("SELECT MAX(changed_us) FROM customers", database=SCHEMA)[0][0]
-            for server in (self.pair.replica, self.pair.primary)
-        ]
-        return max(0.0, (int(newest[1]) - int(newest[0])) / 1e6) if newest[0] else 0.0
-
-
-def connection_settings(server: DatabaseServer) -> dict[str, Any]:
-    return {
-        "host": "127.0.0.1",
-        "port": server.port,
-        "user": "app",
-        "password": "app",
-        "database": SCHEMA,
-        "autocommit": True,
-        "connect_timeout": 5,
-        "read_timeout": 10,
-        "write_timeout": 10,
-        "ssl_disabled": True,
-    }
-
 
 @contextmanager
 def open_world(
@@ -206,19 +159,21 @@ def open_world(
         nodes = kind.make(), kind.make()
         for node in nodes:
             stack.enter_context(node)
-        pair = stack.enter_context(database_pair(flavor, primary_options=("--sync-binlog=1",)))
-        with pair.primary.connect(SCHEMA) as connection:
+        databases = stack.enter_context(open_databases(flavor))
+        pair = databases.pair
+        with pymysql.connect(**databases.writing()) as connection:
             create_tables(connection, plan)
         pair.wait_caught_up()
-        pair.replica.replicate_from(pair.primary, delay_seconds=DELAY_SECONDS[flavor])
+        databases.delay()
         say("the replica now lags 1 to 2 s; starting the invalidator")
         addresses = [node.address for node in nodes]
         config_path = write_config(
             nodes[0].directory,
             flavor,
-            pair.primary.url,
+            databases.primary_url,
             addresses,
-            replicas=[pair.replica.url],
+            replicas=databases.replica_urls,
+            shard=databases.shard,
             objects=CUSTOMER + PROFILE,
             cache={"namespace": EVENT_TOKENS, **kind.settings},
             stripes=kind.stripes,
@@ -233,8 +188,8 @@ def open_world(
                 "namespace": "delete_from_stream",
                 "nodes": addresses,
                 "backend": kind.backend,
-                "flavor": flavor,
-                "server": connection_settings(pair.primary),
+                "flavor": databases.gtid_flavor,
+                "server": databases.server_settings(pair.primary),
             }
         )
         stack.enter_context(deleter)
@@ -247,7 +202,7 @@ def open_world(
                 process = ArchiveProcess(with_namespace(config_path, name), history / name / "archive")
                 archives[name] = stack.enter_context(process)
             # Whoever reads from here on has at least one transaction of the archives: nothing older is cached
-            pair.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=SCHEMA)
+            pair.primary.execute("CREATE TABLE begun (id INT PRIMARY KEY)", database=databases.schema)
         pair.wait_caught_up()
         config = load_config(config_path)
         interrupted = tuple(
@@ -256,5 +211,5 @@ def open_world(
         for reader in interrupted:
             stack.enter_context(reader)
         yield World(
-            flavor, pair, nodes, invalidator, deleter, config_path, config, interrupted, archives, history
+            databases, nodes, invalidator, deleter, config_path, config, interrupted, archives, history
         )

@@ -168,6 +168,12 @@ class Tablet(ServerProcess):
     def is_ready(self) -> bool:
         return _answers(f"http://127.0.0.1:{self.port}/debug/vars")
 
+    def delay(self, seconds: int) -> None:
+        """Its replica thread applies late from now on, also under another primary."""
+        self.mysql.execute("STOP REPLICA SQL_THREAD")
+        self.mysql.execute(f"CHANGE REPLICATION SOURCE TO SOURCE_DELAY = {seconds}")
+        self.mysql.execute("START REPLICA SQL_THREAD")
+
     def stop(self) -> None:
         super().stop()
         self.mysql.stop()
@@ -387,6 +393,7 @@ class Vitess:
         return VtgateAddress("127.0.0.1", self.keyspace, self.vtgate.grpc_port, **parts)
 
     def mysql_address(self, shard: str = "") -> ServerAddress:
-        """vtgate's MySQL side; ``shard``: sessions are of this shard's primary."""
-        target = f"{self.keyspace}:{shard}@primary" if shard else self.keyspace
+        """vtgate's MySQL side. ``shard``: sessions are of this shard's primary, or of ``SHARD@TYPE``."""
+        target = f"{self.keyspace}:{shard}" if shard else self.keyspace
+        target += "@primary" if shard and "@" not in shard else ""
         return ServerAddress("127.0.0.1", self.vtgate.mysql_port, "root", "", target)

@@ -16,7 +16,7 @@ import pytest
 
 from freshness.database.connection import connect
 from integration.harness import wait_until
-from integration.servers.vitess import Tablet, Vitess
+from integration.servers.vitess import Vitess
 from integration.vitess.real.deployment import SETTLES_SECONDS, Deployment, Writer, deployment, reading
 
 DELAY_SECONDS: Final = 2
@@ -24,13 +24,6 @@ SOME: Final = 150
 """Writes between two events."""
 
 READS_MIN: Final = 200_000
-
-
-def delay(tablet: Tablet) -> None:
-    """Its replica thread applies late from now on, also under another primary."""
-    tablet.mysql.execute("STOP REPLICA SQL_THREAD")
-    tablet.mysql.execute(f"CHANGE REPLICATION SOURCE TO SOURCE_DELAY = {DELAY_SECONDS}")
-    tablet.mysql.execute("START REPLICA SQL_THREAD")
 
 
 def settle(made: Deployment, writer: Writer) -> None:
@@ -133,7 +126,7 @@ EVENTS: Final[list[Callable[[Deployment], None]]] = [
 def test_the_cache_is_true_while_tablets_come_and_go(tmp_path: Path) -> None:
     with deployment(tmp_path) as (made, writer):
         for shard in made.serving:
-            delay(made.cluster.replicas(shard)[-1])
+            made.cluster.replicas(shard)[-1].delay(DELAY_SECONDS)
         with reading(made):
             settle(made, writer)
             for event in EVENTS:
@@ -158,7 +151,7 @@ def reshard(made: Deployment, writer: Writer, names: tuple[str, ...], generation
         # 1. The destinations exist, and are followed; nothing is cached from them
         cluster.add_shards(names)
         for shard in names:
-            delay(cluster.replicas(shard)[-1])
+            cluster.replicas(shard)[-1].delay(DELAY_SECONDS)
         cluster.control(
             *job, "create", "--source-shards", ",".join(sources), "--target-shards", ",".join(names)
         )
