@@ -20,6 +20,7 @@ from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet, Position
 from freshness.stream.source import Transaction, keyed_transaction
 from invalidator.binlog import fasttrack
+from invalidator.binlog.decoder import EventDecoder
 from invalidator.binlog.fasttrack import FastTrack
 from invalidator.binlog.fasttrack import make_decoder as make_source_decoder
 from invalidator.binlog.transaction import Cascades, Subscription
@@ -351,6 +352,27 @@ def test_a_wrong_checksum_stops_the_stream_wherever_it_is(flavor: str) -> None:
                 assert len(found) == packets[:place].count(XID)
 
 
+def make_row_decoder(flavor: str) -> EventDecoder:
+    """Where rows are asked for, and not keys: the fast track has no part in it."""
+    subscription = Subscription(flavor, "shop", frozenset(("goods",)), "beats")
+    made = make_source_decoder(subscription, find_cascades=dict)
+    assert isinstance(made, EventDecoder)
+    made.restart(has_checksum=True)
+    return made
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_wrong_checksum_stops_a_stream_of_rows_too(flavor: str) -> None:
+    packets = [description(), *simple(flavor, 1), *simple(flavor, 2)]
+    for place in range(len(packets)):
+        damaged = bytearray(packets[place])
+        damaged[-7] ^= 1
+        found: list[Transaction] = []
+        with pytest.raises(StreamStopped, match="checksum"):
+            make_row_decoder(flavor).decode([*packets[:place], bytes(damaged), *packets[place + 1 :]], found)
+        assert len(found) == packets[:place].count(XID)
+
+
 def test_an_artificial_event_may_lack_its_checksum() -> None:
     """A server that is told to change over announces the next file in the old way."""
     made = make_decoder("mysql")
@@ -432,6 +454,7 @@ def test_a_compressed_transaction_in_pieces() -> None:
         payload(inner(description())),
         payload(inner(payload(inner(XID)))),
         payload(inner(XID)[:-1]),
+        payload(inner(XID), method=255) + b"more",
     ],
 )
 def test_a_compressed_transaction_that_cannot_be_unpacked_stops_the_stream(squeezed: bytes) -> None:
@@ -450,11 +473,13 @@ def test_without_its_package_a_compressed_transaction_stops_the_stream(
         made.decode([description(), simple("mysql", 1)[0], payload(inner(XID))], [])
 
 
+def squeeze(content: bytes, *, missing: int = 0) -> bytes:
+    """As MariaDB does; it says so many bytes less than there are."""
+    return b"\x82" + (len(content) - missing).to_bytes(2, "big") + zlib.compress(content)
+
+
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_compressed_events_of_mariadb(is_fast: bool) -> None:
-    def squeeze(content: bytes) -> bytes:
-        return b"\x82" + len(content).to_bytes(2, "big") + zlib.compress(content)
-
     table = of(table_map(COLUMNS, flavor="mariadb"))
     head = rows_body(166, 2, b"")
     group = [gtid("mariadb", 1), table, packet(166, head + squeeze(line(4) + line(5))), XID]
@@ -467,12 +492,21 @@ def test_compressed_events_of_mariadb(is_fast: bool) -> None:
     assert found.raised_tables == {"goods"}
 
 
+@pytest.mark.parametrize("missing", [-1, 1, 5])
+def test_a_compressed_event_of_another_size_than_it_says_stops_the_stream(missing: int) -> None:
+    start = [description(), gtid("mariadb", 1), of(table_map(COLUMNS, flavor="mariadb"))]
+    rows = packet(166, rows_body(166, 2, b"") + squeeze(line(4) + line(5), missing=missing))
+    head = struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0"
+    sql = packet(165, head + squeeze(b"TRUNCATE goods", missing=missing))
+    for squeezed in (rows, sql):
+        found, error = run(make_decoder("mariadb"), [[*start, squeezed, XID]])
+        assert found == []
+        assert "cannot be unpacked" in error
+        assert "bytes came out, not" in error
+
+
 def test_rows_are_the_same_from_compressed_events() -> None:
-    """Where rows are asked for, and not keys."""
-    made = make_source_decoder(
-        Subscription("mysql", "shop", frozenset(("goods",)), "beats"), find_cascades=dict
-    )
-    made.restart(has_checksum=True)
+    made = make_row_decoder("mysql")
     first, *rest = simple("mysql", 1)
     found: list[Transaction] = []
     made.decode([description(), first, payload(inner(*rest)), *simple("mysql", 1)], found)

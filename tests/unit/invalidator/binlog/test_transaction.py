@@ -442,6 +442,11 @@ def packet(kind: int, body: bytes, *, flags: int = 0, server_id: int = 7) -> byt
     return b"\0" + struct.pack("<IBIIIH", 1000, kind, server_id, 19 + len(body), 4711, flags) + body
 
 
+def statement(sql: bytes, *, database_length: int = 4, status_length: int = 0) -> bytes:
+    head = struct.pack("<IIBHH", 1, 0, database_length, 0, status_length)
+    return packet(2, head + b"shop\0" + sql)
+
+
 def decoder(flavor: str = "mysql") -> EventDecoder | FastTrack:
     made = make_decoder(Subscription(flavor, "shop", TABLES, "freshness_heartbeat"), find_cascades=dict)
     made.restart(has_checksum=False)
@@ -490,6 +495,20 @@ def test_xa_prepare_as_bytes() -> None:
     assert parse_xa_prepare(parse_event(packet(38, body), has_checksum=False)) == (Xid(b"a", b"bc", 7), True)
 
 
+@pytest.mark.parametrize("one_phase", [True, False])
+def test_an_xa_prepare_event_is_no_commit_unless_it_says_one_phase(one_phase: bool) -> None:
+    made = decoder()
+    decode(made, packet(33, gtid_body(5)))
+    decode(made, statement(f"XA START {XA_TEXT}".encode()))
+    ended = decode(made, packet(38, struct.pack("<?III", one_phase, 1, 1, 0) + b"x"))
+    assert ended is not None
+    assert ended.is_prepared is not one_phase
+    decode(made, packet(33, gtid_body(6)))
+    committed = decode(made, statement(f"XA COMMIT {XA_TEXT}".encode()))
+    assert committed is not None
+    assert committed.raised_tables == (TABLES if one_phase else frozenset()), "it is known if it was prepared"
+
+
 @pytest.mark.parametrize("kind", [26, 34, 42, 1, 8, 20, 43, 99, 172, 255])
 def test_an_event_that_must_not_be_skipped_stops_the_stream(kind: int) -> None:
     made = decoder()
@@ -529,6 +548,24 @@ def test_events_that_are_cut_off_stop_the_stream(kind: int) -> None:
         decode(made, packet(kind, b"xx"))
     with pytest.raises(StreamStopped):
         decode(made, packet(kind, b"x" * 40)[:-1])
+
+
+def test_an_event_that_is_longer_than_it_says_stops_the_stream() -> None:
+    whole = packet(33, gtid_body(5))
+    assert decode(decoder(), whole) is None
+    with pytest.raises(StreamStopped, match=rf"announces {len(whole) - 1} bytes and has {len(whole)}"):
+        decode(decoder(), whole + b"\0")
+
+
+@pytest.mark.parametrize(("database_length", "status_length"), [(10, 0), (200, 0), (4, 6), (4, 600)])
+def test_a_statement_that_is_shorter_than_its_parts_stops_the_stream(
+    database_length: int, status_length: int
+) -> None:
+    """The first and the third end exactly where a NUL byte would have to be."""
+    made = decoder()
+    decode(made, packet(33, gtid_body(5)))
+    with pytest.raises(StreamStopped, match="QUERY event at 4711 is shorter than its parts"):
+        decode(made, statement(b"BEGIN", database_length=database_length, status_length=status_length))
 
 
 def test_numbers_of_a_mariadb_domain_only_rise() -> None:
