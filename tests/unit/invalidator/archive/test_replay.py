@@ -18,7 +18,7 @@ from freshness.algorithm.envelope import (
     stripe_key,
     stripe_number,
 )
-from freshness.algorithm.request import MISSING, Add, Cas, Get, Item, Reply, Request
+from freshness.algorithm.request import MISSING, Add, Cas, Get, Item, Reply, Request, Stored
 from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.history.archive_file import find_files
@@ -214,6 +214,29 @@ def test_pieces_are_put_together_and_void_ones_are_dropped() -> None:
     source.open(MysqlGtidSet())
     [transaction] = source.poll(0, 10)
     assert (len(transaction.changes), transaction.first_row, transaction.is_last) == (2, 0, True)
+
+
+def test_a_node_that_another_process_opens_meanwhile_is_closed_again(
+    config: Config, nodes: Nodes, tmp_path: Path
+) -> None:
+    key = record_key("shop.replay", LINEAGE)
+    opened = []
+
+    def open_nodes(result: ReplayResult) -> None:
+        for name in NODES if result.transactions == 3 else ():
+            item = nodes.read(name, key)
+            assert isinstance(item, Item)
+            record = replace(NodeRecord.decode(item.value), is_open=True)
+            request = Cas(key, record.encode(), item.version, 3)
+            [reply] = MemoryNode(nodes.stores[name]).perform([request])
+            assert isinstance(reply, Stored)
+            opened.append(name)
+
+    small = replace(config, stream=replace(config.stream, batch_transactions_max=1))
+    path = record_archive(tmp_path / "archive", MESSAGES)
+    make_replay(small, nodes, path, report=open_nodes).run()
+    assert opened == list(NODES)
+    check_nodes(nodes)
 
 
 # -- the source -----------------------------------------------------------------------------------------------------

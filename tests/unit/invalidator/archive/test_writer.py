@@ -492,21 +492,39 @@ def test_a_file_of_another_version(tmp_path: Path) -> None:
         open_archive(folder)
 
 
+def keep_rows(path: Path, places: list[int]) -> None:
+    table = pq.read_table(path)
+    metadata = {**pq.read_metadata(path).metadata}
+    metadata.pop(b"ARROW:schema")
+    pq.write_table(table.take(places).replace_schema_metadata(metadata), path)
+
+
 @pytest.mark.parametrize(
     ("rows_left", "problem"), [(slice(0, 1), "is not whole"), (slice(1, 2), "is not whole")]
 )
 def test_rows_that_are_missing_are_found(rows_left: slice, problem: str, tmp_path: Path) -> None:
     with World(tmp_path) as world:
         world.writer.write(message(1, INSERT, UPDATE))
-    path = find_files(tmp_path)[-1].path
-    table = pq.read_table(path)
-    metadata = {**pq.read_metadata(path).metadata}
-    metadata.pop(b"ARROW:schema")
-    kept = table.slice(rows_left.start, rows_left.stop - rows_left.start)
-    pq.write_table(kept.replace_schema_metadata(metadata), path)
+    keep_rows(find_files(tmp_path)[-1].path, list(range(2))[rows_left])
     [lineage] = open_archive(tmp_path)
     with pytest.raises(FormatError, match=problem):
         list(lineage.messages())
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_transaction_that_is_missing_in_a_file_is_found_before_the_next_one_comes(
+    missing: int, tmp_path: Path
+) -> None:
+    with World(tmp_path) as world:
+        for number in (1, 2, 3):
+            world.writer.write(insert(number))
+    keep_rows(find_files(tmp_path)[-1].path, [row for row in range(3) if row != missing - 1])
+    [lineage] = open_archive(tmp_path)
+    read = lineage.messages()
+    for number in range(1, missing):
+        assert next(read).token == token(number)
+    with pytest.raises(FormatError, match="it ends with" if missing == 3 else "comes after"):
+        next(read)
 
 
 def test_the_token_of_the_tests_is_a_token() -> None:

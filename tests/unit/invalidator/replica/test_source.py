@@ -109,6 +109,7 @@ class FakeSource:
         self.error: FreshnessError | None = None
         self.during_poll: Callable[[], None] = lambda: None
         self.error_at_open: FreshnessError | None = None
+        self.gives_last_pieces = True
         self._start = empty_position(server.flavor)
         self._next = 0
 
@@ -134,7 +135,7 @@ class FakeSource:
         found: list[Transaction] = []
         while self._next < len(self.server.log) and len(found) < transactions_max:
             if not self._start.contains(self.server.log[self._next]):
-                found.append(Transaction(self.server.log[self._next], 0))
+                found.append(Transaction(self.server.log[self._next], 0, is_last=self.gives_last_pieces))
             self._next += 1
         return found
 
@@ -215,8 +216,9 @@ class Scene:
     def poll(self, count: int = 100) -> int:
         taken = self.source.poll(0, count)
         for transaction in taken:
-            self.received.append(transaction.position)
-            self.acknowledged = self.acknowledged.union(transaction.position)
+            if transaction.is_last:
+                self.received.append(transaction.position)
+                self.acknowledged = self.acknowledged.union(transaction.position)
         return len(taken)
 
     def pass_seconds(self, seconds: float) -> None:
@@ -632,6 +634,25 @@ def test_a_bad_server_is_left_for_one_that_has_the_log_from_where_the_stream_is_
     scene.primary.first = purged
     scene.replicas[0].heartbeat_us -= 100 * SECOND_US
     if purged == 3:
+        assert "primary s1:3306 is better" in str(scene.left())
+        assert scene.open().number == 1
+    else:
+        scene.pass_seconds(50)
+        assert scene.source.serving == scene.replicas[0].address
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_transaction_counts_as_read_when_its_last_piece_came(is_whole: bool) -> None:
+    """The rest of it would be missing in the log of a server that has purged it."""
+    scene = Scene(replicas=1)
+    scene.open()
+    scene.poll()
+    scene.write(1)
+    scene.sources[-1].gives_last_pieces = is_whole
+    assert scene.poll() == 1
+    scene.primary.first = 4
+    scene.replicas[0].heartbeat_us -= 100 * SECOND_US
+    if is_whole:
         assert "primary s1:3306 is better" in str(scene.left())
         assert scene.open().number == 1
     else:
