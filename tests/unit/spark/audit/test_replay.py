@@ -82,6 +82,13 @@ def test_a_position_of_an_epoch_that_the_archive_lacks_is_not_placed() -> None:
     assert lineage_of(run_of(1, 1, 20)).place(2, f"{SID}:1-5").flags == timeline.NO_ARCHIVE
 
 
+def test_a_position_of_a_former_epoch_holds_nothing_of_a_later_one() -> None:
+    lineage = replace(lineage_of(run_of(1, 1, 20)), epoch_ends={1: 10, 2: 20})
+    assert lineage.place(1, f"{SID}:1-15") == Place(10)
+    assert lineage.place(1, f"{SID}:1-5:8-15") == Place(5, (8, 9, 10))
+    assert lineage.place(2, f"{SID}:1-15") == Place(15)
+
+
 def test_an_archive_that_begins_late_knows_nothing_of_what_was_before() -> None:
     lineage = lineage_of(run_of(101, 1, 20))
     assert lineage.place(1, f"{SID}:1-105") == Place(5)
@@ -166,7 +173,7 @@ def change(ordinal: int, after: int, before: int = NO_NUMBER, flags: int = ROW) 
 
 
 def invalidation(begin: float, ordinal: int, **columns: Any) -> ReplayRow:
-    return row(INVALIDATION, begin, stamps=stamps(0, ordinal), client=WRITER, **columns)
+    return row(INVALIDATION, begin, **{"stamps": stamps(0, ordinal), "client": WRITER, **columns})
 
 
 def fill(begin: float, prefix: int, version: int, observed: int, **columns: Any) -> ReplayRow:
@@ -204,6 +211,12 @@ def test_a_poisoned_fill_is_named_by_what_should_have_refused_it() -> None:
         assert found(*rows, poisoned) == [("poisoned_fill", failure, 1)]
 
 
+@pytest.mark.parametrize("observed", [NO_NUMBER, 55])
+def test_a_fill_below_its_floor_is_wrong_also_where_it_lacks_no_change(observed: int) -> None:
+    below = fill(5, 9, version=60, observed=observed, flags=BELOW_FLOOR)
+    assert found(below) == [(verdict.FILL_BELOW_FLOOR, "F16", 1)]
+
+
 def test_a_poisoned_fill_rests_on_the_clocks_of_the_reader_and_of_the_invalidator() -> None:
     rows = (change(10, 101, 100), invalidation(11, 10), fill(20, 9, version=60, observed=55))
     [finding] = replay(rows, RULES, KNOWN, Tally())
@@ -223,6 +236,25 @@ def test_a_position_out_of_order_holds_what_it_holds() -> None:
     assert ("poisoned_fill", "F5", 1) not in found(*rows, holding)
     lacking = fill(20, 9, version=60, observed=55, stamps=stamps(9, 11))
     assert ("poisoned_fill", "F5", 1) in found(*rows, lacking)
+
+
+def test_a_hit_out_of_order_is_as_old_as_the_first_change_that_it_lacks() -> None:
+    in_order, out_of_order = Tally(), Tally()
+    for tally, place in ((in_order, stamps(10)), (out_of_order, stamps(9, 10))):
+        entry: dict[str, Any] = {"stamps": place, "digest": 101}
+        hits = [hit(at, 10, 60, **entry) for at in (11, 12.2)]
+        rows = (change(10, 101, 100), change(12, 102, 101), fill(10.5, 10, 60, 55, **entry))
+        assert found(*rows, *hits, known=replace(KNOWN, lives={}), tally=tally) == []
+    assert out_of_order.hits == in_order.hits
+    assert (in_order.hits[WHO][0], sum(in_order.hits[WHO])) == (1, 2)
+
+
+def test_an_invalidation_whose_position_names_its_end_covers_all_before_it() -> None:
+    """As MariaDB's do."""
+    tally = Tally()
+    rows = (change(8, 100, 99), change(10, 101, 100), invalidation(11, 0, stamps=stamps(10)))
+    assert found(*rows, fill(20, 7, version=60, observed=55), tally=tally) == [("poisoned_fill", "F5", 1)]
+    assert tally.counts["changes invalidated"] == 2
 
 
 def test_a_row_may_be_newer_than_its_token_and_not_older() -> None:
@@ -260,15 +292,34 @@ def test_stale_hits_count_from_the_acknowledgement_and_lag_from_the_commit() -> 
     assert tally.hits[WHO][:6] == [1, 0, 0, 0, 4, 0]
 
 
-def test_packed_hits_are_judged_like_single_ones() -> None:
-    begins = [9, 12, 13.2, 15, 20]
-    rows = (change(10, 101, 100), invalidation(13, 10), fill(5, 5, 60, 55))
+@pytest.mark.parametrize("first_us", [14 * SECOND, 1000 * SECOND])
+def test_packed_hits_are_judged_like_single_ones(first_us: int) -> None:
+    """Also those in a life that ended at 14 s, before the change was acknowledged at 20 s."""
+    begins = [9, 12, 16.4, 16.6, 18, 20.4, 20.6, 30]
+    rows = (change(10, 101, 100), invalidation(20, 10), fill(5, 5, 60, 55))
     packed = numpy.array([(int(at * SECOND), int(at * SECOND) + 1000, 1) for at in begins], PACKED).tobytes()
+    lives = [Life(LIFE, 0, 0, 0, 1000), Life(99, first_us, first_us, 0, 1000)]
+    known = replace(KNOWN, lives={(NODE, 7): lives})
     one, many = Tally(), Tally()
-    single = found(*rows, *(hit(at, 5, 60) for at in begins), tally=one)
-    assert found(*rows, hit(9, 5, 60, packed=packed), tally=many) == single
+    single = found(*rows, *(hit(at, 5, 60) for at in begins), known=known, tally=one)
+    dead = [("dead_life_hit", "F7", 3)] if first_us < 20 * SECOND else []
+    assert single == [*dead, ("stale_hit", "F11", 2)]
+    assert sorted(found(*rows, hit(9, 5, 60, packed=packed), known=known, tally=many)) == single
     assert many.hits == one.hits
     assert many.counts == one.counts
+
+
+@pytest.mark.parametrize("acked", [(20, 11), (11, 20)])
+def test_the_first_acknowledgement_of_several_shards_makes_a_hit_stale(acked: tuple[int, int]) -> None:
+    other = replace(LINEAGE, name="shop/80-", number=8)
+    known = replace(KNOWN, lineages={7: LINEAGE, 8: other}, history_from_us={7: 0, 8: 0})
+    both = pack_stamps([PlacedStamp(lineage, LIFE, Place(9)) for lineage in (7, 8)])
+    rows = [change(10, 101, 100, flags=0)._replace(lineage=lineage) for lineage in (7, 8)]
+    for lineage, at in zip((7, 8), acked, strict=True):
+        rows.append(invalidation(at, 10, stamps=pack_stamps([PlacedStamp(lineage, LIFE, Place(0, (10,)))])))
+    rows.append(fill(5, 9, 60, 55, stamps=both))
+    hits = [hit(at, 9, 60, stamps=both) for at in (11.2, 15)]
+    assert found(*rows, *hits, known=known) == [("stale_hit", "F11", 1)]
 
 
 def test_who_asked_for_values_of_any_age_gets_them() -> None:
@@ -298,7 +349,8 @@ def test_lost_actions_make_an_origin_unknown_and_not_wrong() -> None:
     ("lives", "findings", "count"),
     [
         ([Life(LIFE, 0, 0, 5, 1000)], [("missed_invalidation", "F14", 1)], None),
-        ([Life(LIFE, 0, 0, 15, 1000)], [], "changes below a floor"),
+        ([Life(LIFE, 0, 0, 9, 10)], [("missed_invalidation", "F14", 1)], None),
+        ([Life(LIFE, 0, 0, 10, 1000)], [], "changes below a floor"),
         ([Life(LIFE, 0, 0, 5, 9)], [], "changes not yet acknowledged"),
     ],
 )
@@ -307,6 +359,12 @@ def test_loss_is_told_from_lag(lives: list[Life], findings: list[Any], count: st
     known = replace(KNOWN, lives={(NODE, 7): lives})
     assert found(change(10, 101, 100), fill(5, 5, 60, 55), known=known, tally=tally) == findings
     assert count is None or tally.counts[count] == 1
+
+
+def test_where_actions_were_lost_a_missing_invalidation_is_unknown() -> None:
+    tally, lossy = Tally(), replace(KNOWN, lost=frozenset({7}))
+    assert found(change(10, 101, 100), fill(5, 5, 60, 55), known=lossy, tally=tally) == []
+    assert tally.unknown[0, verdict.NOT_INVALIDATED_LOST] == 1
 
 
 def test_without_progress_a_missing_invalidation_is_unknown() -> None:
