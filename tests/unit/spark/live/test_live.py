@@ -28,7 +28,7 @@ from freshness.algorithm.envelope import (
     stripe_number,
     wanted_key,
 )
-from freshness.algorithm.request import Add, Delete, Get, Item, Stored
+from freshness.algorithm.request import Add, Delete, Get, Item, Reply, Request, Stored
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.config.settings import ObjectConfig, ServerAddress
 from freshness.errors import FormatError, NodeUnavailable, NodeUnsuitable, SourceUnavailable
@@ -375,6 +375,23 @@ def test_what_took_the_place_of_poison_is_not_removed(world: World) -> None:
     [later] = [Comparison(SCOPE, lambda _: world.node, lambda _: world, repairs=True)._remove(found)]
     assert later is False
     assert world.store.peek(b"shop:customer:1") is not None
+
+
+def test_what_takes_the_place_of_poison_just_before_it_is_removed_stays(world: World) -> None:
+    class OvertakenNode(MemoryNode):
+        """Somebody stores the row as it is now before a deletion arrives."""
+
+        def perform(self, requests: Sequence[Request]) -> list[Reply]:
+            if any(isinstance(each, Delete) for each in requests):
+                world.fill({"id": 1, "v": "new"})
+            return super().perform(requests)
+
+    world.fill(OLD)
+    [found] = world.read()
+    node = OvertakenNode(world.store)
+    assert not Comparison(SCOPE, lambda _: node, lambda _: world, repairs=True)._remove(found)
+    [now] = world.read()
+    assert (now.state, now.value) == (entry.LIVE, encode_value({"id": 1, "v": "new"}))
 
 
 NUMBER: Final = stripe_number(b"shop:customer:1", 64)

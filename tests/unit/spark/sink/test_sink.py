@@ -346,9 +346,10 @@ def test_nothing_is_acknowledged_before_the_commit(world: World) -> None:
     assert world.record(NODES[0]).progress == upto(FIRST)
 
 
-def test_a_batch_that_lacks_a_transaction_is_not_acknowledged(world: World) -> None:
+@pytest.mark.parametrize("missing", [1, 3])
+def test_a_batch_that_lacks_a_transaction_is_not_acknowledged(missing: int, world: World) -> None:
     ticket = world.begin()
-    rows = [row for row in rows_of(STREAM, FIRST) if row["ordinal"] != 3]
+    rows = [row for row in rows_of(STREAM, FIRST) if row["ordinal"] != missing]
     with pytest.raises(StreamStopped, match="lacks transactions"):
         world.commit(ticket, world.send(ticket, rows))
     with pytest.raises(StreamStopped, match="does not say where"):
@@ -373,6 +374,66 @@ def test_a_node_that_took_not_all_of_it_begins_a_new_life(world: World) -> None:
     assert world.record(NODES[1]).life != lives[NODES[1]]
     assert world.record(NODES[1]).floor.contains(upto(17)), "what it missed is in its floor"
     assert world.record(NODES[1]).progress.contains(upto(18))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_node_that_failed_in_one_of_two_tasks_is_not_acknowledged(order: int, world: World) -> None:
+    ticket = world.begin()
+    world.down.add(NODES[1])
+    [first] = world.send(ticket, rows_of(STREAM[:4], FIRST))
+    world.down.clear()
+    [second] = world.send(ticket, rows_of(STREAM[4:], 14, first=4))
+    assert (set(first.failed), set(second.failed)) == ({NODES[1]}, set())
+    world.commit(ticket, [first, second][::order])
+    assert [world.record(node).progress for node in NODES] == [upto(17), upto(FIRST)]
+
+
+def test_a_node_that_failed_is_left_alone_for_the_rest_of_the_part(world: World) -> None:
+    world.furnish()
+    ticket, rows = world.begin(), rows_of(STREAM, FIRST)
+    sender, driver = Sender(world.plan, ticket), BlockingDriver(world.open_nodes(), world.sleep)
+    world.down.add(NODES[1])
+    driver.run(sender.take(rows[:3]))
+    driver.run(sender.flush())
+    assert set(sender.parts[LINEAGE].failed) == {NODES[1]}
+    world.down.clear()
+    driver.run(sender.take(rows[3:]))
+    driver.run(sender.flush())
+    assert {node for node, _ in world.touched()} == {NODES[0]}
+    world.send(ticket, rows[3:])
+    assert {node for node, _ in world.touched()} == set(NODES), "another attempt has rows for both"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_table_that_two_tasks_raise_has_both_statements_in_its_floor(order: int, world: World) -> None:
+    raised: dict[str, Any] = {"raised_tables": frozenset(("orders",)), "reasons": ("TRUNCATE",)}
+    ticket = world.begin()
+    parts = [
+        *world.send(ticket, rows_of([transaction(11, **raised)], FIRST)),
+        *world.send(ticket, rows_of([transaction(12), transaction(13, **raised)], 11, first=1)),
+    ]
+    world.commit(ticket, parts[::order])
+    for node in NODES:
+        floor = world.record(node).table_floors["orders"]
+        assert floor.contains(MysqlGtidSet.parse(f"{SOURCE}:11:13"))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_first_of_two_beginnings_counts_that_one_task_has(order: int, world: World) -> None:
+    ticket = world.begin()
+    partitions = [rows_of(STREAM[:4], FIRST), rows_of(STREAM[4:], 14, first=4)]
+    [part] = world.send(ticket, [row for rows in partitions[::order] for row in rows])
+    assert (part.before, part.first) == (upto(FIRST), 0)
+    world.commit(ticket, [part])
+    assert world.record(NODES[0]).progress == upto(17)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_last_of_several_heartbeats_in_a_task_counts(order: int, world: World) -> None:
+    ticket = world.begin()
+    begin, *beats, end = rows_of([beat(11, 1), beat(12, 2)], FIRST)
+    [part] = world.send(ticket, [begin, *beats[::order], end])
+    assert part.heartbeats[ME].sequence == 2
 
 
 def test_a_node_whose_progress_the_stream_does_not_reach_begins_a_new_life(world: World) -> None:
