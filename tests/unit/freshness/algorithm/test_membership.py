@@ -135,6 +135,19 @@ def test_the_floor_covers_what_was_streamed_before_the_primary_shows_it() -> Non
     assert world.record().floor.contains(made.position)
 
 
+def test_the_floor_holds_nothing_of_a_history_that_was_lost() -> None:
+    """F28: what was streamed in the former epoch never comes again, and no read would contain it."""
+    world = World()
+    made = world.commit(KEY)
+    lost = world.database.head
+    world.database.transactions.clear()
+    world.database.epoch += 1
+    one = Invalidator(world)
+    Run(world, join(one.member, lost, epoch=1), one.client).finish()
+    assert world.record().floor == world.database.head
+    assert not world.record().floor.contains(made.position)
+
+
 def test_an_admission_that_dies_leaves_a_node_that_nobody_revives() -> None:
     """The newborn's copy holds no progress: after its lapse the next one begins another life."""
     world = World()
@@ -697,6 +710,24 @@ def test_a_longer_lease_of_another_invalidator_counts() -> None:
     item = world.stores[NODE].peek(RECORD)
     assert item is not None
     assert item.ttl_seconds == 2
+
+
+def test_a_shorter_lease_of_another_invalidator_is_extended_before_it_ends() -> None:
+    """ADR 0007: it wrote last, so this one wrote nothing, and then it dies."""
+    world = World()
+    long = start(world, lease_seconds=60, heartbeat_age_max_seconds=90)
+    short = Invalidator(world, lease_seconds=19, heartbeat_age_max_seconds=90).join()
+    batch = long.batch()
+    world.commit(KEY)
+    short.apply()
+    tenure, version = world.record().tenure, version_of(world, RECORD)
+    long.apply(batch)
+    assert version_of(world, RECORD) == version, "it has left the record alone"
+    for _ in range(4 * 60):
+        world.sleep(0.25)
+        long.renewing().finish()
+        assert world.record().is_open
+    assert world.record().tenure == tenure
 
 
 def test_two_invalidators_share_one_record() -> None:
