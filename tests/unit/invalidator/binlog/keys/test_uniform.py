@@ -156,13 +156,15 @@ def insert(columns: Sequence[Made], row: Row, count: int = 100) -> LogEvent:
 
 
 def test_rows_of_one_length_that_are_not_alike() -> None:
-    """Two columns of variable length, of which one gains what the other loses, and rows that together have the length
-    of as many others."""
-    columns = [varchar("a"), varchar("b"), ID]
-    lengths = ((1, 3), (2, 2), (3, 1))
-    swapped = insert(
-        columns, lambda at: (*(bytes((n,)) + b"\x01" * n for n in lengths[at % 3]), i4(at)), count=99
-    )
+    """A key between two columns of variable length, of which one gains what the other loses, and rows that together
+    have the length of as many others."""
+    columns = [varchar("a"), ID, varchar("b")]
+
+    def swap(at: int) -> Fields:
+        first, last = (bytes((n,)) + b"\x01" * n for n in ((1, 3), (2, 2), (3, 1))[at % 3])
+        return first, i4(at), last
+
+    swapped = insert(columns, swap, count=99)
     columns_of_one = [varchar("a"), ID]
     uneven = insert(columns_of_one, lambda at: (b"\3abc" if at % 2 else b"\1a", i4(at)), count=99)
     nulls = insert([integer("x"), integer("y"), ID], lambda at: (
