@@ -282,7 +282,7 @@ class ScriptedServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.closed_by_client: list[bool] = []
-        self._thread = threading.Thread(target=self._serve, args=(connections,))
+        self._thread = threading.Thread(target=self._serve, args=(connections,), daemon=True)
         self._thread.start()
 
     def _serve(self, connections: list[list[bytes | None]]) -> None:
