@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from freshness.errors import FormatError
-from freshness.values.codec import DEPTH_MAX, decode_value, encode_value
+from freshness.values.codec import DEPTH_MAX, DIGEST_BYTES, decode_value, encode_value, row_digest
 
 
 class Color(enum.IntEnum):
@@ -169,3 +169,52 @@ GARBAGE: list[tuple[bytes, str]] = [
 def test_bytes_that_do_not_decode_are_a_format_error(data: bytes, what: str) -> None:
     with pytest.raises(FormatError, match=what):
         decode_value(data)
+
+
+# -- digests of rows -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1, "b": "x"}, {"b": "x", "a": 1}),
+        ({"v": -0.0}, {"v": 0.0}),
+        ({"v": Decimal("1.50")}, {"v": Decimal("1.5")}),
+        ({"v": Decimal("100")}, {"v": 100}),
+        ({"v": Decimal("100.00")}, {"v": 100}),
+        ({"v": Decimal("-0.00")}, {"v": 0}),
+        ({"v": True}, {"v": 1}),
+    ],
+)
+def test_rows_that_are_equal_for_the_database_have_one_digest(
+    one: dict[str, object], other: dict[str, object]
+) -> None:
+    digest = row_digest(one)
+    assert digest is not None
+    assert len(digest) == DIGEST_BYTES
+    assert row_digest(other) == digest
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": "xbsy"}, {"a": "x", "b": "y"}),
+        ({"v": 100}, {"v": 1}),
+        ({"v": Decimal("1.05")}, {"v": Decimal("1.5")}),
+        ({"v": None}, {"v": ""}),
+        ({"v": "1"}, {"v": 1}),
+        ({"v": b"1"}, {"v": "1"}),
+        ({"v": 0.0}, {"v": 0}),
+    ],
+)
+def test_rows_that_differ_have_two_digests(one: dict[str, object], other: dict[str, object]) -> None:
+    digests = row_digest(one), row_digest(other)
+    assert None not in digests
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize(
+    "value", [Decimal("NaN"), datetime(2025, 11, 21, tzinfo=UTC), time(8), ["a list"]], ids=repr
+)
+def test_a_row_with_a_value_that_has_no_canonical_form_has_no_digest(value: object) -> None:
+    assert row_digest({"id": 1, "v": value}) is None
