@@ -141,6 +141,28 @@ def test_the_stripe_goes_before_the_key(tmp_path: Path, monkeypatch: pytest.Monk
     assert deleted == [stripe_key("shop", LINEAGE, stripe_number(item, STRIPES)), item]
 
 
+def test_a_key_that_does_not_name_its_shard_loses_a_stripe_of_each(tmp_path: Path) -> None:
+    """Its value depends on all of them, and each alone would let it be stored again."""
+    shop, lineages = Shop(tmp_path), ("shop/-80", "shop/80-")
+    shards = "".join(
+        f'[[keyspaces.shop.shards]]\nname = "{lineage[5:]}"\nprimary = "mysql://app@127.0.0.1:{port}/shop"\n'
+        for port, lineage in enumerate(lineages, 1)
+    )
+    head, _, objects = CONFIG.partition("[[keyspaces.shop.shards]]")
+    sharding = 'sharding = { column = "region", function = "hash" }\n'
+    path = tmp_path / "sharded.toml"
+    path.write_text(head + sharding + shards + objects[objects.index("[objects.") :])
+    shop.config = load_config(path, {})
+    shop.registry = build_registry(shop.config, lambda _, table, __: COLUMNS[table], lambda *_: b"")
+    item = b"shop:customer:7"
+    names = [stripe_key("shop", lineage, stripe_number(item, STRIPES)) for lineage in lineages]
+    store = shop.store_of(item)
+    MemoryNode(store).perform([Add(name, b"a stripe", 0) for name in names])
+    shop.add(item)
+    assert shop.invalidate("customer", "7") == [item]
+    assert [store.peek(name) for name in (*names, item)] == [None] * 3
+
+
 def test_keys_of_several_columns(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     assert shop.invalidate("seat", "1", "2", "3", "4") == [b"shop:seat:1:2", b"shop:seat:3:4"]
