@@ -363,6 +363,15 @@ def test_a_server_that_closes_in_the_middle_of_a_value(script: list[ScriptedServ
         node.perform([GET])
 
 
+def test_a_connection_that_ended_is_not_read_again() -> None:
+    node = MemcachedNode("127.0.0.1:1")
+    node._socket, server = socket.socketpair()
+    server.close()
+    with pytest.raises(ConnectionResetError, match="the server closed the connection"):
+        node._receive()
+    node.close()
+
+
 def test_a_server_that_hangs(script: list[ScriptedServer]) -> None:
     node = connect(script, [*GREETING, b""], [b""], timeout_seconds=0.2)
     for _ in range(2):
