@@ -346,6 +346,16 @@ class Vitess:
                 tablet.wait_ready()
             self.reparent(shard, self.tablets[shard][0])
 
+    def add_keyspace(self, name: str) -> None:
+        """Another one, of one shard with a primary, for MoveTables."""
+        self.control("CreateKeyspace", "--durability-policy=none", name)
+        tablet = Tablet(self.topology, self._uid, name, "0", self._mysql_options)
+        self._uid += 1
+        self._stack.callback(tablet.stop)
+        tablet.launch()
+        tablet.wait_ready()
+        self.control("PlannedReparentShard", f"{name}/0", "--new-primary", tablet.alias)
+
     def take_shards(self) -> list[Tablet]:
         """The tablets of all shards, which are the caller's to stop: shards of the same names may follow."""
         taken = [tablet for tablets in self.tablets.values() for tablet in tablets]
@@ -374,9 +384,9 @@ class Vitess:
         for tablet in self.replicas(shard):
             tablet.mysql.wait_caught_up(primary)
 
-    def wait_copied(self, workflow: str) -> None:
-        """Return when all streams of a Reshard have copied the tables, and follow."""
-        job = ("Reshard", "--workflow", workflow, "--target-keyspace", self.keyspace)
+    def wait_copied(self, workflow: str, *, kind: str = "Reshard", keyspace: str = "") -> None:
+        """Return when all streams of a workflow into the keyspace have copied the tables, and follow."""
+        job = (kind, "--workflow", workflow, "--target-keyspace", keyspace or self.keyspace)
 
         def has_copied() -> bool:
             answer = json.loads(self.control(*job, "show", "--format", "json"))

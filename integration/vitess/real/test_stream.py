@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing
+from functools import partial
+from typing import Any, Final
 
 import pytest
 
+from freshness.database.connection import connect
 from freshness.position import Position
 from freshness.stream.source import RowChange, Transaction
+from integration.harness import wait_until
 from integration.servers.vitess import Vitess
-from integration.vitess.real.following import Follower, execute
+from integration.vitess.real.following import Follower, execute, executed
 from invalidator.vstream import error
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.transaction import ShardAssembler
@@ -19,6 +25,7 @@ from invalidator.vstream.transaction import ShardAssembler
 CUSTOMERS = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50))"
 KEYS = {"customers": ("id",)}
 WHOLE: dict[str, tuple[str, ...]] = {"customers": ()}
+SILENCE_SECONDS: Final = 2.0
 
 
 @pytest.fixture(autouse=True)
@@ -216,3 +223,63 @@ def test_a_statement_without_its_text_would_change_rows_unseen(
     monkeypatch.setattr(ShardAssembler, "_finish", forget)
     with pytest.raises(AssertionError, match=r"in set\(\)"):
         test_a_statement_that_may_change_rows_raises_their_table(vitess, sql)
+
+
+# -- heartbeats, and changes that Vitess makes ---------------------------------------------------------
+
+
+def test_a_stream_without_transactions_lives_by_the_heartbeats_of_vtgate(vitess: Vitess) -> None:
+    with Follower(vitess, KEYS, silence_seconds=SILENCE_SECONDS) as stream:
+        deadline = time.monotonic() + 3 * SILENCE_SECONDS
+        while time.monotonic() < deadline:
+            stream.read()
+        assert stream.ends == []
+        assert stream.changes == []
+        stream.read_up_to(execute(vitess, "INSERT INTO customers VALUES (1, 'Ann')"))
+
+
+def test_without_heartbeats_of_vtgate_a_stream_counts_as_dead(
+    vitess: Vitess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = partial(pb.VStreamFlags, heartbeat_interval=0)
+    monkeypatch.setattr(pb, "VStreamFlags", lambda **flags: without(**{**flags, "heartbeat_interval": 0}))
+    with Follower(vitess, KEYS, silence_seconds=SILENCE_SECONDS) as stream:
+        stream.read_until(lambda: bool(stream.ends), "the silence is noticed")
+    assert "not even a heartbeat" in stream.ends[0].message
+
+
+def test_a_cascade_that_vitess_manages_comes_as_rows(vitess: Vitess) -> None:
+    """vtgate deletes the children by a statement of its own. MySQL's cascades are in no log before 9.6."""
+    tables: dict[str, Any] = {"customers": {}, "orders": {}, "freshness_heartbeat": {}}
+    vitess.control(
+        "ApplyVSchema", "--vschema", json.dumps({"foreignKeyMode": "managed", "tables": tables}), "shop"
+    )
+    try:
+        execute(
+            vitess,
+            "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer_id BIGINT, KEY (customer_id),"
+            " FOREIGN KEY (customer_id) REFERENCES customers (id) ON DELETE CASCADE)",
+            "INSERT INTO customers VALUES (1, 'Ann')",
+            "INSERT INTO orders VALUES (7, 1)",
+        )
+        vitess.wait_caught_up("0")
+        with (
+            Follower(vitess, {"customers": ("id",), "orders": ("id",)}) as stream,
+            closing(connect(vitess.mysql_address())) as connection,
+        ):
+
+            def is_managed() -> bool:
+                with connection.cursor() as cursor:
+                    cursor.execute("VEXPLAIN PLAN DELETE FROM customers WHERE id = 1")
+                    return "fkcascade" in str(cursor.fetchall()).casefold()
+
+            wait_until(is_managed, "vtgate knows the foreign key")
+            with connection.cursor() as cursor:
+                cursor.execute("DELETE FROM customers WHERE id = 1")
+            connection.commit()
+            stream.read_up_to(executed(vitess.primary("0")))
+        gone = {(each.table, each.op, str(each.before)) for each in stream.changes}
+        assert gone == {("orders", "delete", "{'id': 7}"), ("customers", "delete", "{'id': 1}")}
+    finally:
+        execute(vitess, "DROP TABLE orders")
+        vitess.control("ApplyVSchema", "--vschema", json.dumps({"tables": tables}), "shop")
