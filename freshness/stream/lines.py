@@ -23,8 +23,7 @@ LineOperation: TypeAlias = Literal["insert", "update", "delete", "refresh", "rai
 class UpdateLine(msgspec.Struct, tag_field="event", tag="update", kw_only=True, omit_defaults=True):
     """One change of a transaction. ``row`` is its place among the transaction's row changes, -1 for others; with
     ``gtid`` it tells every row change apart. ``resume``: everything before the transaction was delivered, on its
-    ``last`` line the transaction too; null where nothing is known before it. ``prepared``, on the last line: the
-    transaction was only prepared (XA), and its changes come again when it is committed. ``key``, ``before`` and
+    ``last`` line the transaction too; null where nothing is known before it. ``key``, ``before`` and
     ``after`` hold values as ``freshness.values.json`` writes them."""
 
     keyspace: str
@@ -43,7 +42,6 @@ class UpdateLine(msgspec.Struct, tag_field="event", tag="update", kw_only=True, 
     last: bool
     reason: str = ""
     heartbeat: Heartbeat | None = None
-    prepared: bool = False
     unaligned: bool = False
     key_range: str = "-"
 

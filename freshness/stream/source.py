@@ -76,7 +76,7 @@ class Transaction(NamedTuple):
 
     It has one of two bodies: ``changes`` from a source that was asked for rows, ``items`` from a source that was
     asked for keys. Items are the cache items that the changed rows concern: a row may concern several, and an item
-    may be named twice. Both bodies are one type: they share the nine other fields, and few users read the body.
+    may be named twice. Both bodies are one type: they share the eight other fields, and few users read the body.
 
     ``position`` is the transaction's own GTID alone. ``timestamp_us`` is for display and lag, never for order
     (F3, F4). ``raised_tables``: their rows may have changed in a way that cannot be mapped to keys, so the
@@ -85,9 +85,8 @@ class Transaction(NamedTuple):
     A source that was asked for pieces delivers a large transaction in several, one after the other, all with its
     position. ``first_row`` is the place of the piece's first change (or item) in the whole. Only the piece with
     ``is_last`` says that the transaction was committed and may enter a position. Pieces without a last one are void:
-    the transaction comes again from its first row, or was never committed. ``is_prepared``: an XA PREPARE, in the
-    last piece; its rows are not visible and come again with the GTID of the commit, if there is one. ``size_bytes``:
-    of its row events.
+    the transaction comes again from its first row, or was never committed. The rows of an XA transaction come with
+    the GTID of its commit, if there is one; an XA PREPARE has none. ``size_bytes``: of its row events.
     """
 
     position: Position
@@ -98,7 +97,6 @@ class Transaction(NamedTuple):
     reasons: tuple[str, ...] = ()
     first_row: int = 0
     is_last: bool = True
-    is_prepared: bool = False
     size_bytes: int = 0
     items: tuple[bytes, ...] = ()
 
@@ -107,7 +105,7 @@ def keyed_transaction(
     position: Position, timestamp_us: int, items: tuple[bytes, ...], size_bytes: int
 ) -> Transaction:
     """A whole transaction with items; equal to the constructor's, in a third of its time."""
-    return _make(Transaction, (position, timestamp_us, (), _NONE, (), (), 0, True, False, size_bytes, items))
+    return _make(Transaction, (position, timestamp_us, (), _NONE, (), (), 0, True, size_bytes, items))
 
 
 _make: Final = tuple.__new__

@@ -550,7 +550,7 @@ def test_both_kinds_of_source_find_the_same_keys(pair: Pair, piece_rows: int | N
     assert list(keyed) == list(rows)
     for position, (items_of_keys, raised) in keyed.items():
         by_rows, raised_by_rows = rows[position]
-        # Pieces of keys are smaller, and an XA transaction in pieces raises its tables when it commits.
+        # Pieces of keys are smaller, and what is raised is raised in each.
         assert raised == raised_by_rows or (piece_rows and raised > raised_by_rows), position
         # Where a table is raised, what else is known of it does not matter.
         assert items_of_keys == by_rows or raised, position

@@ -403,10 +403,7 @@ def test_a_replica_tells_the_same_as_the_primary(trio: Trio) -> None:
 
     def tell(server: DatabaseServer) -> list[tuple[object, ...]]:
         with streaming(server, trio.start) as stream:
-            return [
-                (each.position, each.changes, each.raised_tables, each.is_prepared)
-                for each in stream.read_up_to(end)
-            ]
+            return [(each.position, each.changes, each.raised_tables) for each in stream.read_up_to(end)]
 
     assert tell(trio.replicas[0]) == tell(trio.primary)
 

@@ -349,7 +349,7 @@ class ArchiveWriter:
         file.flush()
         with pa.ipc.open_stream(spool.path) as reader:
             for batch in reader:
-                file.writer.write_batch(_with_totals(batch, ordinal, spool.rows, message.transaction))
+                file.writer.write_batch(_with_totals(batch, ordinal, spool.rows))
                 file.rows += batch.num_rows
         spool.path.unlink()
         del self._spools[file.lineage]
@@ -394,10 +394,7 @@ class ArchiveWriter:
         """Key, before and after as JSON, and the digests."""
         layout = self._layouts.find(message.shard, change.table)
         key = find_key(layout, {**(change.before or {}), **(change.after or {})})
-        digests: tuple[bytes | None, bytes | None] = (None, None)
-        if not message.transaction.is_prepared:  # else nobody can read the row yet
-            before = digest_image(change.before, change.shapes, layout)
-            digests = (before, digest_image(change.after, change.shapes, layout))
+        digests = [digest_image(each, change.shapes, layout) for each in (change.before, change.after)]
         return (
             _to_text(to_json_row(key)),
             _to_text(to_json_row(change.before)),
@@ -427,10 +424,8 @@ def _batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _with_totals(batch: pa.RecordBatch, ordinal: int, rows: int, transaction: Transaction) -> pa.RecordBatch:
-    known: dict[str, Any] = {"ordinal": ordinal, "rows": rows}
-    if transaction.is_prepared:
-        known |= {"before_digest": None, "after_digest": None}
+def _with_totals(batch: pa.RecordBatch, ordinal: int, rows: int) -> pa.RecordBatch:
+    known = {"ordinal": ordinal, "rows": rows}
     arrays = [
         pa.array([known[part.name]] * batch.num_rows, part.type) if part.name in known else column
         for part, column in zip(SCHEMA, batch.columns, strict=True)

@@ -1,8 +1,8 @@
 """From the parts of a log to whole transactions: GTID, table maps, rows, statements, commit.
 
 Never joins two transactions and never ends one early: a part without a GTID before it, or a GTID inside an open
-transaction, stops the stream (F61). XA transactions are reported twice, at PREPARE, when their rows are logged,
-and at COMMIT, when they become visible under another GTID (F54). Holds no connection and reads no bytes.
+transaction, stops the stream (F61). The rows of an XA transaction are logged at PREPARE and reported at
+COMMIT, when they become visible under another GTID (F54). Holds no connection and reads no bytes.
 Called by ``invalidator.binlog.decoder``.
 """
 
@@ -30,6 +30,9 @@ REASONS_MAX: Final = 20
 
 XA_ROWS_MAX: Final = 200_000
 """Rows remembered for all prepared XA transactions together; beyond it the tables are remembered, not the rows."""
+
+XA_BYTES_MAX: Final = 64 << 20
+"""The same for the bytes of their row events."""
 
 XA_TRANSACTIONS_MAX: Final = 10_000
 """Prepared XA transactions remembered; beyond it the oldest is forgotten, and its commit raises all tables."""
@@ -61,6 +64,7 @@ class _Group:
 
     start: GroupStart
     in_transaction: bool
+    is_xa: bool
     changes: list[RowChange] = field(default_factory=list)
     items: list[bytes] = field(default_factory=list)
     tables_of_items: set[str] = field(default_factory=set)
@@ -68,9 +72,7 @@ class _Group:
     heartbeats: list[Heartbeat] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     size_bytes: int = 0
-    # of the pieces that were handed out:
     rows_handed_out: int = 0
-    tables_handed_out: set[str] = field(default_factory=set)
     # of the statement that is being read:
     announced: set[str] = field(default_factory=set)
     with_rows: set[str] = field(default_factory=set)
@@ -94,7 +96,7 @@ class _Group:
         if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
             self.reasons.append(reason)
 
-    def take(self, *, is_last: bool, is_prepared: bool = False) -> Transaction:
+    def take(self, *, is_last: bool) -> Transaction:
         """The part of the transaction since the last piece, or all of it."""
         taken = Transaction(
             self.start.position,
@@ -105,13 +107,11 @@ class _Group:
             tuple(self.reasons),
             self.rows_handed_out,
             is_last,
-            is_prepared,
             self.size_bytes,
             tuple(self.items),
         )
-        if not is_last or is_prepared:
+        if not is_last:
             self.rows_handed_out += self.rows
-            self.tables_handed_out |= self.raised | self.tables
             for part in (self.changes, self.items, self.tables_of_items, self.raised, self.heartbeats):
                 part.clear()
             self.reasons.clear()
@@ -124,6 +124,7 @@ class _Prepared:
     changes: tuple[RowChange, ...]
     raised: frozenset[str]
     items: tuple[bytes, ...]
+    size_bytes: int
 
     @property
     def rows(self) -> int:
@@ -155,6 +156,7 @@ class TransactionAssembler:
         self._group: _Group | None = None
         self._prepared: dict[Xid, _Prepared] = {}
         self._prepared_rows = 0
+        self._prepared_bytes = 0
 
     @property
     def is_idle(self) -> bool:
@@ -186,7 +188,7 @@ class TransactionAssembler:
                 f"transaction {start.position} starts inside {self._group.start.position}",
                 hint="an event that ends a transaction was not understood; report it with the server's version",
             )
-        self._group = _Group(start, start.in_transaction)
+        self._group = _Group(start, start.in_transaction, start.is_xa)
 
     def announce_table(self, table: MappedTable) -> None:
         if table.wanted and table.name != self._subscription.heartbeat_table:
@@ -204,8 +206,12 @@ class TransactionAssembler:
             self._end_statement(group)
         if group.rows:
             group.size_bytes += size_bytes
-        if self._piece_rows is None or not (
-            group.rows >= self._piece_rows or group.size_bytes >= PIECE_BYTES_MAX
+        if group.is_xa and group.size_bytes > XA_BYTES_MAX:
+            self._drop_rows(group, f"more than {XA_BYTES_MAX} bytes in one XA transaction")
+        if (
+            self._piece_rows is None
+            or group.is_xa
+            or not (group.rows >= self._piece_rows or group.size_bytes >= PIECE_BYTES_MAX)
         ):
             return None
         return group.take(is_last=False)
@@ -216,6 +222,7 @@ class TransactionAssembler:
         kind = find_statement_kind(sql)
         if kind in (StatementKind.BEGIN, StatementKind.XA_BEGIN):
             group.in_transaction = True
+            group.is_xa = group.is_xa or kind is StatementKind.XA_BEGIN
             return None
         if kind in (StatementKind.COMMIT, StatementKind.ROLLBACK):
             # Rows in front of a ROLLBACK are of tables that cannot roll back.
@@ -234,11 +241,10 @@ class TransactionAssembler:
         return self._end_group().take(is_last=True)
 
     def prepare(self, xid: Xid) -> Transaction:
-        """XA PREPARE: report the rows under this GTID, and remember them for the commit."""
+        """XA PREPARE: its rows are remembered for the commit, if there is one. Nobody can read them before."""
         group = self._end_group()
-        transaction = group.take(is_last=True, is_prepared=True)
-        self._remember_prepared(xid, transaction, group.tables_handed_out)
-        return transaction
+        self._remember_prepared(xid, group)
+        return Transaction(group.start.position, group.start.timestamp_us)
 
     def _end_group(self) -> _Group:
         group = self._current("a commit")
@@ -246,16 +252,21 @@ class TransactionAssembler:
         self._group = None
         return group
 
-    def _remember_prepared(self, xid: Xid, transaction: Transaction, tables: set[str]) -> None:
-        """``tables``: those of all its rows, and raised ones, also of the pieces handed out before."""
-        prepared = _Prepared(transaction.changes, transaction.raised_tables, transaction.items)
+    def _remember_prepared(self, xid: Xid, group: _Group) -> None:
         self._forget_prepared(xid)
-        if transaction.first_row or self._prepared_rows + prepared.rows > XA_ROWS_MAX:
-            prepared = _Prepared((), prepared.raised | tables, ())
+        if (
+            self._prepared_rows + group.rows > XA_ROWS_MAX
+            or self._prepared_bytes + group.size_bytes > XA_BYTES_MAX
+        ):
+            self._drop_rows(group, "too many rows in all prepared XA transactions")
         if len(self._prepared) >= XA_TRANSACTIONS_MAX:
             self._forget_prepared(next(iter(self._prepared)))
+        prepared = _Prepared(
+            tuple(group.changes), frozenset(group.raised), tuple(group.items), group.size_bytes
+        )
         self._prepared[xid] = prepared
         self._prepared_rows += prepared.rows
+        self._prepared_bytes += prepared.size_bytes
 
     def _current(self, what: str) -> _Group:
         if self._group is None:
@@ -271,12 +282,12 @@ class TransactionAssembler:
             self._add_heartbeats(group, rows)
         elif rows.problem:
             group.raise_tables({table}, rows.problem)
-        elif (
-            self._piece_rows is None
-            and group.rows + len(rows.changes if rows.items is None else rows.items) > self._rows_max
-        ):
-            self._drop_rows(group)
-            group.raise_tables({table}, f"more than {self._rows_max} rows in one transaction")
+        elif (self._piece_rows is None or group.is_xa) and group.rows + len(
+            rows.changes if rows.items is None else rows.items
+        ) > self._rows_max:
+            reason = f"more than {self._rows_max} rows in one transaction"
+            self._drop_rows(group, reason)
+            group.raise_tables({table}, reason)
         elif rows.items is not None:
             group.items += rows.items
             group.tables_of_items.add(table)
@@ -285,10 +296,11 @@ class TransactionAssembler:
         else:
             group.changes.extend(rows.changes)
 
-    def _drop_rows(self, group: _Group) -> None:
-        group.raise_tables(group.tables, f"more than {self._rows_max} rows in one transaction")
+    def _drop_rows(self, group: _Group, reason: str) -> None:
+        group.raise_tables(group.tables, reason)
         for part in (group.changes, group.items, group.tables_of_items):
             part.clear()
+        group.size_bytes = 0
 
     def _add_heartbeats(self, group: _Group, rows: ChangedRows) -> None:
         if rows.problem:
@@ -344,6 +356,7 @@ class TransactionAssembler:
             return
         group.changes.extend(prepared.changes)
         group.items.extend(prepared.items)
+        group.size_bytes += prepared.size_bytes
         group.raise_tables(prepared.raised, "tables raised by the XA transaction at its PREPARE")
         self._forget_prepared(xid)
 
@@ -351,6 +364,7 @@ class TransactionAssembler:
         prepared = None if xid is None else self._prepared.pop(xid, None)
         if prepared is not None:
             self._prepared_rows -= prepared.rows
+            self._prepared_bytes -= prepared.size_bytes
 
 
 def _qualified(table: MappedTable, database: str) -> str:

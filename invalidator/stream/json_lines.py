@@ -65,7 +65,6 @@ class LineWriter:
             self.resume = ResumeVector.of(message).format()
             if lines:
                 lines[-1].last, lines[-1].resume = True, self.resume
-                lines[-1].prepared = transaction.is_prepared
         elif lines:
             self._held[message.shard] = lines.pop()
         return lines
@@ -209,8 +208,7 @@ class LineReader:
             del self._open[place]
             message = current.take(is_last=True)
             vector = None if line.resume is None else ResumeVector.parse(line.resume)
-            transaction = message.transaction._replace(is_prepared=line.prepared)
-            return [replace(message, transaction=transaction, resume=vector.tokens if vector else {})]
+            return [replace(message, resume=vector.tokens if vector else {})]
         if len(current.changes) >= PIECE_ROWS_MAX:
             return [current.take(is_last=False)]
         return []

@@ -93,8 +93,8 @@ def first_of(position: Position) -> Position:
 
 
 def _read_ends(shard: Shard) -> tuple[Position, Position]:
-    """What a tablet has purged, and where it is now. Raises `SourceUnavailable`, `SourceUnsuitable`,
-    `HistoryPurged`."""
+    """The transactions that a tablet has purged, and those that it has executed. Raises `SourceUnavailable`,
+    `SourceUnsuitable`, `HistoryPurged`."""
     address = readable(shard)
     connection = connect(address)
     try:

@@ -71,7 +71,7 @@ def try_all(
     """The verdicts, in order; ``tell`` gets each at once. Raises `ValueError` or `SyntaxError` for a mutant that does
     not fit the code."""
     for mutant in mutants:
-        mutant.apply(tree)
+        mutant.check(tree)
     with _copies(tree, processes) as copies, ThreadPoolExecutor(processes) as pool:
 
         def run_baseline(tests: tuple[str, ...]) -> _Run:

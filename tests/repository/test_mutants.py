@@ -58,7 +58,7 @@ def test_every_mutant_fits_the_code_and_names_tests_that_exist() -> None:
     problems = []
     for mutant in MUTANTS:
         try:
-            mutant.apply(CHECKOUT)
+            mutant.check(CHECKOUT)
         except (ValueError, SyntaxError, OSError) as error:
             problems.append(f"{mutant.breaks} {error}")
         problems += [f"{mutant.breaks} There is no test {test}" for test in missing_tests(mutant, CHECKOUT)]

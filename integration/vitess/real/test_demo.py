@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Final
-
-CHECKOUT: Final = Path(__file__).resolve().parents[3]
+from integration.demo.test_demo import demonstrate
 
 
 def test_the_demo_poisons_the_others_and_not_event_tokens() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--vitess", "--seconds", "8", "--json"],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr
-    result = json.loads(run.stdout)
+    result = demonstrate("--vitess", "--seconds", "8")
     assert result["flavor"] == "vitess"
     strategies = result["strategies"]
     assert all(each["invalidations"] == result["writes"] > 0 for each in strategies.values())

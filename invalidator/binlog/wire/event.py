@@ -122,11 +122,13 @@ def parse_format_description(packet: bytes) -> FormatDescription:
 
 
 class GroupStart(NamedTuple):
-    """A GTID event. ``in_transaction``: a commit ends the group, not its first statement."""
+    """A GTID event. ``in_transaction``: a commit ends the group, not its first statement. ``is_xa``: it ends with XA
+    PREPARE (MariaDB; MySQL has a statement for it)."""
 
     position: Position
     timestamp_us: int
     in_transaction: bool
+    is_xa: bool = False
 
 
 def parse_mysql_gtid(event: LogEvent) -> GroupStart:
@@ -145,11 +147,12 @@ def parse_mysql_gtid(event: LogEvent) -> GroupStart:
 
 
 def parse_mariadb_gtid(event: LogEvent) -> GroupStart:
-    """Read event 162. Flag 1 (standalone): the group is one statement without a commit."""
+    """Read event 162. Flag 1 (standalone): the group is one statement without a commit. Flag 64: an XA PREPARE."""
     body = _at_least(event, 13)
     sequence, domain, flags = struct.unpack_from("<QIB", body)
     position = MariadbPosition.of(domain, event.server_id, sequence)
-    return GroupStart(position, event.timestamp_seconds * 1_000_000, in_transaction=not flags & 1)
+    timestamp_us = event.timestamp_seconds * 1_000_000
+    return GroupStart(position, timestamp_us, in_transaction=not flags & 1, is_xa=bool(flags & 64))
 
 
 class Query(NamedTuple):

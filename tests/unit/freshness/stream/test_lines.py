@@ -70,7 +70,7 @@ def test_an_error_line_has_what_a_person_can_act_on() -> None:
 
 def test_only_keys_with_something_to_say_are_there() -> None:
     plain = json.loads(encode_line(update()))
-    assert plain.keys().isdisjoint({"reason", "heartbeat", "prepared", "unaligned", "key_range"})
+    assert plain.keys().isdisjoint({"reason", "heartbeat", "unaligned", "key_range"})
     assert {"before", "resume"} <= plain.keys()
     beat = json.loads(encode_line(update(Heartbeat("me", 1, 2, 3, 4), "-80")))
     assert beat["heartbeat"] == {"instance": "me", "sequence": 1, "min_us": 2, "max_us": 3, "epoch": 4}

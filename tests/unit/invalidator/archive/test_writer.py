@@ -106,14 +106,6 @@ def test_a_row_has_its_items_its_key_and_its_digests(world: World) -> None:
     assert row["received_us"] == world.now_us
 
 
-def test_a_row_that_was_only_prepared_has_no_digest(world: World) -> None:
-    change = RowChange("customers", "insert", None, {"id": 2, "v": "b"}, SHAPES)
-    world.writer.write(message(5, change, is_prepared=True))
-    world.writer.close()
-    [row] = rows(world)
-    assert row["after_digest"] is None
-
-
 def test_a_row_without_a_key_raises_its_table_as_the_invalidator_does(world: World) -> None:
     world.writer.write(message(5, RowChange("customers", "update", {"v": 1}, {"v": 2})))
     world.writer.close()

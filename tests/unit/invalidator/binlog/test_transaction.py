@@ -246,21 +246,20 @@ def test_pieces_of_a_transaction_that_its_file_cuts_off_have_no_last_one() -> No
     assert transact(made, number=2).first_row == 0
 
 
-def test_an_xa_prepare_is_marked_and_pieces_of_it_raise_their_tables_at_the_commit() -> None:
-    made = assembler()
-    assert prepare(made, inserted(change(1))).is_prepared
-    assert not finish(made, f"XA COMMIT {XA_TEXT}").is_prepared
+def test_rows_of_an_xa_transaction_come_in_no_pieces() -> None:
+    """Whether it is committed is not known yet."""
     made = assembler(piece_rows=2)
-    made.start_group(start())
-    made.add_query(f"XA START {XA_TEXT}", "shop")
-    made.add_query("DELETE FROM x", "shop")
-    [piece] = hand_out(made, inserted(change(1), change(2)))
-    hand_out(made, inserted(change(3)))
-    assert piece.raised_tables == TABLES
-    last = made.prepare(XID)
-    assert (last.first_row, last.is_prepared) == (2, True)
+    assert prepare(made, inserted(change(1), change(2)), inserted(change(3))).changes == ()
     committed = finish(made, f"XA COMMIT {XA_TEXT}")
-    assert (committed.changes, committed.raised_tables) == ((), TABLES)
+    assert (committed.first_row, committed.is_last) == (0, True)
+    assert committed.changes == (change(1), change(2), change(3))
+
+
+def test_an_xa_transaction_of_mariadb_is_known_by_its_gtid() -> None:
+    made = assembler("mariadb", piece_rows=1)
+    made.start_group(start(in_transaction=True)._replace(is_xa=True))
+    assert hand_out(made, inserted(change(1))) == []
+    assert made.prepare(XID).changes == ()
 
 
 # -- foreign keys (F23) ---------------------------------------------------------------------------------
@@ -345,9 +344,9 @@ def finish(made: TransactionAssembler, sql: str, number: int = 2) -> Transaction
     return ended
 
 
-def test_xa_rows_come_at_prepare_and_again_at_commit_under_its_gtid() -> None:
+def test_xa_rows_come_at_the_commit_under_its_gtid() -> None:
     made = assembler()
-    assert prepare(made, inserted(change(1))).changes == (change(1),)
+    assert prepare(made, inserted(change(1))) == Transaction(MysqlGtidSet.of(SID, 1), 1000)
     made.restart()  # a new connection in between forgets nothing
     committed = finish(made, f"XA COMMIT {XA_TEXT}")
     assert (committed.changes, committed.raised_tables) == ((change(1),), frozenset())
@@ -356,13 +355,19 @@ def test_xa_rows_come_at_prepare_and_again_at_commit_under_its_gtid() -> None:
     assert finish(made, f"XA COMMIT {XA_TEXT}", 3).raised_tables == TABLES
 
 
-def test_xa_keys_come_again_at_commit() -> None:
+def test_xa_keys_come_at_the_commit() -> None:
     """Of a source that was asked for keys."""
     made = assembler()
     rows = ChangedRows(table("goods"), "update", True, items=[b"n:o:1", b"n:o:2"])
-    assert prepare(made, rows).items == (b"n:o:1", b"n:o:2")
+    assert prepare(made, rows).items == ()
     committed = finish(made, f"XA COMMIT {XA_TEXT}")
     assert (committed.items, committed.raised_tables) == ((b"n:o:1", b"n:o:2"), frozenset())
+
+
+def test_tables_that_an_xa_transaction_raises_are_raised_at_the_commit() -> None:
+    made = assembler()
+    assert prepare(made, inserted()).raised_tables == frozenset()
+    assert finish(made, f"XA COMMIT {XA_TEXT}").raised_tables == {"goods"}
 
 
 def test_xa_rows_that_were_committed_are_no_longer_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,6 +409,22 @@ def test_xa_memory_is_bounded_and_forgets_towards_safety(monkeypatch: pytest.Mon
         prepare(made, inserted(change(1)), xid=Xid(b"%d" % number, b"", 1))
     assert finish(made, "XA COMMIT X'30',X'',1").raised_tables == TABLES
     assert finish(made, "XA COMMIT X'31',X'',1").changes == (change(1),)
+
+
+@pytest.mark.parametrize("transactions", [1, 2])
+def test_bytes_of_xa_transactions_are_bounded_too(transactions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_module, "XA_BYTES_MAX", 100)
+    made = assembler()
+    for number in range(transactions):
+        made.start_group(start(number + 1))
+        made.add_query(f"XA START {XA_TEXT}", "shop")
+        for row in range(2):
+            made.add_rows(inserted(change(row)), 60 // transactions)
+        made.prepare(Xid(b"%d" % number, b"", 1))
+    last = finish(made, f"XA COMMIT X'3{transactions - 1}',X'',1", 9)
+    assert (last.changes, last.raised_tables) == ((), frozenset(("goods",)))
+    if transactions == 2:
+        assert finish(made, "XA COMMIT X'30',X'',1", 10).changes == (change(0), change(1))
 
 
 # -- heartbeats -----------------------------------------------------------------------------------------

@@ -214,7 +214,6 @@ def test_lines_make_up_the_same_messages() -> None:
         message(5, INSERT, UPDATE),
         message(6, DELETE, raised_tables=frozenset(("customers",)), reasons=("why",)),
         message(7, heartbeats=(BEAT,), is_aligned=False),
-        message(8, INSERT, is_prepared=True),
         message(3, UPDATE, shard="80-"),
         message(9, UPDATE, DELETE, row_numbers=(3, 7)),
     ]
