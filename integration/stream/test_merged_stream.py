@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -452,6 +453,32 @@ def test_history_that_is_gone_everywhere_needs_an_operator(own_pair: Pair, tmp_p
         assert PURGED_HINT in ended.stderr.replace("\n", " ")
         assert ended.stdout == "", "nothing from after the hole"
     assert [row for file in find_files(archive) for row in pq.read_table(file.path).to_pylist()] == []
+
+
+def test_a_start_by_time_is_found_in_the_log_of_a_replica(own_pair: Pair, tmp_path: Path) -> None:
+    """The primary has purged it."""
+    primary = own_pair.primary
+    prepare(own_pair)
+    path = write_config(
+        tmp_path, primary.flavor, primary.url, ["127.0.0.1:1"], replicas=[own_pair.replica.url], stream=STREAM
+    )
+    config = load_config(path)
+    begun = datetime.now(UTC).isoformat()
+    primary.execute("INSERT INTO customers VALUES (1, 'one', 1)", database="shop")
+    own_pair.wait_caught_up()
+    primary.execute("FLUSH BINARY LOGS")
+    wait_until(lambda: purge_logs(primary), "all but the last log are purged")
+    primary.execute("INSERT INTO customers VALUES (2, 'two', 2)", database="shop")
+    with StreamOpener(lambda: config).open("shop", since=begun).stream as stream:
+        found: list[Any] = []
+
+        def have_come() -> bool:
+            message = stream.poll(0.2)
+            found.extend(message.transaction.changes if message is not None else ())
+            return len(found) >= 2
+
+        wait_until(have_come, "both rows", lambda: f"{found} {stream.status()}")
+    assert [change.after["id"] for change in found] == [1, 2]
 
 
 # -- the verbs -------------------------------------------------------------------------------------------------------

@@ -208,11 +208,9 @@ class TransactionAssembler:
             group.size_bytes += size_bytes
         if group.is_xa and group.size_bytes > XA_BYTES_MAX:
             self._drop_rows(group, f"more than {XA_BYTES_MAX} bytes in one XA transaction")
-        if (
-            self._piece_rows is None
-            or group.is_xa
-            or not (group.rows >= self._piece_rows or group.size_bytes >= PIECE_BYTES_MAX)
-        ):
+        if self._piece_rows is None or group.is_xa:
+            return None
+        if group.rows < self._piece_rows and group.size_bytes < PIECE_BYTES_MAX:
             return None
         return group.take(is_last=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,7 +19,7 @@ from freshness.database.connection import connect, translated
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.schema import key_columns, keyspace_id, load_registry
-from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, HistoryPurged, SourceUnavailable
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.keyrange import KeyRange
 from freshness.objects.keyfinder import KeyFinder
@@ -195,11 +196,11 @@ def _make_access(
         )
 
     def seek(shard: Shard, timestamp_us: int) -> Position:
-        search_log = (
-            partial(find_position, shard.primary, keyspace.flavor)
-            if shard.vtgate is None
-            else partial(find_vstream_position, shard)
-        )
+        def search_log(timestamp_us: int) -> Position:
+            if shard.vtgate is not None:
+                return find_vstream_position(shard, timestamp_us)
+            return _search_logs(shard, keyspace.flavor, timestamp_us)
+
         return find_start(find_index(shard.lineage), timestamp_us, search_log)
 
     return Access(
@@ -208,6 +209,18 @@ def _make_access(
         seek=seek,
         find_keyspace_id=_make_finder(keyspace, tables),
     )
+
+
+def _search_logs(shard: Shard, flavor: str, timestamp_us: int) -> Position:
+    """By the primary's log, or the first replica's that goes back so far. A replica commits later than its primary,
+    so by its times the stream begins earlier."""
+    try:
+        return find_position(shard.primary, flavor, timestamp_us)
+    except HistoryPurged:
+        for replica in shard.replicas:
+            with suppress(HistoryPurged, SourceUnavailable):
+                return find_position(replica, flavor, timestamp_us)
+        raise
 
 
 def _make_finder(

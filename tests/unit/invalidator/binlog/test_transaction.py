@@ -411,6 +411,16 @@ def test_xa_memory_is_bounded_and_forgets_towards_safety(monkeypatch: pytest.Mon
     assert finish(made, "XA COMMIT X'31',X'',1").changes == (change(1),)
 
 
+def test_large_rows_of_an_xa_transaction_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_module, "XA_BYTES_MAX", 100)
+    made = assembler(piece_rows=1)
+    made.start_group(start())
+    made.add_query(f"XA START {XA_TEXT}", "shop")
+    made.add_rows(inserted(change(1)), 101)
+    committed = made.commit()  # in one phase
+    assert (committed.changes, committed.raised_tables) == ((), frozenset(("goods",)))
+
+
 @pytest.mark.parametrize("transactions", [1, 2])
 def test_bytes_of_xa_transactions_are_bounded_too(transactions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_module, "XA_BYTES_MAX", 100)
