@@ -9,11 +9,9 @@ being written is left alone. Called by ``spark.archive``'s main.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -29,6 +27,7 @@ from freshness.errors import ConfigError, FormatError, FreshnessError
 from freshness.history.archive_file import ArchiveFile, choose_files, format_name, parse_name
 from freshness.history.footer import ArchiveFooter
 from freshness.position import Position, empty_position, parse_position
+from spark.lock import locked
 from spark.stream.archive_folder import ArchiveFolder
 
 FILE_ROWS_MAX: Final = 2_000_000
@@ -312,19 +311,6 @@ def delete_old(paths: Sequence[Path], keep_days: float, now: float) -> int:
     return count
 
 
-@contextmanager
-def _alone(archive: str) -> Iterator[None]:
-    """Raises `ConfigError` where another run is at work."""
-    with (Path(archive) / ".merging.lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{archive} is being merged by another run", hint="wait until it has ended"
-            ) from None
-        yield
-
-
 def find_holes(position: Position) -> list[str]:
     """Sources whose numbers are not one range: rightly so where blocks of numbers are handed out (Group Replication),
     else transactions that were never streamed."""
@@ -356,7 +342,7 @@ def compact(
     clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """Check, merge, delete. Nothing is merged or deleted where the check finds something."""
-    with _alone(archive):
+    with locked(Path(archive), ".merging.lock", "merged"):
         return _compact(session, archive, keep_days, grace_seconds, clock)
 
 

@@ -96,7 +96,7 @@ def _choose(config: Config, keyspace: str | None, tables: str | None) -> tuple[K
     if config.keyspaces[name].flavor not in FLAVORS:
         raise ConfigError(
             f"keyspace {name} is neither MySQL nor MariaDB",
-            hint="a copy follows the merged update stream, which keyspaces of Vitess do not have here",
+            hint="a copy reads whole tables from the primaries themselves, not through a vtgate",
         )
     streamed = sorted(
         {table for each in config.objects.values() if each.keyspace == name for table in each.tables}

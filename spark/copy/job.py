@@ -36,6 +36,7 @@ from spark.batch import to_batches
 from spark.copy.state import PARQUET, CopyState, TableState, read_state, write_state
 from spark.copy.table import IS_GONE, IS_WHOLE, KEY, PLACE, CopyTable, dump_span, find_spans, read_table
 from spark.failure import SPARK_ERRORS
+from spark.lock import locked
 from spark.stream import source as updatestream
 
 ROWS_PER_RANGE: Final = 100_000
@@ -132,7 +133,13 @@ class Snapshot:
     layouts: dict[str, CopyTable] = field(default_factory=dict)
 
     def run(self) -> CopyState:
-        """Until every table is published at the stream's end, or the wait is over. Raises `FreshnessError`."""
+        """Until every table is published at the stream's end, or the wait is over. Raises `FreshnessError`;
+        `ConfigError` where another run writes to the folder."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with locked(self.out, ".copying.lock", "written"):
+            return self._run()
+
+    def _run(self) -> CopyState:
         state = self._open()
         deadline = self.clock() + self.wait_seconds
         for _ in range(ROUNDS_MAX):
@@ -149,7 +156,6 @@ class Snapshot:
         return state
 
     def _open(self) -> CopyState:
-        self.out.mkdir(parents=True, exist_ok=True)
         require_format(self.session, self.out, self.file_format)
         state = read_state(self.out)
         if state is None:

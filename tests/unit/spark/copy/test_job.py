@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from freshness.config.settings import Keyspace, ServerAddress, Shard
-from freshness.errors import SourceUnavailable
+from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from spark.copy import job
@@ -147,3 +147,17 @@ def test_the_state_is_on_the_disk_before_it_has_its_name(
     write_state(tmp_path, state(applied(1, 1), TableState()))
     number = (tmp_path / "state.json").stat().st_ino
     assert done == [("synced", number), ("named", number)]
+
+
+def test_two_runs_do_not_write_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would share its checkpoint, its folders and its state."""
+    first, second = Scene(tmp_path, monkeypatch, shown=1), Scene(tmp_path, monkeypatch, shown=1)
+
+    def run_another(_: Snapshot) -> CopyState:
+        with pytest.raises(ConfigError, match="is being written by another run"):
+            second.copy.run()
+        return state(applied(1, 1), TableState())
+
+    monkeypatch.setattr(Snapshot, "_run", run_another)
+    assert first.copy.run() == state(applied(1, 1), TableState())
+    assert second.copy.out == first.copy.out
