@@ -215,13 +215,14 @@ class Snapshot:
         write_state(self.out, state)
 
     def _dump_shard(self, layout: CopyTable, shard: Shard) -> DataFrame:
-        spans, address = find_spans(shard.primary, layout, self.rows_per_range), shard.primary
+        spans = find_spans(shard.primary, layout, self.rows_per_range)
+        lineage, address = shard.lineage, shard.primary
         arrow = to_arrow_schema(layout.schema())
 
         def read(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
             for batch in batches:
                 for place in batch.column("id").to_pylist():
-                    yield from to_batches(dump_span(address, layout, spans[place]), arrow)
+                    yield from to_batches(dump_span(lineage, address, layout, spans[place]), arrow)
 
         return self.session.range(0, len(spans), 1, len(spans)).mapInArrow(read, layout.schema())
 
@@ -291,7 +292,7 @@ class Snapshot:
 
         rows = batch.where((F.col("table") == name) & F.col("op").isin("insert", "update", "delete"))
         changes = (
-            rows.select("ordinal", "row", "before", "after")
+            rows.select("lineage", "ordinal", "row", "before", "after")
             .mapInArrow(tell, layout.change_schema())
             .persist()
         )

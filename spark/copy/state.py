@@ -21,7 +21,7 @@ from spark.copy.table import KEY
 
 STATE: Final = "state.json"
 PARQUET: Final = "parquet"
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 @dataclass(slots=True)

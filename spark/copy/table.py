@@ -117,25 +117,25 @@ class CopyTable:
         flags = [StructField(name, BooleanType()) for name in (IS_GONE, IS_WHOLE)]
         return StructType([*place, *flags, *self.schema().fields])
 
-    def to_row(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    def to_row(self, lineage: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
         """The row of the copy. Raises KeyError for a row that lacks a column."""
         cells = {column.name: column.to_cell(row[column.name]) for column in self.columns}
-        return (self._key(cells), *cells.values())
+        return (self._key(lineage, cells), *cells.values())
 
     def to_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """Decode a row of the update stream: a row is gone, is there now, or both, if its key changed.
 
         A change that lacks columns (``binlog_row_image``, or the table has others now) is marked as not whole.
         """
-        place = change["ordinal"], change["row"]
+        lineage, *place = change["lineage"], change["ordinal"], change["row"]
         nothing = (None,) * (len(self.columns) + 1)
         before, after = (
             None if change[name] is None else from_json_row(json.loads(change[name]))
             for name in ("before", "after")
         )
         try:
-            now = None if after is None else self.to_row({**(before or {}), **after})
-            former = None if before is None else self._key_of(before)
+            now = None if after is None else self.to_row(lineage, {**(before or {}), **after})
+            former = None if before is None else self._key_of(lineage, before)
         except KeyError:
             yield (*place, 0, False, False, *nothing)
             return
@@ -144,14 +144,15 @@ class CopyTable:
         if now is not None:
             yield (*place, 1, False, True, *now)
 
-    def _key_of(self, row: Mapping[str, Any]) -> str:
+    def _key_of(self, lineage: str, row: Mapping[str, Any]) -> str:
         columns = {column.name: column for column in self.columns}
-        return self._key({name: columns[name].to_cell(row[name]) for name in self.key})
+        return self._key(lineage, {name: columns[name].to_cell(row[name]) for name in self.key})
 
-    def _key(self, cells: Mapping[str, Any]) -> str:
+    def _key(self, lineage: str, cells: Mapping[str, Any]) -> str:
+        """A row that moves to another shard is another one: which of the two changes came first, nobody knows."""
         if any(cells[name] is None for name in self.key):
             raise KeyError("a part of the key cannot be told")
-        return json.dumps([_spell(cells[name]) for name in self.key])
+        return json.dumps([lineage, *(_spell(cells[name]) for name in self.key)])
 
 
 def _spell(cell: Any) -> Any:
@@ -229,7 +230,9 @@ READ_SECONDS: Final = 600.0
 """How long the server may take for the next rows of a dump."""
 
 
-def dump_span(address: ServerAddress, table: CopyTable, span: KeySpan) -> Iterator[tuple[Any, ...]]:
+def dump_span(
+    lineage: str, address: ServerAddress, table: CopyTable, span: KeySpan
+) -> Iterator[tuple[Any, ...]]:
     """Rows of the copy, in one statement, which has a snapshot of its own. Raises as `connect`."""
     above, first = _above(table.key, span.after)
     upto, last = ("TRUE", []) if span.until is None else _upto(table.key, span.until)
@@ -243,7 +246,7 @@ def dump_span(address: ServerAddress, table: CopyTable, span: KeySpan) -> Iterat
                 while rows := cursor.fetchmany(FETCH_ROWS):
                     for row in rows:
                         yield table.to_row(
-                            dict(zip((column.name for column in table.columns), row, strict=True))
+                            lineage, dict(zip((column.name for column in table.columns), row, strict=True))
                         )
         except Exception as error:
             raise translated(error, address, f"reading {table.name}") from error

@@ -23,7 +23,7 @@ def changes(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list
     told = {
         name: None if row is None else json.dumps(row) for name, row in (("before", before), ("after", after))
     }
-    made = list(GOODS.to_changes({"ordinal": 7, "row": 3, **told}))
+    made = list(GOODS.to_changes({"lineage": "a", "ordinal": 7, "row": 3, **told}))
     assert all(row[:2] == (7, 3) for row in made)
     return [row[2:] for row in made]
 
@@ -33,16 +33,16 @@ CELLS: Final = (1, "a", b"ab\0\0")
 
 
 def test_a_row_that_comes_and_goes() -> None:
-    assert changes(None, ROW) == [(1, False, True, "[1]", *CELLS)]
-    assert changes(ROW, None) == [(0, True, True, "[1]", *NOTHING)]
+    assert changes(None, ROW) == [(1, False, True, '["a", 1]', *CELLS)]
+    assert changes(ROW, None) == [(0, True, True, '["a", 1]', *NOTHING)]
 
 
 def test_a_row_whose_key_changes_is_gone_under_its_former_one() -> None:
     assert changes(ROW, {**ROW, "id": 2}) == [
-        (0, True, True, "[1]", *NOTHING),
-        (1, False, True, "[2]", 2, *CELLS[1:]),
+        (0, True, True, '["a", 1]', *NOTHING),
+        (1, False, True, '["a", 2]', 2, *CELLS[1:]),
     ]
-    assert changes(ROW, {**ROW, "v": "b"}) == [(1, False, True, "[1]", 1, "b", CELLS[2])]
+    assert changes(ROW, {**ROW, "v": "b"}) == [(1, False, True, '["a", 1]', 1, "b", CELLS[2])]
 
 
 @pytest.mark.parametrize("after", [{"v": "b"}, {"id": 2}])
@@ -53,8 +53,8 @@ def test_a_change_that_lacks_columns_says_so(after: dict[str, Any]) -> None:
 
 def test_a_dump_and_the_log_give_the_same_cells() -> None:
     """A dump has the zero bytes at the end of a BINARY(n), and the log has not."""
-    assert GOODS.to_row({"id": 1, "v": "a", "code": b"ab\0\0"}) == ("[1]", *CELLS)
-    assert GOODS.to_row({"id": 1, "v": "a", "code": b"ab"}) == ("[1]", *CELLS)
+    assert GOODS.to_row("a", {"id": 1, "v": "a", "code": b"ab\0\0"}) == ('["a", 1]', *CELLS)
+    assert GOODS.to_row("a", {"id": 1, "v": "a", "code": b"ab"}) == ('["a", 1]', *CELLS)
 
 
 def test_ranges_touch_and_do_not_overlap() -> None:
