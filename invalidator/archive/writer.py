@@ -228,6 +228,8 @@ class ArchiveWriter:
             self._drop_spool(lineage)
             self.duplicates += message.is_last
             return
+        if not message.first_row:
+            self._drop_spool(lineage)  # void: that transaction comes again from its first row, or never
         if not message.is_last or message.first_row:
             self._spool(message)
         if not message.is_last:
@@ -321,7 +323,6 @@ class ArchiveWriter:
     def _spool(self, message: StreamMessage) -> None:
         lineage = message.token.lineage
         if message.first_row == 0:
-            self._drop_spool(lineage)  # it comes again from its first row
             path = self._folder / f".pieces-{hash_lineage(lineage)}{UNFINISHED}"
             file = path.open("wb")
             self._spools[lineage] = _Spool(path, file, pa.ipc.new_stream(file, SCHEMA), message.token)

@@ -218,6 +218,20 @@ def test_pieces_without_a_last_one_are_void(world: World) -> None:
     assert list(world.folder.rglob(f"*{UNFINISHED}")) == []
 
 
+@pytest.mark.parametrize("number", [5, 6])
+def test_a_whole_transaction_behind_void_pieces_is_recorded_and_they_are_not(
+    number: int, world: World
+) -> None:
+    """F29: a crash of the primary cut the pieces off; their number may be given again, or a later one comes."""
+    world.writer.write(pieces(5)[0])
+    world.writer.write(insert(number))
+    world.writer.write(insert(7))
+    world.writer.close()
+    assert gtids(world) == [f"{SOURCE}:{number}", f"{SOURCE}:7"]
+    assert [each.transaction for each in world.read()] == [insert(number).transaction, insert(7).transaction]
+    assert list(world.folder.rglob(f"*{UNFINISHED}")) == []
+
+
 def test_a_piece_that_is_missing_stops_the_archive(world: World) -> None:
     _, _, last = pieces(5)
     world.writer.write(pieces(4)[0])
