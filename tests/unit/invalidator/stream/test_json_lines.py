@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -311,6 +312,19 @@ def test_a_transaction_that_is_cut_off_is_left_out_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert list(read_json_lines(path)) == [whole]
     assert f"{SOURCE}:6" in caplog.text
+
+
+def test_rows_of_a_transaction_that_was_never_committed_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A crash of the server cut it off. The vector of what follows does not have it."""
+    before = {"shop/-": token(4, everything=True)}
+    beyond = replace(before["shop/-"], position=MysqlGtidSet.parse(f"{SOURCE}:1-4:6"))
+    void = replace(message(5, INSERT, UPDATE, is_last=False), resume=before)
+    follows = replace(message(6, DELETE), resume={"shop/-": beyond})
+    with caplog.at_level(logging.WARNING):
+        assert again(texts(void, follows)) == [follows]
+    assert f"{SOURCE}:5 was cut off" in caplog.text
 
 
 GOOD = texts(message(5, INSERT, UPDATE))
