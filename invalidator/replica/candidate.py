@@ -99,14 +99,14 @@ class Server:
         is_level = primary is None or look.executed.contains(primary.executed)
         if is_level or before is None or before.executed != look.executed:
             self.moved_at = now
-        if primary is None or look.heartbeat_us >= primary.heartbeat_us:
+        if primary is None or look.find_behind(primary) <= 0:
             self.level_at = now
 
     def find_lag(self, primary: ServerState, now: float) -> int:
         """How far its heartbeats are behind the primary's, in µs. No longer than they have been behind: between two
         of them may lie a long time, and the newer one may be on its way."""
         assert self.state is not None
-        behind_us = max(0, primary.heartbeat_us - self.state.heartbeat_us)
+        behind_us = max(0, self.state.find_behind(primary))
         if self.level_at is None:
             return behind_us
         return min(behind_us, round((now - self.level_at) * 1_000_000))

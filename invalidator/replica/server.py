@@ -64,8 +64,8 @@ class ServerState:
     """The result of one look at a server.
 
     ``identity``: its server UUID (MySQL) or server id (MariaDB), the origin of the GTIDs that are written to it.
-    ``heartbeat_us``: the newest heartbeat row that it shows, 0 without. ``unfit``: why a stream of it would lack
-    changes of its primary, "" if it would not. ``stopped``: why it executes nothing more, "" while it does.
+    ``heartbeats``: the time of each heartbeat row that it shows, by its instance. ``unfit``: why a stream of it would
+    lack changes of its primary, "" if it would not. ``stopped``: why it executes nothing more, "" while it does.
     ``purged`` is empty on MariaDB, which tells only when streaming starts. ``last_numbers`` (MariaDB): the highest
     sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
     """
@@ -76,9 +76,20 @@ class ServerState:
     follows: bool
     stopped: str
     unfit: str
-    heartbeat_us: int
+    heartbeats: Mapping[str, int]
     last_numbers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     server: str = ""
+
+    @property
+    def heartbeat_us(self) -> int:
+        """The newest heartbeat, 0 without."""
+        return max(self.heartbeats.values(), default=0)
+
+    def find_behind(self, other: ServerState) -> int:
+        """How far its heartbeats are behind those of another server, in µs. The one that is furthest behind counts:
+        in a log that is made of several, one may stand still."""
+        own, newest = self.heartbeats, self.heartbeat_us
+        return max((us - own.get(instance, newest) for instance, us in other.heartbeats.items()), default=0)
 
     def knows(self, position: Position) -> bool:
         """Whether each GTID that ``position`` names is in this server's history.
@@ -190,7 +201,7 @@ def _read_state(connection: Connection, flavor: str) -> ServerState:
         follows=bool(replication),
         stopped="; ".join(_find_stopped(replication)),
         unfit="; ".join(_find_unfit(connection, replication)),
-        heartbeat_us=_read_heartbeat(connection),
+        heartbeats=_read_heartbeats(connection),
         last_numbers=_last_numbers(str(history)),
         server=server_identity(connection, flavor),
     )
@@ -272,14 +283,14 @@ def _read_log_status(connection: Connection) -> list[dict[str, str]]:
         return _read_named(connection, "SHOW BINARY LOG STATUS")
 
 
-def _read_heartbeat(connection: Connection) -> int:
+def _read_heartbeats(connection: Connection) -> dict[str, int]:
     try:
-        [(newest,)] = read_rows(connection, f"SELECT MAX(min_us) FROM {HEARTBEAT_TABLE}")
+        rows = read_rows(connection, f"SELECT id, min_us FROM {HEARTBEAT_TABLE} WHERE min_us > 0")
     except pymysql.err.ProgrammingError as error:
         if error.args[0] != _NO_SUCH_TABLE:
             raise
-        return 0
-    return int(newest or 0)
+        return {}
+    return {str(instance): int(us) for instance, us in rows}
 
 
 def _read_named(connection: Connection, sql: str) -> list[dict[str, str]]:

@@ -96,7 +96,7 @@ class FakeServer:
             follows=self.is_replica,
             stopped="its SQL thread is stopped" if self.is_stopped else "",
             unfit=self.unfit,
-            heartbeat_us=self.heartbeat_us,
+            heartbeats={"one": self.heartbeat_us},
             last_numbers=numbers,
         )
 
@@ -842,11 +842,35 @@ def test_the_time_of_a_poll_bounds_the_wait_for_the_primarys_word() -> None:
         scene.source.close()
 
 
+@pytest.mark.parametrize(
+    ("primary", "replica", "behind_us"),
+    [
+        ({}, {}, 0),
+        ({"one": 50}, {}, 50),
+        ({"one": 50}, {"one": 50}, 0),
+        ({"one": 50, "two": 60}, {"one": 20, "two": 60}, 30),
+        ({"one": 50, "two": 60}, {"two": 55}, 5),
+        ({"gone": 1, "one": 50}, {"gone": 1, "one": 50}, 0),
+        ({"one": 50}, {"one": 55}, -5),
+    ],
+)
+def test_the_heartbeat_that_is_furthest_behind_tells_the_lag(
+    primary: dict[str, int], replica: dict[str, int], behind_us: int
+) -> None:
+    """Of a log that is made of several one may stand still; a process that is gone writes no more on either."""
+
+    def state(heartbeats: dict[str, int]) -> ServerState:
+        nothing = empty_position("mysql")
+        return ServerState("1", nothing, nothing, True, "", "", heartbeats)
+
+    assert state(replica).find_behind(state(primary)) == behind_us
+
+
 def test_old_numbers_of_a_former_primary_are_not_errant() -> None:
     """0-2-2 was written when server 2 was primary; the start is beyond it."""
     history = {(0, 2): 2, (0, 1): 9}
     nothing = empty_position("mariadb")
-    base = {"purged": nothing, "follows": True, "stopped": "", "unfit": "", "heartbeat_us": 0}
+    base = {"purged": nothing, "follows": True, "stopped": "", "unfit": "", "heartbeats": {}}
     replica = ServerState("2", parse_position("mariadb", "0-1-9"), last_numbers=history, **base)  # type: ignore[arg-type]
     cloned = ServerState("1", parse_position("mariadb", "0-1-9"), last_numbers={(0, 1): 9}, **base)  # type: ignore[arg-type]
     assert find_foreign(replica, cloned, parse_position("mariadb", "0-1-5")) == ""

@@ -26,7 +26,7 @@ def state(number: int, history: str, *, follows: bool = True) -> ServerState:
         last = {(domain, server): sequence for domain, server, sequence in parse_gtids(history)}
     identity = str(number) if flavor == "mariadb" else f"{UUID}{number}"
     executed, nothing = parse_position(flavor, history), empty_position(flavor)
-    return ServerState(identity, executed, nothing, follows, "", "", 0, last, f"server {number}")
+    return ServerState(identity, executed, nothing, follows, "", "", {}, last, f"server {number}")
 
 
 def test_a_server_that_is_a_replica_now_and_has_nothing_more() -> None:
