@@ -152,6 +152,7 @@ def read_piece(
     ordinal = 0
     deadline = clock() + PIECE_SECONDS_MAX
     held: list[UpdateLine] = []
+    last_row = -1
     parameters = {"keyspace": piece.keyspace, "key_range": piece.key_range, "since": piece.since}
     for line in piece.service.follow(parameters):
         if isinstance(line, ErrorLine | EndLine):
@@ -161,8 +162,9 @@ def read_piece(
                 hint=hint or "it is asked again from where this piece began",
             )
         if isinstance(line, UpdateLine):
-            if held and (line.gtid != held[0].gtid or 0 <= line.row <= held[-1].row):
+            if held and (line.gtid != held[0].gtid or 0 <= line.row <= last_row):
                 held = []  # it comes again from its first row: what was not whole never counted
+            last_row = max(line.row, last_row if held else -1)
             held.append(line)
             if len(held) > ROWS_HELD_MAX:
                 raise StreamStopped(

@@ -138,6 +138,13 @@ def test_a_transaction_that_comes_again_from_its_first_row_counts_once(
     assert [row["row"] for row in read(service, 11)] == [0, 1, -1]
 
 
+def test_so_does_one_of_which_a_raised_table_came_last(script: Script, service: Service) -> None:
+    raised = frozenset(("customers", "orders"))
+    lines = to_lines(message(11, insert(1), insert(2), raised_tables=raised, reasons=("why",)))
+    script.lines = [*lines[:3], *lines]
+    assert [row["row"] for row in read(service, 11)] == [0, 1, -1, -1, -1]
+
+
 @pytest.mark.parametrize(
     "last",
     [
