@@ -47,6 +47,9 @@ SOURCE_ROWS_MAX: Final = 20_000
 START_SECONDS: Final = 20.0
 """How long all shards together may take to say where they begin."""
 
+VITESS_START_SECONDS: Final = 600.0
+"""The same where a log may have to be read through a vtgate from its begin (``invalidator.vstream.seek``)."""
+
 
 @dataclass(slots=True)
 class OpenedStream:
@@ -97,7 +100,7 @@ class StreamOpener:
         since: str | Start = "now",
         *,
         minimize_skew: bool | None = None,
-        start_seconds: float = START_SECONDS,
+        start_seconds: float | None = None,
     ) -> OpenedStream:
         """A stream that knows where it begins. ``since``: as `invalidator.stream.start.parse_start` reads it.
 
@@ -124,6 +127,8 @@ class StreamOpener:
             rewind_seconds=rewind_seconds,
         )
         try:
+            if start_seconds is None:
+                start_seconds = VITESS_START_SECONDS if keyspace.flavor == "vitess" else START_SECONDS
             if not stream.wait_started(start_seconds):
                 errors = "; ".join(each.error for each in stream.status() if each.error)
                 raise SourceUnavailable(

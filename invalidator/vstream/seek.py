@@ -2,8 +2,8 @@
 
 vtgate tells no log files, and the times that it tells are of statements. Heartbeats are exact: a process writes one
 after the one before was committed. So everything up to a heartbeat was committed before the same process wrote its
-next one, and that one bears its time. `find_position` reads the shard's log through vtgate from its oldest position
-on, for heartbeats alone. It errs to the early side, as ``invalidator.binlog.seek`` does. Called by the merged stream.
+next one, and that one bears its time. `find_position` reads the shard's log through vtgate for heartbeats alone. It
+errs to the early side, as ``invalidator.binlog.seek`` does. Called by the merged stream.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from freshness.database.connection import connect, read_rows, translated
 from freshness.database.vitess import readable
 from freshness.errors import HistoryPurged, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
-from freshness.stream.source import Transaction
+from freshness.stream.source import Source, Transaction
 from invalidator.vstream.open import make_source
 
 MARGIN_SECONDS: Final = 60.0
 """For clocks that differ, and for a heartbeat whose answer was lost: it may be committed later than the next one is
 written, by as long as a lock is waited for (50 s by default)."""
+
+READ_THROUGH: Final = 20_000
+"""So many transactions are read one after the other."""
 
 POLL_SECONDS: Final = 1.0
 TRANSACTIONS_PER_POLL: Final = 1_000
@@ -33,33 +36,71 @@ def find_position(shard: Shard, timestamp_us: int, *, margin_seconds: float = MA
     the invalidators) is streamed.
 
     Where nothing was purged and no heartbeat is from before the time, it is the begin of the log: a shard that was
-    just made by a reshard has no heartbeats yet.
-
-    It takes as long as vtgate takes to stream the tablet's log up to the time. Raises `HistoryPurged` where no
-    heartbeat in the log shows that it begins before the time, and what a source raises.
+    just made by a reshard has no heartbeats yet. Raises `HistoryPurged` where no heartbeat in the log shows that it
+    begins before the time, and what a source raises.
     """
     purged, head = _read_ends(shard)
+    cut_us = timestamp_us - round(margin_seconds * 1_000_000)
     # Never an empty position: vtgate would copy the tables. The first transaction of a tablet is Vitess's own.
     oldest = first_of(head) if purged.is_empty else purged
-    search = Search(timestamp_us - round(margin_seconds * 1_000_000), oldest)
     with closing(make_source(shard, {})) as source:
-        while not search.is_over and not search.reached.contains(head):
-            opened_at = search.reached
-            try:
-                source.open(opened_at)
-                while not search.is_over and not search.reached.contains(head):
-                    search.look(source.poll(POLL_SECONDS, TRANSACTIONS_PER_POLL))
-            except SourceUnavailable:
-                if search.reached == opened_at:
-                    raise
-    if search.found is None and purged.is_empty:
+        found = search_log(source, oldest, head, cut_us)
+    if found is None and purged.is_empty:
         return oldest
-    if search.found is None:
+    if found is None:
         raise HistoryPurged(
             f"shard {shard.name}: no heartbeat shows that the log of its tablets begins before the start time",
             hint="purged (F15), or no invalidator ran then: start at a later time, or now",
         )
-    return search.found
+    return found
+
+
+def search_log(source: Source, oldest: Position, head: Position, cut_us: int) -> Position | None:
+    """The latest position between these two that is known to be from before the cut. None where none is known to be.
+
+    As long as one server wrote the log, its numbers are halved, with a look at a few transactions each time; the last
+    `READ_THROUGH` of them are read, or all where several servers wrote.
+    """
+    found, start, end = None, oldest, head
+    while (middle := find_middle(start, end)) is not None:
+        probe = _read(source, Search(cut_us, middle), head, ends_when_found=True)
+        if probe.found is None:
+            end = middle
+        else:
+            found = start = probe.found
+    return _read(source, Search(cut_us, start), head).found or found
+
+
+def find_middle(start: Position, end: Position) -> Position | None:
+    """Half way between two positions of one log. None where that is not known, or few transactions lie between."""
+    intervals = end.subtract(start).intervals()
+    spans = [(source, *span) for source, parts in intervals.items() for span in parts]
+    if len(spans) != 1:
+        return None
+    [(source, first, last)] = spans
+    if last - first < READ_THROUGH:
+        return None
+    return start.union(MysqlGtidSet.parse(f"{source}:{first}-{(first + last) // 2}"))
+
+
+def _read(source: Source, search: Search, head: Position, *, ends_when_found: bool = False) -> Search:
+    """Read on until the cut, or the head, has passed; through ends of the stream, as long as it brings something."""
+
+    def is_done() -> bool:
+        return (
+            search.is_over or search.reached.contains(head) or (ends_when_found and search.found is not None)
+        )
+
+    while not is_done():
+        opened_at = search.reached
+        try:
+            source.open(opened_at)
+            while not is_done():
+                search.look(source.poll(POLL_SECONDS, TRANSACTIONS_PER_POLL))
+        except SourceUnavailable:
+            if search.reached == opened_at:
+                raise
+    return search
 
 
 class Search:

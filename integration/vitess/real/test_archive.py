@@ -23,6 +23,7 @@ from integration.vitess.real.test_cache import SOME, report, reshard
 from invalidator.archive.reader import open_archive
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.open import StreamOpener
+from invalidator.vstream import seek
 from spark.audit import verdict
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -120,7 +121,8 @@ def read_unlogged(made: Deployment, key: int) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_a_recorded_vitess_is_replayed_and_audited(tmp_path: Path) -> None:
+def test_a_recorded_vitess_is_replayed_and_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seek, "READ_THROUGH", 50)
     with deployment(tmp_path, replicas=1, sections=RECORDED) as (made, writer):
         with reading(made):
             writer.wait_for(SOME)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshness.errors import SourceUnavailable
 from freshness.position import MysqlGtidSet, Position, parse_position
 from freshness.stream.source import Heartbeat, Transaction
-from invalidator.vstream.seek import Search, first_of
+from invalidator.vstream import seek
+from invalidator.vstream.seek import Search, first_of, search_log
 
 SID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+OTHER = "4e11fa47-71ca-11e1-9e33-c80aa9429562"
 CUT = 1_000
 
 
@@ -89,6 +93,64 @@ def test_nothing_committed_since_the_time_is_left_out(steps: list[tuple[str, int
         committed < CUT or not found.contains(each.position)
         for (committed, _), each in zip(commits, log, strict=True)
     )
+
+
+class FakeSource:
+    """Plays a log; each stream of it ends after some transactions."""
+
+    def __init__(self, log: list[Transaction], per_stream: int = 50) -> None:
+        self.polled = 0
+        self._log, self._per_stream = log, per_stream
+        self._left: list[Transaction] = []
+
+    def open(self, start: Position) -> None:
+        self._left = [each for each in self._log if not start.contains(each.position)][: self._per_stream]
+
+    def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
+        if not self._left:
+            raise SourceUnavailable("max_age")
+        self.polled += 1
+        return [self._left.pop(0)]
+
+    def close(self) -> None: ...
+
+
+def log_of(transactions: int, second_source_at: int = 10**9) -> list[Transaction]:
+    """A heartbeat in every fifth transaction, at ten times its number."""
+    return [
+        Transaction(
+            MysqlGtidSet.of(SID if number < second_source_at else OTHER, number),
+            0,
+            heartbeats=(beat(number, 10 * number),) if number % 5 == 0 else (),
+        )
+        for number in range(2, transactions)
+    ]
+
+
+@pytest.mark.parametrize("second_source_at", [10**9, 40, 150])
+@pytest.mark.parametrize("read_through", [1, 7, 10**6])
+@pytest.mark.parametrize("cut", [0, 60, 1_004, 1_955, 10**6])
+def test_a_halved_log_gives_what_a_log_that_is_read_whole_gives(
+    cut: int, read_through: int, second_source_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seek, "READ_THROUGH", read_through)
+    log = log_of(200, second_source_at)
+    whole = Search(cut, up_to(1))
+    whole.look(log)
+    head = up_to(1).union_all(each.position for each in log)
+    assert search_log(FakeSource(log), up_to(1), head, cut) == whole.found
+
+
+def test_of_a_long_log_little_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seek, "READ_THROUGH", 20)
+    source = FakeSource(log_of(10_000), per_stream=10**6)
+    assert search_log(source, up_to(1), up_to(9_999), 70_001) is not None
+    assert source.polled < 200
+
+
+def test_a_stream_that_brings_nothing_is_an_error() -> None:
+    with pytest.raises(SourceUnavailable):
+        search_log(FakeSource([]), up_to(1), up_to(9), CUT)
 
 
 def test_the_first_transaction_of_a_log() -> None:
