@@ -109,6 +109,8 @@ class StreamOpener:
         """
         config = self.read_config()
         keyspace = _find_keyspace(config, keyspace_name)
+        if start_seconds is None:
+            start_seconds = VITESS_START_SECONDS if keyspace.flavor == "vitess" else START_SECONDS
         start = parse_start(since) if isinstance(since, str) else since
         rewind_seconds = config.stream.rewind_seconds
         if isinstance(start, int) and start > time.time_ns() // 1000 + rewind_seconds * 1e6:
@@ -127,8 +129,6 @@ class StreamOpener:
             rewind_seconds=rewind_seconds,
         )
         try:
-            if start_seconds is None:
-                start_seconds = VITESS_START_SECONDS if keyspace.flavor == "vitess" else START_SECONDS
             if not stream.wait_started(start_seconds):
                 errors = "; ".join(each.error for each in stream.status() if each.error)
                 raise SourceUnavailable(
@@ -200,25 +200,21 @@ def _make_access(
             shard.primary, shard.replicas, keyspace.flavor, config.stream.replica_choice, make_source
         )
 
-    def seek(shard: Shard, timestamp_us: int) -> Position:
-        def search_log(timestamp_us: int) -> Position:
-            if shard.vtgate is not None:
-                return find_vstream_position(shard, timestamp_us)
-            return _search_logs(shard, keyspace.flavor, timestamp_us)
-
-        return find_start(find_index(shard.lineage), timestamp_us, search_log)
-
     return Access(
         open_source=open_source,
         find_head=partial(_find_head, keyspace),
-        seek=seek,
+        seek=lambda shard, timestamp_us: find_start(
+            find_index(shard.lineage), timestamp_us, partial(_search_log, keyspace.flavor, shard)
+        ),
         find_keyspace_id=_make_finder(keyspace, tables),
     )
 
 
-def _search_logs(shard: Shard, flavor: str, timestamp_us: int) -> Position:
+def _search_log(flavor: str, shard: Shard, timestamp_us: int) -> Position:
     """By the primary's log, or the first replica's that goes back so far. A replica commits later than its primary,
     so by its times the stream begins earlier."""
+    if shard.vtgate is not None:
+        return find_vstream_position(shard, timestamp_us)
     try:
         return find_position(shard.primary, flavor, timestamp_us)
     except HistoryPurged:

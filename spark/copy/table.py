@@ -127,7 +127,7 @@ class CopyTable:
 
         A change that lacks columns (``binlog_row_image``, or the table has others now) is marked as not whole.
         """
-        lineage, *place = change["lineage"], change["ordinal"], change["row"]
+        lineage, place = change["lineage"], (change["ordinal"], change["row"])
         nothing = (None,) * (len(self.columns) + 1)
         before, after = (
             None if change[name] is None else from_json_row(json.loads(change[name]))
