@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,9 @@ from integration.servers.process import ServerFailed, ServerProcess, find_free_p
 
 CELL: Final = "zone1"
 CONTROL_SECONDS: Final = 120.0
+FAIL_OVER_SECONDS: Final = 5
+"""How long vtctld tries to reach each tablet at an emergency, in the background too."""
+
 VITESS_USERS: Final = (
     USERS
     + "".join(
@@ -364,10 +368,21 @@ class Vitess:
         self.tablets = {}
         return taken
 
-    def reparent(self, shard: str, tablet: Tablet, *, is_emergency: bool = False) -> None:
-        """Make it the primary of its shard, by PlannedReparentShard or EmergencyReparentShard."""
-        verb = "EmergencyReparentShard" if is_emergency else "PlannedReparentShard"
-        self.control(verb, f"{self.keyspace}/{shard}", "--new-primary", tablet.alias)
+    def reparent(self, shard: str, tablet: Tablet) -> None:
+        """Make it the primary of its shard: PlannedReparentShard."""
+        self.control("PlannedReparentShard", f"{self.keyspace}/{shard}", "--new-primary", tablet.alias)
+
+    def fail_over(self, shard: str, tablet: Tablet) -> None:
+        """Make it the primary of its shard whose primary is dead: EmergencyReparentShard.
+
+        Returns when vtctld no longer tries to make the dead one its replica: one that is back by then, and is elected
+        again, would be demoted.
+        """
+        self.control(
+            *("EmergencyReparentShard", f"{self.keyspace}/{shard}", "--new-primary", tablet.alias),
+            *("--wait-replicas-timeout", f"{FAIL_OVER_SECONDS}s"),
+        )
+        time.sleep(FAIL_OVER_SECONDS)
 
     def primary(self, shard: str) -> Tablet:
         """The one that the topology names."""

@@ -113,12 +113,15 @@ class Follower:
 
 
 class Inserts(threading.Thread):
-    """Rows through vtgate, each ``{number}`` of the statement once, until it is stopped. ``written``: those that were
-    committed for sure."""
+    """Rows through vtgate, each ``{number}`` of the statement once, until it is stopped.
+
+    ``written``: those that were committed for sure; ``refused``: the last error.
+    """
 
     def __init__(self, address: ServerAddress, sql: str) -> None:
         super().__init__(name="inserts", daemon=True)
         self.written: list[int] = []
+        self.refused: Exception | None = None
         self.error: BaseException | None = None
         self._address = address
         self._sql = sql
@@ -137,7 +140,8 @@ class Inserts(threading.Thread):
                             cursor.execute(self._sql.format(number=number))
                         connection.commit()
                         break
-                    except Exception:  # noqa: BLE001 - the primary is away: the same again
+                    except Exception as error:  # noqa: BLE001 - the primary is away: the same again
+                        self.refused = error
                         connection = None
                 else:
                     return

@@ -74,7 +74,7 @@ def lose_primary(made: Deployment) -> None:
     first, second, _ = made.cluster.tablets["80-"]
     first.kill()
     first.mysql.kill()
-    made.cluster.reparent("80-", second, is_emergency=True)
+    made.cluster.fail_over("80-", second)
     first.mysql.start()
     first.start()
 

@@ -166,7 +166,11 @@ def inserting(cluster: Vitess) -> Iterator[Inserts]:
 
 def wait_for_rows(writer: Inserts, stream: Follower) -> None:
     target = len(writer.written) + SOME
-    stream.read_until(lambda: len(writer.written) > target, "rows are written")
+    try:
+        stream.read_until(lambda: len(writer.written) > target, "rows are written")
+    except AssertionError as error:
+        error.add_note(f"the write that was refused last: {writer.refused!r}")
+        raise
 
 
 @pytest.mark.timeout(900)
@@ -184,7 +188,7 @@ def test_every_row_comes_over_reparents(tablet_type: str) -> None:
                 if is_emergency:
                     cluster.primary("0").kill()
                     cluster.primary("0").mysql.kill()
-                    cluster.reparent("0", tablet, is_emergency=True)
+                    cluster.fail_over("0", tablet)
                     first.mysql.start()
                     first.start()
                     stream.read_until(lambda: is_following(first, third), "the former primary follows")
