@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from datetime import datetime
+from typing import Final, Protocol, TypeAlias
 
 from freshness.errors import FormatError
 from freshness.keys.keyrange import KeyRange
+from freshness.position.token import TEXT_PREFIX as TOKEN_PREFIX
 from freshness.position.token import EventToken, from_text, to_text
 from freshness.position.varint import ByteReader, append_varint
 
@@ -96,6 +98,27 @@ class ResumeVector:
         tokens = [EventToken.decode(reader.read_bytes(reader.read_varint())) for _ in range(count)]
         reader.finish()
         return cls(keyspace, KeyRange.parse(key_range), {token.lineage: token for token in tokens})
+
+
+Moment: TypeAlias = int | EventToken | ResumeVector
+"""A place in the history of a keyspace: a time (µs since 1970), after an event, or after all that a vector has."""
+
+
+def parse_moment(text: str) -> Moment | None:
+    """A resume text, an event token, or a time as ISO 8601 with its zone; None for anything else.
+
+    Raises `FormatError` for a resume text or a token that was cut or altered.
+    """
+    text = text.strip()
+    if text.startswith(TEXT_PREFIX):
+        return ResumeVector.parse(text)
+    if text.startswith(TOKEN_PREFIX):
+        return EventToken.parse(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if time.tzinfo is None else round(time.timestamp() * 1_000_000)
 
 
 def _require_bounds(size: int, lineages: int = 0) -> None:

@@ -17,18 +17,13 @@ from freshness.errors import ConfigError, FormatError
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import CUSTOMERS_TABLE, System, running_system
 from integration.servers import Pair
+from integration.spark.seats import SEAT, SEATS_TABLE, in_database, in_frame
 from spark.copy import __main__ as command
 from spark.copy.job import Snapshot, require_format
 from spark.copy.state import TableState, read_copy, read_state
 from spark.copy.table import CopyColumn, CopyTable, dump_span, find_spans, read_table
 from spark.session import open_session
 
-SEATS_TABLE: Final = (
-    "CREATE TABLE seats (hall VARCHAR(20) COLLATE utf8mb4_bin, seat BINARY(3), price DECIMAL(8,2), at DATETIME(3), "
-    "day DATE, big BIGINT UNSIGNED, note TEXT, raw VARBINARY(20), changed TIMESTAMP NULL, share DOUBLE, "
-    "mood ENUM('good', 'bad'), PRIMARY KEY (hall, seat))"
-)
-SEAT: Final = '[objects.seat]\ntable = "seats"\n'
 ROWS: Final = 200
 
 
@@ -95,24 +90,8 @@ class Writer:
                 ) if self.count < 100 else None
 
 
-def in_database(system: System, table: str) -> list[str]:
-    with system.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
-        cursor.execute("SET time_zone = '+00:00'")
-        cursor.execute(f"SELECT * FROM {table}")
-        return sorted(str(row) for row in cursor.fetchall())
-
-
 def in_copy(session: SparkSession, out: Path, table: str) -> list[str]:
-    return sorted(str(tuple(map(shown, row))) for row in read_copy(session, out, table).collect())
-
-
-def shown(cell: Any) -> Any:
-    """As PyMySQL gives it: BIGINT UNSIGNED is a DECIMAL(20, 0) in the copy."""
-    if isinstance(cell, bytearray):
-        return bytes(cell)
-    if isinstance(cell, Decimal) and cell.as_tuple().exponent == 0:
-        return int(cell)
-    return cell
+    return in_frame(read_copy(session, out, table))
 
 
 @pytest.mark.parametrize("flavor", ["mysql", pytest.param("mariadb", marks=pytest.mark.slow)])
@@ -182,7 +161,7 @@ def test_a_row_that_moves_to_another_shard_is_there_once(
     """The order of two shards is not known: the delete may have the higher number, or come in a later batch."""
     layout = CopyTable("goods", (CopyColumn("id", LongType()), CopyColumn("v", StringType())), ("id",))
     nobody: Any = None
-    copy = Snapshot(session, nobody, tmp_path, ["goods"], {}, layouts={"goods": layout})
+    copy = Snapshot(session, nobody, tmp_path, ["goods"], {})
     told = "table STRING, op STRING, lineage STRING, ordinal LONG, row LONG, before STRING, after STRING"
 
     def batch(*changes: tuple[str, int, dict[str, Any] | None, dict[str, Any] | None]) -> DataFrame:
@@ -193,7 +172,7 @@ def test_a_row_that_moves_to_another_shard_is_there_once(
         return session.createDataFrame(rows, told)
 
     here, there = {"id": 39, "v": "old"}, {"id": 39, "v": "new"}
-    table = TableState(needs_dump=False, folder="goods/000000000")
+    table = TableState(needs_dump=False, folder="goods/000000000", layout=layout.to_json())
     empty = session.createDataFrame([], layout.schema())
     empty.write.parquet(str(tmp_path / table.folder))
     copy._merge("goods", table, batch(("shop/-80", 9, None, here), ("shop/80-", 2, None, {**there, "id": 7})))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal, TypeAlias
 
 from freshness.config.settings import Shard
@@ -18,32 +17,24 @@ from freshness.keys.keyrange import KeyRange
 from freshness.position import Position, empty_position
 from freshness.position.token import TEXT_PREFIX as TOKEN_PREFIX
 from freshness.position.token import EventToken
-from freshness.stream.resume import TEXT_PREFIX, ResumeVector
+from freshness.stream.resume import TEXT_PREFIX, Moment, ResumeVector, parse_moment
 
-Start: TypeAlias = Literal["now"] | int | EventToken | ResumeVector | Mapping[str, Position]
+Start: TypeAlias = Literal["now"] | Moment | Mapping[str, Position]
 """Where a stream begins: at the head of each primary, at a time (µs since 1970), after an event, after everything
 that a vector has, or at a position for each lineage."""
 
 
 def parse_start(text: str) -> Start:
     """``now``, a resume text, an event token, or a time as ISO 8601 with its zone. Raises `FormatError`."""
-    text = text.strip()
-    if text == "now":
+    if text.strip() == "now":
         return "now"
-    if text.startswith(TEXT_PREFIX):
-        return ResumeVector.parse(text)
-    if text.startswith(TOKEN_PREFIX):
-        return EventToken.parse(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
+    moment = parse_moment(text)
+    if moment is None:
         raise FormatError(
-            f"start {text[:60]!r}",
+            f"start {text.strip()[:60]!r}",
             hint=f'expected "now", {TEXT_PREFIX}…, {TOKEN_PREFIX}…, or a time such as 2026-01-31T12:00:00Z',
         )
-    return round(time.timestamp() * 1_000_000)
+    return moment
 
 
 @dataclass(frozen=True, slots=True)

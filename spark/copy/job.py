@@ -33,8 +33,9 @@ from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import parse_token, token_sql
 from spark.batch import to_batches
-from spark.copy.state import PARQUET, CopyState, TableState, read_state, write_state
-from spark.copy.table import IS_GONE, IS_WHOLE, KEY, PLACE, CopyTable, dump_span, find_spans, read_table
+from spark.copy.merge import ROW_OPERATIONS, merge_changes, tell_changes
+from spark.copy.state import GENERATIONS_KEPT, PARQUET, CopyState, TableState, read_state, write_state
+from spark.copy.table import IS_WHOLE, CopyTable, dump_span, find_spans, read_table
 from spark.failure import SPARK_ERRORS
 from spark.lock import locked
 from spark.stream import source as updatestream
@@ -44,9 +45,6 @@ WAIT_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 1.0
 ROUNDS_MAX: Final = 100
 """Rounds of stream and dump in one run; a table that is changed as a whole in each of them would never end."""
-
-GENERATIONS_KEPT: Final = 2
-"""The published one and the one before it, for those that read it."""
 
 
 PROBE: Final = (
@@ -130,7 +128,6 @@ class Snapshot:
     file_format: str = PARQUET
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    layouts: dict[str, CopyTable] = field(default_factory=dict)
 
     def run(self) -> CopyState:
         """Until every table is published at the stream's end, or the wait is over. Raises `FreshnessError`;
@@ -179,15 +176,13 @@ class Snapshot:
             raise ConfigError(f"{self.out} is a copy of other shards", hint="begin anew in another folder")
         for name, table in state.tables.items():
             self._clean(name, {table.folder, table.published})
-            self._layout(name)
+            if self._read_layout(name).to_json() != table.layout:
+                table.needs_dump = True
         return state
 
-    def _layout(self, name: str) -> CopyTable:
+    def _read_layout(self, name: str) -> CopyTable:
         """As the first shard has it."""
-        if name not in self.layouts:
-            primary = self.keyspace.serving_shards[0].primary
-            self.layouts[name] = read_table(primary, name, self.left_out.get(name, ()))
-        return self.layouts[name]
+        return read_table(self.keyspace.serving_shards[0].primary, name, self.left_out.get(name, ()))
 
     def _dump(self, state: CopyState, name: str, deadline: float) -> None:
         """All rows of all shards, none older than the stream's position."""
@@ -200,8 +195,7 @@ class Snapshot:
                         hint="are heartbeats written? on MariaDB they say what is visible",
                     )
                 self.sleep(POLL_SECONDS)
-        self.layouts.pop(name, None)
-        layout, table = self._layout(name), state.tables[name]
+        layout, table = self._read_layout(name), state.tables[name]
         folder = self._next_folder(name, table)
         frames = [self._dump_shard(layout, shard) for shard in self.keyspace.serving_shards]
         dumped = frames[0]
@@ -212,6 +206,7 @@ class Snapshot:
             shard.lineage: str(read_head(self.keyspace, shard)) for shard in self.keyspace.serving_shards
         }
         table.folder, table.until, table.needs_dump = folder, until, False
+        table.layout = layout.to_json()
         write_state(self.out, state)
 
     def _dump_shard(self, layout: CopyTable, shard: Shard) -> DataFrame:
@@ -282,43 +277,21 @@ class Snapshot:
 
     def _merge(self, name: str, table: TableState, batch: DataFrame) -> None:
         """A new generation: the last one with the newest change of each key."""
-        layout = self._layout(name)
-        arrow = to_arrow_schema(layout.change_schema())
-
-        def tell(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-            for each in batches:
-                rows = (change for row in each.to_pylist() for change in layout.to_changes(row))
-                yield from to_batches(rows, arrow)
-
-        rows = batch.where((F.col("table") == name) & F.col("op").isin("insert", "update", "delete"))
-        changes = (
-            rows.select("lineage", "ordinal", "row", "before", "after")
-            .mapInArrow(tell, layout.change_schema())
-            .persist()
-        )
+        layout = CopyTable.from_json(table.layout)
+        rows = batch.where((F.col("table") == name) & F.col("op").isin(*ROW_OPERATIONS))
+        changes = tell_changes(rows, layout).persist()
         try:
             if changes.where(~F.col(IS_WHOLE)).limit(1).count():
                 table.needs_dump = True
                 return
-            columns = [F.col(field.name) for field in layout.schema().fields if field.name != KEY]
-            newest = changes.groupBy(KEY).agg(
-                F.max_by(F.struct(F.col(IS_GONE), *columns), F.struct(*map(F.col, PLACE))).alias("_newest")
-            )
-            now = newest.where(~F.col(f"_newest.{IS_GONE}")).select(
-                KEY,
-                *(
-                    F.col("_newest").getField(field.name).alias(field.name)
-                    for field in layout.schema().fields[1:]
-                ),
-            )
             former = (
                 self.session.read.schema(layout.schema())
                 .format(self.file_format)
                 .load(str(self.out / table.folder))
             )
             folder = self._next_folder(name, table)
-            kept = former.join(newest.select(KEY), KEY, "left_anti").select(*layout.schema().names)
-            kept.unionAll(now).write.format(self.file_format).mode("overwrite").save(str(self.out / folder))
+            merged = merge_changes(former, changes, layout)
+            merged.write.format(self.file_format).mode("overwrite").save(str(self.out / folder))
             table.folder = folder
         finally:
             changes.unpersist()

@@ -11,29 +11,33 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from freshness.errors import ConfigError, FormatError
+from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.position import parse_position
 from spark.copy.table import KEY
 
 STATE: Final = "state.json"
 PARQUET: Final = "parquet"
-VERSION: Final = 2
+VERSION: Final = 3
+GENERATIONS_KEPT: Final = 2
+"""The published one and the one before it, for those that read it."""
 
 
 @dataclass(slots=True)
 class TableState:
     """``folder``: what is made; ``published``: what readers get, "" for nothing yet. ``until``: by lineage, the head
-    after the dump, before which it is not published. ``needs_dump``: not dumped yet, or changed as a whole."""
+    after the dump, before which it is not published. ``needs_dump``: not dumped yet, or changed as a whole.
+    ``layout``: the columns of the dump, as `spark.copy.table.CopyTable.to_json` gives them."""
 
     needs_dump: bool = True
     folder: str = ""
     published: str = ""
     until: dict[str, str] = field(default_factory=dict)
     generation: int = 0
+    layout: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -93,9 +97,27 @@ def write_state(out: Path, state: CopyState) -> None:
 
 def read_copy(session: SparkSession, out: str | Path, table: str, file_format: str = PARQUET) -> DataFrame:
     """The published copy of a table. Raises `ConfigError` where there is none."""
-    state = read_state(Path(out))
+    published = find_published(Path(out), table).tables[table].published
+    return session.read.format(file_format).load(str(Path(out) / published)).drop(KEY)
+
+
+def find_published(out: Path, table: str) -> CopyState:
+    """The state of a copy that has published the table. Raises `ConfigError` where there is none."""
+    state = read_state(out)
     if state is None or table not in state.tables or not state.tables[table].published:
         raise ConfigError(
             f"{out} has no published copy of {table}", hint="run spark.copy until it ends with 0"
         )
-    return session.read.format(file_format).load(str(Path(out) / state.tables[table].published)).drop(KEY)
+    return state
+
+
+def require_kept(out: Path, published: str) -> None:
+    """Raises `SourceUnavailable` where a generation of a table may have been removed while it was read: so many newer
+    ones are there. ``published``: its folder, as the state names it."""
+    folder = out / published
+    newer = [path for path in folder.parent.glob("0*") if path.name > folder.name]
+    if len(newer) >= GENERATIONS_KEPT or not folder.is_dir():
+        raise SourceUnavailable(
+            f"{folder} was replaced {len(newer)} times while it was read",
+            hint="run it again, with the newest copy",
+        )

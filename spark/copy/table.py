@@ -47,6 +47,7 @@ IS_WHOLE: Final = "_is_whole"
 """Columns of what the stream says of a table, beside the copy's own."""
 
 FETCH_ROWS: Final = 2_000
+_LENGTH: Final = "length"
 _TEXT: Final = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum")
 _BYTES: Final = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 _WHOLE: Final = ("tinyint", "smallint", "mediumint", "int", "integer", "bigint", "year")
@@ -102,6 +103,20 @@ class CopyTable:
     columns: tuple[CopyColumn, ...]
     key: tuple[str, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for a copy's state. `from_json` is the inverse."""
+        fields = [StructField(each.name, each.type, metadata={_LENGTH: each.length}) for each in self.columns]
+        return {"name": self.name, "key": list(self.key), "schema": StructType(fields).jsonValue()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CopyTable:
+        """Raises KeyError, TypeError or ValueError for what `to_json` never gave."""
+        columns = tuple(
+            CopyColumn(each.name, each.dataType, each.metadata[_LENGTH])
+            for each in StructType.fromJson(data["schema"])
+        )
+        return cls(data["name"], columns, tuple(data["key"]))
+
     def schema(self) -> StructType:
         """The schema of the copy."""
         return StructType(
@@ -128,21 +143,49 @@ class CopyTable:
         A change that lacks columns (``binlog_row_image``, or the table has others now) is marked as not whole.
         """
         lineage, place = change["lineage"], (change["ordinal"], change["row"])
-        nothing = (None,) * (len(self.columns) + 1)
-        before, after = (
-            None if change[name] is None else from_json_row(json.loads(change[name]))
-            for name in ("before", "after")
-        )
+        before, after = self._images(change)
         try:
             now = None if after is None else self.to_row(lineage, {**(before or {}), **after})
             former = None if before is None else self._key_of(lineage, before)
         except KeyError:
-            yield (*place, 0, False, False, *nothing)
+            yield self._not_whole(place)
             return
+        yield from self._tell(place, former, now)
+
+    def to_undone_changes(self, change: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """The same for a change that is taken back: the row is there again as it was before, and places fall, so that
+        of several the oldest is the newest.
+
+        The image before must be whole by itself: a column that it lacks is not in the image after.
+        """
+        lineage, place = change["lineage"], (-change["ordinal"], -change["row"])
+        before, after = self._images(change)
+        try:
+            now = None if before is None else self.to_row(lineage, before)
+            former = None if after is None else self._key_of(lineage, {**(before or {}), **after})
+        except KeyError:
+            yield self._not_whole(place)
+            return
+        yield from self._tell(place, former, now)
+
+    def _images(self, change: Mapping[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        before, after = (
+            None if change[name] is None else from_json_row(json.loads(change[name]))
+            for name in ("before", "after")
+        )
+        return before, after
+
+    def _tell(
+        self, place: tuple[int, int], former: str | None, now: tuple[Any, ...] | None
+    ) -> Iterator[tuple[Any, ...]]:
+        """The row is not under its former key any more, and is there as it is now."""
         if former is not None and (now is None or former != now[0]):
-            yield (*place, 0, True, True, former, *nothing[1:])
+            yield (*place, 0, True, True, former, *(None,) * len(self.columns))
         if now is not None:
             yield (*place, 1, False, True, *now)
+
+    def _not_whole(self, place: tuple[int, int]) -> tuple[Any, ...]:
+        return (*place, 0, False, False, *(None,) * (len(self.columns) + 1))
 
     def _key_of(self, lineage: str, row: Mapping[str, Any]) -> str:
         columns = {column.name: column for column in self.columns}

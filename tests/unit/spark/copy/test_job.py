@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pyspark.sql.types import LongType, StringType
 
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError, SourceUnavailable
@@ -15,10 +16,12 @@ from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from spark.copy import job
 from spark.copy.job import Snapshot
-from spark.copy.state import CopyState, TableState, read_state, write_state
+from spark.copy.state import CopyState, TableState, read_state, require_kept, write_state
+from spark.copy.table import CopyColumn, CopyTable
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 LINEAGES: Final = ("shop/-80", "shop/80-")
+GOODS: Final = CopyTable("goods", (CopyColumn("id", LongType()), CopyColumn("v", StringType())), ("id",))
 KEYSPACE: Final = Keyspace(
     name="shop",
     flavor="mysql",
@@ -68,12 +71,13 @@ class Scene:
     def __init__(self, out: Path, monkeypatch: pytest.MonkeyPatch, shown: int) -> None:
         self.told: list[str] = []
         self.now = 0.0
+        self.layout = GOODS
         self._shown: Iterator[int] = iter(range(shown, 1000))
         nothing: Any = None
         self.copy = Snapshot(nothing, KEYSPACE, out, ["goods"], {}, clock=lambda: self.now, sleep=self.sleep)
         monkeypatch.setattr(job, "read_floor", self.read_floor)
         monkeypatch.setattr(job, "read_head", lambda *_: up_to(99))
-        monkeypatch.setattr(job, "read_table", lambda *_: nothing)
+        monkeypatch.setattr(job, "read_table", lambda *_: self.layout)
         monkeypatch.setattr(Snapshot, "_dump_shard", lambda *_: Frame(self.told))
 
     def read_floor(self, _: Keyspace, shard: Shard) -> EventToken:
@@ -96,6 +100,7 @@ def test_a_dump_waits_until_every_primary_shows_what_was_applied(
     assert scene.told == [*shown, "rows are read"]
     assert not held.tables["goods"].needs_dump
     assert held.tables["goods"].until == applied(99, 99)
+    assert held.tables["goods"].layout == GOODS.to_json()
 
 
 def test_a_primary_that_stays_behind_is_not_dumped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +131,18 @@ def test_a_table_that_is_to_be_dumped_again_stays_as_it_was_published(
     held = state(applied(12, 12), TableState(folder="goods/3", published="goods/2", until=applied(12, 12)))
     scene.copy._publish(held)
     assert held.tables["goods"].published == "goods/2"
+
+
+@pytest.mark.parametrize(("columns", "needs_dump"), [(GOODS.columns, False), (GOODS.columns[:1], True)])
+def test_a_table_whose_columns_are_others_now_is_dumped_again(
+    columns: tuple[CopyColumn, ...], needs_dump: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column that was left out before would be null in all former rows."""
+    scene = Scene(tmp_path, monkeypatch, shown=1)
+    held = state(applied(12, 12), TableState(needs_dump=False, folder="goods/1", layout=GOODS.to_json()))
+    write_state(tmp_path, held)
+    scene.layout = CopyTable("goods", columns, ("id",))
+    assert scene.copy._open().tables["goods"].needs_dump is needs_dump
 
 
 def test_the_state_is_on_the_disk_before_it_has_its_name(
@@ -161,3 +178,15 @@ def test_two_runs_do_not_write_one_copy(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Snapshot, "_run", run_another)
     assert first.copy.run() == state(applied(1, 1), TableState())
     assert second.copy.out == first.copy.out
+
+
+def test_a_generation_that_was_removed_while_it_was_read(tmp_path: Path) -> None:
+    """The former generation stays for its readers, and no other."""
+    for number in (4, 5):
+        (tmp_path / f"customers/00000000{number}").mkdir(parents=True)
+    require_kept(tmp_path, "customers/000000004")
+    (tmp_path / "customers/000000006").mkdir()
+    with pytest.raises(SourceUnavailable, match="replaced 2 times"):
+        require_kept(tmp_path, "customers/000000004")
+    with pytest.raises(SourceUnavailable, match="replaced"):
+        require_kept(tmp_path, "customers/000000007")

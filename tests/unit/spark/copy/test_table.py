@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 import pytest
-from pyspark.sql.types import BinaryType, LongType, StringType
+from pyspark.sql.types import BinaryType, DecimalType, LongType, StringType, TimestampNTZType
 
 from spark.copy.table import CopyColumn, CopyTable, _above, _upto
 
@@ -49,6 +49,36 @@ def test_a_row_whose_key_changes_is_gone_under_its_former_one() -> None:
 def test_a_change_that_lacks_columns_says_so(after: dict[str, Any]) -> None:
     """The table is dumped again."""
     assert changes(None, after) == [(0, False, False, None, *NOTHING)]
+
+
+def undone(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[tuple[Any, ...]]:
+    told = {
+        name: None if row is None else json.dumps(row) for name, row in (("before", before), ("after", after))
+    }
+    made = list(GOODS.to_undone_changes({"lineage": "a", "ordinal": 7, "row": 3, **told}))
+    assert all(row[:2] == (-7, -3) for row in made)
+    return [row[2:] for row in made]
+
+
+def test_a_change_that_is_taken_back_leaves_the_row_as_it_was() -> None:
+    assert undone(None, ROW) == [(0, True, True, '["a", 1]', *NOTHING)]
+    assert undone(ROW, None) == undone(ROW, {**ROW, "v": "b"}) == [(1, False, True, '["a", 1]', *CELLS)]
+    assert undone(ROW, {**ROW, "id": 2}) == [
+        (0, True, True, '["a", 2]', *NOTHING),
+        (1, False, True, '["a", 1]', *CELLS),
+    ]
+    assert undone(ROW, {"v": "b"}) == [(1, False, True, '["a", 1]', *CELLS)]
+
+
+def test_a_change_without_the_whole_row_before_it_cannot_be_taken_back() -> None:
+    """The image after has a value for the column, and it is the newer one."""
+    assert undone({"id": 1, "v": "a"}, ROW) == [(0, False, False, None, *NOTHING)]
+
+
+def test_the_columns_of_a_copy_as_json() -> None:
+    columns = (CopyColumn("price", DecimalType(8, 2)), CopyColumn("at", TimestampNTZType()))
+    for table in (GOODS, CopyTable("seats", columns, ("at", "price"))):
+        assert CopyTable.from_json(json.loads(json.dumps(table.to_json()))) == table
 
 
 def test_a_dump_and_the_log_give_the_same_cells() -> None:
