@@ -15,7 +15,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SPARK_SUBMIT: Final = Path(pyspark.__file__).parent / "bin/spark-submit"
 
 
-@pytest.mark.parametrize("job", ["archive", "audit", "copy", "live", "sink"])
+@pytest.mark.parametrize("job", ["archive", "audit", "copy", "live", "sink", "table_at"])
 def test_spark_submit_runs_the_command_line_of_a_job(job: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment |= {"PYSPARK_PYTHON": sys.executable}

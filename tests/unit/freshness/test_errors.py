@@ -51,7 +51,7 @@ def assert_one_line(ran: subprocess.CompletedProcess[str], package: str, extra: 
     ("module", "package"),
     [
         ("invalidator.cli", "typer"),
-        *((f"spark.{job}", "pyspark") for job in ("audit", "live", "sink", "copy", "archive")),
+        *((f"spark.{job}", "pyspark") for job in ("audit", "live", "sink", "copy", "archive", "table_at")),
         ("spark.audit", "rich"),
         ("spark.live", "pymemcache"),
         ("spark.sink", "pymysql"),

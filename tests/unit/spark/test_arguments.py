@@ -11,6 +11,7 @@ from spark.audit.__main__ import main as audit
 from spark.copy.__main__ import main as copy
 from spark.live.__main__ import main as live
 from spark.sink.__main__ import main as sink
+from spark.table_at.__main__ import main as table_at
 
 USAGE = 2
 
@@ -23,6 +24,7 @@ USAGE = 2
         (audit, ["--archive", "a", "--history", "h", "--report", "", "--key-range", "-80"], "report"),
         (copy, ["--out", " ", "--archive", "a"], "out"),
         (live, ["--config", ""], "config"),
+        (table_at, ["--archive", "a", "--copy", "c", "--table", "t", "--at", "", "--out", "o"], "at"),
         (sink, ["--checkpoint", "c", "--url", "u", "--token-file", ""], "token-file"),
     ],
 )
