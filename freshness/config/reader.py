@@ -31,6 +31,7 @@ from freshness.config.settings import (
     ServerAddress,
     Shard,
     Sharding,
+    SkippedTransaction,
     StreamConfig,
     describe_type,
     settings_of,
@@ -38,8 +39,18 @@ from freshness.config.settings import (
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keyrange import KeyRange
+from freshness.position import FLAVORS, Position, parse_gtid
 
-Section = TypeVar("Section", CacheConfig, StreamConfig, HttpConfig, ArchiveConfig, HistoryConfig, Sharding)
+Section = TypeVar(
+    "Section",
+    CacheConfig,
+    StreamConfig,
+    HttpConfig,
+    ArchiveConfig,
+    HistoryConfig,
+    Sharding,
+    SkippedTransaction,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _NAME_EXPECTED = "1 to 60 of the characters A-Z a-z 0-9 _ . -"
@@ -106,6 +117,7 @@ class _Reader:
         cache = self.read_cache(self.section(document, "cache", required=True))
         keyspaces = self.read_keyspaces(self.section(document, "keyspaces", required=True))
         objects = self.read_objects(self.section(document, "objects"), keyspaces)
+        self.check_skipped_tables(keyspaces, objects)
         stream = self.build(StreamConfig, self.section(document, "stream"), "stream")
         http = self.read_http(self.section(document, "http"))
         archive = self.build(ArchiveConfig, self.section(document, "archive"), "archive")
@@ -255,7 +267,14 @@ class _Reader:
         self, table: dict[str, Any], where: str, keyspace: str, flavor: str | None
     ) -> Shard | None:
         before = len(self.problems)
-        values = self.values(Shard, table, where, raw=("primary", "primary_for_reads", "replicas", "vtgate"))
+        values = self.values(
+            Shard,
+            table,
+            where,
+            also=("skip",),
+            raw=("primary", "primary_for_reads", "replicas", "vtgate"),
+        )
+        skips = self.read_skips(table.get("skip", []), f"{where}.skip", flavor)
         name = values.get("name", "-")
         self.check_text(f"{where}.name", name, _NAME, _NAME_EXPECTED)
         lineage = values.setdefault("lineage", f"{keyspace}/{name}")
@@ -294,8 +313,49 @@ class _Reader:
             "primary_for_reads": for_reads,
             "replicas": tuple(others),
             "vtgate": vtgate,
+            "skip": tuple(skips),
         }
         return Shard(**{**values, **found})
+
+    def read_skips(self, tables: object, where: str, flavor: str | None) -> list[SkippedTransaction]:
+        if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+            self.report(
+                where, _kind(tables), 'one table for each transaction, { gtid = "...", reason = "..." }'
+            )
+            return []
+        if tables and flavor == "vitess":
+            self.report(
+                where, "transactions", 'none with flavor "vitess": no transaction of vtgate is skipped'
+            )
+            return []
+        skips: dict[Position, SkippedTransaction] = {}
+        for index, table in enumerate(tables):
+            skip = self.build(SkippedTransaction, table, f"{where}[{index}]")
+            if skip is None or flavor not in FLAVORS:
+                continue
+            try:
+                gtid = parse_gtid(flavor, skip.gtid)
+            except FormatError as error:
+                self.report(f"{where}[{index}].gtid", _shown(skip.gtid), f"one GTID; {error.hint}")
+                continue
+            if gtid in skips:
+                self.report(f"{where}[{index}].gtid", _shown(skip.gtid), "each transaction once")
+            skips[gtid] = skip
+        return list(skips.values())
+
+    def check_skipped_tables(
+        self, keyspaces: Mapping[str, Keyspace], objects: Mapping[str, ObjectConfig]
+    ) -> None:
+        for name, keyspace in keyspaces.items():
+            cached = {table for each in objects.values() if each.keyspace == name for table in each.tables}
+            for shard in keyspace.shards:
+                for skip in shard.skip:
+                    for table in sorted(set(skip.tables) - cached):
+                        self.report(
+                            f"keyspaces.{name}.shards.skip.tables",
+                            f"{_shown(table)} for {skip.gtid}",
+                            f"cached tables of the keyspace, {', '.join(sorted(cached))}; or none, for all of them",
+                        )
 
     def read_unused(self, where: str, url: object, primary: ServerAddress | None) -> ServerAddress | None:
         """The primary under the account of the other program, whose password may be missing here."""

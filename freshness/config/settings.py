@@ -234,6 +234,22 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedTransaction:
+    """``[[keyspaces.NAME.shards.skip]]``: a transaction whose events are passed over, at the operator's word."""
+
+    gtid: str = setting(
+        "The GTID of one transaction in the shard's log that cannot be handled. Its events are passed over, "
+        "and its tables are invalidated as a whole. Not with flavor vitess."
+    )
+    tables: tuple[str, ...] = setting(
+        "The cached tables that the transaction can have changed; by default all of the keyspace. A table that is "
+        "wrongly left out keeps old values in the cache.",
+        (),
+    )
+    reason: str = setting("Why it is skipped: for the log, and for readers of the update stream.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """``[[keyspaces.NAME.shards]]``: one replication topology, a primary and its replicas."""
 
@@ -278,6 +294,7 @@ class Shard:
         "File with the password of the shard's servers whose URL has none. Relative to this file.",
         None,
     )
+    skip: tuple[SkippedTransaction, ...] = ()
 
     @property
     def writable(self) -> ServerAddress:
@@ -473,6 +490,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("keyspaces.NAME", Keyspace),
     ("keyspaces.NAME.sharding", Sharding),
     ("keyspaces.NAME.shards", Shard),
+    ("keyspaces.NAME.shards.skip", SkippedTransaction),
     ("objects.NAME", ObjectConfig),
     ("stream", StreamConfig),
     ("http", HttpConfig),

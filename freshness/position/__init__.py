@@ -22,6 +22,7 @@ __all__ = [
     "Position",
     "decode_position",
     "empty_position",
+    "parse_gtid",
     "parse_gtids",
     "parse_position",
 ]
@@ -39,6 +40,26 @@ def parse_position(flavor: str, text: str) -> Position:
     kind = type(empty_position(flavor))
     assert issubclass(kind, MysqlGtidSet | MariadbPosition)
     return kind.parse(text)
+
+
+def parse_gtid(flavor: str, text: str) -> Position:
+    """Read the GTID of one transaction, as its event in the log names it: ``UUID:NUMBER``, ``DOMAIN-SERVER-NUMBER``.
+
+    Raises `FormatError` for anything else, more than one GTID included.
+    """
+    position = parse_position(flavor, text)
+    if flavor == "mysql":
+        [(source, intervals)] = (
+            [*position.intervals().items()] if position.interval_count == 1 else [("", ())]
+        )
+        # Tags are refused: a tagged GTID comes in an event of its own, which is not read.
+        is_one = ":" not in source and any(first == last for first, last in intervals)
+    else:
+        is_one = len(parse_gtids(text)) == 1 and not position.is_empty
+    if not is_one:
+        example = "3e11fa47-71ca-11e1-9e33-c80aa9429562:23" if flavor == "mysql" else "0-1-100"
+        raise FormatError(f"{text[:120]!r} is not the GTID of one transaction", hint=f"such as {example}")
+    return position
 
 
 def decode_position(data: bytes) -> Position:

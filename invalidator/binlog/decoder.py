@@ -1,8 +1,9 @@
 """Network packets of a replication stream to transactions: which event goes where, and which stops the stream.
 
-An event is handled, known to be harmless, or stops the stream with its number, place and remedy (F27, I8); there
-is no fourth way. Holds no connection. Called by the reader thread of ``invalidator.binlog.source``, directly for rows
-and through ``invalidator.binlog.fasttrack`` for keys.
+An event is handled, known to be harmless, or stops the stream with its number, place and remedy (F27, I8). There
+is no fourth way but the operator's: a transaction that the configuration names is passed over up to its commit, or
+to the next transaction, and raises its tables. Holds no connection. Called by the reader thread of
+``invalidator.binlog.source``, directly for rows and through ``invalidator.binlog.fasttrack`` for keys.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 from zlib import crc32
 
-from freshness.errors import StreamStopped
+from freshness.errors import FreshnessError, StreamStopped
 from freshness.position import Position
 from freshness.stream.source import Transaction
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
@@ -37,6 +38,11 @@ _BODY: Final = 20
 
 _ARTIFICIAL_FLAG: Final = 0x20
 _SILENT: Final = events.HARMLESS | {events.ROTATE}
+
+_BEGINNINGS: Final = frozenset(
+    (events.FORMAT_DESCRIPTION, events.GTID, events.MARIADB_GTID, events.ANONYMOUS_GTID, events.GTID_TAGGED)
+)
+"""Events before which a transaction has ended, whatever was in it."""
 
 
 class RowReader(Protocol):
@@ -118,7 +124,23 @@ class EventDecoder:
 
     def decode_packet(self, packet: bytes, found: list[Transaction]) -> None:
         """Take one packet that is verified. See `decode`."""
+        try:
+            self._take(packet, found)
+        except StreamStopped as error:
+            raise self._stopped_inside(error.message, error.hint) from error
+        except FreshnessError:
+            raise
+        except Exception as error:
+            raise self._stopped_inside(
+                f"an event could not be decoded: {error!r}", "report it with the server's version"
+            ) from error
+
+    def _take(self, packet: bytes, found: list[Transaction]) -> None:
         kind = packet[5] if len(packet) > 5 else 0
+        if self._assembler.is_skipping and kind != events.XID:
+            if kind not in _BEGINNINGS:
+                return
+            found.append(self._assembler.commit())
         if kind == events.FORMAT_DESCRIPTION:
             # Its own checksum is there in any case.
             self._start_file(events.parse_format_description(packet))
@@ -136,7 +158,7 @@ class EventDecoder:
     def _decode_inner(self, packet: bytes, found: list[Transaction]) -> None:
         if packet[5] in (TRANSACTION_PAYLOAD, events.FORMAT_DESCRIPTION):
             raise StreamStopped(f"event {packet[5]} in a TRANSACTION_PAYLOAD after GTID {self.position}")
-        self.decode_packet(packet, found)
+        self._take(packet, found)
 
     def _start_file(self, description: FormatDescription) -> None:
         self._format = description
@@ -193,6 +215,17 @@ class EventDecoder:
     def _post_header_length(self, kind: int, default: int) -> int:
         lengths = self._format.post_header_lengths
         return lengths[kind - 1] if kind <= len(lengths) else default
+
+    def _stopped_inside(self, message: str, hint: str) -> StreamStopped:
+        """The error with the operator's way past it, where the transaction is known."""
+        gtid = self._assembler.open_gtid
+        if gtid is None:
+            return StreamStopped(message, hint=hint)
+        return StreamStopped(
+            f"transaction {gtid}: {message}",
+            hint=f'{hint}; or let it pass: add {{ gtid = "{gtid}", reason = "..." }} to the shard\'s skip in '
+            "freshness.toml, and its tables are invalidated as a whole (docs/operations.md)",
+        )
 
     def _stopped(self, event: LogEvent) -> StreamStopped:
         name, remedy = events.REMEDIES.get(

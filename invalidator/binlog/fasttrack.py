@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final
 from zlib import crc32
 
@@ -69,10 +69,12 @@ class FastTrack:
     """One for each source that wants keys.
 
     ``general``: the decoder that takes all other packets. It owns the position, the sequence numbers and the log's
-    format, and never calls back. ``items_max``: of one transaction.
+    format, and never calls back. ``items_max``: of one transaction. ``skips``: transactions for the general way.
     """
 
-    def __init__(self, general: EventDecoder, keys: KeyReader, items_max: int) -> None:
+    def __init__(
+        self, general: EventDecoder, keys: KeyReader, items_max: int, skips: Container[Position] = ()
+    ) -> None:
         self._general = general
         self._keys = keys
         self._items_max = items_max
@@ -80,7 +82,9 @@ class FastTrack:
         self._sources: dict[bytes, str] = {}
         is_mysql = keys.flavor == "mysql"
         self._gtid_kind = events.GTID if is_mysql else events.MARIADB_GTID
-        self._read_gtid = self._read_mysql_gtid if is_mysql else self._read_mariadb_gtid
+        self._read_any_gtid = self._read_mysql_gtid if is_mysql else self._read_mariadb_gtid
+        self._skips = skips
+        self._read_gtid = self._read_unless_skipped if skips else self._read_any_gtid
         self._usual_packets = _USUAL_PACKETS[keys.flavor]
         self._steps: dict[tuple[int, int], Callable[[bytes], bool]] = {
             (_IDLE, self._gtid_kind): self._take_gtid,
@@ -206,6 +210,10 @@ class FastTrack:
         self._held.clear()
         return True
 
+    def _read_unless_skipped(self, packet: bytes) -> tuple[Position, int] | None:
+        start = self._read_any_gtid(packet)
+        return None if start is None or start[0] in self._skips else start
+
     def _read_mariadb_gtid(self, packet: bytes) -> tuple[Position, int] | None:
         if len(packet) - self._general.trailer_bytes < _BODY + 13:
             return None
@@ -328,4 +336,4 @@ def make_decoder(
         return make_general(RowDecoder(flavor, database, subscription.tables | {heartbeats}))
     keys = KeyReader(flavor, database, subscription.tables, heartbeats, definitions)
     items_max = rows_max if piece_rows is None else min(piece_rows - 1, rows_max)
-    return FastTrack(make_general(keys), keys, items_max)
+    return FastTrack(make_general(keys), keys, items_max, subscription.skips)

@@ -9,17 +9,17 @@ used as `freshness.stream.source.Source`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import pymysql
 
-from freshness.config.settings import ServerAddress
+from freshness.config.settings import ServerAddress, SkippedTransaction
 from freshness.database.connection import Connection, connect, translated
 from freshness.database.schema import find_cascades
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
 from freshness.objects.registry import ObjectDefinition
-from freshness.position import Position
+from freshness.position import Position, parse_gtid
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
 from invalidator.binlog.decoder import EventDecoder
@@ -57,6 +57,8 @@ class BinlogSource:
         transaction_rows_max: int = TRANSACTION_ROWS_MAX,
         piece_rows: int | None = None,
         definitions: Mapping[str, ObjectDefinition] | None = None,
+        skips: Iterable[SkippedTransaction] = (),
+        on_skip: Callable[[], None] = lambda: None,
         transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
         rows_queued_max: int = ROWS_QUEUED_MAX,
     ) -> None:
@@ -65,6 +67,9 @@ class BinlogSource:
         ``piece_rows``: deliver transactions in pieces of about so many rows (`Transaction.is_last`); without it
         one of more than ``transaction_rows_max`` rows raises its tables. ``definitions``: deliver the cache items of
         these objects instead of rows, many times faster (`Transaction.items`).
+
+        ``skips``: transactions that are delivered without their changes, with all tables that they name raised.
+        ``on_skip``: called for each that comes, in the thread that decodes.
         """
         assert 0 < heartbeat_seconds * 2 <= read_timeout_seconds, "an idle stream would look dead"
         self._address = address
@@ -74,7 +79,14 @@ class BinlogSource:
         self._mailbox_bounds = (transactions_queued_max, rows_queued_max)
         self._tables = tables - {heartbeat_table}
         self._known_cascades = dict(cascades or {})
-        subscription = Subscription(flavor, address.database, self._tables, heartbeat_table)
+        subscription = Subscription(
+            flavor,
+            address.database,
+            self._tables,
+            heartbeat_table,
+            {parse_gtid(flavor, each.gtid): each for each in skips},
+            on_skip,
+        )
         self._decoder = make_decoder(
             subscription,
             find_cascades=self._find_cascades,

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from freshness.config.settings import SkippedTransaction
 from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
+from freshness.position import Position
 from freshness.stream.heartbeat import is_beat
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
@@ -46,12 +48,15 @@ Cascades: TypeAlias = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The database and tables that a source follows."""
+    """The database and tables that a source follows. ``skips``: the transactions that an operator lets pass, by
+    GTID; ``on_skip`` is called for each that comes."""
 
     flavor: str
     database: str
     tables: frozenset[str]
     heartbeat_table: str
+    skips: Mapping[Position, SkippedTransaction] = field(default_factory=dict)
+    on_skip: Callable[[], None] = lambda: None
 
 
 def _no_cascades() -> Cascades:
@@ -65,6 +70,7 @@ class _Group:
     start: GroupStart
     in_transaction: bool
     is_xa: bool
+    is_skipped: bool = False
     changes: list[RowChange] = field(default_factory=list)
     items: list[bytes] = field(default_factory=list)
     tables_of_items: set[str] = field(default_factory=set)
@@ -164,6 +170,16 @@ class TransactionAssembler:
         return self._group is None
 
     @property
+    def is_skipping(self) -> bool:
+        """Whether the transaction that is being read is one to let pass: only `commit` may follow."""
+        return self._group is not None and self._group.is_skipped
+
+    @property
+    def open_gtid(self) -> Position | None:
+        """The GTID of the transaction that is being read."""
+        return None if self._group is None else self._group.start.position
+
+    @property
     def cascades(self) -> Cascades:
         """The foreign keys that are not logged."""
         return self._cascades
@@ -189,6 +205,28 @@ class TransactionAssembler:
                 hint="an event that ends a transaction was not understood; report it with the server's version",
             )
         self._group = _Group(start, start.in_transaction, start.is_xa)
+        skip = self._subscription.skips.get(start.position)
+        if skip is not None:
+            self._skip(self._group, skip)
+
+    def _skip(self, group: _Group, skip: SkippedTransaction) -> None:
+        """Raise, by the operator's word, all that a transaction can have changed which is not read."""
+        group.is_skipped = True
+        # It may have prepared or ended any XA transaction: a commit of one that is not known raises all tables.
+        self._prepared.clear()
+        self._prepared_rows = self._prepared_bytes = 0
+        if self._logs_no_cascades:
+            self._read_new_cascades()
+        named = frozenset(skip.tables) or self._subscription.tables
+        reached = {child for child, parents in self._cascades.items() if parents & named}
+        group.raise_tables(named | reached, f"the transaction is skipped by the configuration: {skip.reason}")
+        _log.warning(
+            "transaction %s is skipped by the configuration, and %s invalidated as a whole: %s",
+            group.start.position,
+            ", ".join(sorted(group.raised)),
+            skip.reason,
+        )
+        self._subscription.on_skip()
 
     def announce_table(self, table: MappedTable) -> None:
         if table.wanted and table.name != self._subscription.heartbeat_table:
@@ -340,11 +378,14 @@ class TransactionAssembler:
         tables = tables_changed_by(sql, subscription.database, default_database, subscription.tables)
         group.raise_tables(tables, f"statement: {' '.join(sql[:120].split())}")
         if self._logs_no_cascades and "references" in sql.casefold():
-            # A foreign key is new. One that is gone by now may still be in what is to be read: keep all.
-            merged = dict(self._cascades)
-            for child, parents in self._find_cascades().items():
-                merged[child] = merged.get(child, frozenset()) | parents
-            self._cascades = merged
+            self._read_new_cascades()
+
+    def _read_new_cascades(self) -> None:
+        """A foreign key may be new. One that is gone by now may still be in what is to be read: keep all."""
+        merged = dict(self._cascades)
+        for child, parents in self._find_cascades().items():
+            merged[child] = merged.get(child, frozenset()) | parents
+        self._cascades = merged
 
     def _commit_prepared(self, group: _Group, sql: str) -> None:
         xid = find_xid(sql)

@@ -14,6 +14,7 @@ class ShardMetrics:
     """The metrics of one shard."""
 
     transactions: Counter
+    transactions_skipped: Counter
     invalidations: Counter
     batch_seconds: Histogram
     lag_seconds: Histogram
@@ -37,6 +38,12 @@ class Metrics:
             transactions=Counter(
                 "freshness_transactions",
                 "Transactions taken from the stream.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
+            transactions_skipped=Counter(
+                "freshness_transactions_skipped",
+                "Transactions passed over because the configuration names them (skip), repeats included.",
                 _BY_SHARD,
                 registry=self.registry,
             ),
@@ -132,6 +139,7 @@ class Metrics:
         shard = self._of_shards
         return ShardMetrics(
             shard.transactions.labels(lineage),
+            shard.transactions_skipped.labels(lineage),
             shard.invalidations.labels(lineage),
             shard.batch_seconds.labels(lineage),
             shard.lag_seconds.labels(lineage),

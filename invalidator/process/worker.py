@@ -209,7 +209,13 @@ class ShardWorker:
 
         def of(server: ServerAddress) -> Source:
             return BinlogSource(
-                server, task.flavor, task.tables, cascades=cascades, definitions=task.definitions
+                server,
+                task.flavor,
+                task.tables,
+                cascades=cascades,
+                definitions=task.definitions,
+                skips=task.shard.skip,
+                on_skip=self.metrics.transactions_skipped.inc,
             )
 
         if not task.shard.replicas:

@@ -176,12 +176,13 @@ def _make_access(
     tables: frozenset[str],
     find_index: Callable[[str], TimeIndex | None],
 ) -> Access:
-    def make_source(address: ServerAddress) -> Source:
+    def make_source(address: ServerAddress, shard: Shard) -> Source:
         return BinlogSource(
             address,
             keyspace.flavor,
             tables,
             piece_rows=PIECE_ROWS,
+            skips=shard.skip,
             transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
             rows_queued_max=SOURCE_ROWS_MAX,
         )
@@ -195,9 +196,13 @@ def _make_access(
                 rows_queued_max=SOURCE_ROWS_MAX,
             )
         if not shard.replicas:
-            return make_source(shard.primary)
+            return make_source(shard.primary, shard)
         return ReplicaSource(
-            shard.primary, shard.replicas, keyspace.flavor, config.stream.replica_choice, make_source
+            shard.primary,
+            shard.replicas,
+            keyspace.flavor,
+            config.stream.replica_choice,
+            partial(make_source, shard=shard),
         )
 
     return Access(

@@ -22,7 +22,9 @@ XID: Final = 16
 EXECUTE_LOAD_QUERY: Final = 18
 TABLE_MAP: Final = 19
 GTID: Final = 33
+ANONYMOUS_GTID: Final = 34
 XA_PREPARE: Final = 38
+GTID_TAGGED: Final = 42
 MARIADB_GTID: Final = 162
 ROW_EVENTS: Final[dict[int, str]] = {
     23: "insert",
@@ -60,8 +62,8 @@ HARMLESS: Final = frozenset(
 
 REMEDIES: Final[dict[int, tuple[str, str]]] = {
     26: ("INCIDENT", "the server lost events of its own log; rebuild the cache: end the lives of all nodes"),
-    34: ("ANONYMOUS_GTID", "a transaction without a GTID: set gtid_mode=ON on the server"),
-    42: ("GTID_TAGGED", "tagged GTIDs are not supported: do not set gtid_next='AUTOMATIC:tag'"),
+    ANONYMOUS_GTID: ("ANONYMOUS_GTID", "a transaction without a GTID: set gtid_mode=ON on the server"),
+    GTID_TAGGED: ("GTID_TAGGED", "tagged GTIDs are not supported: do not set gtid_next='AUTOMATIC:tag'"),
 }
 
 IGNORABLE_FLAG: Final = 0x80

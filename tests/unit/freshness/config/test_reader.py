@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from freshness.config.reader import load_config
-from freshness.config.settings import Config, ServerAddress, describe_settings
+from freshness.config.settings import Config, ServerAddress, SkippedTransaction, describe_settings
 from freshness.errors import ConfigError
 
 Load: TypeAlias = Callable[..., Config]
@@ -789,6 +789,75 @@ def test_only_vitess_has_a_vtgate(load: Load) -> None:
         load, MINIMAL.replace("[objects.customer]", 'vtgate = "vitess://h/shop"\n[objects.customer]')
     )
     assert 'shards[0].vtgate: found a vtgate in a keyspace of flavor "mysql"' in problem
+
+
+GTID = "3E11FA47-71CA-11E1-9E33-C80AA9429562:23"
+SKIP = f"""
+[[keyspaces.shop.shards.skip]]
+gtid = "{GTID}"
+reason = "it is damaged"
+"""
+
+
+def test_transactions_of_a_shard_that_are_skipped(load: Load) -> None:
+    second = SKIP.replace(":23", ":24") + 'tables = ["customers"]\n'
+    (shard,) = load(MINIMAL + SKIP + second).keyspaces["shop"].shards
+    assert shard.skip == (
+        SkippedTransaction(gtid=GTID, reason="it is damaged"),
+        SkippedTransaction(gtid=GTID.replace(":23", ":24"), tables=("customers",), reason="it is damaged"),
+    )
+    mariadb = MINIMAL.replace('"mysql"', '"mariadb"') + SKIP.replace(GTID, "0-1-100")
+    assert load(mariadb).keyspaces["shop"].shards[0].skip[0].gtid == "0-1-100"
+    assert load(MINIMAL).keyspaces["shop"].shards[0].skip == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            GTID,
+            GTID + "-24",
+            "skip[0].gtid: found '3E11FA47-71CA-11E1-9E33-C80AA9429562:23-24'; expected one GTID",
+        ),
+        (GTID, "0-1-100", "skip[0].gtid: found '0-1-100'; expected one GTID"),
+        (f'gtid = "{GTID}"', "", "skip[0].gtid: found nothing; expected text"),
+        ('reason = "it is damaged"', "", "skip[0].reason: found nothing; expected text"),
+        (
+            'reason = "it is damaged"',
+            'reason = " "',
+            "skip[0].reason: found ' '; expected text that is not empty",
+        ),
+        (
+            "[[keyspaces.shop.shards.skip]]",
+            "[keyspaces.shop.shards.skip]",
+            "skip: found a table; expected one table",
+        ),
+        (
+            "reason",
+            'table = "a"\nreason',
+            'skip[0].table: found an unknown key; expected a known one; did you mean "tab',
+        ),
+        (
+            "reason",
+            'tables = ["customer"]\nreason',
+            f"skip.tables: found 'customer' for {GTID}; expected cached tables of the keyspace, customers; or none",
+        ),
+        (
+            "[[",
+            f'[[keyspaces.shop.shards.skip]]\ngtid = "{GTID.lower()}"\nreason = "the same"\n[[',
+            f"skip[1].gtid: found '{GTID}'; expected each transaction once",
+        ),
+    ],
+)
+def test_mistakes_in_what_is_skipped(load: Load, old: str, new: str, says: str) -> None:
+    assert SKIP.count(old) == 1, "the case must change one place"
+    (problem,) = _problems(load, MINIMAL + SKIP.replace(old, new))
+    assert says in problem
+
+
+def test_no_transaction_of_vitess_is_skipped(load: Load) -> None:
+    (problem,) = _problems(load, VITESS + SKIP)
+    assert 'shards[1].skip: found transactions; expected none with flavor "vitess"' in problem
 
 
 def test_sections_given_instead_are_held_to_the_same_rules(load: Load, tmp_path: Path) -> None:

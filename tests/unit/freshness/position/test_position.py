@@ -16,6 +16,7 @@ from freshness.position import (
     Position,
     decode_position,
     empty_position,
+    parse_gtid,
     parse_gtids,
     parse_position,
 )
@@ -201,6 +202,34 @@ def test_text_of_the_other_flavor_is_named_as_such(flavor: str, text: str, other
     with pytest.raises(FlavorMismatch) as caught:
         parse_position(flavor, text)
     assert f"looks like a {other}" in caught.value.hint
+
+
+def test_a_gtid_is_that_of_one_transaction() -> None:
+    sid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+    assert parse_gtid("mysql", f" {sid.upper()}:23 ") == MysqlGtidSet.of(sid, 23)
+    assert parse_gtid("mariadb", "0-1-100") == MariadbPosition.of(0, 1, 100)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "text"),
+    [
+        ("mysql", ""),
+        ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-2"),
+        ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1:3"),
+        ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1,4e11fa47-71ca-11e1-9e33-c80aa9429562:1"),
+        ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:tag:1"),
+        ("mysql", "0-1-100"),
+        ("mariadb", ""),
+        ("mariadb", "0-1-0"),
+        ("mariadb", "0-1-100,0-2-100"),
+        ("mariadb", "0-1-100,1-1-5"),
+        ("mariadb", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1"),
+    ],
+)
+def test_what_is_not_the_gtid_of_one_transaction_is_refused_with_a_hint(flavor: str, text: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        parse_gtid(flavor, text)
+    assert caught.value.hint
 
 
 def test_an_unknown_flavor_is_refused() -> None:

@@ -13,11 +13,12 @@ from typing import Any, cast
 import pytest
 import zstandard
 
+from freshness.config.settings import SkippedTransaction
 from freshness.errors import FreshnessError, StreamStopped
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
-from freshness.position import MysqlGtidSet, Position
+from freshness.position import MariadbPosition, MysqlGtidSet, Position
 from freshness.stream.source import Transaction, keyed_transaction
 from invalidator.binlog import fasttrack
 from invalidator.binlog.decoder import EventDecoder
@@ -51,14 +52,21 @@ CASCADES: tuple[Cascades, ...] = (
 
 
 def make_decoder(
-    flavor: str, *, is_fast: bool = True, has_checksum: bool = True, cascades: Cascades = NONE, **options: Any
+    flavor: str,
+    *,
+    is_fast: bool = True,
+    has_checksum: bool = True,
+    cascades: Cascades = NONE,
+    skips: Sequence[int] = (),
+    **options: Any,
 ) -> FastTrack:
+    """``skips``: numbers of the transactions that are skipped."""
     definitions = {
         "o": ObjectDefinition(
             cast(Any, None), cast(Any, None), KeyBuilder("n", "o", (NUMBER,)), {"goods": (NUMBER,)}
         )
     }
-    subscription = Subscription(flavor, "shop", frozenset(("goods", "child")), "beats")
+    subscription = Subscription(flavor, "shop", frozenset(("goods", "child")), "beats", skip(flavor, *skips))
     made = make_source_decoder(
         subscription, find_cascades=lambda: cascades, definitions=definitions, rows_max=ROWS_MAX, **options
     )
@@ -70,7 +78,16 @@ def make_decoder(
     return made
 
 
-def run(made: FastTrack, pieces: Sequence[Sequence[bytes]]) -> tuple[list[Transaction], str]:
+def position(flavor: str, number: int) -> Position:
+    return MysqlGtidSet.of(str(SID), number) if flavor == "mysql" else MariadbPosition.of(0, 7, number)
+
+
+def skip(flavor: str, *numbers: int) -> dict[Position, SkippedTransaction]:
+    gtids = [position(flavor, number) for number in numbers]
+    return {gtid: SkippedTransaction(gtid=str(gtid), reason="it is broken") for gtid in gtids}
+
+
+def run(made: EventDecoder | FastTrack, pieces: Sequence[Sequence[bytes]]) -> tuple[list[Transaction], str]:
     """What came, and the error that ended it."""
     found: list[Transaction] = []
     try:
@@ -352,9 +369,69 @@ def test_a_wrong_checksum_stops_the_stream_wherever_it_is(flavor: str) -> None:
                 assert len(found) == packets[:place].count(XID)
 
 
-def make_row_decoder(flavor: str) -> EventDecoder:
+SKIPPED_ENDS: list[list[bytes]] = [[XID], [], [description()], [packet(27, b"x"), XID]]
+"""The packets behind a skipped transaction's own. Where they do not say that it is over, the next one does."""
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("end", SKIPPED_ENDS)
+@pytest.mark.parametrize("kind", [99, 19, 30, 40, 26, 38, 2])
+def test_a_transaction_that_cannot_be_read_is_skipped_where_it_is_named(
+    flavor: str, is_fast: bool, end: list[bytes], kind: int
+) -> None:
+    broken = [gtid(flavor, 2), *begin(flavor), packet(kind, b"\xff" * 30)]
+    packets = [*simple(flavor, 1), *broken, *end, *simple(flavor, 3), *simple(flavor, 4)]
+    wanted, _ = run(make_decoder(flavor), [[*simple(flavor, number)] for number in (1, 3, 4)])
+    for split_up in ([packets], [[each] for each in packets]):
+        found, error = run(make_decoder(flavor, is_fast=is_fast, skips=[2, 9]), split_up)
+        assert not error
+        assert [found[0], *found[2:]] == wanted
+        skipped = found[1]
+        assert skipped.position == position(flavor, 2)
+        assert skipped.is_last
+        assert (skipped.raised_tables, skipped.items) == (frozenset(("goods", "child")), ())
+        assert any("it is broken" in reason for reason in skipped.reasons)
+    found, error = run(make_decoder(flavor, is_fast=is_fast, skips=[1, 3]), [packets])
+    assert len(found) == 1
+    assert f"transaction {position(flavor, 2)}: " in error
+    assert f'gtid = "{position(flavor, 2)}"' in error
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_skipped_transaction_is_not_read_even_where_it_can_be(flavor: str) -> None:
+    packets = [each for number in range(1, 6) for each in simple(flavor, number)]
+    found, error = run(make_decoder(flavor, skips=[3, 5]), [packets])
+    rows_found, rows_error = run(make_row_decoder(flavor, skips=[3, 5]), [[description(), *packets]])
+    assert not error
+    assert not rows_error
+    for transactions in (found, rows_found):
+        assert [each.position for each in transactions] == [position(flavor, n) for n in range(1, 6)]
+        assert [bool(each.raised_tables) for each in transactions] == [False, False, True, False, True]
+        assert [bool(each.items or each.changes) for each in transactions] == [True, True, False, True, False]
+
+
+@pytest.mark.parametrize("kind", [34, 42])
+def test_behind_a_skipped_transaction_one_without_a_name_stops_the_stream(kind: int) -> None:
+    packets = [gtid("mysql", 1), packet(99, b"x"), packet(kind, b"x" * 30)]
+    found, error = run(make_decoder("mysql", skips=[1]), [packets])
+    assert [each.position for each in found] == [position("mysql", 1)]
+    assert f"event {kind}" in error
+    assert "skip" not in error, "no GTID names it"
+
+
+def test_a_damaged_packet_is_not_skipped() -> None:
+    """Nobody knows whether it was of the skipped transaction."""
+    damaged = gtid("mysql", 2)[:-5] + b"?" + gtid("mysql", 2)[-4:]
+    packets = [gtid("mysql", 1), packet(99, b"x"), damaged, XID]
+    found, error = run(make_decoder("mysql", skips=[1]), [packets])
+    assert not found
+    assert "checksum" in error
+
+
+def make_row_decoder(flavor: str, skips: Sequence[int] = ()) -> EventDecoder:
     """Where rows are asked for, and not keys: the fast track has no part in it."""
-    subscription = Subscription(flavor, "shop", frozenset(("goods",)), "beats")
+    subscription = Subscription(flavor, "shop", frozenset(("goods",)), "beats", skip(flavor, *skips))
     made = make_source_decoder(subscription, find_cascades=dict)
     assert isinstance(made, EventDecoder)
     made.restart(has_checksum=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 import uuid
+from collections.abc import Callable
 
 import pytest
 
+from freshness.config.settings import SkippedTransaction
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition, MysqlGtidSet
 from freshness.stream.heartbeat import topology_row
@@ -38,8 +40,10 @@ def assembler(
     rows_max: int = 1000,
     cascades: Cascades | None = None,
     piece_rows: int | None = None,
+    subscription: Subscription | None = None,
 ) -> TransactionAssembler:
-    subscription = Subscription(flavor, "shop", TABLES, "freshness_heartbeat")
+    if subscription is None:
+        subscription = Subscription(flavor, "shop", TABLES, "freshness_heartbeat")
     made = TransactionAssembler(
         subscription, rows_max=rows_max, piece_rows=piece_rows, find_cascades=lambda: cascades or {}
     )
@@ -438,6 +442,58 @@ def test_bytes_of_xa_transactions_are_bounded_too(transactions: int, monkeypatch
 
 
 # -- heartbeats -----------------------------------------------------------------------------------------
+
+
+def skipping(flavor: str, *tables: str, on_skip: Callable[[], None] = lambda: None) -> Subscription:
+    """The transaction 2 is skipped."""
+    skip = SkippedTransaction(gtid=f"{SID}:2", tables=tables, reason="it is broken")
+    gtid = MysqlGtidSet.of(SID, 2)
+    return Subscription(flavor, "shop", TABLES, "freshness_heartbeat", {gtid: skip}, on_skip)
+
+
+def pass_over(made: TransactionAssembler) -> Transaction:
+    made.start_group(start(2))
+    assert made.is_skipping
+    return made.commit()
+
+
+def test_a_skipped_transaction_raises_the_tables_that_the_operator_names_or_else_all() -> None:
+    used: list[None] = []
+    for tables, raised in (((), TABLES), (("goods",), {"goods"})):
+        made = assembler(subscription=skipping("mysql", *tables, on_skip=lambda: used.append(None)))
+        assert transact(made, inserted(change(1))).raised_tables == frozenset()
+        assert not used
+        skipped = pass_over(made)
+        assert skipped.raised_tables == raised
+        assert "it is broken" in skipped.reasons[0]
+        assert used.pop() is None
+        assert transact(made, inserted(change(3)), number=3) == Transaction(
+            MysqlGtidSet.of(SID, 3), 3000, (change(3),)
+        )
+
+
+def test_a_skipped_transaction_raises_what_foreign_keys_reach_from_its_tables() -> None:
+    made = assembler(
+        "mariadb", cascades={"child": frozenset({"goods"})}, subscription=skipping("mariadb", "goods")
+    )
+    assert pass_over(made).raised_tables == {"goods", "child"}
+
+
+def test_a_skipped_transaction_may_have_added_a_foreign_key() -> None:
+    known: dict[str, frozenset[str]] = {}
+    made = TransactionAssembler(skipping("mariadb", "goods"), find_cascades=lambda: dict(known))
+    made.restart()
+    known["goods"] = frozenset({"goods"})
+    pass_over(made)
+    assert transact(made, deleted("goods"), number=3).raised_tables == {"goods"}
+
+
+def test_a_skipped_transaction_may_have_been_the_prepare_of_any_xa_transaction() -> None:
+    made = assembler(subscription=skipping("mysql", "goods"))
+    prepare(made, inserted(change(1)))
+    pass_over(made)
+    committed = finish(made, f"XA COMMIT {XA_TEXT}", 3)
+    assert (committed.raised_tables, committed.changes) == (TABLES, ())
 
 
 def test_heartbeats_are_no_changes_and_rows_of_the_database_are_no_heartbeats() -> None:
