@@ -354,13 +354,28 @@ class Applier:
         waits = is_new_to_some(members, raised)
         results = yield from gather(
             [
-                apply_batch(member, Batch(keys[member.node], raised, before, streamed, heartbeat, waits))
+                apply_batch(
+                    member,
+                    Batch(
+                        keys[member.node],
+                        raised,
+                        self.find_before(member, before),
+                        streamed,
+                        heartbeat,
+                        waits,
+                    ),
+                )
                 for member in members
             ]
         )
         self._note_failures(members, results)
         self._note_epoch(beats)
         self._note_primary(heartbeat)
+
+    def find_before(self, _: Membership, before: Position) -> Position:
+        """What a node needs not be sent of a batch that begins after ``before``: one that has acknowledged more is
+        sent no event twice."""
+        return before
 
     def acknowledge(
         self,

@@ -363,7 +363,7 @@ class StreamConfig:
         'Where the invalidator starts: "progress" resumes from the position that the cache nodes have acknowledged, '
         '"now" drops their entries and starts at the primary\'s head.',
         "progress",
-        later="a token or a time would change nothing here: acknowledged events stay acknowledged. "
+        later="a token or a time is an option of one start, invalidator run --since. "
         "Consumers of the update stream start where they like",
     )
     replica_choice: Literal["primary", "freshest", "slowest"] = setting(

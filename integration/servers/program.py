@@ -34,8 +34,8 @@ class InvalidatorProcess(PythonProgram):
 
     technology = "invalidator"
 
-    def __init__(self, config_path: Path, *, needs_stripes: bool = True) -> None:
-        super().__init__("-m", "invalidator.cli", "run", "--config", str(config_path))
+    def __init__(self, config_path: Path, *arguments: str, needs_stripes: bool = True) -> None:
+        super().__init__("-m", "invalidator.cli", "run", "--config", str(config_path), *arguments)
         self._config = load_config(config_path)
         self._log_size = 0
         self._needs_stripes = needs_stripes

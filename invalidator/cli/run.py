@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
 from freshness.config.reader import load_config
+from freshness.errors import ConfigError
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath
 from invalidator.cli.signals import call_on_stop, reload_on_hangup
 
@@ -23,10 +25,17 @@ def run(
         list[str] | None,
         typer.Option(help="Look after this cache node only; may be repeated. Else all of them."),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="Send everything again from this time on, or from the time of this token or resume text."
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Follow the binlogs and invalidate, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
     from invalidator.process.app import Invalidator
+    from invalidator.stream.start import parse_past
 
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
@@ -35,7 +44,17 @@ def run(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     settings = load_config(config)
-    invalidator = Invalidator(settings, shards=shard or (), nodes=node or ())
+    since_us = None
+    if since is not None:
+        if settings.stream.start == "now":
+            raise ConfigError(
+                'stream.start = "now" and --since: nothing is left in the cache that could be repaired',
+                hint='give one of them; start = "progress" is the default',
+            )
+        since_us = parse_past(
+            since, now_us=time.time_ns() // 1000, rewind_seconds=settings.stream.rewind_seconds
+        )
+    invalidator = Invalidator(settings, shards=shard or (), nodes=node or (), since_us=since_us)
     reload_on_hangup(config, invalidator.reload)
     call_on_stop(invalidator.stop)
     with ExitStack() as stack:

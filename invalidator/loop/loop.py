@@ -2,7 +2,8 @@
 begin again when a node or the source demands it.
 
 A procedure like all others, with three steps of its own (`OpenStream`, `Poll`, `RaiseEpoch`), so that the
-simulator runs this very loop. It ends when ``is_stopping`` says so; what it cannot handle it raises.
+simulator runs this very loop. It ends when ``is_stopping`` says so; what it cannot handle it raises, such as a purged
+log that is to be sent again.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def run_loop(
             observer.stream_opened(start)
             yield from _follow(shard, transactions_max, is_stopping, observer)
         except HistoryPurged as error:
+            if shard.is_repeating:
+                raise
             log.error("%s", error)
             shard.end_lives_behind()
         except HistoryLost as error:

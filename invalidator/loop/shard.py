@@ -2,14 +2,15 @@
 
 The memberships and the place in the stream are ``freshness.algorithm.applier``; here the cache keys are collected
 from the transactions, and sent. A node that was away is sent what it missed: the stream is opened again from what it
-has acknowledged (`start_position`). Events that the other nodes have acknowledged by then are not sent to them twice.
+has acknowledged (`start_position`). Events that the other nodes have acknowledged by then are not sent to them twice,
+unless an operator asks for it (`repeat_since`): the stream begins earlier then, and every node is sent all of it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from freshness.algorithm.applier import (
     Applier,
@@ -18,7 +19,7 @@ from freshness.algorithm.applier import (
     create_members,
     unknown_primary,
 )
-from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.membership import Membership, NodePolicy
 from freshness.algorithm.request import Procedure
 from freshness.algorithm.witness import Witness
 from freshness.keys.placement import Placement
@@ -31,11 +32,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class ShardInvalidator(Applier):
-    """See the module. ``keys_total``: how many keys were sent so far."""
+    """See the module. ``keys_total``: how many keys were sent so far. ``unrepeated``: the nodes that are still to be
+    sent again what they have acknowledged since ``since``."""
 
     placement: Placement
     finder: KeyFinder
     keys_total: int = 0
+    since: Position | None = None
+    unrepeated: set[str] = field(default_factory=set)
+    _repeating: dict[str, Position] = field(default_factory=dict)
+    """Nodes that have been sent everything since the open stream began, and what they had acknowledged by then."""
 
     @classmethod
     def create(
@@ -64,6 +70,55 @@ class ShardInvalidator(Applier):
             finder=finder,
         )
 
+    # -- again ---------------------------------------------------------------------------------------------
+
+    def repeat_since(self, position: Position) -> None:
+        """Send every node again what comes after the position, even if it has acknowledged that. Progress stays."""
+        self.since = position
+        self.unrepeated = set(self.members)
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether a joined node is still to be sent again what it has acknowledged."""
+        return any(member.node in self.unrepeated for member in self.joined)
+
+    def start_position(self) -> Position | None:
+        start = Applier.start_position(self)
+        if start is None or self.since is None or not self.is_repeating:
+            return start
+        return start.intersection(self.since)
+
+    @property
+    def needs_rewind(self) -> bool:
+        missed = any(
+            member.node in self.unrepeated and member.node not in self._repeating for member in self.joined
+        )
+        return missed or super(ShardInvalidator, self).needs_rewind
+
+    def opened(self, start: Position) -> None:
+        Applier.opened(self, start)
+        self._repeating = {
+            member.node: member.applied for member in self.joined if member.node in self.unrepeated
+        }
+
+    def find_before(self, member: Membership, before: Position) -> Position:
+        # Nothing that the node has acknowledged counts as sent. A gap stays a gap.
+        return before.union(member.applied) if member.node in self._repeating else before
+
+    def _note_joined(self, member: Membership) -> None:
+        Applier._note_joined(self, member)
+        self._repeating.pop(member.node, None)  # it may have missed a batch
+
+    def _note_repeated(self) -> None:
+        for member in self.joined:
+            end = self._repeating.get(member.node)
+            if end is not None and self.streamed.contains(end):
+                del self._repeating[member.node]
+                self.unrepeated.discard(member.node)
+                log.info("node %s was sent everything from %s to %s again", member.node, self.since, end)
+
+    # -- transactions --------------------------------------------------------------------------------------
+
     def apply(self, transactions: Sequence[Transaction]) -> Procedure[None]:
         """Acknowledge the transactions on every joined node; a node that fails leaves."""
         keys, raised = self._collect(transactions)
@@ -71,6 +126,7 @@ class ShardInvalidator(Applier):
         beats = [beat for transaction in transactions for beat in transaction.heartbeats]
         self.keys_total += len(keys)
         yield from self.send(self._place(keys), raised, streamed, beats)
+        self._note_repeated()
 
     def _collect(
         self, transactions: Sequence[Transaction]

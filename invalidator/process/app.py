@@ -71,13 +71,23 @@ class _Running:
 
 class Invalidator:
     """``shards``, ``nodes``: names of the shards and of the cache nodes that this process takes, all where empty.
-    `run` is for the main thread."""
+    ``since_us``: a time (µs since 1970), from which on every node is sent everything again. `run` is for the main
+    thread."""
 
-    def __init__(self, config: Config, *, shards: Collection[str] = (), nodes: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        shards: Collection[str] = (),
+        nodes: Collection[str] = (),
+        since_us: int | None = None,
+    ) -> None:
         self.config = config
         self.metrics = Metrics()
         self._shards = frozenset(shards)
         self._nodes = frozenset(nodes)
+        self._since_us = since_us
+        self._repeated: set[str] = set()
         self._running: dict[str, _Running] = {}
         self._next: Config | None = None
         self._is_stopping = False
@@ -187,6 +197,7 @@ class Invalidator:
             self.metrics.of_shard(lineage),
             self._recorder,
             read_registry=partial(load_registry, self.config, [assignment.keyspace]),
+            since_us=None if lineage in self._repeated else self._since_us,
         )
         self._running[lineage] = _Running(worker, RESTART_SECONDS)
         self._running[lineage].thread.start()
@@ -194,6 +205,8 @@ class Invalidator:
     def _restart(self, ended: _Running) -> None:
         """Start a worker again that found its database unavailable."""
         task = ended.worker.assignment
+        if ended.worker.has_repeated:
+            self._repeated.add(task.shard.lineage)
         self._start(task)
         again = self._running[task.shard.lineage]
         again.worker.last_error = ended.worker.last_error  # until it is known to be over
@@ -206,6 +219,8 @@ class Invalidator:
             each.worker.stop()
         for each in stopping:
             each.thread.join(WORKER_STOP_SECONDS)
+            if each.worker.has_repeated:
+                self._repeated.add(each.worker.assignment.shard.lineage)
             self.metrics.forget_shard(each.worker.assignment.shard.lineage)
 
     def _look_after(self) -> None:

@@ -45,6 +45,7 @@ from invalidator.process.preflight import check_shard, require
 from invalidator.replica.candidate import ReplicaBounds
 from invalidator.replica.source import ReplicaSource
 from invalidator.replica.succession import confirm_succession
+from invalidator.stream.open import search_log
 from invalidator.vstream.open import make_source as make_vstream
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class ShardWorker:
 
     The public fields are for ``invalidator.http.service``, which reads them from another thread. ``times``: what had
     been received when, for consumers that begin at a time. ``read_registry``: reads the schema, where the assignment
-    has none.
+    has none. ``since_us``: a time (µs since 1970), from which on every node is sent everything again.
     """
 
     assignment: Assignment
@@ -105,11 +106,21 @@ class ShardWorker:
     restoration: Restoration | None = None
     read_registry: Callable[[], Mapping[str, ObjectDefinition]] = dict
     has_streamed: bool = False
+    since_us: int | None = None
     times: TimeIndex = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.times = TimeIndex(clock_error_seconds=self.assignment.stream.clock_error_seconds)
+
+    @property
+    def has_repeated(self) -> bool:
+        """Whether every node has been sent again what was to be."""
+        return (
+            self.invalidator is not None
+            and self.invalidator.since is not None
+            and not (self.invalidator.unrepeated)
+        )
 
     def stop(self) -> None:
         """Finish the batch in hand and end."""
@@ -157,6 +168,10 @@ class ShardWorker:
         try:
             if task.stream.start == "now":
                 self.invalidator.end_lives()
+            if self.since_us is not None:
+                since = search_log(task.flavor, shard, self.since_us)
+                log.info("shard %s: everything from %s on is sent again", shard.lineage, since)
+                self.invalidator.repeat_since(since)
             loop = run_loop(
                 self.invalidator,
                 transactions_max=task.stream.batch_transactions_max,

@@ -209,15 +209,19 @@ def _make_access(
         open_source=open_source,
         find_head=partial(_find_head, keyspace),
         seek=lambda shard, timestamp_us: find_start(
-            find_index(shard.lineage), timestamp_us, partial(_search_log, keyspace.flavor, shard)
+            find_index(shard.lineage), timestamp_us, partial(search_log, keyspace.gtid_flavor, shard)
         ),
         find_keyspace_id=_make_finder(keyspace, tables),
     )
 
 
-def _search_log(flavor: str, shard: Shard, timestamp_us: int) -> Position:
-    """By the primary's log, or the first replica's that goes back so far. A replica commits later than its primary,
-    so by its times the stream begins earlier."""
+def search_log(flavor: str, shard: Shard, timestamp_us: int) -> Position:
+    """A position from which every transaction comes that was committed at the time (µs since 1970) or later; perhaps
+    earlier ones.
+
+    By the primary's log, or the first replica's that goes back so far. A replica commits later than its primary, so
+    by its times the stream begins earlier. Raises `HistoryPurged`, `SourceUnavailable`, `StreamStopped`.
+    """
     if shard.vtgate is not None:
         return find_vstream_position(shard, timestamp_us)
     try:

@@ -37,6 +37,22 @@ def parse_start(text: str) -> Start:
     return moment
 
 
+def parse_past(text: str, *, now_us: int, rewind_seconds: float) -> int:
+    """A time that has been, or that of an event token, or the earliest of a resume text; less ``rewind_seconds``. In
+    µs since 1970. Raises `FormatError`."""
+    start = parse_start(text)
+    if isinstance(start, EventToken):
+        start = start.timestamp_us
+    elif isinstance(start, ResumeVector):
+        start = start.min_timestamp_us
+    if not isinstance(start, int) or not 0 < start <= now_us:
+        raise FormatError(
+            f"start {text[:60]!r} is no time that has been",
+            hint="expected a time such as 2026-01-31T12:00:00Z, or a token or resume text of the update stream",
+        )
+    return max(0, start - round(rewind_seconds * 1_000_000))
+
+
 @dataclass(frozen=True, slots=True)
 class ShardStart:
     """Where one shard begins. Without a position: at the time, or without one at the head.

@@ -297,7 +297,7 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (
         CACHE,
         "[stream]\nstart = 2025-11-21\n[cache]",
-        ["stream.start: found a date or time", "stay acknowledged"],
+        ["stream.start: found a date or time", "invalidator run --since"],
     ),
     (
         CACHE,

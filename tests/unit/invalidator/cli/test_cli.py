@@ -279,3 +279,19 @@ def test_a_stream_of_an_unreachable_database(
     monkeypatch.chdir(tmp_path)
     assert run_main(monkeypatch, *verb, "-c", str(config)) == errors.SourceUnavailable.exit_code
     assert SECRET not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("since", ["now", "2999-01-01T00:00:00Z", "yesterday"])
+def test_run_sends_again_only_from_a_time_that_has_been(
+    config: Path, since: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "run", "-c", str(config), "--since", since) == USAGE
+    assert since in capsys.readouterr().err
+
+
+def test_run_sends_nothing_again_where_the_cache_is_emptied(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(CONFIG + '[stream]\nstart = "now"\n')
+    assert run_main(monkeypatch, "run", "-c", str(config), "--since", "2026-01-31T12:00:00Z") == USAGE
+    assert "--since" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from freshness.algorithm.applier import REJOIN_MAX_SECONDS, REJOIN_MIN_SECONDS
-from freshness.algorithm.driver import BlockingDriver
+from freshness.algorithm.driver import BlockingDriver, drive
 from freshness.algorithm.envelope import (
     NodeRecord,
     Stripe,
@@ -33,7 +33,7 @@ from freshness.config.settings import (
 )
 from freshness.config.settings import StreamConfig as Stream
 from freshness.database.schema import keyspace_id
-from freshness.errors import SourceUnavailable
+from freshness.errors import HistoryPurged, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
@@ -42,6 +42,7 @@ from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import build_registry
 from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.stream.source import UNREADABLE, Heartbeat, Operation, RowChange, Transaction
+from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -569,3 +570,99 @@ def test_a_process_that_looks_after_one_node_leaves_the_others_alone() -> None:
     assert shop.stripe(here) == MysqlGtidSet.parse(f"{SOURCE}:11-13")
     assert shop.stores[NODES[0]].peek(shop.place_of(there)[1]) is None
     assert shop.stores[NODES[0]].peek(record_key("shop", LINEAGE)) is None
+
+
+# -- again ---------------------------------------------------------------------------------------------
+
+
+def reopen(shop: Shop) -> Shop:
+    """Another process, on the same nodes, that is to send everything after 12 again."""
+    again = Shop(now=shop.now, head=shop.head, stores=shop.stores)
+    again.shard.repeat_since(up_to(12))
+    return again
+
+
+def put_entry(shop: Shop, key: int) -> bytes:
+    item = b"shop:customer:%d" % key
+    MemoryNode(shop.stores[shop.placement.node_for(item)]).perform([Add(item, b"old", 60)])
+    return item
+
+
+def has(shop: Shop, item: bytes) -> bool:
+    return shop.stores[shop.placement.node_for(item)].peek(item) is not None
+
+
+def acknowledge_up_to(shop: Shop, last: int) -> None:
+    shop.apply(*(customer(number, number) for number in range(shop.head + 1, last + 1)))
+    shop.driver.run(shop.shard.finish())
+
+
+def test_nodes_are_sent_again_what_they_have_acknowledged(shop: Shop) -> None:
+    acknowledge_up_to(shop, 15)
+    missed = [put_entry(shop, key) for key in (13, 14, 15)]
+    plain = Shop(now=shop.now, head=15, stores=shop.stores)
+    plain.open()
+    assert plain.shard.start_position() == up_to(15)
+    plain.shard.opened(up_to(12))
+    plain.apply(customer(13, 13))
+    assert has(plain, missed[0]), "by itself nothing is sent twice"
+
+    again = reopen(shop)
+    again.open()
+    assert again.shard.streamed == up_to(12)
+    assert not again.shard.needs_rewind
+    raised = transaction(14, raised_tables=frozenset(("seats",)))
+    again.apply(customer(13, 13), raised)
+    assert [has(again, item) for item in missed] == [False, True, True]
+    for node in NODES:
+        assert again.record(node).progress == up_to(15), "progress neither shrinks nor is claimed further"
+        assert again.record(node).table_floors == {"seats": MysqlGtidSet.of(SOURCE, 14)}
+    assert again.shard.is_repeating
+    again.apply(customer(15, 15), customer(16, 16))
+    assert [has(again, item) for item in missed] == [False, True, False]
+    assert (again.shard.is_repeating, again.shard.unrepeated) == (False, set())
+    assert again.shard.start_position() == up_to(16)
+    assert all(again.record(node).life == shop.record(node).life for node in NODES)
+
+
+def test_a_node_that_fails_meanwhile_is_sent_everything_again(shop: Shop) -> None:
+    acknowledge_up_to(shop, 15)
+    again = reopen(shop)
+    again.open()
+    again.apply(customer(13, 13))
+    shop.stores[NODES[0]].down = True
+    again.apply(customer(14, 14))
+    again.apply(customer(15, 15))
+    assert again.shard.unrepeated == {NODES[0]}
+    assert again.shard.start_position() == up_to(15), "it waits for nobody"
+    shop.stores[NODES[0]].down = False
+    again.now += REJOIN_MAX_SECONDS
+    again.join()
+    assert again.shard.needs_rewind
+    assert again.shard.start_position() == up_to(12)
+
+
+def test_a_time_behind_the_progress_leaves_no_gap(shop: Shop) -> None:
+    acknowledge_up_to(shop, 11)
+    again = reopen(shop)
+    again.open()
+    assert again.shard.streamed == up_to(11)
+
+
+def test_a_log_that_is_gone_ends_no_life_while_it_is_to_be_sent_again(shop: Shop) -> None:
+    acknowledge_up_to(shop, 15)
+    lives = [shop.record(node).life for node in NODES]
+    again = reopen(shop)
+
+    def answer(step: LoopStep) -> Any:
+        if isinstance(step, OpenStream):
+            assert step.start == up_to(12)
+            raise HistoryPurged("the log is gone")
+        assert not isinstance(step, Poll | RaiseEpoch), "nothing is streamed"
+        return again.driver.answer(step)
+
+    loop = run_loop(again.shard, transactions_max=9, is_stopping=lambda: False, observer=LoopObserver())
+    with pytest.raises(HistoryPurged):
+        drive(loop, answer)
+    again.join()
+    assert [again.record(node).life for node in NODES] == lives

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -140,6 +142,24 @@ def test_a_new_configuration_exchanges_what_it_concerns_and_nothing_else(scene: 
     invalidator.stop()
     thread.join(WAIT_SECONDS)
     assert sorted(scene.started) == ["-80", "80-", "80-c0", "c0-"]
+
+
+def test_what_was_sent_again_is_not_sent_again_by_the_next_worker(scene: Scene) -> None:
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")), since_us=5)
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 2)
+    workers = {each.assignment.shard.name: each for each in invalidator.workers}
+    assert [each.since_us for each in workers.values()] == [5, 5]
+    workers["-80"].invalidator = cast(Any, SimpleNamespace(since="there", unrepeated=set()))
+    workers["80-"].invalidator = cast(Any, SimpleNamespace(since="there", unrepeated={"n1"}))
+    invalidator.reload(scene.config(HEAD + shards("-80", "80-", ports=4000)))
+    wait_until(lambda: len(scene.started) == 4)
+    assert {each.assignment.shard.name: each.since_us for each in invalidator.workers} == {
+        "-80": None,
+        "80-": 5,
+    }
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
 
 
 def test_a_shard_that_serves_no_more_gets_another_worker(scene: Scene) -> None:

@@ -36,7 +36,7 @@ from invalidator.stream.feed import PURGED_HINT, Access
 from invalidator.stream.message import StreamMessage
 from invalidator.stream.row_filter import RowFilter
 from invalidator.stream.skew import Alignment
-from invalidator.stream.start import ShardStart, Start, join_positions, parse_start, plan_start
+from invalidator.stream.start import ShardStart, Start, join_positions, parse_past, parse_start, plan_start
 from invalidator.stream.update_stream import UpdateStream
 
 SECOND: Final = 1_000_000
@@ -935,6 +935,21 @@ def test_a_start_as_text() -> None:
     for wrong in ("", "yesterday", "1970-01-01T00:00:01", "17"):
         with pytest.raises(FormatError, match="start"):
             parse_start(wrong)
+
+
+def test_a_time_that_has_been() -> None:
+    def parse(text: str) -> int:
+        return parse_past(text, now_us=100 * SECOND, rewind_seconds=1.5)
+
+    assert parse("1970-01-01T00:00:10Z") == 8_500_000
+    assert parse("1970-01-01T00:01:40Z") == 98_500_000
+    assert parse("1970-01-01T00:00:01Z") == 0
+    assert parse(EventToken("a", "-80", 1, 10 * SECOND, up_to(a=1)).format()) == 8_500_000
+    assert parse(vector().format()) == max(0, vector().min_timestamp_us - 1_500_000)
+    timeless = EventToken("a", "-80", 1, 0, up_to(a=1)).format()
+    for wrong in ("now", "1970-01-01T00:01:41Z", timeless):
+        with pytest.raises(FormatError, match="no time that has been"):
+            parse(wrong)
 
 
 @pytest.mark.parametrize(
