@@ -8,6 +8,7 @@ trigger or a routine, changes all tables. Raising a table too often costs hits; 
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -16,6 +17,17 @@ _VERSIONED_OPEN: Final = re.compile(r"/\*M?!")
 _VERSIONED_WHOLE = re.compile(r"/\*M?!\d{0,6}(?=\D)(.*)\*/[\s;]*", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_]+")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
+_IDENTIFIER: Final = r"(`(?:[^`]|``)+`|[\w$]+)"
+_NAME: Final = re.compile(rf"\s*(?:{_IDENTIFIER}\s*\.\s*)?{_IDENTIFIER}")
+_DEFINES_TABLES: Final = re.compile(
+    r"(?:(ALTER|CREATE|DROP|RENAME)\s+(?:OR\s+REPLACE\s+|ONLINE\s+|IGNORE\s+)*TABLES?\b|TRUNCATE\b(?:\s+TABLE\b)?)"
+    r"\s*(?:IF\s+(?:NOT\s+)?EXISTS\b)?",
+    re.IGNORECASE,
+)
+_RENAMES: Final = re.compile(
+    r"\bRENAME\s+(?!COLUMN\b|INDEX\b|KEY\b|CONSTRAINT\b)(?:TO\b|AS\b|=)?", re.IGNORECASE
+)
+_NO_NAMES: Final = frozenset(("TO", "WAIT", "NOWAIT", "RESTRICT", "CASCADE"))
 _XA = re.compile(r"XA\s+(\w+)\s+X'([0-9A-F]*)'\s*,\s*X'([0-9A-F]*)'\s*,\s*(\d+)", re.IGNORECASE)
 
 _BLANK: Final = "\ufeff \t\r\n\v\f\0;("
@@ -80,9 +92,7 @@ def find_xid(sql: str) -> Xid | None:
     return Xid(bytes.fromhex(match[2]), bytes.fromhex(match[3]), int(match[4]))
 
 
-def tables_changed_by(
-    sql: str, database: str, default_database: str, tables: frozenset[str]
-) -> frozenset[str]:
+def tables_changed_by(sql: str, database: str, default_database: str, tables: Set[str]) -> frozenset[str]:
     """The tables, of those asked for, whose rows the statement may have changed. Never too few.
 
     ``default_database`` is the one that the statement ran in; ``tables`` are bare names in ``database``.
@@ -96,14 +106,14 @@ def tables_changed_by(
     if first in _ABOUT_NO_ROWS or text.rstrip(" ;") in _EXACT or text.startswith("ROLLBACK TO "):
         return frozenset()
     if first not in _DEFINITION and first not in ("SET", "ANALYZE"):
-        return tables
+        return frozenset(tables)
     words = [word.upper() for word in _WORD.findall(_COMMENT.sub(" ", text))]
     # Whether a versioned comment was executed is not known here, so it may hide or turn any other word.
     has_versioned = _VERSIONED_OPEN.search(text) is not None
     if not has_versioned and _is_about_no_rows(words):
         return frozenset()
     if first not in _DEFINITION:
-        return tables
+        return frozenset(tables)
     return _tables_defined_by(text, words, database, default_database, tables, has_versioned)
 
 
@@ -121,22 +131,46 @@ def _tables_defined_by(
     words: list[str],
     database: str,
     default_database: str,
-    tables: frozenset[str],
+    tables: Set[str],
     has_versioned: bool,
 ) -> frozenset[str]:
     folded = sql.casefold()
     if words[0] == "CREATE" and (has_versioned or _creates_table(words)) and {"SELECT", "WITH"} & set(words):
         # With row format the rows of CREATE … SELECT come as row events and the SELECT is not in the log. Here it
         # ran as a statement, and a function in it can have written to any table.
-        return tables
+        return frozenset(tables)
     names_database = database.casefold() in folded or not _PLAIN_NAME.fullmatch(database)
     if names_database and {"DATABASE", "SCHEMA"} & set(words[1:6]):
-        return tables
+        return frozenset(tables)
     if not names_database and default_database.casefold() != database.casefold():
         return frozenset()
-    return frozenset(
-        table for table in tables if not _PLAIN_NAME.fullmatch(table) or table.casefold() in folded
-    )
+    found = {table for table in tables if not _PLAIN_NAME.fullmatch(table) or table.casefold() in folded}
+    # Where patterns name the tables, one that is there no longer is known by the statement alone.
+    named = {
+        name
+        for of, name in _names_in(sql)
+        if (of or default_database).casefold() == database.casefold() and name in tables
+    }
+    return frozenset(found | named)
+
+
+def _names_in(sql: str) -> list[tuple[str, str]]:
+    """The tables that a definition names, each with its database or "". Of an ALTER: its table, and new names."""
+    text = _COMMENT.sub(" ", sql)
+    match = _DEFINES_TABLES.match(text)
+    if match is None:
+        return []
+    kind, rest = (match[1] or "").upper(), text[match.end() :]
+    if kind in ("ALTER", "CREATE"):
+        parts = _RENAMES.split(rest) if kind == "ALTER" else [rest]
+        names = [name for part in parts if (name := _NAME.match(part)) is not None]
+    else:
+        names = [name for name in _NAME.finditer(rest) if name[2].upper() not in _NO_NAMES]
+    return [(_unquote(name[1] or ""), _unquote(name[2])) for name in names]
+
+
+def _unquote(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
 def _creates_table(words: list[str]) -> bool:

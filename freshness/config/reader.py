@@ -26,6 +26,7 @@ from freshness.config.settings import (
     Config,
     HistoryConfig,
     HttpConfig,
+    HttpConsumer,
     Keyspace,
     ObjectConfig,
     ServerAddress,
@@ -45,7 +46,7 @@ Section = TypeVar(
     "Section",
     CacheConfig,
     StreamConfig,
-    HttpConfig,
+    HttpConsumer,
     ArchiveConfig,
     HistoryConfig,
     Sharding,
@@ -473,8 +474,13 @@ class _Reader:
                 self.check_text(f"{where}.members.{member}", text, _IDENTIFIER, _IDENTIFIER_EXPECTED)
 
     def read_http(self, table: dict[str, Any]) -> HttpConfig | None:
-        http = self.build(HttpConfig, table, "http")
-        if http and http.listen is not None:
+        before = len(self.problems)
+        values = self.values(HttpConfig, table, "http", also=("consumers",))
+        consumers = self.read_consumers(self.section(table, "consumers"), has_token="token_file" in values)
+        if len(self.problems) > before:
+            return None
+        http = HttpConfig(**values, consumers=consumers)
+        if http.listen is not None:
             try:
                 host, _ = parse_host_port(http.listen)
             except ConfigError as error:
@@ -483,11 +489,24 @@ class _Reader:
             if not _is_loopback(host) and http.token_file is None:
                 expected = "a loopback address such as 127.0.0.1:8080, or a token_file beside it"
                 self.report("http.listen", _shown(http.listen), expected)
-        for index, name in enumerate(http.hosts if http else ()):
+        for index, name in enumerate(http.hosts):
             self.check_text(
                 f"http.hosts[{index}]", name, _NAME, f"a host name without a port: {_NAME_EXPECTED}"
             )
         return http
+
+    def read_consumers(self, tables: dict[str, Any], *, has_token: bool) -> dict[str, HttpConsumer]:
+        consumers: dict[str, HttpConsumer] = {}
+        for name, table in self.named_tables(tables, "http.consumers"):
+            where = f"http.consumers.{name}"
+            consumer = self.build(HttpConsumer, table, where)
+            if consumer:
+                consumers[name] = consumer
+                if not consumer.tables:
+                    self.report(f"{where}.tables", "an empty array", 'at least one table, or "*" for all')
+        if tables and not has_token:
+            self.report("http.token_file", "nothing", "the operator's own token, beside those of consumers")
+        return consumers
 
     # -- tables and values --------------------------------------------------------------------------------
 

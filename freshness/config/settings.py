@@ -398,6 +398,22 @@ class StreamConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConsumer:
+    """``[http.consumers.NAME]``: a consumer of the update stream with a token of its own, and what it may see."""
+
+    token_file: str = setting(
+        "File whose first line is its bearer token, which opens the update stream, and the topology that is read "
+        "from. Relative to this file."
+    )
+    tables: tuple[str, ...] = setting("Names of tables, and patterns with * and ?, that it may read.")
+    hidden_columns: tuple[str, ...] = setting(
+        'Columns that it never gets: "COLUMN" of any table, or "TABLE.COLUMN", with * and ? too. A key that has one '
+        "of them is left out.",
+        (),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
     """``[http]``: the invalidator's HTTP service."""
 
@@ -417,6 +433,8 @@ class HttpConfig:
         "The most clients that may read the update stream at once.", 16, minimum=1, maximum=1000
     )
 
+    consumers: Mapping[str, HttpConsumer] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveConfig:
@@ -424,6 +442,10 @@ class ArchiveConfig:
 
     path: str | None = setting(
         "Folder of the archive, relative to this file. Left out: no archive is written.", None
+    )
+    tables: tuple[str, ...] = setting(
+        "Names of tables, and patterns with * and ?, whose changes are recorded. Left out: those of cached objects.",
+        (),
     )
     rotate_seconds: int = setting("A file is closed when it is so old.", 300, minimum=1, maximum=3600)
     rotate_mb: int = setting("A file is closed at about this size.", 64, minimum=1, maximum=4096)
@@ -494,6 +516,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("objects.NAME", ObjectConfig),
     ("stream", StreamConfig),
     ("http", HttpConfig),
+    ("http.consumers.NAME", HttpConsumer),
     ("archive", ArchiveConfig),
     ("history", HistoryConfig),
 )

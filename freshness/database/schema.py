@@ -82,6 +82,18 @@ def key_columns(
     return tuple(_get_column(columns, database, table, str(name)) for name, _ in parts)
 
 
+def read_tables(address: ServerAddress) -> frozenset[str]:
+    """The tables of a database, without views. Raises `SourceUnavailable` or `SourceUnsuitable`."""
+    connection = connect(address)
+    try:
+        found = read_rows(connection, _TABLES)
+    except Exception as error:
+        raise translated(error, address, "reading the tables") from error
+    finally:
+        connection.close()
+    return frozenset(str(name) for name, kind in found if "VIEW" not in str(kind))
+
+
 def find_cascades(connection: Connection, database: str, tables: Iterable[str]) -> dict[str, frozenset[str]]:
     """By child table, the tables whose deletes and updates reach it through foreign keys with CASCADE or SET NULL.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
@@ -19,6 +20,7 @@ from pyarrow import fs
 from freshness.errors import FormatError
 from freshness.history.columns import CHANGES_VERSION, KIND_KEY, VERSION_KEY
 from freshness.position.token import EventToken
+from freshness.stream.tables import compile_patterns
 
 KIND: Final = "changes"
 
@@ -26,6 +28,7 @@ _KEYSPACE_KEY: Final = "freshness.keyspace"
 _SHARD_KEY: Final = "freshness.shard"
 _BEFORE_KEY: Final = "freshness.before"
 _RESUME_KEY: Final = "freshness.resume"
+_TABLES_KEY: Final = "freshness.tables"
 _ORDER_KEY: Final = "freshness.order"
 _SORTED_BY_KEY: Final = "keys"
 
@@ -34,13 +37,19 @@ _SORTED_BY_KEY: Final = "keys"
 class ArchiveFooter:
     """``before``: everything of the lineage before the file's first transaction; ``resume``: up to and with its last.
 
-    ``is_sorted_by_key``: a merged file, whose row groups follow one another, and each of which is sorted by key.
+    ``tables``: names and patterns of those whose changes it has, all of them; a table that appeared later is not in
+    older files. ``is_sorted_by_key``: a merged file, whose row groups follow one another, and each of which is sorted
+    by key.
     """
 
     keyspace: str
     before: EventToken
     resume: EventToken
+    tables: tuple[str, ...]
     is_sorted_by_key: bool = False
+
+    def carries(self, table: str) -> bool:
+        return compile_patterns(self.tables).match(table) is not None
 
     def to_metadata(self) -> dict[str, str]:
         """The inverse of `parse_footer`."""
@@ -51,6 +60,7 @@ class ArchiveFooter:
             _SHARD_KEY: self.before.shard,
             _BEFORE_KEY: str(self.before),
             _RESUME_KEY: str(self.resume),
+            _TABLES_KEY: msgspec.json.encode(self.tables).decode(),
         }
         return metadata | {_ORDER_KEY: _SORTED_BY_KEY} if self.is_sorted_by_key else metadata
 
@@ -72,9 +82,9 @@ def parse_footer(path: Path | str, metadata: Mapping[bytes, bytes] | None) -> Ar
     """The footer in the metadata of the file. Raises `FormatError` for a file of another kind or version, and for one
     whose positions are missing or do not parse."""
     known = metadata or {}
-    kind, version, keyspace, before, resume, order = (
+    kind, version, keyspace, before, resume, tables, order = (
         known.get(key.encode(), b"").decode("utf-8", "replace")
-        for key in (KIND_KEY, VERSION_KEY, _KEYSPACE_KEY, _BEFORE_KEY, _RESUME_KEY, _ORDER_KEY)
+        for key in (KIND_KEY, VERSION_KEY, _KEYSPACE_KEY, _BEFORE_KEY, _RESUME_KEY, _TABLES_KEY, _ORDER_KEY)
     )
     if kind != KIND or version != str(CHANGES_VERSION):
         raise FormatError(
@@ -86,6 +96,17 @@ def parse_footer(path: Path | str, metadata: Mapping[bytes, bytes] | None) -> Ar
             f"{path}: its metadata names no position", hint="was it written by another program?"
         )
     try:
-        return ArchiveFooter(keyspace, EventToken.parse(before), EventToken.parse(resume), bool(order))
+        return ArchiveFooter(
+            keyspace, EventToken.parse(before), EventToken.parse(resume), _parse_tables(tables), bool(order)
+        )
     except FormatError as error:
         raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _parse_tables(text: str) -> tuple[str, ...]:
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.MsgspecError as error:
+        raise FormatError(
+            f"its metadata names no tables: {error}", hint="record into another folder, from now on"
+        ) from error

@@ -128,6 +128,29 @@ def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
     assert "give the same ones" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flavor", ["mariadb"])
+def test_a_table_that_nobody_caches_is_copied_from_the_service(
+    system: System, session: SparkSession, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system.execute("CREATE TABLE weights (w DOUBLE PRIMARY KEY, v INT)")
+    system.execute("INSERT INTO weights VALUES (0.5, 1), (1.5, 2)")
+    arguments = ["--config", str(system.config_path), "--tables", "weights"]
+    for out, followed in (
+        ("copy", ["--url", f"http://127.0.0.1:{port}"]),
+        ("other", ["--archive", str(tmp_path)]),
+    ):
+        options = [*arguments, "--out", str(tmp_path / out), *followed]
+        assert command.main(options, session) == (0 if out == "copy" else 2), capsys.readouterr().err
+    assert "there is no file of an archive" in capsys.readouterr().err
+    system.execute("UPDATE weights SET w = 2.5 WHERE v = 2")
+    arguments += ["--out", str(tmp_path / "copy"), "--url", f"http://127.0.0.1:{port}"]
+    assert command.main(arguments, session) == 0, capsys.readouterr().err
+    assert in_copy(session, tmp_path / "copy", "weights") == in_database(system, "weights")
+    state = read_state(tmp_path / "copy")
+    assert state is not None
+    assert state.tables["weights"].generation > 1, "the stream was not applied"
+
+
 def test_ranges_are_all_rows_once(system: System) -> None:
     primary = system.config.keyspaces["shop"].shards[0].primary
     for table, rows in (("customers", 7), ("seats", 3), ("seats", 1000)):

@@ -63,7 +63,7 @@ def record(
             hint="leave --since out, or begin another archive with --out",
         )
     start = ResumeVector(keyspace.name, KeyRange(), tokens) if tokens else "now" if since is None else since
-    opened = opener.open(keyspace.name, "-", start, minimize_skew=False)
+    opened = opener.open(keyspace.name, "-", start, tables=config.archive.tables, minimize_skew=False)
     try:
         policy = RotationPolicy(config.archive.rotate_seconds, config.archive.rotate_mb << 20)
         archive = ArchiveWriter(
@@ -72,6 +72,7 @@ def record(
             opened.finder,
             opened.layouts,
             policy,
+            tables=opened.tables,
             clock=running_clock,
             now_us=lambda: time.time_ns() // 1000,
         )

@@ -142,7 +142,8 @@ class _Spool:
 class ArchiveWriter:
     """Writes the archive of one keyspace. Only one writer may have it open: others get `ConfigError`.
 
-    ``finder``: which cache items a change concerns. ``now_us``: wall clock, for the column ``received_us`` and the
+    ``finder``: which cache items a change concerns. ``tables``: names and patterns of those that the stream
+    carries. ``now_us``: wall clock, for the column ``received_us`` and the
     names of hours. ``clock``: for rotation.
     """
 
@@ -154,6 +155,7 @@ class ArchiveWriter:
         layouts: LayoutBook,
         policy: RotationPolicy,
         *,
+        tables: tuple[str, ...],
         clock: Callable[[], float],
         now_us: Callable[[], int],
     ) -> None:
@@ -169,6 +171,7 @@ class ArchiveWriter:
         )
         self._layouts = layouts
         self._policy = policy
+        self._tables = tables
         self._clock = clock
         self._now_us = now_us
         self._lineages: dict[str, _Lineage] = {}
@@ -300,7 +303,7 @@ class ArchiveWriter:
         file = self._files[lineage]
         state = self._lineages[lineage]
         file.flush()
-        footer = ArchiveFooter(self._keyspace, file.before, state.token)
+        footer = ArchiveFooter(self._keyspace, file.before, state.token, self._tables)
         file.writer.add_key_value_metadata(footer.to_metadata())
         file.writer.close()
         file.file.flush()

@@ -333,7 +333,7 @@ def make_decoder(
         )
 
     if definitions is None:
-        return make_general(RowDecoder(flavor, database, subscription.tables | {heartbeats}))
+        return make_general(RowDecoder(flavor, database, subscription.tables, heartbeats))
     keys = KeyReader(flavor, database, subscription.tables, heartbeats, definitions)
     items_max = rows_max if piece_rows is None else min(piece_rows - 1, rows_max)
     return FastTrack(make_general(keys), keys, items_max, subscription.skips)

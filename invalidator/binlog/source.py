@@ -9,7 +9,7 @@ used as `freshness.stream.source.Source`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final
 
 import pymysql
@@ -48,7 +48,7 @@ class BinlogSource:
         self,
         address: ServerAddress,
         flavor: str,
-        tables: frozenset[str],
+        tables: Set[str],
         *,
         heartbeat_table: str = HEARTBEAT_TABLE,
         cascades: Cascades | None = None,
@@ -77,7 +77,8 @@ class BinlogSource:
         self._read_timeout_seconds = read_timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
         self._mailbox_bounds = (transactions_queued_max, rows_queued_max)
-        self._tables = tables - {heartbeat_table}
+        # A set that matches names is no longer one after a subtraction, and has no heartbeats.
+        self._tables = tables - {heartbeat_table} if heartbeat_table in tables else tables
         self._known_cascades = dict(cascades or {})
         subscription = Subscription(
             flavor,

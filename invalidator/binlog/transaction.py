@@ -9,7 +9,7 @@ Called by ``invalidator.binlog.decoder``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -53,7 +53,7 @@ class Subscription:
 
     flavor: str
     database: str
-    tables: frozenset[str]
+    tables: Set[str]
     heartbeat_table: str
     skips: Mapping[Position, SkippedTransaction] = field(default_factory=dict)
     on_skip: Callable[[], None] = lambda: None
@@ -93,9 +93,10 @@ class _Group:
     def tables(self) -> set[str]:
         return self.tables_of_items | {change.table for change in self.changes}
 
-    def raise_tables(self, tables: frozenset[str] | set[str], reason: str) -> None:
-        if tables:
-            self.raised |= tables
+    def raise_tables(self, tables: Set[str], reason: str) -> None:
+        names = frozenset(tables)
+        if names:
+            self.raised |= names
             self.add_reason(reason)
 
     def add_reason(self, reason: str) -> None:

@@ -53,12 +53,12 @@ def _check_this_machine(settings: Config) -> None:
         if is_needed:
             importlib.import_module(module)
     if settings.http.listen is not None:
-        from invalidator.http.gates import read_access_token
+        from invalidator.http.gates import read_grants
         from invalidator.http.service import open_socket
 
-        access_token = read_access_token(settings)
+        grants = read_grants(settings)
         if not _is_invalidator(settings.http.listen):
-            open_socket(settings.http.listen, access_token).close()
+            open_socket(settings.http.listen, demands_token=bool(grants)).close()
 
 
 def _is_invalidator(listen: str) -> bool:

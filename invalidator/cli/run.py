@@ -60,14 +60,14 @@ def run(
     with ExitStack() as stack:
         if settings.http.listen is not None:
             # Only here: the web framework takes longer to import than all the rest
-            from invalidator.http.gates import read_access_token
+            from invalidator.http.gates import read_grants
             from invalidator.http.service import HttpService, create_api
             from invalidator.process.status import read_status
 
             api = create_api(
                 invalidator,
                 lambda: read_status(invalidator.config),
-                access_token=read_access_token(settings),
+                grants=read_grants(settings),
                 reload=invalidator.change_topology,
             )
             service = HttpService(api, settings.http.listen)

@@ -12,6 +12,7 @@ import typer
 from freshness.errors import StorageUnavailable
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
 from invalidator.cli.signals import call_on_stop, load_on_hangup
+from invalidator.stream.selection import Images, Selection, read_names
 
 STOP_SEEN_SECONDS: Final = 0.25
 
@@ -24,6 +25,16 @@ def stream(
         bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option(help='Names and patterns, such as "orders,order_*"; default: tables of cached objects.'),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help='COLUMN or TABLE.COLUMN, such as "id,orders.*"; default: all.')
+    ] = None,
+    images: Annotated[
+        Images, typer.Option(help="How much of a row: all of it, or the primary key alone.")
+    ] = "full",
     heartbeats: Annotated[
         bool, typer.Option("--heartbeats/--no-heartbeats", help="Also lines of invalidators' heartbeats.")
     ] = True,
@@ -34,14 +45,19 @@ def stream(
     from invalidator.stream.json_lines import LineWriter
     from invalidator.stream.open import StreamOpener
 
+    selection = Selection(read_names(columns, "--columns"), images=images)
     read_config = load_on_hangup(config)
     stopping = threading.Event()
     call_on_stop(stopping.set)
     opened = StreamOpener(read_config).open(
-        keyspace, key_range, "now" if since is None else since, minimize_skew=skew
+        keyspace,
+        key_range,
+        "now" if since is None else since,
+        tables=read_names(tables, "--tables"),
+        minimize_skew=skew,
     )
     try:
-        out = LineWriter(opened.layouts, opened.stream.resume.format(), heartbeats)
+        out = LineWriter(opened.layouts, opened.stream.resume.format(), heartbeats, selection)
         printed = 0
         while not stopping.is_set():
             opened.follow()

@@ -11,11 +11,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 from fastapi import APIRouter, Header, Query
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -24,12 +25,14 @@ from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.stream.lines import EndLine, ErrorLine, HeartbeatLine, Line, encode_line
 from freshness.stream.resume import ResumeVector
+from invalidator.http.gates import find_grant
 from invalidator.http.line_buffer import CHUNK_BYTES_MAX, LineBuffer
 from invalidator.http.refusal import describe_refusals
 from invalidator.http.topology import describe_topology
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
+from invalidator.stream.selection import WHOLE, Images, Selection, read_names
 
 POLL_SECONDS: Final = 0.25
 """How soon a consumer's thread sees that the consumer has gone."""
@@ -85,7 +88,13 @@ class Opener(Protocol):
     def read_config(self) -> Callable[[], Config]: ...
 
     def open(
-        self, keyspace_name: str | None, key_range: str, since: str, *, minimize_skew: bool | None
+        self,
+        keyspace_name: str | None,
+        key_range: str,
+        since: str,
+        *,
+        tables: Sequence[str],
+        minimize_skew: bool | None,
     ) -> Opened: ...
 
     def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken: ...
@@ -115,6 +124,7 @@ class Consumer:
     policy: ServePolicy
     lines_max: int | None
     heartbeats: bool = True
+    selection: Selection = WHOLE
     buffer: LineBuffer = field(init=False)
     writer: LineWriter = field(init=False)
     _resume: str | None = field(init=False)
@@ -123,7 +133,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self._resume = _format_vector(self.opened.stream.resume)
-        self.writer = LineWriter(self.opened.layouts, self._resume, self.heartbeats)
+        self.writer = LineWriter(self.opened.layouts, self._resume, self.heartbeats, self.selection)
         self.buffer = LineBuffer(self.policy.buffer_bytes_max, self._resume)
         self._thread = threading.Thread(target=self._run, name="update stream consumer", daemon=True)
 
@@ -295,6 +305,8 @@ class StreamHub:
         key_range: str,
         since: str,
         *,
+        tables: Sequence[str] = (),
+        selection: Selection = WHOLE,
         minimize_skew: bool | None,
         count: int | None,
         heartbeats: bool,
@@ -303,7 +315,7 @@ class StreamHub:
         """The response for a new consumer. Raises `TooManyConsumers` and what `StreamOpener.open` raises."""
         self._admit()
         try:
-            opened = self.opener.open(keyspace, key_range, since, minimize_skew=minimize_skew)
+            opened = self.opener.open(keyspace, key_range, since, tables=tables, minimize_skew=minimize_skew)
         except BaseException:
             self._leave(None)
             raise
@@ -314,6 +326,7 @@ class StreamHub:
             self.policy,
             count,
             heartbeats,
+            selection,
         )
         with self._lock:
             self._by_number[id(consumer)] = consumer
@@ -352,14 +365,24 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
     }
 
     @v1.get(
-        "/update-stream", response_class=Response, responses=lines | describe_refusals(400, 410, 422, 503)
+        "/update-stream",
+        response_class=Response,
+        responses=lines | describe_refusals(400, 403, 410, 422, 503),
     )
     def update_stream(
+        request: Request,
         keyspace: Annotated[str | None, Query(description="which one, where there are several")] = None,
         key_range: Annotated[str, Query(description='such as "-80"')] = "-",
         since: Annotated[
             str | None, Query(description='"now", a resume text, an event token, or a time with zone')
         ] = None,
+        tables: Annotated[
+            str | None, Query(description='names and patterns, such as "orders,order_*"')
+        ] = None,
+        columns: Annotated[
+            str | None, Query(description='COLUMN or TABLE.COLUMN, such as "id,orders.*"')
+        ] = None,
+        images: Annotated[Images, Query(description="whole rows, or their primary keys alone")] = "full",
         minimize_skew: Annotated[bool | None, Query(description="align the shards in time")] = None,
         count: Annotated[int | None, Query(ge=1, description="end after so many lines")] = None,
         heartbeats: Annotated[
@@ -369,11 +392,14 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
         """Every row change from there on, as JSON lines, or as server-sent events where Accept asks for them."""
+        grant = find_grant(request.scope)
         return hub.open(
             keyspace,
             key_range,
             # A browser that comes back repeats the address it began with
             last_event_id or ("now" if since is None else since),
+            tables=grant.choose_tables(read_names(tables, "tables")),
+            selection=Selection(read_names(columns, "columns"), grant.hidden_columns, images),
             minimize_skew=minimize_skew,
             count=count,
             heartbeats=heartbeats,

@@ -1,11 +1,12 @@
-"""Gates before the HTTP service: the access token, which is read from its file and demanded of every request, and the
-host name, which is checked where no token is."""
+"""Gates before the HTTP service: the access tokens, which are read from their files and one of which is demanded of
+every request, and the host name, which is checked where no token is."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,49 +14,114 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from freshness.config.hostport import parse_host_port, read_password
 from freshness.config.settings import Config
 from freshness.errors import ConfigError
-from invalidator.http.refusal import refuse
+from freshness.stream.tables import compile_patterns, is_pattern
+from invalidator.http.refusal import NotAllowed, refuse
 
 HTTP_PORT: Final = 80
+_GRANT: Final = "freshness.grant"
+CONSUMER_PATHS: Final = frozenset(("/v1/update-stream", "/v1/token", "/v1/topology"))
+"""Served to the tokens of consumers: a stream, and what a reader must know to plan one."""
+
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
 """Answered without a token: they are for probes, and say nothing of the data."""
 
 
-def read_access_token(config: Config) -> str | None:
-    """The first line of `http.token_file`; None where none is configured. Raises `ConfigError`."""
-    if config.http.token_file is None:
-        return None
-    try:
-        return read_password(config.path.parent / config.http.token_file)
-    except ConfigError as error:
-        raise ConfigError(f"http.token_file: {error.message}", hint="put a long random text there") from error
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a token opens. ``tables``: names and patterns of the tables of its update streams, and nothing beside
+    those; None for everything. ``hidden_columns``: as `invalidator.stream.selection.Selection` takes them."""
+
+    tables: tuple[str, ...] | None = None
+    hidden_columns: tuple[str, ...] = ()
+
+    def allows(self, scope: Scope) -> bool:
+        return self.tables is None or (scope["method"] == "GET" and scope["path"] in CONSUMER_PATHS)
+
+    def choose_tables(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The tables of a stream; all that the grant has where none is named. Raises `NotAllowed`."""
+        if self.tables is None:
+            return wanted
+        is_granted = compile_patterns(self.tables).match
+        for name in wanted:
+            # One pattern may stand for more than another; only the same, or all, is certain.
+            if not ({name, "*"} & {*self.tables} if is_pattern(name) else is_granted(name)):
+                raise NotAllowed(
+                    f"this token does not open table {name!r}", hint=f"it opens {', '.join(self.tables)}"
+                )
+        return wanted or self.tables
+
+
+EVERYTHING: Final = Grant()
+
+
+def find_grant(scope: Scope) -> Grant:
+    """What the request's token opens; everything where none is demanded."""
+    found: Grant = scope.get(_GRANT, EVERYTHING)
+    return found
 
 
 class TokenGate:
-    """Lets requests pass that bring the token. In front of everything, the description of the service too."""
+    """Lets requests pass that bring a token which opens them. In front of everything, the description of the service
+    too. ``grants``: by token."""
 
-    def __init__(self, app: ASGIApp, access_token: str) -> None:
+    def __init__(self, app: ASGIApp, grants: Mapping[str, Grant]) -> None:
         self._app = app
-        self._expected = b"bearer " + access_token.encode()
+        self._grants = {b"bearer " + token.encode(): grant for token, grant in grants.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_allowed(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        response = refuse(
-            401,
-            "Unauthorized",
-            "this service demands its access token",
-            "send the header Authorization: Bearer TOKEN, with the token of http.token_file",
-            {"www-authenticate": "Bearer"},
-        )
-        await response(scope, receive, send)
+        grant = self._find_grant(scope)
+        if grant is not None and grant.allows(scope):
+            await self._app({**scope, _GRANT: grant}, receive, send)
+        elif grant is not None:
+            hint = f"it opens GET {', '.join(sorted(CONSUMER_PATHS))}"
+            await refuse(403, "NotAllowed", "the token of a consumer does not open this", hint)(
+                scope, receive, send
+            )
+        else:
+            response = refuse(
+                401,
+                "Unauthorized",
+                "this service demands its access token",
+                "send the header Authorization: Bearer TOKEN, with the token of http.token_file",
+                {"www-authenticate": "Bearer"},
+            )
+            await response(scope, receive, send)
 
-    def _is_allowed(self, scope: Scope) -> bool:
+    def _find_grant(self, scope: Scope) -> Grant | None:
         found = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(found) != 1:
-            return False
+            return None
         scheme, _, token = bytes(found[0]).partition(b" ")
-        return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._expected)
+        brought = scheme.lower() + b" " + token.strip()
+        grants = [grant for known, grant in self._grants.items() if hmac.compare_digest(brought, known)]
+        return grants[0] if grants else None
+
+
+def read_grants(config: Config) -> dict[str, Grant]:
+    """What each token opens, by token: `http.token_file` everything. Empty where none is configured. Raises
+    `ConfigError`."""
+    if config.http.token_file is None:
+        return {}
+    grants = {_read_token(config, "http.token_file", config.http.token_file): EVERYTHING}
+    for name, consumer in config.http.consumers.items():
+        where = f"http.consumers.{name}.token_file"
+        token = _read_token(config, where, consumer.token_file)
+        if token in grants:
+            raise ConfigError(
+                f"{where}: another file has the same token", hint="put another random text there"
+            )
+        grants[token] = Grant(consumer.tables, consumer.hidden_columns)
+    return grants
+
+
+def _read_token(config: Config, where: str, path: str) -> str:
+    try:
+        return read_password(config.path.parent / path)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}", hint="put a long random text there") from error
 
 
 class HostGate:

@@ -23,7 +23,7 @@ from freshness.database.schema import load_object
 from freshness.errors import ConfigError, FormatError
 from freshness.objects.registry import ObjectDefinition
 from invalidator.http.consumers import Reload, StreamHub, add_routes
-from invalidator.http.gates import HostGate, TokenGate, is_loopback
+from invalidator.http.gates import Grant, HostGate, TokenGate, is_loopback
 from invalidator.http.refusal import add_handlers, describe_refusals, refuse_unknown_parameters
 from invalidator.process.app import Invalidator
 from invalidator.process.by_hand import invalidate_keys
@@ -50,21 +50,24 @@ def create_api(
     invalidator: Invalidator,
     read_status: Callable[[], dict[str, Any]],
     *,
-    access_token: str | None = None,
+    grants: Mapping[str, Grant] | None = None,
     streams: StreamHub | None = None,
     reload: Reload | None = None,
 ) -> FastAPI:
     """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.process.status``;
-    ``access_token``: what requests must bring; ``reload``: takes ``PUT /v1/topology`` over."""
-    # Where a token is demanded, no page of another name can bring it
-    gate = 421 if access_token is None else 401
-    api = FastAPI(title="freshness invalidator", version=__version__, responses=describe_refusals(gate, 500))
+    ``grants``: what each token opens, one of which requests must bring; ``reload``: takes ``PUT /v1/topology`` over.
+    """
+    # Where a token is demanded, no page of another name can bring it.
+    gates = (401, 403) if grants else (421,)
+    api = FastAPI(
+        title="freshness invalidator", version=__version__, responses=describe_refusals(*gates, 500)
+    )
     hub = streams or StreamHub(StreamOpener(lambda: invalidator.config, invalidator.find_times))
     api.state.streams = hub
-    api.state.access_token = access_token
+    api.state.demands_token = bool(grants)
     add_handlers(api)
-    if access_token is not None:
-        api.add_middleware(TokenGate, access_token=access_token)
+    if grants:
+        api.add_middleware(TokenGate, grants=grants)
     else:
         api.add_middleware(HostGate, names=invalidator.config.http.hosts)
     # A scraper or a prober may add parameters of its own; these are asked for data
@@ -156,7 +159,7 @@ class HttpService:
     def __init__(self, api: FastAPI, listen: str) -> None:
         host, port = parse_host_port(listen)
         self._api = api
-        self._socket = open_socket(listen, getattr(api.state, "access_token", None))
+        self._socket = open_socket(listen, demands_token=getattr(api.state, "demands_token", False))
         settings = uvicorn.Config(
             api,
             host=host,
@@ -181,10 +184,10 @@ class HttpService:
         self._server.run(sockets=[self._socket])
 
 
-def open_socket(listen: str, access_token: str | None) -> socket.socket:
+def open_socket(listen: str, *, demands_token: bool) -> socket.socket:
     """A socket that listens there. Raises `ConfigError` as `HttpService`."""
     host, port = parse_host_port(listen)
-    if access_token is None and not is_loopback(host):
+    if not demands_token and not is_loopback(host):
         raise ConfigError(
             f"http.listen = {listen}: not a loopback address, and no access token is demanded",
             hint="set http.token_file, or listen on 127.0.0.1",

@@ -22,6 +22,7 @@ from freshness.values.json import from_json_row, to_json_row
 from invalidator.binlog.rows.layout import find_key
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage, make_message
+from invalidator.stream.selection import WHOLE, Selection
 
 PIECE_ROWS_MAX: Final = 10_000
 """Rows of one transaction that are held together while a file is read; a larger one comes in pieces."""
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class LineWriter:
     """Makes lines of messages. ``resume``: of the last whole transaction; at first, where the stream began.
-    ``heartbeats``: whether invalidators' heartbeats have lines.
+    ``heartbeats``: whether invalidators' heartbeats have lines. ``selection``: what is told of each row.
 
     The last line of a piece is held back until the next piece: only then it is known whether the transaction ends
     there.
@@ -44,6 +45,7 @@ class LineWriter:
     layouts: LayoutBook
     resume: str | None = None
     heartbeats: bool = True
+    selection: Selection = WHOLE
     _held: dict[str, UpdateLine] = field(default_factory=dict)
 
     def lines(self, message: StreamMessage) -> list[UpdateLine]:
@@ -80,13 +82,15 @@ class LineWriter:
         reason: str = "",
         heartbeat: Heartbeat | None = None,
     ) -> UpdateLine:
-        before = change.before if change else None
-        after = change.after if change else None
-        key = None
+        key = before = after = None
         if table is not None and change is not None:
             # As for invalidation: the row is called by its new key, and by the old one where the image lacks it.
             layout = self.layouts.find(message.shard, table)
-            key = find_key(layout, {**(before or {}), **(after or {})})
+            own = find_key(layout, {**(change.before or {}), **(change.after or {})})
+            before, after = (
+                self.selection.cut_image(table, image, own or ()) for image in (change.before, change.after)
+            )
+            key = self.selection.cut_key(table, own)
         return UpdateLine(
             keyspace=message.keyspace,
             shard=message.shard,

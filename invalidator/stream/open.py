@@ -7,18 +7,19 @@ slows another one, or the invalidator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from freshness.algorithm.request import Head
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, translated
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
-from freshness.database.schema import key_columns, keyspace_id, load_registry
+from freshness.database.schema import key_columns, keyspace_id, load_registry, read_tables
 from freshness.errors import ConfigError, FormatError, HistoryPurged, SourceUnavailable
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.keyrange import KeyRange
@@ -26,6 +27,7 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.position import Position
 from freshness.position.token import EventToken
 from freshness.stream.source import Source
+from freshness.stream.tables import MatchedTables, compile_patterns, is_pattern
 from invalidator.binlog.rows.layout import Layouts, read_layouts
 from invalidator.binlog.seek import TimeIndex, find_position, find_start
 from invalidator.binlog.source import BinlogSource
@@ -54,7 +56,8 @@ VITESS_START_SECONDS: Final = 600.0
 @dataclass(slots=True)
 class OpenedStream:
     """A stream that has begun, and what its readers need. ``finder``: which cache items a change concerns;
-    ``config``: the configuration that the stream is in, ``read_config``: the one of now."""
+    ``config``: the configuration that the stream is in, ``read_config``: the one of now; ``asked``: names and
+    patterns of the tables that were asked for, none for those of the configured objects."""
 
     keyspace: Keyspace
     stream: UpdateStream
@@ -62,6 +65,12 @@ class OpenedStream:
     finder: KeyFinder
     config: Config
     read_config: Callable[[], Config]
+    asked: Sequence[str] = ()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names and patterns of the tables that it carries."""
+        return tuple(self.asked or sorted(self.finder.tables))
 
     def follow(self) -> None:
         """Take over the topology of a configuration that was loaded since the stream was opened; to be called in
@@ -72,7 +81,7 @@ class OpenedStream:
         keyspace = config.keyspaces.get(self.keyspace.name)
         if keyspace is None:
             raise ConfigError(f"keyspace {self.keyspace.name} is no longer configured")
-        if config.objects != self.config.objects:
+        if not self.asked and config.objects != self.config.objects:
             raise ConfigError(
                 "the configured objects have changed, and with them the tables of the stream",
                 hint="open the stream again from its resume text",
@@ -99,10 +108,12 @@ class StreamOpener:
         key_range: str = "-",
         since: str | Start = "now",
         *,
+        tables: Sequence[str] = (),
         minimize_skew: bool | None = None,
         start_seconds: float | None = None,
     ) -> OpenedStream:
         """A stream that knows where it begins. ``since``: as `invalidator.stream.start.parse_start` reads it.
+        ``tables``: names and patterns, where not the tables of the cached objects are wanted.
 
         Raises `ConfigError` and `FormatError` for what was asked, `SourceUnavailable`, and what ends a stream:
         `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
@@ -120,9 +131,10 @@ class StreamOpener:
             )
         definitions = load_registry(config, [keyspace.name])
         finder = KeyFinder(definitions)
+        chosen = _choose_tables(keyspace, tables) if tables else (lambda _: finder.tables)
         stream = UpdateStream(
             keyspace,
-            _make_access(config, keyspace, finder.tables, self.find_index),
+            _make_access(config, keyspace, chosen, self.find_index),
             key_range=KeyRange.parse(key_range),
             start=start,
             minimize_skew=config.stream.minimize_skew if minimize_skew is None else minimize_skew,
@@ -139,7 +151,7 @@ class StreamOpener:
             stream.close()
             raise
         layouts = LayoutBook(partial(_read_layouts, self.read_config, keyspace.name))
-        return OpenedStream(keyspace, stream, layouts, finder, config, self.read_config)
+        return OpenedStream(keyspace, stream, layouts, finder, config, self.read_config, tables)
 
     def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken:
         """All that the primary of a shard has executed by now, as a token. Raises `ConfigError`, `SourceUnavailable`,
@@ -173,10 +185,10 @@ def _find_keyspace(config: Config, name: str | None) -> Keyspace:
 def _make_access(
     config: Config,
     keyspace: Keyspace,
-    tables: frozenset[str],
+    choose: TableChoice,
     find_index: Callable[[str], TimeIndex | None],
 ) -> Access:
-    def make_source(address: ServerAddress, shard: Shard) -> Source:
+    def make_source(address: ServerAddress, shard: Shard, tables: Set[str]) -> Source:
         return BinlogSource(
             address,
             keyspace.flavor,
@@ -188,21 +200,22 @@ def _make_access(
         )
 
     def open_source(shard: Shard) -> Source:
+        tables = choose(shard)
         if shard.vtgate is not None:
             return make_vstream(
                 shard,
-                dict.fromkeys(tables, ()),
+                tables if isinstance(tables, MatchedTables) else dict.fromkeys(tables, ()),
                 transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
                 rows_queued_max=SOURCE_ROWS_MAX,
             )
         if not shard.replicas:
-            return make_source(shard.primary, shard)
+            return make_source(shard.primary, shard, tables)
         return ReplicaSource(
             shard.primary,
             shard.replicas,
             keyspace.flavor,
             config.stream.replica_choice,
-            partial(make_source, shard=shard),
+            partial(make_source, shard=shard, tables=tables),
         )
 
     return Access(
@@ -211,8 +224,30 @@ def _make_access(
         seek=lambda shard, timestamp_us: find_start(
             find_index(shard.lineage), timestamp_us, partial(search_log, keyspace.gtid_flavor, shard)
         ),
-        find_keyspace_id=_make_finder(keyspace, tables),
+        find_keyspace_id=_make_finder(keyspace, choose(keyspace.serving_shards[0])),
     )
+
+
+TableChoice: TypeAlias = Callable[[Shard], Set[str]]
+"""The tables that the stream of a shard carries."""
+
+
+def _choose_tables(keyspace: Keyspace, wanted: Sequence[str]) -> TableChoice:
+    """Raises `ConfigError` for a name that no table has, and for a pattern that fits none."""
+    known = read_tables(keyspace.serving_shards[0].primary)
+    for each in wanted:
+        fitting = compile_patterns([each]).match
+        if not any(map(fitting, known)):
+            close = get_close_matches(each, known, n=1)
+            raise ConfigError(
+                f"there is no table {each!r} in keyspace {keyspace.name}",
+                hint=f"did you mean {close[0]}?"
+                if close
+                else "a pattern has * and ?; a view has no rows in the log",
+            )
+    if not any(map(is_pattern, wanted)):
+        return lambda _: frozenset(wanted)
+    return lambda shard: MatchedTables(wanted, partial(read_tables, shard.primary))
 
 
 def search_log(flavor: str, shard: Shard, timestamp_us: int) -> Position:
@@ -233,9 +268,7 @@ def search_log(flavor: str, shard: Shard, timestamp_us: int) -> Position:
         raise
 
 
-def _make_finder(
-    keyspace: Keyspace, tables: frozenset[str]
-) -> Callable[[str, Mapping[str, object]], bytes] | None:
+def _make_finder(keyspace: Keyspace, tables: Set[str]) -> Callable[[str, Mapping[str, object]], bytes] | None:
     """Which keyspace id a row has; None where there is no sharding to tell by."""
     sharding = keyspace.sharding
     if sharding is None:
@@ -253,11 +286,16 @@ def _make_finder(
     return find
 
 
-def _read_columns(address: ServerAddress, tables: frozenset[str], name: str) -> dict[str, KeyColumn]:
-    """The sharding column of each table. Raises `ConfigError` where one lacks it."""
+def _read_columns(address: ServerAddress, tables: Set[str], name: str) -> dict[str, KeyColumn]:
+    """The sharding column of each table that has one whose values tell a keyspace id; rows of the others come from
+    every shard, with the reason."""
+    found: dict[str, KeyColumn] = {}
     connection = connect(address)
     try:
-        return {table: key_columns(connection, address.database, table, name)[0] for table in tables}
+        for table in tables:
+            with suppress(ConfigError):
+                (found[table],) = key_columns(connection, address.database, table, name)
+        return found
     except Exception as error:
         raise translated(error, address, "reading the schema") from error
     finally:

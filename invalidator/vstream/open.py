@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from freshness.config.settings import Shard
 from freshness.database.vitess import read_purged
 from freshness.errors import ConfigError
+from freshness.stream.tables import MatchedTables
 
 if TYPE_CHECKING:
     from invalidator.vstream.source import VStreamSource
 
 
-def make_source(shard: Shard, tables: Mapping[str, Iterable[str]], **options: Any) -> VStreamSource:
+def make_source(
+    shard: Shard, tables: Mapping[str, Iterable[str]] | MatchedTables, **options: Any
+) -> VStreamSource:
     """A source that is not open yet. ``tables``, ``options``: as `VStreamSource` takes them.
 
     Raises `ConfigError` where grpcio is missing.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 import grpc
@@ -23,6 +23,7 @@ from freshness.errors import HistoryPurged, SourceUnavailable, SourceUnsuitable
 from freshness.position import Position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
+from freshness.stream.tables import MatchedTables, to_expression
 from invalidator.mailbox import BYTES_QUEUED_MAX, ROWS_QUEUED_MAX, TRANSACTIONS_QUEUED_MAX, Mailbox, measure
 from invalidator.vstream.channel import open_channel, wait_connected
 from invalidator.vstream.error import PURGED_HINT, ColumnsUnfit, NoTablet, translated
@@ -50,7 +51,7 @@ class VStream:
     def __init__(
         self,
         address: VtgateAddress,
-        tables: Mapping[str, Iterable[str]],
+        tables: Mapping[str, Iterable[str]] | MatchedTables,
         *,
         key_range: str = "",
         heartbeat_table: str = HEARTBEAT_TABLE,
@@ -61,13 +62,17 @@ class VStream:
         rows_queued_max: int = ROWS_QUEUED_MAX,
         bytes_queued_max: int = BYTES_QUEUED_MAX,
     ) -> None:
-        """``tables``: each with the columns that are wanted of it (those of the keys), none for all of them.
+        """``tables``: each with the columns that are wanted of it (those of the keys), none for all of them; or all
+        that match, with all columns.
 
         ``key_range``: only rows whose keyspace id lies in it ("-80"), by the tables' primary vindexes.
         """
         assert silence_seconds >= 2, "vtgate's heartbeats come in whole seconds"
         self._address = address
-        self._tables = {name: tuple(columns) for name, columns in tables.items() if name != heartbeat_table}
+        self._columns: dict[str, tuple[str, ...]] = {}
+        if not isinstance(tables, MatchedTables):
+            self._columns = {name: tuple(each) for name, each in tables.items() if name != heartbeat_table}
+        self._tables: Set[str] = tables if isinstance(tables, MatchedTables) else frozenset(self._columns)
         self._key_range = key_range
         self._heartbeat_table = heartbeat_table
         self._silence_seconds = silence_seconds
@@ -107,7 +112,7 @@ class VStream:
                     self._address.keyspace,
                     shard,
                     position,
-                    frozenset(self._tables),
+                    self._tables,
                     self._heartbeat_table,
                     self._bounds,
                 )
@@ -217,7 +222,10 @@ class VStream:
 
     def _rules(self) -> Iterator[pb.Rule]:
         where = f" where in_keyrange('{self._key_range}')" if self._key_range else ""
-        for table, columns in sorted(self._tables.items()):
+        if isinstance(self._tables, MatchedTables):
+            for pattern in self._tables.patterns:
+                yield pb.Rule(match=f"/{to_expression(pattern)}/", filter=self._key_range)
+        for table, columns in sorted(self._columns.items()):
             named = () if self._asks_whole_rows else columns
             chosen = ", ".join(map(_quote, named)) or "*"
             yield pb.Rule(match=table, filter=f"select {chosen} from {_quote(table)}{where}")
@@ -235,7 +243,7 @@ class VStreamSource:
         self,
         address: VtgateAddress,
         shard: str,
-        tables: Mapping[str, Iterable[str]],
+        tables: Mapping[str, Iterable[str]] | MatchedTables,
         *,
         read_purged: Callable[[], Position] | None = None,
         **options: Any,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,9 +73,10 @@ class _Group:
     def is_void(self) -> bool:
         return not (self.changes or self.raised or self.heartbeats or self.reasons)
 
-    def raise_tables(self, tables: frozenset[str], reason: str) -> None:
-        if tables:
-            self.raised |= tables
+    def raise_tables(self, tables: Set[str], reason: str) -> None:
+        names = frozenset(tables)
+        if names:
+            self.raised |= names
             self.add_reason(reason)
 
     def add_reason(self, reason: str) -> None:
@@ -90,7 +92,7 @@ class ShardAssembler:
         keyspace: str,
         shard: str,
         start: Position,
-        tables: frozenset[str],
+        tables: Set[str],
         heartbeat_table: str,
         bounds: Bounds,
     ) -> None:

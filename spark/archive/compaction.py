@@ -123,7 +123,14 @@ def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, i
     path = first.path.parent / format_name(first.lineage_hash, first.first, last.last)
     draft = path.parent / f".{path.name}{DRAFT}"
     schema = parquet.read_schema(first.path)
-    footer = ArchiveFooter(footers[0].keyspace, footers[0].before, footers[-1].resume, is_sorted_by_key=True)
+    in_all = set.intersection(*(set(footer.tables) for footer in footers))
+    footer = ArchiveFooter(
+        footers[0].keyspace,
+        footers[0].before,
+        footers[-1].resume,
+        tuple(sorted(in_all)),
+        is_sorted_by_key=True,
+    )
     rows = 0
     with draft.open("wb") as out:
         with parquet.ParquetWriter(out, schema.with_metadata({}), compression="zstd") as writer:

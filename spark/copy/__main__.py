@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     used: SparkSession | None = None
     try:
         config = load_config(options.config)
-        keyspace, tables = _choose(config, options.keyspace, options.tables)
-        source = _source(options)
+        keyspace, tables = _choose(config, options)
+        source = _source(options, tables)
         used = session or open_session("freshness snapshot", options.master)
         left_out: dict[str, list[str]] = {}
         for text in options.leave_out:
@@ -89,8 +89,8 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     return SourceUnavailable.exit_code if missing else 0
 
 
-def _choose(config: Config, keyspace: str | None, tables: str | None) -> tuple[Keyspace, list[str]]:
-    name = keyspace or (next(iter(config.keyspaces)) if len(config.keyspaces) == 1 else "")
+def _choose(config: Config, options: argparse.Namespace) -> tuple[Keyspace, list[str]]:
+    name = options.keyspace or (next(iter(config.keyspaces)) if len(config.keyspaces) == 1 else "")
     if name not in config.keyspaces:
         raise ConfigError("which keyspace?", hint=f"give --keyspace, one of {', '.join(config.keyspaces)}")
     if config.keyspaces[name].flavor not in FLAVORS:
@@ -98,26 +98,21 @@ def _choose(config: Config, keyspace: str | None, tables: str | None) -> tuple[K
             f"keyspace {name} is neither MySQL nor MariaDB",
             hint="a copy reads whole tables from the primaries themselves, not through a vtgate",
         )
-    streamed = sorted(
-        {table for each in config.objects.values() if each.keyspace == name for table in each.tables}
-    )
-    chosen = [part.strip() for part in tables.split(",")] if tables else streamed
-    unknown = sorted(set(chosen) - set(streamed))
-    if unknown or not chosen:
+    cached = {table for each in config.objects.values() if each.keyspace == name for table in each.tables}
+    chosen = [part.strip() for part in options.tables.split(",")] if options.tables else sorted(cached)
+    if not all(chosen) or not chosen:
         raise ConfigError(
-            f"the stream has no table {', '.join(unknown) or 'at all'}",
-            hint=f"it has those of the configured objects: {', '.join(streamed)}",
+            "which tables?", hint="give --tables a,b: no object is configured, or a name is empty"
         )
     return config.keyspaces[name], chosen
 
 
-def _source(options: argparse.Namespace) -> dict[str, str]:
+def _source(options: argparse.Namespace, tables: Sequence[str]) -> dict[str, str]:
     if bool(options.archive) == bool(options.url):
         raise ConfigError("follow what?", hint="give either --archive or --url")
-    if options.archive:
-        return {"path": options.archive}
-    token = {"token_file": options.token_file} if options.token_file else {}
-    return {"url": options.url, **token}
+    token = {"token_file": options.token_file} if options.token_file and options.url else {}
+    place = {"path": options.archive} if options.archive else {"url": options.url}
+    return {**place, **token, "tables": ",".join(tables)}
 
 
 if __name__ == "__main__":

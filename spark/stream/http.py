@@ -128,7 +128,8 @@ def _read_first_line(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LivePiece:
-    """A piece to read. ``since``: as the service takes it; ``start`` None: not told apart from what was before."""
+    """A piece to read. ``since`` and ``tables``: as the service takes them; ``start`` None: not told apart from what
+    was before."""
 
     service: Service
     keyspace: str
@@ -136,6 +137,7 @@ class LivePiece:
     since: str
     start: EventToken | None
     end: EventToken
+    tables: str = ""
 
 
 def read_piece(
@@ -154,6 +156,8 @@ def read_piece(
     held: list[UpdateLine] = []
     last_row = -1
     parameters = {"keyspace": piece.keyspace, "key_range": piece.key_range, "since": piece.since}
+    if piece.tables:
+        parameters["tables"] = piece.tables
     for line in piece.service.follow(parameters):
         if isinstance(line, ErrorLine | EndLine):
             reason, hint = (line.message, line.hint) if isinstance(line, ErrorLine) else (line.reason, "")

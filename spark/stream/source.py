@@ -59,7 +59,9 @@ BEGIN: Final = "begin"
 
 FILES_PER_PARTITION: Final = 4
 FILES_PER_BATCH: Final = 64
-OPTIONS: Final = ("path", "url", "token_file", "keyspace", "key_range", "since", "columns", "files_per_batch")
+OPTIONS: Final = (
+    *("path", "url", "token_file", "keyspace", "key_range", "tables", "since", "columns", "files_per_batch"),
+)
 
 STARTS_MAX: Final = 5
 START_SEEN_SECONDS: Final = 0.1
@@ -107,6 +109,7 @@ class StreamOptions:
     since: str
     columns: tuple[str, ...]
     files_per_batch: int
+    tables: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
@@ -137,6 +140,7 @@ class StreamOptions:
             options.get("since", ""),
             columns or ALL_COLUMNS,
             int(files),
+            tuple(filter(None, (part.strip() for part in options.get("tables", "").split(",")))),
         )
 
     @property
@@ -228,14 +232,24 @@ def _select(
 
 def _plan_archive(
     shard: ArchivedShard,
-    folder: ArchiveFolder,
+    options: StreamOptions,
     after: int,
     last: int,
     between: tuple[EventToken, EventToken] | None = None,
 ) -> list[ArchivePartition]:
     """Partitions for the transactions above ``after`` up to ``last``. ``between``: everything up to the one and to
     the other, where that is to be told."""
+    folder = options.folder
+    assert folder is not None, "spans are of an archive"
     spans = shard.spans(after, last)
+    for span in spans if options.tables else ():
+        footer = folder.read_footer(span.path)
+        lacking = [table for table in options.tables if not footer.carries(table)]
+        if lacking:
+            raise ConfigError(
+                f"{span.path} has no changes of table {', '.join(lacking)}, but of {', '.join(footer.tables)}",
+                hint="record it (archive.tables), and begin after that: what was changed before is in no file",
+            )
     parts = [tuple(spans[at : at + FILES_PER_PARTITION]) for at in range(0, len(spans), FILES_PER_PARTITION)]
     if between is None:
         return [ArchivePartition(shard.keyspace, shard.lineage, part, None, None) for part in parts]
@@ -275,7 +289,7 @@ def _plan_live(
         return None
     ends = [part for part in (options.key_range.end, own.end) if part]
     both = KeyRange(max(options.key_range.start, own.start), min(ends) if ends else b"")
-    return LivePartition(LivePiece(service, keyspace, str(both), since, start, end))
+    return LivePartition(LivePiece(service, keyspace, str(both), since, start, end, ",".join(options.tables)))
 
 
 # -- the batch -------------------------------------------------------------------------------------------------
@@ -304,7 +318,7 @@ class ChangeReader(DataSourceReader):  # type: ignore[misc]
                 part
                 for shard in _choose_shards(options)
                 if self._may_have(shard)
-                for part in _plan_archive(shard, options.folder, _find_after(options, shard)[0], shard.last)
+                for part in _plan_archive(shard, options, _find_after(options, shard)[0], shard.last)
             ]
         if not options.since or options.since == "now":
             raise ConfigError(
@@ -463,7 +477,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
             at = start.get(shard.lineage, {"ordinal": shard.first - 1, "token": str(shard.begin)})
             if at["ordinal"] < until["ordinal"]:
                 between = EventToken.parse(at["token"]), EventToken.parse(until["token"])
-                planned += _plan_archive(shard, options.folder, at["ordinal"], until["ordinal"], between)
+                planned += _plan_archive(shard, options, at["ordinal"], until["ordinal"], between)
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:

@@ -12,6 +12,7 @@ from freshness.database.connection import connect
 from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import Position, parse_position
 from freshness.stream.source import RowChange, Transaction
+from freshness.stream.tables import MatchedTables
 from integration.harness import wait_until
 from integration.servers.vitess import Tablet, Vitess, Vtcombo
 from invalidator.vstream.source import VStreamSource
@@ -46,7 +47,7 @@ class Follower:
     def __init__(
         self,
         cluster: Vitess | Vtcombo,
-        tables: Mapping[str, Sequence[str]],
+        tables: Mapping[str, Sequence[str]] | MatchedTables,
         *,
         shard: str = "0",
         start: Position | None = None,

@@ -15,6 +15,7 @@ import pytest
 from freshness.database.connection import connect
 from freshness.position import Position
 from freshness.stream.source import RowChange, Transaction
+from freshness.stream.tables import MatchedTables
 from integration.harness import wait_until
 from integration.servers.vitess import Vitess
 from integration.vitess.real.following import Follower, execute, executed
@@ -61,6 +62,28 @@ def test_only_the_key_is_sent(vitess: Vitess) -> None:
     with Follower(vitess, KEYS) as stream:
         stream.read_up_to(execute(vitess, "INSERT INTO customers VALUES (1, 'Ann')"))
     assert [change.after for change in stream.changes] == [{"id": 1}]
+
+
+def test_tables_that_a_pattern_stands_for(vitess: Vitess) -> None:
+    """Also one that is created while the stream is open; no table of Vitess's own."""
+    with Follower(vitess, MatchedTables(["customers", "o*"], lambda: ["customers"])) as stream:
+        end = execute(
+            vitess,
+            "INSERT INTO customers VALUES (1, 'Ann')",
+            "CREATE TABLE orders (id BIGINT PRIMARY KEY)",
+            "CREATE TABLE gone (id BIGINT PRIMARY KEY)",
+            "INSERT INTO orders VALUES (7)",
+            "INSERT INTO gone VALUES (8)",
+            "RENAME TABLE gone TO other",
+            "INSERT INTO other VALUES (9)",
+        )
+        stream.read_up_to(end)
+    assert [(change.table, change.after) for change in stream.changes] == [
+        ("customers", {"id": 1, "name": "Ann"}),
+        ("orders", {"id": 7}),
+        ("other", {"id": 9}),
+    ]
+    assert {"other"} <= stream.raised <= {"customers", "orders", "other"}
 
 
 def test_a_stream_is_opened_again_where_it_ended(vitess: Vitess) -> None:

@@ -8,7 +8,7 @@ says so, no item of the event is used, and the table is raised. Called by ``inva
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,7 +50,7 @@ class KeyReader:
         self,
         flavor: str,
         database: str,
-        tables: frozenset[str],
+        tables: Set[str],
         heartbeat_table: str,
         definitions: Mapping[str, ObjectDefinition],
     ) -> None:
@@ -61,7 +61,7 @@ class KeyReader:
         self._tables = tables
         self._heartbeat_table = heartbeat_table
         self._targets = find_targets(definitions)
-        self._heartbeats = RowDecoder(flavor, database, frozenset((heartbeat_table,)))
+        self._heartbeats = RowDecoder(flavor, database, (), heartbeat_table)
         self._mapped: dict[bytes, MappedTable] = {}
         self._known: dict[bytes, _Known] = {}
 

@@ -7,6 +7,7 @@ table is raised. A value that cannot be decoded exactly, in a row that can, is `
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,10 +59,12 @@ class ChangedRows:
 class RowDecoder:
     """Holds the table maps of the log file that is being read, and the plans of all tables."""
 
-    def __init__(self, flavor: str, database: str, tables: frozenset[str]) -> None:
+    def __init__(self, flavor: str, database: str, tables: Container[str], heartbeat_table: str = "") -> None:
+        """``tables``: those whose rows are wanted, beside the heartbeats' table."""
         self._flavor = flavor
         self._database = database
         self._tables = tables
+        self._heartbeat_table = heartbeat_table
         self._mapped: dict[bytes, RowTable] = {}
         self._plans: dict[bytes, RowPlan] = {}
 
@@ -102,7 +105,7 @@ class RowDecoder:
     def _read_table(self, body: bytes) -> RowTable:
         database, place = read_name(body, NAMES_START)
         name, place = read_name(body, place)
-        if database != self._database or name not in self._tables:
+        if database != self._database or (name != self._heartbeat_table and name not in self._tables):
             return RowTable(database, name, False, body)
         plan = self._plans.get(body[NAMES_START:])
         if plan is None:

@@ -20,8 +20,8 @@ def token(last: int) -> EventToken:
     return EventToken("shop/-80", "-80", 3, 7, MysqlGtidSet.parse(f"{SOURCE}:1-{last}"))
 
 
-FOOTER = ArchiveFooter("shop", token(4), token(9))
-SORTED = ArchiveFooter("shop", token(4), token(9), is_sorted_by_key=True)
+FOOTER = ArchiveFooter("shop", token(4), token(9), ("a", "order_*"))
+SORTED = ArchiveFooter("shop", token(4), token(9), (), is_sorted_by_key=True)
 
 
 def encoded(footer: ArchiveFooter, **changed: str | None) -> dict[bytes, bytes]:
@@ -46,8 +46,14 @@ def test_the_keys_are_the_documented_ones() -> None:
         "freshness.shard": "-80",
         "freshness.before": str(token(4)),
         "freshness.resume": str(token(9)),
+        "freshness.tables": '["a","order_*"]',
     }
-    assert SORTED.to_metadata().items() - FOOTER.to_metadata().items() == {("freshness.order", "keys")}
+    assert SORTED.to_metadata()["freshness.order"] == "keys"
+
+
+def test_a_footer_tells_which_tables_the_file_carries() -> None:
+    assert [FOOTER.carries(name) for name in ("a", "ab", "order_x")] == [True, False, True]
+    assert not SORTED.carries("a")
 
 
 @pytest.mark.parametrize(
@@ -58,6 +64,8 @@ def test_the_keys_are_the_documented_ones() -> None:
         ({"kind": None}, "kind '' version '1'"),
         ({"keyspace": None}, "names no position"),
         ({"before": None}, "names no position"),
+        ({"tables": None}, "names no tables"),
+        ({"tables": "[1]"}, "names no tables"),
         ({"resume": ""}, "names no position"),
         ({"resume": "ft9.x"}, "is not an event token"),
     ],

@@ -115,6 +115,7 @@ class World:
             KeyFinder(make_registry(make_config(self.folder.parent / "config"))),
             LayoutBook(lambda _: names),
             self.policy,
+            tables=("customers",),
             clock=lambda: self.now,
             now_us=lambda: self.now_us,
         )

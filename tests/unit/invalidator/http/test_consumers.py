@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ from freshness.stream.resume import ResumeVector
 from freshness.stream.source import RowChange
 from integration.servers.process import find_free_port
 from invalidator.http.consumers import ServePolicy, StreamHub
-from invalidator.http.gates import read_access_token
+from invalidator.http.gates import EVERYTHING, Grant, read_grants
 from invalidator.http.service import HttpService, create_api
 from invalidator.process.app import Invalidator
 from invalidator.stream.json_lines import LineReader
@@ -87,6 +87,7 @@ class ScriptedOpener:
     config: Config
     streams: list[ScriptedStream | FreshnessError] = field(default_factory=list)
     asked: list[tuple[str | None, str, str, bool | None]] = field(default_factory=list)
+    tables: list[Sequence[str]] = field(default_factory=list)
     followed: int = 0
 
     @property
@@ -94,8 +95,15 @@ class ScriptedOpener:
         return lambda: self.config
 
     def open(
-        self, keyspace_name: str | None, key_range: str, since: str, *, minimize_skew: bool | None
+        self,
+        keyspace_name: str | None,
+        key_range: str,
+        since: str,
+        *,
+        tables: Sequence[str],
+        minimize_skew: bool | None,
     ) -> ScriptedOpened:
+        self.tables.append(tables)
         self.asked.append((keyspace_name, key_range, since, minimize_skew))
         stream = self.streams.pop(0)
         if isinstance(stream, FreshnessError):
@@ -412,7 +420,7 @@ def test_the_topology_is_only_put_where_somebody_takes_it(opener: ScriptedOpener
 
 @pytest.mark.parametrize("path", ["/v1/status", "/metrics", "/v1/topology", STREAM, "/docs", "/openapi.json"])
 def test_everything_but_the_probes_demands_the_token(path: str, opener: ScriptedOpener) -> None:
-    client = client_of(opener, access_token=ACCESS)
+    client = client_of(opener, grants={ACCESS: EVERYTHING})
     for headers in (
         {},
         {"authorization": "Bearer wrong"},
@@ -427,7 +435,7 @@ def test_everything_but_the_probes_demands_the_token(path: str, opener: Scripted
 
 
 def test_the_token_opens_and_probes_need_none(opener: ScriptedOpener) -> None:
-    client = client_of(opener, access_token=ACCESS)
+    client = client_of(opener, grants={ACCESS: EVERYTHING})
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 503
     for scheme in ("Bearer", "bearer"):
@@ -443,8 +451,92 @@ def test_other_than_loopback_demands_a_token(opener: ScriptedOpener) -> None:
 def test_the_access_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{ACCESS}\nnot this\n")
     config = make_config(tmp_path, f'{CONFIG}[http]\nlisten = "0.0.0.0:8080"\ntoken_file = "token"\n')
-    assert read_access_token(config) == ACCESS
+    assert read_grants(config) == {ACCESS: EVERYTHING}
     (tmp_path / "token").unlink()
     with pytest.raises(ConfigError, match=r"http\.token_file: "):
-        read_access_token(config)
-    assert read_access_token(make_config(tmp_path)) is None
+        read_grants(config)
+    assert read_grants(make_config(tmp_path)) == {}
+
+
+# -- what a consumer asks for, and what it may see -----------------------------------------------------------------
+
+
+def test_tables_columns_and_images_are_chosen(opener: ScriptedOpener) -> None:
+    opener.streams = [ScriptedStream([insert(1)]), ScriptedStream([insert(1)])]
+    client = client_of(opener)
+    lines = client.get(f"{STREAM}?count=1&tables=customers,%20order_*&columns=orders.id,id").text
+    assert json.loads(lines)["after"] == {"id": 1}
+    client.get(f"{STREAM}?count=1")
+    assert opener.tables == [("customers", "order_*"), ()]
+    for wrong in ("tables=", "tables=a,,b", "columns=,", "images=none"):
+        assert client.get(f"{STREAM}?{wrong}").status_code in (400, 422)
+    assert len(opener.asked) == 2
+
+
+OWN = {"authorization": "Bearer reports"}
+REPORTS = {ACCESS: EVERYTHING, "reports": Grant(("orders", "order_*"), ("customers.v",))}
+
+
+def test_the_token_of_a_consumer_opens_its_tables_alone(opener: ScriptedOpener) -> None:
+    opener.streams = [ScriptedStream([insert(1)]) for _ in range(3)]
+    client = client_of(opener, grants=REPORTS)
+    for wanted in ("", "&tables=orders", "&tables=order_lines,order_*"):
+        assert client.get(f"{STREAM}?count=1{wanted}", headers=OWN).status_code == 200
+    assert opener.tables == [("orders", "order_*"), ("orders",), ("order_lines", "order_*")]
+    for wanted in ("customers", "orders,customers", "*", "o*", "order*"):
+        answer = client.get(f"{STREAM}?count=1&tables={wanted}", headers=OWN)
+        assert (answer.status_code, answer.json()["detail"]["error"]) == (403, "NotAllowed")
+    assert len(opener.asked) == 3
+
+
+def test_the_token_of_a_consumer_opens_no_other_address(opener: ScriptedOpener) -> None:
+    client = client_of(opener, grants=REPORTS, reload=lambda _: pytest.fail("the topology was changed"))
+    for method, path in (
+        ("PUT", "/v1/topology"),
+        ("POST", "/v1/invalidate"),
+        ("GET", "/metrics"),
+        ("GET", "/docs"),
+    ):
+        assert client.request(method, path, headers=OWN).status_code == 403
+    assert client.get("/v1/topology", headers=OWN).status_code == 200
+    assert client.get("/v1/topology", headers={"authorization": "Bearer others"}).status_code == 401
+
+
+def test_a_hidden_column_never_comes(opener: ScriptedOpener) -> None:
+    opener.streams = [ScriptedStream([insert(1)]) for _ in range(2)]
+    client = client_of(opener, grants=REPORTS)
+    for wanted in ("", "&columns=v,id"):
+        assert json.loads(client.get(f"{STREAM}?count=1{wanted}", headers=OWN).text)["after"] == {"id": 1}
+
+
+CONSUMERS = """[http]
+token_file = "token"
+[http.consumers.reports]
+token_file = "reports"
+tables = ["orders"]
+hidden_columns = ["email"]
+"""
+
+
+def test_the_tokens_of_consumers_are_read(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(ACCESS)
+    (tmp_path / "reports").write_text("reports\n")
+    config = make_config(tmp_path, CONFIG + CONSUMERS)
+    assert read_grants(config) == {ACCESS: EVERYTHING, "reports": Grant(("orders",), ("email",))}
+    (tmp_path / "reports").write_text(ACCESS)
+    with pytest.raises(ConfigError, match=r"http\.consumers\.reports\.token_file: another file has the same"):
+        read_grants(config)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (CONSUMERS.replace('token_file = "token"\n', ""), r"http\.token_file: found nothing"),
+        (CONSUMERS.replace('["orders"]', "[]"), r"reports\.tables: found an empty array"),
+        (CONSUMERS.replace("tables", "table"), r"reports\.table: "),
+        ("[http]\nconsumers = 3\n", r"consumers: found "),
+    ],
+)
+def test_consumers_that_are_configured_wrongly(wrong: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(tmp_path, CONFIG + wrong)

@@ -17,6 +17,7 @@ from freshness.errors import ConfigError
 from freshness.stream.source import Heartbeat
 from invalidator.http import service
 from invalidator.http.consumers import StreamHub
+from invalidator.http.gates import EVERYTHING
 from invalidator.http.service import create_api
 from invalidator.process.app import Invalidator
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, make_registry, message
@@ -221,7 +222,9 @@ def test_a_prober_that_sends_no_host_is_answered(opener: ScriptedOpener) -> None
 
 def test_where_a_token_is_demanded_any_name_will_do(opener: ScriptedOpener) -> None:
     headers = {"host": "any.example", "authorization": f"Bearer {ACCESS}"}
-    assert client_of(opener, access_token=ACCESS).get("/v1/topology", headers=headers).status_code == 200
+    assert (
+        client_of(opener, grants={ACCESS: EVERYTHING}).get("/v1/topology", headers=headers).status_code == 200
+    )
 
 
 @pytest.mark.parametrize("name", ["", "cache.example:8080", "*", "http://cache.example"])

@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
-from invalidator.http.gates import TokenGate
+from invalidator.http.gates import EVERYTHING, TokenGate
 
 
 def ask(*authorizations: bytes, path: str = "/v1/status") -> int:
@@ -23,7 +23,7 @@ def ask(*authorizations: bytes, path: str = "/v1/status") -> int:
 
     headers = [(b"authorization", value) for value in authorizations]
     scope = {"type": "http", "method": "GET", "path": path, "headers": headers}
-    asyncio.run(TokenGate(PlainTextResponse("in"), "s3cret-text")(scope, receive, send))
+    asyncio.run(TokenGate(PlainTextResponse("in"), {"s3cret-text": EVERYTHING})(scope, receive, send))
     status: int = sent[0]["status"]
     return status
 

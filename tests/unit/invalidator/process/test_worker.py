@@ -61,7 +61,7 @@ def test_vtgate_is_asked_for_the_columns_of_all_keys(tmp_path: Path) -> None:
 
     source = worker_of(tmp_path)._create_source({})
     assert isinstance(source, VStreamSource)
-    assert source._stream._tables == {"customers": ("id",), "orders": ("customer_id",)}
+    assert source._stream._columns == {"customers": ("id",), "orders": ("customer_id",)}
 
 
 def test_vitess_without_its_package_is_a_mistake_that_says_what_to_install(

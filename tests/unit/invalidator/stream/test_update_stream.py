@@ -579,7 +579,7 @@ def test_who_stops_in_the_middle_of_a_transaction_gets_it_from_its_beginning() -
         assert [message.rows[0] for message in read(stream, 3)] == [0, 4, 8]
 
 
-def test_a_failure_in_the_middle_repeats_rows_and_the_deduplicator_drops_them() -> None:
+def test_a_failure_in_the_middle_repeats_a_transaction_from_its_first_row() -> None:
     servers = Servers.of("a")
     servers.logs["a"].add(transaction("a", 1), *pieces("a", 2, 10, 4), transaction("a", 3))
     servers.logs["a"].faults[3] = SourceUnavailable("gone")
@@ -587,11 +587,36 @@ def test_a_failure_in_the_middle_repeats_rows_and_the_deduplicator_drops_them() 
         messages = read(stream, 7)
         assert nothing_comes(stream)
     assert [message.first_row for message in messages] == [0, 0, 4, 0, 4, 8, 0]
+    assert recorded(messages) == [
+        (gtid("a", 1), 0, 1),
+        *((gtid("a", 2), row, row) for row in range(10)),
+        (gtid("a", 3), 0, 3),
+    ]
+
+
+def test_the_number_of_a_transaction_that_was_cut_off_is_given_to_another_one() -> None:
+    """A server that crashed in the middle numbers the next transaction alike (F29). Its rows are other rows."""
+    messages = [message_of("a", pieces("a", 2, 8, 4)[0])]
+    other = transaction("a", 2, *(insert(number) for number in (70, 71, 72, 73, 74)))
+    messages += [message_of("a", other), message_of("a", other)]
+    assert recorded(messages) == [(gtid("a", 2), row, 70 + row) for row in range(5)]
+
+
+def recorded(messages: Iterable[StreamMessage]) -> list[tuple[Position, int, object]]:
+    """GTID, row and id of each change as a consumer has them that records each once."""
     once = Deduplicator({})
-    taken = [each for message in messages if (each := once.take(message)) is not None]
-    rows = [(each.token.position, row) for each in taken for row in each.rows]
-    assert rows == [(gtid("a", 1), 0), *((gtid("a", 2), row) for row in range(10)), (gtid("a", 3), 0)]
-    assert [ids for each in taken for ids in ids_of(each)] == [1, *range(10), 3]
+    rows: list[tuple[Position, int, object]] = []
+    held: list[tuple[Position, int, object]] = []
+    for message in messages:
+        if once.take(message) is None:
+            continue
+        if not message.first_row:
+            held = []
+        held += [(message.token.position, *each) for each in zip(message.rows, ids_of(message), strict=True)]
+        if message.is_last:
+            rows += held
+            held = []
+    return rows
 
 
 # -- key ranges -------------------------------------------------------------------------------------------------

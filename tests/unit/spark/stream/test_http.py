@@ -124,6 +124,13 @@ def test_a_piece_is_what_lies_between_its_positions(script: Script, service: Ser
     assert query["since"] == [str(token(10, everything=True))]
 
 
+def test_tables_are_asked_of_the_service(script: Script, service: Service) -> None:
+    script.lines = to_lines(*MESSAGES)
+    list(read_piece(replace(piece(service, 14), tables="orders,order_*")))
+    [(_, query, _)] = script.asked
+    assert query["tables"] == ["orders,order_*"]
+
+
 def test_what_came_early_is_left_to_the_next_piece(script: Script, service: Service) -> None:
     script.lines = to_lines(MESSAGES[0], MESSAGES[4], *MESSAGES[1:4])
     assert f"{SOURCE}:15" not in [row["gtid"] for row in read(service, 14)]
