@@ -155,7 +155,7 @@ def _tables_defined_by(
 
 
 def _names_in(sql: str) -> list[tuple[str, str]]:
-    """The tables that a definition names, each with its database or "". Of an ALTER: its table, and new names."""
+    """The tables that a definition names, each with its database or ""; an ALTER its table, and new names of it."""
     text = _COMMENT.sub(" ", sql)
     match = _DEFINES_TABLES.match(text)
     if match is None:

@@ -7,12 +7,12 @@ checks it here, before it believes a row. Used by ``invalidator.archive``, ``spa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
@@ -60,7 +60,7 @@ class ArchiveFooter:
             _SHARD_KEY: self.before.shard,
             _BEFORE_KEY: str(self.before),
             _RESUME_KEY: str(self.resume),
-            _TABLES_KEY: msgspec.json.encode(self.tables).decode(),
+            _TABLES_KEY: json.dumps(self.tables),
         }
         return metadata | {_ORDER_KEY: _SORTED_BY_KEY} if self.is_sorted_by_key else metadata
 
@@ -105,8 +105,9 @@ def parse_footer(path: Path | str, metadata: Mapping[bytes, bytes] | None) -> Ar
 
 def _parse_tables(text: str) -> tuple[str, ...]:
     try:
-        return msgspec.json.decode(text, type=tuple[str, ...])
-    except msgspec.MsgspecError as error:
-        raise FormatError(
-            f"its metadata names no tables: {error}", hint="record into another folder, from now on"
-        ) from error
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FormatError("its metadata names no tables", hint="record into another folder, from now on")
+    return tuple(names)

@@ -121,7 +121,7 @@ def is_read_as(value: Any, shape: Shape, shown: Any, column: Column) -> bool:
     if isinstance(value, (timedelta, datetime)):
         return bool(value == shown) or str(shown).startswith("0000-00-00")
     if column.sql.startswith(("UUID", "INET", "BINARY", "VECTOR")):
-        return isinstance(value, bytes) or value == ""
+        return isinstance(value, bytes)
     if "CHARACTER SET" in column.sql:
         return is_same_text(value, shown, column.sql.split()[-1])
     return False
@@ -145,7 +145,7 @@ OTHER_CHARACTERS: Final = frozenset(
 
 def is_same_text(value: Any, shown: str, charset: str) -> bool:
     if find_codec(charset) is None:
-        return isinstance(value, bytes) or value == ""
+        return isinstance(value, bytes)
     if charset in OTHER_CHARACTERS:
         return isinstance(value, str) and len(value) == len(shown)
     return bool(value == shown)
@@ -153,24 +153,21 @@ def is_same_text(value: Any, shown: str, charset: str) -> bool:
 
 def is_same_json(value: Any, shown: Any) -> bool:
     if isinstance(value, dict):
-        keys = [key.decode() for key in value]
         return (
             isinstance(shown, dict)
-            and keys == list(shown)
+            and list(value) == list(shown)
             and is_same_json([*value.values()], [*shown.values()])
         )
     if isinstance(value, list):
         return isinstance(shown, list) and len(value) == len(shown) and all(map(is_same_json, value, shown))
-    if isinstance(value, bytes):
-        return bool(value.decode() == shown)
+    if isinstance(value, bytes):  # of SQL
+        return str(shown).endswith(b64encode(value).decode())
     if isinstance(value, datetime):
         return shown in (f"{value:%Y-%m-%d %H:%M:%S.%f}", f"{value:%Y-%m-%d}")
     if isinstance(value, time_of_day):
         return bool(f"{value:%H:%M:%S.%f}" == shown)
     if isinstance(value, Decimal):
         return float(value) == float(shown)
-    if isinstance(value, str):  # bytes that are text
-        return str(shown).endswith(b64encode(value.encode()).decode())
     return type(value) is type(shown) and bool(value == shown)
 
 

@@ -13,10 +13,14 @@ from freshness.config.reader import load_config
 from freshness.config.settings import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.errors import ConfigError
+from freshness.history.archive_file import find_files
+from freshness.history.footer import read_footer
 from freshness.stream.lines import UpdateLine
 from integration.configuration import write_config
 from integration.harness import CUSTOMERS_TABLE, call_cli, wait_until
 from integration.servers import Pair
+from invalidator.archive.reader import open_archive
+from invalidator.archive.record import record
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.open import OpenedStream, StreamOpener
 from invalidator.stream.selection import WHOLE, Selection
@@ -198,3 +202,28 @@ def test_the_verb_prints_chosen_tables(pair: Pair, config_path: Path) -> None:
     assert lines[0]["table"] == "weights"
     for wrong in ("--tables=a,,b", "--columns=,", "--images=none", "--tables=nowhere"):
         assert call_cli("stream", "-c", config_path, wrong).returncode == 2
+
+
+def test_the_archive_has_the_tables_that_are_named(pair: Pair, config_path: Path, tmp_path: Path) -> None:
+    with opened(config_path, "*") as stream:
+        resume = stream.stream.resume.format()
+    run(
+        pair,
+        "INSERT INTO weights VALUES (1, 1)",
+        "INSERT INTO customers VALUES (1, 'n', 0)",
+        "DELETE FROM weights",
+    )
+    config_path.write_text(f'{config_path.read_text()}[archive]\ntables = ["w*"]\n')
+    recorded: list[int] = []
+    record(
+        StreamOpener(lambda: load_config(config_path)),
+        tmp_path / "archive",
+        None,
+        resume,
+        lambda: bool(recorded) and recorded[-1] == 3,
+        lambda archive, _: recorded.append(archive.transactions),
+    )
+    [lineage] = open_archive(tmp_path / "archive")
+    changes = [change for message in lineage.messages() for change in message.transaction.changes]
+    assert [(change.table, change.op) for change in changes] == [("weights", "insert"), ("weights", "delete")]
+    assert read_footer(find_files(tmp_path / "archive")[-1].path).tables == ("w*",)

@@ -28,7 +28,7 @@ OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a token opens. ``tables``: names and patterns of the tables of its update streams, and nothing beside
+    """The rights of a token. ``tables``: names and patterns of the tables of its update streams, and nothing beside
     those; None for everything. ``hidden_columns``: as `invalidator.stream.selection.Selection` takes them."""
 
     tables: tuple[str, ...] | None = None
@@ -55,7 +55,7 @@ EVERYTHING: Final = Grant()
 
 
 def find_grant(scope: Scope) -> Grant:
-    """What the request's token opens; everything where none is demanded."""
+    """The rights of the request's token; everything where none is demanded."""
     found: Grant = scope.get(_GRANT, EVERYTHING)
     return found
 
@@ -101,7 +101,7 @@ class TokenGate:
 
 
 def read_grants(config: Config) -> dict[str, Grant]:
-    """What each token opens, by token: `http.token_file` everything. Empty where none is configured. Raises
+    """The rights of each token: `http.token_file` has all of them. Empty where none is configured. Raises
     `ConfigError`."""
     if config.http.token_file is None:
         return {}

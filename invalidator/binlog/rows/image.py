@@ -116,8 +116,7 @@ def _as_read(value: Any, shape: Shape) -> object:
         case "timestamp":
             is_told = value >= _FIRST_TIMESTAMP
         case "binary":
-            # No bytes are an empty text in the stream.
-            return (value or b"").ljust(shape.length, b"\0")
+            return value.ljust(shape.length, b"\0")
         case "bit":
             return int(value, 2).to_bytes((len(value) + 7) // 8, "big")
         case "set":

@@ -94,8 +94,7 @@ def _text_decoder(collation: int, flavor: str) -> Callable[[bytes], object]:
     text in this character set."""
     codec = find_codec(find_charset(collation, flavor))
     if codec is None:
-        # The stream has always shown no bytes as an empty text.
-        return lambda raw: raw or ""
+        return bytes
     if codec == _UTF_8:
         return _decode_utf_8
     decode_exactly = text_decoder(collation, flavor)

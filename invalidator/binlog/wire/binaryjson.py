@@ -4,7 +4,7 @@ A container holds a count, its size, entries of keys and values, and behind them
 entry. Every place is checked against the container's end; a document that does not add up raises `FormatError`. Gaps
 are normal: the server leaves them when it changes a document in place. Called by ``invalidator.binlog.rows.value``.
 
-Keys and texts stay bytes (UTF-8), since that is how the update stream and the archive have always shown them.
+A value of SQL inside of a document is one of Python's; where it is no number and no time, its bytes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _decode(kind: int, data: bytes, place: int, end: int, depth: int) -> object:
             raise FormatError("a number in a JSON document is cut off")
         return number.unpack_from(data, place)[0]
     if kind == _STRING:
-        return _cut_counted(data, place, end)
+        return _decode_text(_cut_counted(data, place, end))
     if kind == _OPAQUE:
         return _decode_opaque(data[place], _cut_counted(data, place + 1, end))
     raise FormatError(f"JSON type {kind}")
@@ -122,8 +122,16 @@ def _decode_container(
         offset, length = layout.key.unpack_from(data, at)
         if offset + length > size:
             raise FormatError(f"a JSON key at {offset} of {size} bytes")
-        keys.append(data[start + offset : start + offset + length])
+        keys.append(_decode_text(data[start + offset : start + offset + length]))
     return dict(zip(keys, values, strict=True))
+
+
+def _decode_text(data: bytes) -> str:
+    """Texts of a document are in utf8mb4, whatever its column's character set."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _UntoldError from error
 
 
 def _cut_counted(data: bytes, place: int, end: int) -> bytes:
@@ -145,7 +153,7 @@ def _decode_opaque(kind: int, data: bytes) -> object:
     """A value of SQL inside of the document; ``kind`` is its column type."""
     if kind in _DECIMALS:
         return decimal_decoder(data[0], data[1])(data[2:])
-    decode: Callable[[bytes], Any] = bytes.decode
+    decode: Callable[[bytes], Any] = bytes
     if kind in _TIMES:
         decode = _decode_time
     elif kind in _DATETIMES:

@@ -46,7 +46,7 @@ def test_the_keys_are_the_documented_ones() -> None:
         "freshness.shard": "-80",
         "freshness.before": str(token(4)),
         "freshness.resume": str(token(9)),
-        "freshness.tables": '["a","order_*"]',
+        "freshness.tables": '["a", "order_*"]',
     }
     assert SORTED.to_metadata()["freshness.order"] == "keys"
 

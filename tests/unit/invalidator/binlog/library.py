@@ -1,8 +1,9 @@
 """Row events as mysql-replication decodes them: what our decoder is compared with.
 
 The library is used for decoding alone, one event at a time. Repaired here is what it would get wrong: character sets
-that it does not know or whose byte order it takes from this machine, labels that are not UTF-8, and values that it
-turns into None although they are not NULL, which become `UNREADABLE`.
+that it does not know or whose byte order it takes from this machine, labels that are not UTF-8, texts in JSON that it
+leaves as bytes, no bytes that it shows as a text, and values that it turns into None although they are not NULL,
+which become `UNREADABLE`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from pymysqlreplication.row_event import (
 
 from freshness.stream.source import UNREADABLE
 from invalidator.binlog.wire.event import CHECKSUM_BYTES, FormatDescription, LogEvent
+from invalidator.charset import find_codec
 
 _UTF_BIG_ENDIAN: Final = {"ucs2": "utf-16-be", "utf16": "utf-16-be", "utf32": "utf-32-be"}
 _ASCII_LABELS_ARE_SAFE: Final = frozenset(("utf8", "utf8mb3", "utf8mb4", "ascii"))
+_KNOWN: Final = frozenset((*_UTF_BIG_ENDIAN.values(), "utf8"))
 _ROW_CLASSES: Final = frozenset((WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent, PartialUpdateRowsEvent))
 _NO_CHECKSUM: Final = b"\0" * CHECKSUM_BYTES
 
@@ -41,6 +44,21 @@ Images = tuple[Row | None, Row | None]
 class _Table:
     columns: Any
     unreadable: frozenset[str]
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        return {column.name: column.type for column in self.columns.columns}
+
+    @property
+    def of_bytes(self) -> frozenset[str]:
+        """Columns whose values are bytes: binary, or in a character set that Python lacks."""
+        return frozenset(
+            column.name
+            for column in self.columns.columns
+            if TableMapEvent._is_character_column(column.type, dbms="mariadb")
+            and column.character_set_name not in _KNOWN
+            and find_codec(column.character_set_name or "") is None
+        )
 
 
 class _Server:
@@ -122,8 +140,21 @@ def _clean(values: Mapping[str, Any], sources: Mapping[str, str], present: list[
                 value = UNREADABLE
         elif isinstance(value, JsonDiff):
             value = UNREADABLE
+        elif table.kinds[name] == FIELD_TYPE.JSON:
+            value = _with_texts(value)
+        elif value == "" and name in table.of_bytes:
+            value = b""
         row[name] = value
     return row
+
+
+def _with_texts(document: Any) -> Any:
+    """Bytes of a document are a text, a text is a value of SQL."""
+    if isinstance(document, dict):
+        return {_with_texts(key): _with_texts(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [_with_texts(value) for value in document]
+    return document.decode() if isinstance(document, bytes) else document
 
 
 def _repair_columns(table: Any, metadata: Any, flavor: str) -> Iterator[str]:

@@ -474,7 +474,7 @@ def test_tables_columns_and_images_are_chosen(opener: ScriptedOpener) -> None:
 
 
 OWN = {"authorization": "Bearer reports"}
-REPORTS = {ACCESS: EVERYTHING, "reports": Grant(("orders", "order_*"), ("customers.v",))}
+REPORTS = {ACCESS: EVERYTHING, "reports": Grant(("orders", "order_*", "note?"), ("customers.v",))}
 
 
 def test_the_token_of_a_consumer_opens_its_tables_alone(opener: ScriptedOpener) -> None:
@@ -482,8 +482,12 @@ def test_the_token_of_a_consumer_opens_its_tables_alone(opener: ScriptedOpener) 
     client = client_of(opener, grants=REPORTS)
     for wanted in ("", "&tables=orders", "&tables=order_lines,order_*"):
         assert client.get(f"{STREAM}?count=1{wanted}", headers=OWN).status_code == 200
-    assert opener.tables == [("orders", "order_*"), ("orders",), ("order_lines", "order_*")]
-    for wanted in ("customers", "orders,customers", "*", "o*", "order*"):
+    assert opener.tables == [
+        ("orders", "order_*", "note?"),
+        ("orders",),
+        ("order_lines", "order_*"),
+    ]
+    for wanted in ("customers", "orders,customers", "*", "o*", "order*", "note*"):
         answer = client.get(f"{STREAM}?count=1&tables={wanted}", headers=OWN)
         assert (answer.status_code, answer.json()["detail"]["error"]) == (403, "NotAllowed")
     assert len(opener.asked) == 3

@@ -168,7 +168,7 @@ VALUES: dict[str, tuple[Made, bytes | None, object]] = {
     "a character set that Python lacks": (varchar("v", collation=SWE7), b"\2ab", b"ab"),
     "an unknown collation": (varchar("v", collation=2000), b"\2ab", b"ab"),
     "VARBINARY": (varchar("v", collation=BINARY), b"\2\xff\0", b"\xff\0"),
-    "no bytes": (varchar("v", collation=BINARY), b"\0", ""),
+    "no bytes": (varchar("v", collation=BINARY), b"\0", b""),
     "MEDIUMTEXT": (Made("v", types.BLOB, b"\3"), b"\2\0\0ab", "ab"),
     "LONGBLOB": (Made("v", types.BLOB, b"\4", BINARY), b"\2\0\0\0ab", b"ab"),
     "GEOMETRY": (Made("v", types.GEOMETRY, b"\2"), b"\3\0abc", b"abc"),
@@ -524,9 +524,10 @@ def encode_json(value: Any, *, is_large: bool) -> tuple[int, bytes]:
                 continue
     if isinstance(value, float):
         return 11, struct.pack("<d", value)
-    if isinstance(value, bytes):
-        return 12, counted_bytes(value)
-    number, keys = "I" if is_large else "H", list(value) if isinstance(value, dict) else []
+    if isinstance(value, str):
+        return 12, counted_bytes(value.encode())
+    number = "I" if is_large else "H"
+    keys = [key.encode() for key in value] if isinstance(value, dict) else []
     width = struct.calcsize(number)
     members = list(value.values()) if isinstance(value, dict) else list(value)
     place = 2 * width + len(keys) * (width + 2) + len(members) * (width + 1)
@@ -557,8 +558,8 @@ def counted_bytes(value: bytes) -> bytes:
 
 DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False)
-    | st.binary(max_size=300),
-    lambda parts: st.lists(parts, max_size=6) | st.dictionaries(st.binary(max_size=9), parts, max_size=6),
+    | st.text(max_size=300),
+    lambda parts: st.lists(parts, max_size=6) | st.dictionaries(st.text(max_size=9), parts, max_size=6),
     max_leaves=20,
 )  # fmt: skip
 
@@ -613,9 +614,11 @@ def packed_time(whole: int, micros: int) -> bytes:
         (opaque(7, packed_time((2024 * 13 + 2) << 22 | 29 << 17, 0)), NAIVE("2024-02-29 00:00:00")),
         (opaque(10, packed_time((2024 * 13 + 2) << 22 | 29 << 17, 0)), NAIVE("2024-02-29 00:00:00")),
         (opaque(12, bytes(8)), "0000-00-00 00:00:00"),
-        (opaque(252, "é".encode()), "é"),
-        (opaque(252, b"\xff"), UNREADABLE),
-        (b"\2" + struct.pack("<HHBH", 1, 10, 15, 7) + opaque(252, b"\xff")[1:], UNREADABLE),
+        (opaque(252, "é".encode()), "é".encode()),
+        (opaque(252, b"\xff"), b"\xff"),
+        (b"\2" + struct.pack("<HHBH", 1, 10, 15, 7) + opaque(252, b"\xff")[1:], [b"\xff"]),
+        (b"\x0c\2\xc3\xa9", "é"),
+        (b"\x0c\1\xff", UNREADABLE),
     ],
 )  # fmt: skip
 def test_a_value_of_sql_inside_of_a_document(raw: bytes, expected: object) -> None:
@@ -630,7 +633,7 @@ def test_a_document_that_holds_itself_is_refused() -> None:
 
 def test_a_large_document() -> None:
     chance = random.Random(1)
-    document = {b"%d" % n: [chance.random(), b"x" * chance.randrange(400)] for n in range(4000)}
+    document = {f"{n}": [chance.random(), "x" * chance.randrange(400)] for n in range(4000)}
     kind, raw = encode_json(document, is_large=True)
     assert decode_json(bytes((kind,)) + raw) == document
 
