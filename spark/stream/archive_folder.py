@@ -9,7 +9,7 @@ that names the file. Knows nothing of Spark. Called by ``spark.stream.source``, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -145,6 +145,17 @@ class ArchiveFolder:
             self._footers.clear()
         footer = self._footers[path] = read_footer(path, self.locate()[0])
         return footer
+
+    def require_tables(self, paths: Iterable[str], tables: Collection[str]) -> None:
+        """Raises `ConfigError` for a file that does not have the changes of all these tables."""
+        for path in paths if tables else ():
+            footer = self.read_footer(path)
+            lacking = [table for table in tables if not footer.carries(table)]
+            if lacking:
+                raise ConfigError(
+                    f"{path} has no changes of table {', '.join(lacking)}, but of {', '.join(footer.tables)}",
+                    hint="record it (archive.tables), and begin after that: what was changed before is in no file",
+                )
 
     def read(
         self, keyspace: str, lineage: str, span: FileSpan, columns: Sequence[str], condition: Any = None

@@ -242,14 +242,7 @@ def _plan_archive(
     folder = options.folder
     assert folder is not None, "spans are of an archive"
     spans = shard.spans(after, last)
-    for span in spans if options.tables else ():
-        footer = folder.read_footer(span.path)
-        lacking = [table for table in options.tables if not footer.carries(table)]
-        if lacking:
-            raise ConfigError(
-                f"{span.path} has no changes of table {', '.join(lacking)}, but of {', '.join(footer.tables)}",
-                hint="record it (archive.tables), and begin after that: what was changed before is in no file",
-            )
+    folder.require_tables((span.path for span in spans), options.tables)
     parts = [tuple(spans[at : at + FILES_PER_PARTITION]) for at in range(0, len(spans), FILES_PER_PARTITION)]
     if between is None:
         return [ArchivePartition(shard.keyspace, shard.lineage, part, None, None) for part in parts]

@@ -148,6 +148,7 @@ def make_table(
         for lineage, token in sorted(tokens.items())
         for file in _choose_files(folder, shards[lineage], token.position, borders.copied[lineage])
     ]
+    folder.require_tables((str(file.path) for file in files), (table,))
     for problem in check(session, archive, [file.path for file in files]):
         raise HistoryPurged(
             f"{problem.path}: {problem.problem}",
