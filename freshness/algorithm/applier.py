@@ -373,8 +373,8 @@ class Applier:
         self._note_primary(heartbeat)
 
     def find_before(self, _: Membership, before: Position) -> Position:
-        """What a node needs not be sent of a batch that begins after ``before``: one that has acknowledged more is
-        sent no event twice."""
+        """Where a batch begins for this node that begins at ``before`` in the stream. Events behind that are left out
+        of the batch if the node has acknowledged them."""
         return before
 
     def acknowledge(
