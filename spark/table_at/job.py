@@ -70,7 +70,7 @@ class TableAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Borders:
+class PositionPair:
     """Positions by lineage: ``wanted`` of the table, ``copied`` of the copy."""
 
     wanted: Mapping[str, Position]
@@ -95,7 +95,7 @@ class Borders:
 
 
 def told_schema(layout: CopyTable) -> StructType:
-    """The schema of what `Borders.tell` tells."""
+    """The schema of what `PositionPair.tell` tells."""
     extra = [(LINEAGE, StringType()), (TRANSACTION, LongType()), (IS_WANTED, BooleanType())]
     extra.append((IS_COPIED, BooleanType()))
     return StructType([*layout.change_schema(), *(StructField(name, kind) for name, kind in extra)])
@@ -139,14 +139,14 @@ def make_table(
             hint="give the archive of the copy's own shards; a copy ends with a reshard",
         )
     tokens = PlaceFinder(session, folder, state.keyspace, shards, state.position).find(moment)
-    borders = Borders(
+    pair = PositionPair(
         {lineage: token.position for lineage, token in tokens.items()},
         {lineage: parse_position(state.flavor, text) for lineage, text in state.position.items()},
     )
     files = [
         file
         for lineage, token in sorted(tokens.items())
-        for file in _choose_files(folder, shards[lineage], token.position, borders.copied[lineage])
+        for file in _choose_files(folder, shards[lineage], token.position, pair.copied[lineage])
     ]
     folder.require_tables((str(file.path) for file in files), (table,))
     for problem in check(session, archive, [file.path for file in files]):
@@ -156,9 +156,9 @@ def make_table(
         )
     _require_one_epoch(read_files(session, files), tokens, state)
     rows = read_files(session, files).where(F.col("table") == table)
-    _require_rows(rows, table, borders)
+    _require_rows(rows, table, pair)
     vector = ResumeVector(state.keyspace, KeyRange.parse("-"), tokens)
-    told = _tell(rows, layout, borders).persist()
+    told = _tell(rows, layout, pair).persist()
     try:
         applied, undone = _require_order(told, table)
         is_between = F.col(IS_WANTED) != F.col(IS_COPIED)
@@ -219,12 +219,12 @@ def _require_one_epoch(rows: DataFrame, tokens: Mapping[str, EventToken], state:
             )
 
 
-def _require_rows(rows: DataFrame, table: str, borders: Borders) -> None:
+def _require_rows(rows: DataFrame, table: str, pair: PositionPair) -> None:
     """Raises `StreamStopped` where a transaction between the two positions changed the table as a whole."""
     others = rows.where(~F.col("op").isin(*ROW_OPERATIONS))
     for row in others.select("lineage", "ordinal", "gtid", "op", "detail").distinct().toLocalIterator():
-        own = parse_position(borders.wanted[row["lineage"]].flavor, row["gtid"])
-        if borders.wanted[row["lineage"]].contains(own) != borders.copied[row["lineage"]].contains(own):
+        own = parse_position(pair.wanted[row["lineage"]].flavor, row["gtid"])
+        if pair.wanted[row["lineage"]].contains(own) != pair.copied[row["lineage"]].contains(own):
             raise StreamStopped(
                 f"transaction {row['ordinal']} of {row['lineage']}, {row['gtid']}, lies between the copy and --at and"
                 f" changed {table} as a whole ({row['op']}: {row['detail'] or 'no reason is known'}): the archive"
@@ -233,12 +233,12 @@ def _require_rows(rows: DataFrame, table: str, borders: Borders) -> None:
             )
 
 
-def _tell(rows: DataFrame, layout: CopyTable, borders: Borders) -> DataFrame:
+def _tell(rows: DataFrame, layout: CopyTable, pair: PositionPair) -> DataFrame:
     schema = told_schema(layout)
     arrow = to_arrow_schema(schema)
 
     def tell(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        told = borders.tell(layout, (row for batch in batches for row in batch.to_pylist()))
+        told = pair.tell(layout, (row for batch in batches for row in batch.to_pylist()))
         return to_batches(told, arrow)
 
     chosen = rows.where(F.col("op").isin(*ROW_OPERATIONS))

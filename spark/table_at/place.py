@@ -99,7 +99,7 @@ class PlaceFinder:
         return self._token_at(self.shards[token.lineage], ordinal, token.timestamp_us)
 
     def _find_time(self, time_us: int) -> dict[str, EventToken]:
-        """Of each lineage everything before the first transaction that is later than the time."""
+        """Everything before the first transaction that is later than the time, by lineage."""
         files = [file for shard in self.shards.values() for file in shard.files]
         later = read_files(self.session, files).where(F.col("timestamp_us") > time_us)
         first = {row[0]: row[1] for row in later.groupBy("lineage").agg(F.min("ordinal")).collect()}

@@ -94,7 +94,7 @@ def made(folder: Path, out: str = "out") -> list[tuple[Any, ...]]:
 def test_a_table_of_two_shards_at_other_positions(
     session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same as `test_borders`, through files, Spark and the command line."""
+    """The same as `test_position_pair`, through files, Spark and the command line."""
     history, chance = History(7, transactions=16), Random(3)
     numbered = groupby(history.changes, key=lambda each: (each["lineage"], each["ordinal"]))
     changes = {place: list(group) for place, group in numbered}
