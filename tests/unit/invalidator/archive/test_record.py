@@ -71,13 +71,17 @@ class Upstream:
     def resume(self) -> ResumeVector:
         return ResumeVector("shop", KeyRange(), self.tokens)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("customers",)
+
     def read_config(self) -> Config:
         return self.config
 
     def get_keyspace(self, _: str | None) -> Keyspace:
         return self.config.keyspaces["shop"]
 
-    def open(self, _: str, __: str, since: Any, *, minimize_skew: bool) -> Upstream:
+    def open(self, _: str, __: str, since: Any, *, tables: tuple[str, ...], minimize_skew: bool) -> Upstream:
         self.tokens = since.tokens if isinstance(since, ResumeVector) else start(0)
         has = self.tokens["shop/-"].position
         self.left = [each for each in self.log if not has.contains(each.token.position)]
