@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from freshness.config.settings import Shard
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keyrange import KeyRange
-from freshness.position import Position, empty_position
+from freshness.position import MysqlGtidSet, Position, empty_position
 from freshness.position.token import TEXT_PREFIX as TOKEN_PREFIX
 from freshness.position.token import EventToken
 from freshness.stream.resume import TEXT_PREFIX, Moment, ResumeVector, parse_moment
@@ -72,6 +72,9 @@ def plan_start(start: Start, shard: Shard, flavor: str, keyspace: str, key_range
     if isinstance(start, int):
         return ShardStart(timestamp_us=start)
     if isinstance(start, EventToken):
+        if start.lineage == shard.lineage and _is_lone(start.position):
+            _require_flavor(start.position, flavor)
+            return ShardStart(timestamp_us=start.timestamp_us, epoch=start.epoch)
         start = ResumeVector(keyspace, key_range, {start.lineage: start})
     if not isinstance(start, ResumeVector):
         return ShardStart(_plan_position(start, shard, flavor))
@@ -92,6 +95,14 @@ def plan_start(start: Start, shard: Shard, flavor: str, keyspace: str, key_range
         position = join_positions(flavor, [token.position for token in continued])
         return ShardStart(position, min(token.timestamp_us for token in continued))
     return ShardStart(timestamp_us=start.min_timestamp_us)
+
+
+def _is_lone(position: Position) -> bool:
+    """Whether it is one transaction of MySQL, without those before it: a server would take all others for missing."""
+    if not isinstance(position, MysqlGtidSet):
+        return False
+    numbers = [interval for intervals in position.intervals().values() for interval in intervals]
+    return len(numbers) == 1 and numbers[0][0] == numbers[0][1] > 1
 
 
 def _plan_position(positions: Mapping[str, Position], shard: Shard, flavor: str) -> Position:

@@ -339,6 +339,17 @@ def test_an_event_token_starts_its_shard_after_the_event_and_the_others_by_time(
     assert servers.logs["b"].sought == [7 * SECOND]
 
 
+def test_the_own_token_of_an_event_of_mysql_starts_its_shard_by_time() -> None:
+    """It names one transaction. As a position it would lack all that came before, which the log may not have."""
+    servers = filled("a")
+    token = EventToken("a", "-80", 1, 10 * SECOND, gtid("a", 10))
+    with streaming(servers, token, rewind_seconds=3) as stream:
+        messages = read(stream, 14)
+        assert nothing_comes(stream)
+    assert positions_of(messages, "a") == [gtid("a", number) for number in range(7, 21)]
+    assert servers.logs["a"].sought == [7 * SECOND]
+
+
 def test_a_time_is_looked_up_with_a_margin() -> None:
     servers = filled("a", "b")
     with streaming(servers, 15 * SECOND, rewind_seconds=5) as stream:
