@@ -94,6 +94,7 @@ class EventDecoder:
         self._format = FormatDescription((), False)
         self.trailer_bytes = 0
         self.sequences: dict[int, int] = {}
+        self._sequence_before: dict[int, int] = {}
         self.position: Position | None = None
 
     @property
@@ -143,6 +144,9 @@ class EventDecoder:
             found.append(self._assembler.commit())
         if kind == events.FORMAT_DESCRIPTION:
             # Its own checksum is there in any case.
+            if not self._assembler.is_idle:
+                # A crash cut it off: its number may be given again (F29).
+                self.sequences.update(self._sequence_before)
             self._start_file(events.parse_format_description(packet))
             self._assembler.start_file()
         elif kind not in _SILENT:
@@ -210,6 +214,7 @@ class EventDecoder:
                 f"GTID {domain}-{event.server_id}-{sequence} comes after sequence number {before}",
                 hint="set gtid_strict_mode=ON, and raise the epoch: this history is not the former one",
             )
+        self._sequence_before = {domain: before}
         self.sequences[domain] = sequence
 
     def _post_header_length(self, kind: int, default: int) -> int:

@@ -262,6 +262,19 @@ def test_a_number_of_a_domain_that_comes_again_stops_the_stream(is_usual: bool, 
     assert f"GTID 0-7-{number} comes after sequence number 8" in error
 
 
+@pytest.mark.parametrize("held", [1, 2, 3])
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_the_number_of_a_transaction_that_was_cut_off_is_given_again(flavor: str, held: int) -> None:
+    """F29: a crash ended its log file, and the next file has another transaction under its number."""
+    packets = [description(), *(each for number in range(1, 7) for each in simple(flavor, number))]
+    packets += [*simple(flavor, 7)[:held], description(), *simple(flavor, 7), *simple(flavor, 8)]
+    found, error = both_ways(flavor, [packets])
+    assert ([each.position for each in found], error) == (
+        [position(flavor, number) for number in range(1, 9)],
+        "",
+    )
+
+
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_a_transaction_inside_another_one_stops_the_stream(flavor: str) -> None:
     """F61: also where the inner one has the usual form."""
