@@ -76,13 +76,18 @@ class CopyColumn:
     length: int = 0
 
     def to_cell(self, value: Any) -> Any:
-        """A value as PyMySQL or the log gives it, as the copy holds it. A zero date is null."""
+        """A value as PyMySQL or the log gives it, as the copy holds it. A zero date is null.
+
+        Raises KeyError for another value that the log has and that cannot be told.
+        """
+        if value is UNREADABLE and not isinstance(self.type, DateType | TimestampNTZType):
+            raise KeyError(f"the value of {self.name} cannot be told")
         if value is None or value is UNREADABLE:
             return None
         if isinstance(self.type, StringType):
             return str(value)
         if isinstance(self.type, BinaryType):
-            # An empty one comes from the log as text
+            # Archives of earlier versions have an empty one as text.
             return (value.encode() if isinstance(value, str) else bytes(value)).ljust(self.length, b"\0")
         if isinstance(self.type, DecimalType):
             return Decimal(value)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 from pyspark.sql.types import BinaryType, DecimalType, LongType, StringType, TimestampNTZType
 
+from freshness.stream.source import UNREADABLE
 from spark.copy.table import CopyColumn, CopyTable, _above, _upto
 
 GOODS: Final = CopyTable(
@@ -49,6 +50,18 @@ def test_a_row_whose_key_changes_is_gone_under_its_former_one() -> None:
 def test_a_change_that_lacks_columns_says_so(after: dict[str, Any]) -> None:
     """The table is dumped again."""
     assert changes(None, after) == [(0, False, False, None, *NOTHING)]
+
+
+@pytest.mark.parametrize("name", ["v", "code", "id"])
+def test_a_value_that_cannot_be_told_is_not_null(name: str) -> None:
+    """Such as a label of an ENUM in a character set that is not known. The table is dumped again."""
+    assert changes(None, {**ROW, name: {"$unreadable": True}}) == [(0, False, False, None, *NOTHING)]
+
+
+def test_a_zero_date_is_null() -> None:
+    column = CopyColumn("at", TimestampNTZType())
+    assert column.to_cell(UNREADABLE) is None
+    assert column.to_cell("0000-00-00 00:00:00") is None
 
 
 def undone(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[tuple[Any, ...]]:
