@@ -106,6 +106,30 @@ def test_missing_privileges_are_named(server: DatabaseServer) -> None:
     assert "lacks REPLICATION CLIENT" in messages
 
 
+def test_rights_of_a_role_are_rights(server: DatabaseServer) -> None:
+    """Of a role that the account has from its beginning, as the program's sessions have it."""
+    server.execute("CREATE ROLE follower")
+    server.execute("CREATE USER member@'%' IDENTIFIED BY 'member'")
+    rights = (
+        "REPLICATION SLAVE, REPLICATION CLIENT"
+        if server.flavor == "mysql"
+        else "REPLICATION SLAVE, BINLOG MONITOR"
+    )
+    try:
+        server.execute(f"GRANT {rights} ON *.* TO follower")
+        if server.flavor == "mariadb":
+            server.execute("GRANT SLAVE MONITOR ON *.* TO follower")
+        server.execute("GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON shop.* TO member@'%'")
+        server.execute("GRANT follower TO member@'%'")
+        assert any("lacks" in finding.message for finding in check(server, user="member"))
+        to = "follower FOR" if server.flavor == "mariadb" else "follower TO"
+        server.execute(f"SET DEFAULT ROLE {to} member@'%'")
+        assert not any("lacks" in finding.message for finding in check(server, user="member"))
+    finally:
+        server.execute("DROP USER member@'%'")
+        server.execute("DROP ROLE follower")
+
+
 def test_a_server_without_a_binary_log(flavor: Flavor) -> None:
     server = make_database(flavor, server_id=1, options=("--skip-log-bin",))
     try:
