@@ -26,8 +26,10 @@ from integration.servers import Pair
 from integration.spark.seats import SEAT, SEATS_TABLE, in_database, in_frame
 from invalidator.archive.writer import find_resume
 from spark.copy import __main__ as copy_command
+from spark.copy.job import read_floor
 from spark.copy.state import read_state
 from spark.session import open_session
+from spark.stream.archive_folder import ArchiveFolder
 from spark.table_at import __main__ as command
 
 TABLES: Final = ("customers", "seats")
@@ -101,7 +103,9 @@ def test_tables_are_what_select_gave_then(
     system: System, session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance, archive, copy = Random(5), tmp_path / "archive", tmp_path / "copy"
-    lineage = system.config.keyspaces["shop"].shards[0].lineage
+    keyspace = system.config.keyspaces["shop"]
+    shard = keyspace.shards[0]
+    lineage = shard.lineage
 
     def wait_archived(position: Position) -> None:
         def is_archived() -> bool:
@@ -111,6 +115,12 @@ def test_tables_are_what_select_gave_then(
         wait_until(is_archived, f"the archive has {position}", system.describe)
 
     wait_archived(look(system).position)
+    [archived] = ArchiveFolder(str(archive)).list_shards("shop")
+    wait_until(
+        lambda: read_floor(keyspace, shard).position.contains(archived.begin.position),
+        "a heartbeat shows all from before the archive",
+        system.describe,
+    )
     seen = []
     for number in range(4):
         change(system, chance, number)
