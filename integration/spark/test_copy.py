@@ -15,11 +15,11 @@ from pyspark.sql.types import LongType, StringType
 
 from freshness.errors import ConfigError, FormatError
 from integration.configuration import CUSTOMER, write_config
-from integration.harness import CUSTOMERS_TABLE, System, running_system
+from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_until
 from integration.servers import Pair
 from integration.spark.seats import SEAT, SEATS_TABLE, in_database, in_frame
 from spark.copy import __main__ as command
-from spark.copy.job import Snapshot, require_format
+from spark.copy.job import Snapshot, read_floor, require_format
 from spark.copy.state import TableState, read_copy, read_state
 from spark.copy.table import CopyColumn, CopyTable, dump_span, find_spans, read_table
 from spark.session import open_session
@@ -149,6 +149,45 @@ def test_a_table_that_nobody_caches_is_copied_from_the_service(
     state = read_state(tmp_path / "copy")
     assert state is not None
     assert state.tables["weights"].generation > 1, "the stream was not applied"
+
+
+@pytest.mark.parametrize("flavor", ["mysql"])
+def test_a_dump_reads_a_replica_that_shows_enough(
+    system: System, session: SparkSession, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--config",
+        str(system.config_path),
+        "--out",
+        str(tmp_path / "copy"),
+        "--tables",
+        "customers",
+    ]
+    arguments += [
+        "--url",
+        f"http://127.0.0.1:{port}",
+        "--dump-from",
+        "replica",
+        "--rows-per-second",
+        "100000",
+    ]
+    keyspace = system.config.keyspaces["shop"]
+    shard = keyspace.shards[0]
+    system.pair.replica.execute("STOP REPLICA SQL_THREAD")
+    try:
+        system.execute("INSERT INTO customers VALUES (9999, 'late', 0)")
+        shown = read_floor(keyspace, shard, shard.replicas[0]).position
+        wait_until(
+            lambda: not shown.contains(read_floor(keyspace, shard, shard.primary).position),
+            "the primary shows more than its replica",
+        )
+        assert command.main([*arguments, "--wait-seconds", "2"], session) == 3
+        said = capsys.readouterr().err
+        assert f":{system.pair.replica.port}/shop, a server of shop/-, does not show" in said
+    finally:
+        system.pair.replica.execute("START REPLICA SQL_THREAD")
+    assert command.main(arguments, session) == 0, capsys.readouterr().err
+    assert in_copy(session, tmp_path / "copy", "customers") == in_database(system, "customers")
 
 
 def test_ranges_are_all_rows_once(system: System) -> None:

@@ -117,7 +117,7 @@ def test_tables_are_what_select_gave_then(
     wait_archived(look(system).position)
     [archived] = ArchiveFolder(str(archive)).list_shards("shop")
     wait_until(
-        lambda: read_floor(keyspace, shard).position.contains(archived.begin.position),
+        lambda: read_floor(keyspace, shard, shard.primary).position.contains(archived.begin.position),
         "a heartbeat shows all from before the archive",
         system.describe,
     )

@@ -44,6 +44,15 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         "--leave-out", action="append", default=[], metavar="TABLE.COLUMN", help="do not copy it"
     )
     parser.add_argument("--rows-per-range", type=int, default=ROWS_PER_RANGE, help="of one task of a dump")
+    parser.add_argument(
+        "--rows-per-second", type=float, help="of a dump, at most; by default as fast as it goes"
+    )
+    parser.add_argument(
+        "--dump-from",
+        choices=("primary", "replica"),
+        default="primary",
+        help="the server whose rows are read: the primary, or the first replica of each shard",
+    )
     parser.add_argument("--wait-seconds", type=float, default=WAIT_SECONDS, help="for a stream that lags")
     parser.add_argument("--format", default=PARQUET, help="what Spark writes: parquet, or what is installed")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -69,6 +78,8 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             options.rows_per_range,
             options.wait_seconds,
             options.format,
+            options.dump_from == "replica",
+            options.rows_per_second,
         ).run()
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
@@ -98,6 +109,14 @@ def _choose(config: Config, options: argparse.Namespace) -> tuple[Keyspace, list
             f"keyspace {name} is neither MySQL nor MariaDB",
             hint="a copy reads whole tables from the primaries themselves, not through a vtgate",
         )
+    lacking = [shard.name for shard in config.keyspaces[name].serving_shards if not shard.replicas]
+    if options.dump_from == "replica" and lacking:
+        raise ConfigError(
+            f"shard {', '.join(lacking)} has no replica",
+            hint="configure its replicas, or --dump-from primary",
+        )
+    if options.rows_per_second is not None and not options.rows_per_second > 0:
+        raise ConfigError(f"--rows-per-second {options.rows_per_second:g}", hint="expected a number above 0")
     cached = {table for each in config.objects.values() if each.keyspace == name for table in each.tables}
     chosen = [part.strip() for part in options.tables.split(",")] if options.tables else sorted(cached)
     if not all(chosen) or not chosen:

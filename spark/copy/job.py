@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from freshness.config.settings import Keyspace, Shard
+from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, executed_position, read_rows, translated
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import Position, parse_position
@@ -85,13 +85,13 @@ def require_format(session: SparkSession, out: Path, file_format: str) -> None:
 # -- positions of the primaries --------------------------------------------------------------------------------
 
 
-def read_floor(keyspace: Keyspace, shard: Shard) -> EventToken:
-    """A position that every SELECT on the primary shows from now on (F2). Raises `ConfigError` without heartbeats."""
-    with closing(connect(shard.primary)) as connection:
+def read_floor(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
+    """A position that every SELECT on the server shows from now on (F2). Raises `ConfigError` without heartbeats."""
+    with closing(connect(server)) as connection:
         try:
             rows = read_rows(connection, token_sql(keyspace.flavor))
         except Exception as error:
-            raise translated(error, shard.primary, "reading the heartbeat table") from error
+            raise translated(error, server, "reading the heartbeat table") from error
     token = parse_token(keyspace.flavor, shard.lineage, shard.name, rows)
     if token is None or token.position.is_empty:
         raise ConfigError(
@@ -115,7 +115,8 @@ def read_head(keyspace: Keyspace, shard: Shard) -> Position:
 
 @dataclass(slots=True)
 class Snapshot:
-    """One run. ``source``: options of the update stream."""
+    """One run. ``source``: options of the update stream. ``is_from_replica``: rows are read from the first replica of
+    each shard, in place of the primary; ``rows_per_second``: of one dump, at most, None for no bound."""
 
     session: SparkSession
     keyspace: Keyspace
@@ -126,6 +127,8 @@ class Snapshot:
     rows_per_range: int = ROWS_PER_RANGE
     wait_seconds: float = WAIT_SECONDS
     file_format: str = PARQUET
+    is_from_replica: bool = False
+    rows_per_second: float | None = None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -157,7 +160,8 @@ class Snapshot:
         state = read_state(self.out)
         if state is None:
             begin = {
-                shard.lineage: read_floor(self.keyspace, shard) for shard in self.keyspace.serving_shards
+                shard.lineage: read_floor(self.keyspace, shard, shard.primary)
+                for shard in self.keyspace.serving_shards
             }
             state = CopyState(
                 self.keyspace.name,
@@ -187,12 +191,12 @@ class Snapshot:
     def _dump(self, state: CopyState, name: str, deadline: float) -> None:
         """All rows of all shards, none older than the stream's position."""
         for shard in self.keyspace.serving_shards:
-            applied = parse_position(state.flavor, state.position[shard.lineage])
-            while not read_floor(self.keyspace, shard).position.contains(applied):
+            applied, server = parse_position(state.flavor, state.position[shard.lineage]), self._server(shard)
+            while not read_floor(self.keyspace, shard, server).position.contains(applied):
                 if self.clock() > deadline:
                     raise SourceUnavailable(
-                        f"the primary of {shard.lineage} does not show {applied} yet",
-                        hint="are heartbeats written? on MariaDB they say what is visible",
+                        f"{server}, a server of {shard.lineage}, does not show {applied} yet",
+                        hint="are heartbeats written, and does it follow? on MariaDB they say what is visible",
                     )
                 self.sleep(POLL_SECONDS)
         layout, table = self._read_layout(name), state.tables[name]
@@ -209,15 +213,21 @@ class Snapshot:
         table.layout = layout.to_json()
         write_state(self.out, state)
 
+    def _server(self, shard: Shard) -> ServerAddress:
+        return shard.replicas[0] if self.is_from_replica else shard.primary
+
     def _dump_shard(self, layout: CopyTable, shard: Shard) -> DataFrame:
-        spans = find_spans(shard.primary, layout, self.rows_per_range)
-        lineage, address = shard.lineage, shard.primary
+        lineage, address = shard.lineage, self._server(shard)
+        spans = find_spans(address, layout, self.rows_per_range)
+        rate = self.rows_per_second
+        if rate is not None:
+            rate /= min(len(spans), self.session.sparkContext.defaultParallelism)
         arrow = to_arrow_schema(layout.schema())
 
         def read(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
             for batch in batches:
                 for place in batch.column("id").to_pylist():
-                    yield from to_batches(dump_span(lineage, address, layout, spans[place]), arrow)
+                    yield from to_batches(dump_span(lineage, address, layout, spans[place], rate), arrow)
 
         return self.session.range(0, len(spans), 1, len(spans)).mapInArrow(read, layout.schema())
 

@@ -10,12 +10,13 @@ anything is read. Knows nothing of Spark but its types. Called by
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pymysql.cursors import SSCursor
 from pyspark.sql.types import (
@@ -279,7 +280,11 @@ READ_SECONDS: Final = 600.0
 
 
 def dump_span(
-    lineage: str, address: ServerAddress, table: CopyTable, span: KeySpan
+    lineage: str,
+    address: ServerAddress,
+    table: CopyTable,
+    span: KeySpan,
+    rows_per_second: float | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """Rows of the copy, in one statement, which has a snapshot of its own. Raises as `connect`."""
     above, first = _above(table.key, span.after)
@@ -291,13 +296,33 @@ def dump_span(
             _run(connection, "SET time_zone = '+00:00'")
             with connection.cursor(SSCursor) as cursor:
                 cursor.execute(sql, [*first, *last])
-                while rows := cursor.fetchmany(FETCH_ROWS):
+                for rows in pace(iter(lambda: cursor.fetchmany(FETCH_ROWS), ()), rows_per_second):
                     for row in rows:
                         yield table.to_row(
                             lineage, dict(zip((column.name for column in table.columns), row, strict=True))
                         )
         except Exception as error:
             raise translated(error, address, f"reading {table.name}") from error
+
+
+Rows = TypeVar("Rows", bound=Sequence[Any])
+
+
+def pace(
+    batches: Iterable[Rows],
+    rows_per_second: float | None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Rows]:
+    """The batches until an empty one, on the average no faster than so many rows a second."""
+    begun, rows = clock(), 0
+    for batch in batches:
+        if not batch:
+            return
+        yield batch
+        rows += len(batch)
+        if rows_per_second is not None:
+            sleep(max(0.0, begun + rows / rows_per_second - clock()))
 
 
 def _run(connection: Connection, sql: str) -> None:

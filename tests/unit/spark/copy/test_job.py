@@ -80,7 +80,7 @@ class Scene:
         monkeypatch.setattr(job, "read_table", lambda *_: self.layout)
         monkeypatch.setattr(Snapshot, "_dump_shard", lambda *_: Frame(self.told))
 
-    def read_floor(self, _: Keyspace, shard: Shard) -> EventToken:
+    def read_floor(self, _: Keyspace, shard: Shard, __: ServerAddress) -> EventToken:
         shown = next(self._shown)
         self.told.append(f"{shard.name} shows {shown}")
         return EventToken(shard.lineage, shard.name, 1, 0, up_to(shown))

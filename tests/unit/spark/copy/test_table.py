@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 from pyspark.sql.types import BinaryType, DecimalType, LongType, StringType, TimestampNTZType
 
 from freshness.stream.source import UNREADABLE
-from spark.copy.table import CopyColumn, CopyTable, _above, _upto
+from spark.copy.table import CopyColumn, CopyTable, _above, _upto, pace
 
 GOODS: Final = CopyTable(
     "goods",
@@ -56,6 +57,31 @@ def test_a_change_that_lacks_columns_says_so(after: dict[str, Any]) -> None:
 def test_a_value_that_cannot_be_told_is_not_null(name: str) -> None:
     """Such as a label of an ENUM in a character set that is not known. The table is dumped again."""
     assert changes(None, {**ROW, name: {"$unreadable": True}}) == [(0, False, False, None, *NOTHING)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "took", "pauses"),
+    [
+        (None, 1.0, []),
+        (10.0, 0.0, [3.0, 1.0]),  # the first three seconds are for 30 rows
+        (10.0, 2.0, [1.0, 0.0]),
+        (1000.0, 1.0, [0.0, 0.0]),
+    ],
+)
+def test_a_dump_is_no_faster_than_it_may_be(rate: float | None, took: float, pauses: list[float]) -> None:
+    now, slept = [100.0], []
+
+    def read() -> Iterator[list[int]]:
+        for rows in ([0] * 30, [0] * 10, [], [0]):
+            now[0] += took
+            yield rows
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    assert [len(rows) for rows in pace(read(), rate, lambda: now[0], sleep)] == [30, 10]
+    assert slept == pytest.approx(pauses)
 
 
 def test_a_zero_date_is_null() -> None:
