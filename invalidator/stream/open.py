@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Final, TypeAlias
 
 from freshness.algorithm.request import Head
-from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
+from freshness.config.settings import Config, Keyspace, ServerAddress, Shard, SkippedTransaction
 from freshness.database.connection import connect, translated
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
@@ -134,7 +134,7 @@ class StreamOpener:
         chosen = _choose_tables(keyspace, tables) if tables else (lambda _: finder.tables)
         stream = UpdateStream(
             keyspace,
-            _make_access(config, keyspace, chosen, self.find_index),
+            _make_access(config, keyspace, chosen, self.find_index, is_cached=not tables),
             key_range=KeyRange.parse(key_range),
             start=start,
             minimize_skew=config.stream.minimize_skew if minimize_skew is None else minimize_skew,
@@ -187,6 +187,8 @@ def _make_access(
     keyspace: Keyspace,
     choose: TableChoice,
     find_index: Callable[[str], TimeIndex | None],
+    *,
+    is_cached: bool,
 ) -> Access:
     def make_source(address: ServerAddress, shard: Shard, tables: Set[str]) -> Source:
         return BinlogSource(
@@ -194,7 +196,7 @@ def _make_access(
             keyspace.flavor,
             tables,
             piece_rows=PIECE_ROWS,
-            skips=shard.skip,
+            skips=find_skips(shard, is_cached=is_cached),
             transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
             rows_queued_max=SOURCE_ROWS_MAX,
         )
@@ -226,6 +228,13 @@ def _make_access(
         ),
         find_keyspace_id=_make_finder(keyspace, choose(keyspace.serving_shards[0])),
     )
+
+
+def find_skips(shard: Shard, *, is_cached: bool) -> tuple[SkippedTransaction, ...]:
+    """The transactions to pass over. The operator names cached tables alone: in a stream of others each raises all."""
+    if is_cached:
+        return shard.skip
+    return tuple(replace(each, tables=()) for each in shard.skip)
 
 
 TableChoice: TypeAlias = Callable[[Shard], Set[str]]

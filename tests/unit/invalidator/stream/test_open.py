@@ -15,7 +15,7 @@ from freshness.errors import ConfigError
 from freshness.objects.keyfinder import KeyFinder
 from invalidator.http.topology import describe_topology
 from invalidator.stream.layout_book import LayoutBook
-from invalidator.stream.open import OpenedStream
+from invalidator.stream.open import OpenedStream, find_skips
 from invalidator.stream.update_stream import UpdateStream
 
 CONFIG = """
@@ -92,3 +92,16 @@ def test_what_a_stream_cannot_go_on_in(scene: Scene) -> None:
 def test_a_shard_of_vitess_is_described_by_its_vtgate(scene: Scene) -> None:
     described = describe_topology(scene.load(1, VITESS))["keyspaces"]["shop"]["shards"]
     assert described[0]["vtgate"] == "127.0.0.1:1/shop@replica"
+
+
+def test_a_skipped_transaction_raises_all_tables_of_a_stream_of_any(tmp_path: Path) -> None:
+    """It may have changed a table that nobody caches, and the operator names cached ones."""
+    path = tmp_path / "freshness.toml"
+    skip = (
+        '[[keyspaces.shop.shards.skip]]\ngtid = "0-1-7"\ntables = ["customers"]\nreason = "broken"\n[objects'
+    )
+    path.write_text(CONFIG.format(port=1).replace('"mysql"', '"mariadb"').replace("[objects", skip))
+    [shard] = load_config(path).keyspaces["shop"].shards
+    assert [each.tables for each in find_skips(shard, is_cached=True)] == [("customers",)]
+    [found] = find_skips(shard, is_cached=False)
+    assert (found.gtid, found.tables) == ("0-1-7", ())
