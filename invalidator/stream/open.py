@@ -231,7 +231,7 @@ def _make_access(
 
 
 def find_skips(shard: Shard, *, is_cached: bool) -> tuple[SkippedTransaction, ...]:
-    """The transactions to pass over. The operator names cached tables alone: in a stream of others each raises all."""
+    """The transactions to pass over. An operator names cached tables: in a stream of others each raises all."""
     if is_cached:
         return shard.skip
     return tuple(replace(each, tables=()) for each in shard.skip)
