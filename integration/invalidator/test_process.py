@@ -477,15 +477,14 @@ def test_the_only_invalidator_paused_hits_end_within_max_staleness(pair: Pair, t
             system.execute("UPDATE customers SET v = 1")
             changed_at = time.monotonic()
             has_hit = False
-            while True:
-                asked_at = time.monotonic()
+            # Past the bound: a first read without a hit is no end. The node may owe its answer to a renewal that
+            # the invalidator had sent before it was paused.
+            while (asked_at := time.monotonic()) - changed_at <= MAX_STALENESS_SECONDS + 1:
                 reads = cache.get_many("customer", keys, explain=True).values()
                 hits = [each for each in reads if each.is_hit]
-                if not hits:  # on no node: each counts the seconds of its lease by a clock of its own
-                    break
-                has_hit = True
-                assert {each.value["v"] for each in hits} == {0}
-                assert asked_at - changed_at <= MAX_STALENESS_SECONDS, (
+                has_hit = has_hit or bool(hits)
+                assert {each.value["v"] for each in hits} <= {0}
+                assert not hits or asked_at - changed_at <= MAX_STALENESS_SECONDS, (
                     "I7: a hit beyond max_staleness_seconds"
                 )
             assert has_hit
