@@ -1,4 +1,4 @@
-"""Keys and foreign keys of the schema, read from information_schema of the primary.
+"""Keys of the schema, read from information_schema of the primary.
 
 Refuses a column whose values have no cache key that is the same in every process, with a `ConfigError` that names
 table, column and reason. Never reads rows. Called by both sides when they start, and by the preflight.
@@ -6,7 +6,7 @@ table, column and reason. Never reads rows. Called by both sides when they start
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, Final
 
 from freshness.config.settings import Config, Keyspace, ServerAddress
@@ -47,10 +47,6 @@ _COLUMNS = """SELECT column_name, data_type, character_set_name, collation_name,
 _PRIMARY_KEY = """SELECT column_name, sub_part FROM information_schema.statistics
   WHERE table_schema = DATABASE() AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index"""
 _TABLES = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = DATABASE()"
-_CASCADES = """SELECT constraint_schema, table_name, unique_constraint_schema, referenced_table_name
-  FROM information_schema.referential_constraints
-  WHERE delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
-     OR update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"""
 
 
 def key_columns(
@@ -92,32 +88,6 @@ def read_tables(address: ServerAddress) -> frozenset[str]:
     finally:
         connection.close()
     return frozenset(str(name) for name, kind in found if "VIEW" not in str(kind))
-
-
-def find_cascades(connection: Connection, database: str, tables: Iterable[str]) -> dict[str, frozenset[str]]:
-    """By child table, the tables whose deletes and updates reach it through foreign keys with CASCADE or SET NULL.
-
-    Any number of foreign keys can lie between. Tables of other databases are named ``database.table`` (F23).
-    """
-    parents: dict[str, set[str]] = {}
-    for schema, child, parent_schema, parent in read_rows(connection, _CASCADES):
-        name = _qualified(str(schema), str(child), database)
-        parents.setdefault(name, set()).add(_qualified(str(parent_schema), str(parent), database))
-    return {table: _ancestors(table, parents) for table in tables if table in parents}
-
-
-def _ancestors(table: str, parents: dict[str, set[str]]) -> frozenset[str]:
-    found: set[str] = set()
-    open_ends = [table]
-    while open_ends:
-        fresh = parents.get(open_ends.pop(), set()) - found
-        found |= fresh
-        open_ends += fresh
-    return frozenset(found)
-
-
-def _qualified(schema: str, table: str, database: str) -> str:
-    return table if schema == database else f"{schema}.{table}"
 
 
 def _read_columns(connection: Connection, database: str, table: str) -> dict[str, tuple[Any, ...]]:

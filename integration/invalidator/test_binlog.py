@@ -394,43 +394,6 @@ def test_create_select(server: DatabaseServer) -> None:
     assert raised_by(received) == {"child"}
 
 
-# -- foreign keys ---------------------------------------------------------------------------------------
-
-FAMILY = (
-    "CREATE TABLE parent (id INT PRIMARY KEY, v INT)",
-    "CREATE TABLE child (id INT PRIMARY KEY, parent INT, FOREIGN KEY (parent) REFERENCES parent (id)"
-    " ON DELETE CASCADE ON UPDATE CASCADE)",
-    "CREATE TABLE grandchild (id INT PRIMARY KEY, child INT, FOREIGN KEY (child) REFERENCES child (id)"
-    " ON DELETE SET NULL)",
-    "INSERT INTO parent VALUES (1, 1), (2, 2)",
-    "INSERT INTO child VALUES (10, 1), (20, 2)",
-    "INSERT INTO grandchild VALUES (100, 10), (200, 20)",
-)
-
-
-def test_rows_that_a_foreign_key_changes_are_not_lost(server: DatabaseServer) -> None:
-    run(server, *FAMILY)
-    received = stream_of(server, "DELETE FROM parent WHERE id = 1", "DELETE FROM child WHERE id = 20")
-    touched = [
-        transaction.raised_tables | {change.table for change in transaction.changes}
-        for transaction in received
-    ]
-    assert touched[0] == {"child", "grandchild"}
-    assert touched[1] == {"child", "grandchild"}
-
-
-def test_a_foreign_key_to_its_own_table(server: DatabaseServer) -> None:
-    run(
-        server,
-        "CREATE TABLE child (id INT PRIMARY KEY, boss INT, FOREIGN KEY (boss) REFERENCES child (id)"
-        " ON DELETE CASCADE)",
-        "INSERT INTO child VALUES (1, NULL), (2, 1), (3, 2)",
-    )
-    [transaction] = stream_of(server, "DELETE FROM child WHERE id = 1")
-    deleted = {(change.before or {})["id"] for change in transaction.changes}
-    assert transaction.raised_tables == {"child"} or deleted == {1, 2, 3}
-
-
 # -- XA -------------------------------------------------------------------------------------------------
 
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 from zlib import crc32
 
+from freshness.database.foreignkey import Cascades
 from freshness.errors import FreshnessError, StreamStopped
 from freshness.position import Position
 from freshness.stream.source import Transaction
+from invalidator.binlog.foreignkey import ForeignKeys
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
-from invalidator.binlog.transaction import Cascades, Subscription, TransactionAssembler
+from invalidator.binlog.transaction import Subscription, TransactionAssembler
 from invalidator.binlog.wire import event as events
 from invalidator.binlog.wire.compression import (
     PLAIN_KINDS,
@@ -103,9 +105,8 @@ class EventDecoder:
         return self._assembler.is_idle
 
     @property
-    def cascades(self) -> Cascades:
-        """The foreign keys whose changes are not logged."""
-        return self._assembler.cascades
+    def foreign_keys(self) -> ForeignKeys:
+        return self._assembler.foreign_keys
 
     def restart(self, *, has_checksum: bool) -> None:
         """A new connection. ``has_checksum`` holds until the first FORMAT_DESCRIPTION says so itself."""
@@ -174,7 +175,7 @@ class EventDecoder:
         if kind == events.TABLE_MAP:
             self._assembler.announce_table(self._rows.map_table(event))
         elif kind in events.ROW_EVENTS:
-            return self._assembler.add_rows(self._rows.read_rows(event), len(event.packet))
+            return self._assembler.add_rows(self._rows.read_rows(event), len(event.packet), event)
         elif kind in PLAIN_KINDS:
             return self._handle(unpack_rows(event))
         elif kind == events.GTID:

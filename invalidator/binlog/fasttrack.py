@@ -28,16 +28,17 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final
 from zlib import crc32
 
+from freshness.database.foreignkey import Cascades
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import MariadbPosition, MysqlGtidSet, Position
 from freshness.stream.source import Transaction, keyed_transaction
 from invalidator.binlog.decoder import EventDecoder, RowReader, verify
 from invalidator.binlog.keys.reader import KeyedTable, KeyReader
 from invalidator.binlog.rows.decoder import RowDecoder
-from invalidator.binlog.transaction import Cascades, Subscription
+from invalidator.binlog.transaction import Subscription
 from invalidator.binlog.wire import event as events
 from invalidator.binlog.wire.packets import CHECKSUM_RESIDUE, CHECKSUM_START
-from invalidator.binlog.wire.rowevent import STATEMENT_END
+from invalidator.binlog.wire.rowevent import CASCADES_LOGGED, STATEMENT_END
 from invalidator.mailbox import TRANSACTION_ROWS_MAX
 
 HELD_PACKETS_MAX: Final = 64
@@ -55,6 +56,7 @@ _USUAL_PACKETS: Final = {"mysql": 5, "mariadb": 4}
 """Packets of a transaction of one row event."""
 _BEGIN: Final = b"BEGIN"
 _ROWS: Final = frozenset((23, 24, 25, 30, 31, 32))
+_INSERTS: Final = (23, 30)
 
 _u4 = struct.Struct("<I").unpack_from
 _u8 = struct.Struct("<Q").unpack_from
@@ -80,7 +82,9 @@ class FastTrack:
         self._items_max = items_max
         self._sequences = general.sequences
         self._sources: dict[bytes, str] = {}
+        self._foreign_keys = general.foreign_keys
         is_mysql = keys.flavor == "mysql"
+        self._is_mariadb = not is_mysql
         self._gtid_kind = events.GTID if is_mysql else events.MARIADB_GTID
         self._read_any_gtid = self._read_mysql_gtid if is_mysql else self._read_mariadb_gtid
         self._skips = skips
@@ -257,10 +261,13 @@ class FastTrack:
         table = self._keys.find_table(body)
         if table is None or table.problem:
             return None
-        # Where foreign keys are not logged, other rows may change too.
-        return None if table.wanted and self._general.cascades else table
+        # Other rows may change, too, and MariaDB logs none of them.
+        return None if self._is_mariadb and table.wanted and self._foreign_keys.cascades else table
 
     def _read_items(self, table: KeyedTable, packet: bytes) -> list[bytes] | None:
+        logs_all = packet[_BODY + 6] & CASCADES_LOGGED or packet[5] in _INSERTS
+        if not logs_all and self._foreign_keys.is_parent(table.database, table.name):
+            return None
         plan = table.plan
         if plan is None:
             return []

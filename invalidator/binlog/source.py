@@ -16,7 +16,7 @@ import pymysql
 
 from freshness.config.settings import ServerAddress, SkippedTransaction
 from freshness.database.connection import Connection, connect, translated
-from freshness.database.schema import find_cascades
+from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.errors import FreshnessError, SourceUnavailable, StreamStopped
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, parse_gtid
@@ -25,7 +25,7 @@ from freshness.stream.source import Transaction
 from invalidator.binlog.decoder import EventDecoder
 from invalidator.binlog.dump import force_close, request_stream, shut_down
 from invalidator.binlog.fasttrack import FastTrack, make_decoder
-from invalidator.binlog.transaction import Cascades, Subscription
+from invalidator.binlog.transaction import Subscription
 from invalidator.binlog.wire.packets import PacketReader
 from invalidator.mailbox import (
     ROWS_QUEUED_MAX,

@@ -11,16 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from freshness.config.settings import SkippedTransaction
+from freshness.database.foreignkey import Cascades, Cause
 from freshness.database.heartbeat import parse_heartbeat
 from freshness.errors import FormatError, StreamStopped
 from freshness.position import Position
 from freshness.stream.heartbeat import is_beat
 from freshness.stream.source import Heartbeat, RowChange, Transaction
+from invalidator.binlog.foreignkey import ForeignKeys
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
-from invalidator.binlog.wire.event import GroupStart
+from invalidator.binlog.wire.event import GroupStart, LogEvent
 from invalidator.mailbox import TRANSACTION_ROWS_MAX
 from invalidator.statement import StatementKind, Xid, find_statement_kind, find_xid, tables_changed_by
 
@@ -40,10 +42,6 @@ XA_TRANSACTIONS_MAX: Final = 10_000
 """Prepared XA transactions remembered; beyond it the oldest is forgotten, and its commit raises all tables."""
 
 _log = logging.getLogger(__name__)
-
-
-Cascades: TypeAlias = Mapping[str, frozenset[str]]
-"""A table that foreign keys reach, and those whose deletes and updates reach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class _Group:
     # of the statement that is being read:
     announced: set[str] = field(default_factory=set)
     with_rows: set[str] = field(default_factory=set)
-    shrunk: set[str] = field(default_factory=set)
+    causes: set[Cause] = field(default_factory=set)
 
     @property
     def rows(self) -> int:
@@ -152,12 +150,11 @@ class TransactionAssembler:
         """``piece_rows``: hand a transaction out in pieces of about so many rows, instead of raising the tables of
         one that has more than ``rows_max``.
 
-        ``find_cascades`` reads the foreign keys as they are now; it is called only where they are not logged.
+        ``find_cascades`` reads the foreign keys as they are now.
         """
         assert piece_rows is None or piece_rows > 0
         self._subscription = subscription
-        self._find_cascades = find_cascades
-        self._cascades: Cascades = {}
+        self.foreign_keys = ForeignKeys(subscription.flavor, find_cascades)
         self._rows_max = rows_max
         self._piece_rows = piece_rows
         self._group: _Group | None = None
@@ -180,15 +177,10 @@ class TransactionAssembler:
         """The GTID of the transaction that is being read."""
         return None if self._group is None else self._group.start.position
 
-    @property
-    def cascades(self) -> Cascades:
-        """The foreign keys that are not logged."""
-        return self._cascades
-
     def restart(self) -> None:
         """A new connection: what was half read comes again. Raises what ``find_cascades`` raises."""
         self._group = None
-        self._cascades = self._find_cascades() if self._logs_no_cascades else {}
+        self.foreign_keys.restart()
 
     def start_file(self) -> None:
         """A new log file. A transaction never spans two: an open one was cut off by a crash and never committed.
@@ -216,10 +208,9 @@ class TransactionAssembler:
         # It may have prepared or ended any XA transaction: a commit of one that is not known raises all tables.
         self._prepared.clear()
         self._prepared_rows = self._prepared_bytes = 0
-        if self._logs_no_cascades:
-            self._read_new_cascades()
+        self.foreign_keys.read_new()
         named = frozenset(skip.tables) or self._subscription.tables
-        reached = {child for child, parents in self._cascades.items() if parents & named}
+        reached = self.foreign_keys.find_reached_from({self._subscription.database: named})
         group.raise_tables(named | reached, f"the transaction is skipped by the configuration: {skip.reason}")
         _log.warning(
             "transaction %s is skipped by the configuration, and %s invalidated as a whole: %s",
@@ -233,14 +224,15 @@ class TransactionAssembler:
         if table.wanted and table.name != self._subscription.heartbeat_table:
             self._current("a table map").announced.add(table.name)
 
-    def add_rows(self, rows: ChangedRows, size_bytes: int = 0) -> Transaction | None:
-        """One row event, and its size in the log; a piece, where pieces are asked for and one is full."""
+    def add_rows(
+        self, rows: ChangedRows, size_bytes: int = 0, event: LogEvent | None = None
+    ) -> Transaction | None:
+        """One row event, and its size in the log; a piece, where pieces are asked for and one is full. ``event``:
+        where it can be read again."""
         group = self._current("a row event")
-        if rows.table is not None:
-            if rows.op != "insert":
-                group.shrunk.add(_qualified(rows.table, self._subscription.database))
-            if rows.table.wanted:
-                self._add_wanted(group, rows, rows.table.name)
+        group.causes |= self.foreign_keys.find_causes(rows, event)
+        if rows.table is not None and rows.table.wanted:
+            self._add_wanted(group, rows, rows.table.name)
         if rows.ends_statement:
             self._end_statement(group)
         if group.rows:
@@ -353,40 +345,21 @@ class TransactionAssembler:
             except FormatError as error:
                 group.add_reason(str(error))
 
-    @property
-    def _logs_no_cascades(self) -> bool:
-        # MySQL logs them from 9.6 on; the preflight refuses an older one where it matters.
-        return self._subscription.flavor == "mariadb"
-
     def _end_statement(self, group: _Group) -> None:
-        """Raise the children of foreign keys whose rows changed without being logged (F23).
-
-        MariaDB announces a child that it may cascade to, and logs no rows of it. A child that the statement also
-        changes itself, or that refers to itself, is told by the schema alone.
-        """
-        if group.shrunk and self._logs_no_cascades:
-            reached = group.announced - group.with_rows
-            for child, parents in self._cascades.items():
-                if child in group.announced and parents & group.shrunk:
-                    reached.add(child)
+        """Raise the children of foreign keys whose rows changed without being logged (F23)."""
+        if group.causes:
+            reached = self.foreign_keys.find_reached(group.causes, group.announced, group.with_rows)
             group.raise_tables(reached, f"a foreign key may have changed {sorted(reached)}")
         group.announced.clear()
         group.with_rows.clear()
-        group.shrunk.clear()
+        group.causes.clear()
 
     def _add_statement(self, group: _Group, sql: str, default_database: str) -> None:
         subscription = self._subscription
         tables = tables_changed_by(sql, subscription.database, default_database, subscription.tables)
         group.raise_tables(tables, f"statement: {' '.join(sql[:120].split())}")
-        if self._logs_no_cascades and "references" in sql.casefold():
-            self._read_new_cascades()
-
-    def _read_new_cascades(self) -> None:
-        """A foreign key may be new. One that is gone by now may still be in what is to be read: keep all."""
-        merged = dict(self._cascades)
-        for child, parents in self._find_cascades().items():
-            merged[child] = merged.get(child, frozenset()) | parents
-        self._cascades = merged
+        reached = self.foreign_keys.find_reached_by(sql, default_database)
+        group.raise_tables(reached, f"foreign keys may have reached {sorted(reached)} before a statement")
 
     def _commit_prepared(self, group: _Group, sql: str) -> None:
         xid = find_xid(sql)
@@ -405,7 +378,3 @@ class TransactionAssembler:
         if prepared is not None:
             self._prepared_rows -= prepared.rows
             self._prepared_bytes -= prepared.size_bytes
-
-
-def _qualified(table: MappedTable, database: str) -> str:
-    return table.name if table.database == database else f"{table.database}.{table.name}"

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection, read_rows
-from freshness.database.schema import find_cascades
+from freshness.database.foreignkey import find_cascades, name_parents
 from freshness.errors import SourceUnsuitable
 from invalidator.replica.server import find_log_filters, is_replica, logs_updates
 
@@ -262,21 +262,16 @@ def _check_privileges(server: _Server, connection: Connection) -> Iterator[Serve
 def _check_cascades(
     server: _Server, connection: Connection, tables: Iterable[str]
 ) -> Iterator[ServerFinding]:
-    cascades = find_cascades(connection, server.address.database, tables)
-    if server.flavor == "mariadb":
-        for child, parents in sorted(cascades.items()):
-            yield server.warning(
-                "F23",
-                f"a foreign key changes {child} without logging it, when {', '.join(sorted(parents))} changes",
-                f"each such change raises the table floor of {child}: costs hits, loses nothing",
-            )
-        return
-    if server.version >= LOGS_CASCADES_FROM and not server.is_on("innodb_native_foreign_keys"):
-        return
-    for child, parents in sorted(cascades.items()):
-        yield server.error(
+    if server.flavor == "mysql" and server.version >= LOGS_CASCADES_FROM:
+        if not server.is_on("innodb_native_foreign_keys"):
+            return
+        remedy = "start the server with --innodb-native-foreign-keys=OFF, which logs it"
+    else:
+        remedy = "the server cannot log it (MySQL 9.6 can)"
+    database = server.address.database
+    for child, causes in sorted(find_cascades(connection, database, tables).items()):
+        yield server.warning(
             "F23",
-            f"a foreign key changes {child} without logging it, when {', '.join(sorted(parents))} changes",
-            "MySQL 9.6 or later with innodb_native_foreign_keys=OFF logs it; else replace ON DELETE/UPDATE CASCADE"
-            " and SET NULL by statements, or leave the table out",
+            f"a foreign key changes {child} without logging it, when {name_parents(causes, database)} changes",
+            f"{remedy}; each such change raises the table floor of {child}: costs hits, loses nothing",
         )

@@ -22,10 +22,10 @@ from freshness.algorithm.request import ConfirmSuccession
 from freshness.algorithm.witness import Witness
 from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.database.connection import connect
+from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
-from freshness.database.schema import find_cascades
 from freshness.errors import FreshnessError, SourceUnsuitable
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
@@ -37,7 +37,6 @@ from freshness.position import Position, empty_position
 from freshness.stream.source import Source, Transaction
 from invalidator.binlog.seek import TimeIndex
 from invalidator.binlog.source import BinlogSource
-from invalidator.binlog.transaction import Cascades
 from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator
 from invalidator.process.metrics import ShardMetrics

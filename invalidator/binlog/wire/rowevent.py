@@ -24,6 +24,10 @@ OPERATIONS: Final[Mapping[int, Operation]] = {
 STATEMENT_END: Final = 1
 """The flag of the last row event of a statement."""
 
+CASCADES_LOGGED: Final = 0x12
+"""MySQL's flags of a row event beside which no row is changed without being logged: 16 where the cascades of its rows
+are logged, too (9.6), and 2 where foreign keys were not checked, and so nothing cascades."""
+
 _NO_TABLE: Final = b"\xff\xff\xff\0\0\0"
 """The table id of a row event that only ends a statement."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from freshness.config.settings import SkippedTransaction
+from freshness.database.foreignkey import Cascades, Cause
 from freshness.errors import StreamStopped
 from freshness.position import MariadbPosition, MysqlGtidSet
 from freshness.stream.heartbeat import topology_row
@@ -17,7 +18,7 @@ from invalidator.binlog import transaction as transaction_module
 from invalidator.binlog.decoder import EventDecoder
 from invalidator.binlog.fasttrack import FastTrack, make_decoder
 from invalidator.binlog.rows.decoder import ChangedRows, MappedTable
-from invalidator.binlog.transaction import Cascades, Subscription, TransactionAssembler
+from invalidator.binlog.transaction import Subscription, TransactionAssembler
 from invalidator.binlog.wire.event import (
     HARMLESS,
     GroupStart,
@@ -300,17 +301,19 @@ def test_an_insert_cascades_to_nothing() -> None:
 
 
 def test_the_schema_tells_of_a_child_that_has_rows_too_and_of_one_that_refers_to_itself() -> None:
-    made = assembler("mariadb", cascades={"child": frozenset(("goods", "child"))})
+    made = assembler(
+        "mariadb", cascades={"child": frozenset((Cause("shop", "goods"), Cause("shop", "child")))}
+    )
     assert transact(made, deleted("goods", ends_statement=False), deleted("child")).raised_tables == {"child"}
     assert transact(made, deleted("child")).raised_tables == {"child"}
     assert transact(made, deleted("goods")).raised_tables == frozenset()
 
 
 def test_a_new_foreign_key_is_read_when_it_comes() -> None:
-    known: dict[str, frozenset[str]] = {}
+    known: dict[str, frozenset[Cause]] = {}
     made = assembler("mariadb", cascades=known)
     assert transact(made, deleted("child")).raised_tables == frozenset()
-    known["child"] = frozenset(("child",))
+    known["child"] = frozenset((Cause("shop", "child"),))
     made.start_group(start())
     made.add_query("ALTER TABLE child ADD FOREIGN KEY (a) REFERENCES child (id) ON DELETE CASCADE", "shop")
     assert transact(made, deleted("child")).raised_tables == {"child"}
@@ -318,7 +321,7 @@ def test_a_new_foreign_key_is_read_when_it_comes() -> None:
 
 def test_a_foreign_key_that_is_gone_counts_for_what_is_yet_to_be_read() -> None:
     """The schema is read as it is now, and the log as it was."""
-    known = {"child": frozenset(("child",))}
+    known = {"child": frozenset((Cause("shop", "child"),))}
     made = TransactionAssembler(
         Subscription("mariadb", "shop", TABLES, "beats"), find_cascades=lambda: dict(known)
     )
@@ -474,16 +477,18 @@ def test_a_skipped_transaction_raises_the_tables_that_the_operator_names_or_else
 
 def test_a_skipped_transaction_raises_what_foreign_keys_reach_from_its_tables() -> None:
     made = assembler(
-        "mariadb", cascades={"child": frozenset({"goods"})}, subscription=skipping("mariadb", "goods")
+        "mariadb",
+        cascades={"child": frozenset({Cause("shop", "goods")})},
+        subscription=skipping("mariadb", "goods"),
     )
     assert pass_over(made).raised_tables == {"goods", "child"}
 
 
 def test_a_skipped_transaction_may_have_added_a_foreign_key() -> None:
-    known: dict[str, frozenset[str]] = {}
+    known: dict[str, frozenset[Cause]] = {}
     made = TransactionAssembler(skipping("mariadb", "goods"), find_cascades=lambda: dict(known))
     made.restart()
-    known["goods"] = frozenset({"goods"})
+    known["goods"] = frozenset({Cause("shop", "goods")})
     pass_over(made)
     assert transact(made, deleted("goods"), number=3).raised_tables == {"goods"}
 
