@@ -43,17 +43,15 @@ def parse_position(flavor: str, text: str) -> Position:
 
 
 def parse_gtid(flavor: str, text: str) -> Position:
-    """Read the GTID of one transaction, as its event in the log names it: ``UUID:NUMBER``, ``DOMAIN-SERVER-NUMBER``.
+    """Read the GTID of one transaction, as its event in the log names it: ``UUID:NUMBER``, ``UUID:TAG:NUMBER`` or
+    ``DOMAIN-SERVER-NUMBER``.
 
     Raises `FormatError` for anything else, more than one GTID included.
     """
     position = parse_position(flavor, text)
     if flavor == "mysql":
-        [(source, intervals)] = (
-            [*position.intervals().items()] if position.interval_count == 1 else [("", ())]
-        )
-        # Tags are refused: a tagged GTID comes in an event of its own, which is not read.
-        is_one = ":" not in source and any(first == last for first, last in intervals)
+        intervals = [each for source in position.intervals().values() for each in source]
+        is_one = len(intervals) == 1 and intervals[0][0] == intervals[0][1]
     else:
         is_one = len(parse_gtids(text)) == 1 and not position.is_empty
     if not is_one:

@@ -18,7 +18,7 @@ from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, executed_position
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.schema import key_columns
-from freshness.errors import FreshnessError, HistoryLost, SourceUnavailable, StreamStopped
+from freshness.errors import FreshnessError, HistoryLost, SourceUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position, parse_position
@@ -615,23 +615,6 @@ def definitions_of(connection: Connection, *tables: str) -> dict[str, ObjectDefi
         named = SimpleNamespace(name=table)
         found[table] = ObjectDefinition(cast(Any, named), cast(Any, None), builder, {table: columns})
     return found
-
-
-def test_a_tagged_gtid_stops_the_stream() -> None:
-    server = make_database("mysql", server_id=1)
-    try:
-        server.launch()
-        server.wait_ready()
-        server.execute("CREATE DATABASE shop")
-        server.execute("CREATE TABLE shop.goods (id INT PRIMARY KEY)")
-        with streaming(server) as stream:
-            run(server, "SET gtid_next = 'AUTOMATIC:mytag'", "INSERT INTO goods VALUES (1)")
-            with pytest.raises(StreamStopped, match="event 42"):
-                poll_until_error(stream.source, [])
-        with pytest.raises(StreamStopped, match="tagged"), streaming(server):
-            pass
-    finally:
-        server.stop()
 
 
 def test_the_heartbeat_comes_back(server: DatabaseServer) -> None:

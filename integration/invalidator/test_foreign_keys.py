@@ -65,7 +65,7 @@ def server(pair: Pair) -> DatabaseServer:
     return pair.primary
 
 
-def touched_by(transaction: Transaction) -> set[str]:
+def touched_by(transaction: Transaction) -> frozenset[str]:
     return transaction.raised_tables | {change.table for change in transaction.changes}
 
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 import pytest
 
 from freshness.database.heartbeat import HeartbeatWriter
-from freshness.errors import HistoryPurged, StreamStopped
+from freshness.errors import HistoryPurged
 from freshness.position import Position, empty_position
 from freshness.stream.source import Transaction
 from integration.harness import wait_until
@@ -282,19 +282,6 @@ def test_a_replica_can_be_searched(pair: Pair) -> None:
         received = stream.read_up_to(head_of(pair.primary))
     missing = [each for each in received if not before.contains(each.position)]
     assert [(change.after or {})["id"] for each in missing for change in each.changes] == [2]
-
-
-def test_a_log_with_tagged_gtids_is_not_searched_past_them() -> None:
-    server = make_database("mysql", server_id=1)
-    try:
-        server.launch()
-        server.wait_ready()
-        server.execute("CREATE DATABASE shop")
-        run(server, "SET gtid_next = 'AUTOMATIC:mytag'", "CREATE TABLE goods (id INT PRIMARY KEY)")
-        with pytest.raises(StreamStopped, match="event 42 \\(GTID_TAGGED\\)"):
-            find_position(address_of(server), "mysql", time.time_ns() // 1000, margin_seconds=0)
-    finally:
-        server.stop()
 
 
 def test_the_search_closes_its_connections(own_server: DatabaseServer) -> None:

@@ -30,6 +30,7 @@ from invalidator.binlog.wire.compression import (
 )
 from invalidator.binlog.wire.event import FormatDescription, GroupStart, LogEvent
 from invalidator.binlog.wire.packets import CHECKSUM_RESIDUE, CHECKSUM_START, check_sum
+from invalidator.binlog.wire.tagged import parse_tagged_gtid
 from invalidator.mailbox import TRANSACTION_ROWS_MAX
 
 _QUERY_POST_HEADER = 13
@@ -180,6 +181,8 @@ class EventDecoder:
             return self._handle(unpack_rows(event))
         elif kind == events.GTID:
             self._start_group(events.parse_mysql_gtid(event))
+        elif kind == events.GTID_TAGGED:
+            self._start_group(parse_tagged_gtid(event))
         elif kind == events.MARIADB_GTID:
             self._check_sequence(event)
             self._start_group(events.parse_mariadb_gtid(event))

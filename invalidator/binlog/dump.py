@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from freshness.database.connection import Connection, read_rows
-from freshness.errors import StreamStopped
 from freshness.position import Position
 from invalidator.binlog.wire.packets import PacketReader
+from invalidator.binlog.wire.tagged import encode_gtid_set
 
 _COM_BINLOG_DUMP: Final = 0x12
 _COM_BINLOG_DUMP_GTID: Final = 0x1E
@@ -46,7 +46,7 @@ class Dump(NamedTuple):
 def request_stream(connection: Connection, flavor: str, start: Position, heartbeat_seconds: float) -> Dump:
     """Ask for all transactions that are not in ``start``, and for a heartbeat after so many idle seconds.
 
-    The server refuses a position in its first packet. Raises `StreamStopped` for a position with tagged GTIDs.
+    The server refuses a position in its first packet.
     """
     [(checksum,)] = read_rows(connection, "SELECT @@global.binlog_checksum")
     period_ns = int(heartbeat_seconds * 1_000_000_000)
@@ -106,21 +106,6 @@ def _encode_file_dump(file: str, *, flags: int) -> bytes:
 
 
 def _encode_gtid_dump(start: Position) -> bytes:
-    gtids = _encode_gtid_set(start)
+    gtids = encode_gtid_set(start.intervals())
     header = struct.pack("<BHII", _COM_BINLOG_DUMP_GTID, _THROUGH_GTID, _draw_server_id(), 0)
     return header + struct.pack("<QI", _FIRST_OFFSET, len(gtids)) + gtids
-
-
-def _encode_gtid_set(start: Position) -> bytes:
-    """The set as the server reads it: count of sources, then UUID, count of intervals, each from … up to below."""
-    by_source = start.intervals()
-    out = [struct.pack("<Q", len(by_source))]
-    for source, intervals in by_source.items():
-        if ":" in source:
-            raise StreamStopped(
-                f"the start position has tagged GTIDs: {source}",
-                hint="tagged GTIDs are not supported: do not set gtid_next='AUTOMATIC:tag' on this server",
-            )
-        out.append(uuid.UUID(source).bytes + struct.pack("<Q", len(intervals)))
-        out += (struct.pack("<QQ", first, last + 1) for first, last in intervals)
-    return b"".join(out)

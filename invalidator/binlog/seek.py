@@ -32,6 +32,7 @@ from freshness.position import Position, decode_position, parse_position
 from invalidator.binlog.dump import dump_files, force_close
 from invalidator.binlog.wire import event as events
 from invalidator.binlog.wire.event import LogEvent
+from invalidator.binlog.wire.tagged import read_tagged_gtid
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,6 @@ SECOND_US: Final = 1_000_000
 
 _FIRST_EVENTS: Final = 5
 _START_EVENTS: Final = ("Previous_gtids", "Gtid_list")
-_ANONYMOUS_GTID: Final = 34
-_TAGGED_GTID: Final = 42
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,10 @@ class BinaryLog:
             elif kind == events.MARIADB_GTID:
                 group = events.parse_mariadb_gtid(events.parse_event(packet, has_checksum=has_checksum))
                 yield Mark(group.position, group.timestamp_us)
-            elif kind in (_ANONYMOUS_GTID, _TAGGED_GTID):
+            elif kind == events.GTID_TAGGED:
+                gtid = read_tagged_gtid(events.parse_event(packet, has_checksum=has_checksum))
+                yield Mark(gtid.position, gtid.committed_us)
+            elif kind == events.ANONYMOUS_GTID:
                 name, remedy = events.REMEDIES[kind]
                 raise StreamStopped(
                     f"{self.name}: log file {file} or a later one has an event {kind} ({name})", hint=remedy

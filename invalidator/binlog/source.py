@@ -99,7 +99,7 @@ class BinlogSource:
 
     def open(self, start: Position) -> None:
         """See `Source.open`. An empty ``start`` is the beginning of all history, and refused by a server that has
-        purged it. Raises `SourceUnsuitable` for tagged GTIDs in ``start``, which the protocol used cannot name.
+        purged it.
         """
         self.close()
         connection = connect(self._address, read_timeout_seconds=self._read_timeout_seconds)

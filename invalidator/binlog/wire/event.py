@@ -63,7 +63,6 @@ HARMLESS: Final = frozenset(
 REMEDIES: Final[dict[int, tuple[str, str]]] = {
     26: ("INCIDENT", "the server lost events of its own log; rebuild the cache: end the lives of all nodes"),
     ANONYMOUS_GTID: ("ANONYMOUS_GTID", "a transaction without a GTID: set gtid_mode=ON on the server"),
-    GTID_TAGGED: ("GTID_TAGGED", "tagged GTIDs are not supported: do not set gtid_next='AUTOMATIC:tag'"),
 }
 
 IGNORABLE_FLAG: Final = 0x80

@@ -207,6 +207,7 @@ def test_text_of_the_other_flavor_is_named_as_such(flavor: str, text: str, other
 def test_a_gtid_is_that_of_one_transaction() -> None:
     sid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
     assert parse_gtid("mysql", f" {sid.upper()}:23 ") == MysqlGtidSet.of(sid, 23)
+    assert parse_gtid("mysql", f"{sid}:Tag:23") == MysqlGtidSet.of(sid, 23, "tag")
     assert parse_gtid("mariadb", "0-1-100") == MariadbPosition.of(0, 1, 100)
 
 
@@ -217,7 +218,8 @@ def test_a_gtid_is_that_of_one_transaction() -> None:
         ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-2"),
         ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1:3"),
         ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1,4e11fa47-71ca-11e1-9e33-c80aa9429562:1"),
-        ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:tag:1"),
+        ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:tag:1-2"),
+        ("mysql", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1:tag:1"),
         ("mysql", "0-1-100"),
         ("mariadb", ""),
         ("mariadb", "0-1-0"),

@@ -34,6 +34,7 @@ from tests.unit.invalidator.binlog.rowevents import (
     packed,
     rows_body,
     table_map,
+    tagged_gtid,
     varchar,
 )
 
@@ -458,6 +459,22 @@ def test_behind_a_skipped_transaction_one_without_a_name_stops_the_stream(kind: 
     assert [each.position for each in found] == [position("mysql", 1)]
     assert f"event {kind}" in error
     assert "skip" not in error, "no GTID names it"
+
+
+def test_tagged_and_plain_gtids_in_turn() -> None:
+    packets = [description()]
+    for number in range(1, 9):
+        start, *rest = simple("mysql", number)
+        packets += [
+            packet(42, tagged_gtid(str(SID), number, "a_tag", 5, None)) if number % 3 else start,
+            *rest,
+        ]
+    found, error = both_ways("mysql", [packets])
+    assert error == ""
+    assert [each.position for each in found] == [
+        MysqlGtidSet.of(str(SID), number, "a_tag" if number % 3 else "") for number in range(1, 9)
+    ]
+    assert [len(each.items) for each in found] == [2] * 8
 
 
 def test_a_damaged_packet_is_not_skipped() -> None:
