@@ -22,6 +22,7 @@ from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
+from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import ConfirmSuccession, Head, Procedure, ReadHead, Streamed, Wait
 from freshness.algorithm.witness import Witness
 from freshness.errors import FreshnessError, HistoryLost
@@ -342,10 +343,11 @@ class Applier:
         raised: Mapping[str, Position],
         streamed: Position,
         beats: Sequence[Heartbeat],
+        rows: Mapping[bytes, LoggedRow] | None = None,
     ) -> Procedure[None]:
         """Send a batch to every joined node and acknowledge it there. A node that fails leaves.
 
-        ``keys``: by node. ``streamed``: everything up to the end of the batch.
+        ``keys``: by node. ``streamed``: everything up to the end of the batch. ``rows``: see `Batch`, of all nodes.
         """
         assert self.is_sender, "other processes send"
         before, self.streamed = self.streamed, streamed
@@ -363,6 +365,7 @@ class Applier:
                         streamed,
                         heartbeat,
                         waits,
+                        rows or {},
                     ),
                 )
                 for member in members

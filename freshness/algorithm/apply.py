@@ -10,17 +10,19 @@ Run by the invalidator, the Spark sink and the simulator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
 from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.invalidate import Target, invalidate, shorten
 from freshness.algorithm.membership import CAS_ATTEMPTS_MAX, HeartbeatSeen, Membership
+from freshness.algorithm.refill import ROWS_AT_ONCE_MAX, LoggedRow, refill
 from freshness.algorithm.request import Procedure, Wait
 from freshness.algorithm.witness import tell_invalidations, tell_publication
 from freshness.errors import FreshnessError, MembershipLost
 from freshness.position import Position
+from freshness.position.token import EventToken
 
 KEYS_AT_ONCE_MAX: Final = 8000
 """Keys of a batch between two looks at the lease, which must not lapse under a batch of any size."""
@@ -38,7 +40,8 @@ class Batch:
 
     ``keys``: for each item key the events that change it. ``raised``: tables whose rows changed in a way that
     gives no keys. ``before`` and ``streamed``: everything streamed before and after the batch. ``waits``: some node
-    has yet to acknowledge a raise, so all wait for readers, and keep their leases meanwhile.
+    has yet to acknowledge a raise, so all wait for readers, and keep their leases meanwhile. ``rows``: for some of the
+    keys the row at ``streamed``, which may take the place of their entries.
     """
 
     keys: Mapping[bytes, Position]
@@ -47,6 +50,7 @@ class Batch:
     streamed: Position
     heartbeat: HeartbeatSeen | None = None
     waits: bool = False
+    rows: Mapping[bytes, LoggedRow] = field(default_factory=dict)
 
 
 def apply_batch(member: Membership, batch: Batch) -> Procedure[None]:
@@ -125,14 +129,28 @@ def _send(member: Membership, batch: Batch) -> Procedure[Sequence[int]]:
     stripes: list[int] = []
     if batch.keys:
         sent_us = member.witness.now_us() if member.witness is not None else 0
-        keys = iter(batch.keys)
+        keys = iter([key for key in batch.keys if key not in batch.rows] if batch.rows else batch.keys)
         while at_once := list(islice(keys, KEYS_AT_ONCE_MAX)):
             if stripes:
                 yield from _renew_if_due(member)
             stripes += yield from invalidate(member.node, at_once, _target_of(member), batch.streamed)
+        logged = iter([key for key in batch.keys if key in batch.rows] if batch.rows else ())
+        while at_once := list(islice(logged, ROWS_AT_ONCE_MAX)):
+            yield from _renew_if_due(member)
+            rows = {key: batch.rows[key] for key in at_once}
+            stripes += yield from _refill(member, batch, rows)
         if member.witness is not None:
             tell_invalidations(member.witness, member.node, member.joined_record(), batch.keys, sent_us)
     return stripes
+
+
+def _refill(member: Membership, batch: Batch, rows: Mapping[bytes, LoggedRow]) -> Procedure[Sequence[int]]:
+    policy, epoch = member.policy, member.streamed_epoch
+    token = EventToken(policy.lineage, policy.lineage, epoch, 0, batch.streamed)
+    target = _target_of(member)
+    return (
+        yield from refill(member.node, rows, batch.keys, target, token, policy.ring, member.witness)
+    )
 
 
 def _target_of(member: Membership) -> Target:

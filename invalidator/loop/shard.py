@@ -20,6 +20,7 @@ from freshness.algorithm.applier import (
     unknown_primary,
 )
 from freshness.algorithm.membership import Membership, NodePolicy
+from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Procedure
 from freshness.algorithm.witness import Witness
 from freshness.keys.placement import Placement
@@ -29,6 +30,14 @@ from freshness.stream.source import Transaction
 
 log = logging.getLogger(__name__)
 
+FindRows = Callable[[Transaction], Mapping[bytes, LoggedRow]]
+"""A whole transaction → for each item whose row its images tell, the row after it."""
+
+
+def no_rows(_: Transaction) -> Mapping[bytes, LoggedRow]:
+    """No object is filled from the log."""
+    return {}
+
 
 @dataclass(slots=True, kw_only=True)
 class ShardInvalidator(Applier):
@@ -37,6 +46,7 @@ class ShardInvalidator(Applier):
 
     placement: Placement
     finder: KeyFinder
+    find_rows: FindRows = no_rows
     keys_total: int = 0
     since: Position | None = None
     unrepeated: set[str] = field(default_factory=set)
@@ -58,6 +68,7 @@ class ShardInvalidator(Applier):
         find_primary: FindPrimary = unknown_primary,
         nothing: Position,
         witness: Witness | None = None,
+        find_rows: FindRows = no_rows,
     ) -> ShardInvalidator:
         return cls(
             members=create_members(nodes, policy, clock, nonce, nothing, witness),
@@ -68,6 +79,7 @@ class ShardInvalidator(Applier):
             streamed=nothing,
             placement=placement,
             finder=finder,
+            find_rows=find_rows,
         )
 
     # -- again ---------------------------------------------------------------------------------------------
@@ -121,32 +133,43 @@ class ShardInvalidator(Applier):
 
     def apply(self, transactions: Sequence[Transaction]) -> Procedure[None]:
         """Acknowledge the transactions on every joined node; a node that fails leaves."""
-        keys, raised = self._collect(transactions)
+        keys, raised, rows = self._collect(transactions)
         streamed = self.streamed.union_all([transaction.position for transaction in transactions])
         beats = [beat for transaction in transactions for beat in transaction.heartbeats]
         self.keys_total += len(keys)
-        yield from self.send(self._place(keys), raised, streamed, beats)
+        yield from self.send(self._place(keys), raised, streamed, beats, rows)
         self._note_repeated()
 
     def _collect(
         self, transactions: Sequence[Transaction]
-    ) -> tuple[dict[bytes, Position], dict[str, Position]]:
-        """For each cache item, and each table that is raised, the transactions that concern it."""
+    ) -> tuple[dict[bytes, Position], dict[str, Position], dict[bytes, LoggedRow]]:
+        """For each cache item, and each table that is raised, the transactions that concern it; and the row at the end
+        of the batch, for the items for which the log tells it."""
         keys: dict[bytes, Position] = {}
         raised: dict[str, Position] = {}
+        rows: dict[bytes, LoggedRow] = {}
         for transaction in transactions:
             position = transaction.position
             items: Iterable[bytes] = transaction.items
+            found: Mapping[bytes, LoggedRow] = {}
             if transaction.changes or transaction.raised_tables:
                 items, tables = self.finder.find(transaction)
                 for table, reason in tables.items():
                     at = raised.get(table)
                     raised[table] = position if at is None else at.union(position)
                     log.warning("table %s is invalidated as a whole at %s: %s", table, position, reason)
+                if tables or transaction.raised_tables:
+                    rows.clear()  # rows may have changed that no image tells
+                elif transaction.is_last and transaction.first_row == 0:
+                    found = self.find_rows(transaction)
             for item in items:
+                if item in found:
+                    rows[item] = found[item]
+                else:
+                    rows.pop(item, None)
                 held = keys.get(item)
                 keys[item] = position if held is None or held is position else held.union(position)
-        return keys, raised
+        return keys, raised, rows
 
     def _place(self, keys: dict[bytes, Position]) -> Mapping[str, Mapping[bytes, Position]]:
         """The keys of each node that this process looks after; other nodes have another process."""

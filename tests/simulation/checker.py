@@ -14,6 +14,7 @@ from freshness.algorithm.envelope import (
     STUB,
     Filled,
     NodeRecord,
+    Stamp,
     Stripe,
     find_stripe,
     record_key,
@@ -114,6 +115,7 @@ class Checker:
         self._seen: dict[tuple[str, bytes], Seen] = {}
         # By sender, node, stripe and life: what it appended there, be the stripe there or not.
         self._struck: dict[tuple[str, str, bytes, bytes], Position] = {}
+        self._strikers: set[str] = set()
         # By node, item, lineage and life: what stood in the stripe, or found none, before the item was removed.
         self._removed: dict[tuple[str, bytes, str, bytes], Position] = {}
         self._lost_epochs: dict[str, int] = {}
@@ -141,11 +143,14 @@ class Checker:
 
     def executed(self, who: str, node: str, request: Request, reply: Reply) -> None:
         if isinstance(request, Get):
+            if request.key in self._lookups and who in self._strikers:
+                self._note_held(who, node, self._lookups[request.key], reply.value if isinstance(reply, Item) else None)
             if request.key in self._lookups and isinstance(reply, Item):
                 self._seen[who, request.key] = Seen(self._world.now, reply.value, self._acknowledged[node])
         elif isinstance(request, Append):
             if request.key in self._stripes:
                 chunk = _chunk_of(request.value)
+                self._strikers.add(who)
                 place = who, node, request.key, chunk.life
                 held = self._struck.get(place)
                 self._struck[place] = chunk.position if held is None else held.union(chunk.position)
@@ -157,6 +162,8 @@ class Checker:
             if lookup is not None:
                 if request.value != STUB:
                     self._check_entry(node, lookup, request.value)
+                    if who in self._strikers:
+                        self._note_held(who, node, lookup, request.value)
             elif request.key in self._records:
                 self._check_record(node, self._records[request.key], _record_of(request.value))
             elif request.key in self._stripes:
@@ -433,7 +440,8 @@ class Checker:
                     "removed after it was appended to its stripe",
                 )
 
-    def _note_removal(self, who: str, node: str, lookup: Lookup) -> None:
+    def _note_removal(self, who: str, node: str, lookup: Lookup, held: Mapping[str, Stamp] | None = None) -> None:
+        """``held``: the stamps of the entry that stands in the place of the removed one."""
         for (sender, where, key, life), position in self._struck.items():
             if (sender, where) != (who, node):
                 continue
@@ -442,5 +450,19 @@ class Checker:
             last = None if known_life is None else known_life.last
             if last is not None and stripe_number(lookup.item, last.stripes) == number:
                 place = node, lookup.item, shard.lineage, life
+                if held is not None:
+                    stamp = held.get(shard.lineage)
+                    if stamp is None or stamp.life != life:
+                        continue
+                    position = position.intersection(stamp.position)  # noqa: PLW2901
                 known = self._removed.get(place)
                 self._removed[place] = position if known is None else known.union(position)
+
+    def _note_held(self, who: str, node: str, lookup: Lookup, data: bytes | None) -> None:
+        """Who appends to stripes saw, or stored, this item: what an entry has, and an absent one lacks, needs no
+        delete."""
+        if data is None:
+            self._note_removal(who, node, lookup)
+        elif data != STUB:
+            stamps = {stamp.lineage: stamp for stamp in _entry_of(data).stamps}
+            self._note_removal(who, node, lookup, stamps)

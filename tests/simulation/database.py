@@ -7,7 +7,7 @@ that loses commits, so that "older" needs no clock and no GTID to be judged: the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
@@ -211,6 +211,7 @@ class Shard:
         domain = next(iter(rows))[1] % self.domains if rows else 0
         position = self._next_position(domain)
         timestamp_us = int((at if began is None else began) * 1e6)
+        changes = tuple(self._with_version(change, versions) for change in changes)
         transaction = Transaction(position, timestamp_us, changes, raised, heartbeats)
         commit = Commit(
             self.number,
@@ -227,6 +228,14 @@ class Shard:
         for row in commit.rows:
             self.by_row.setdefault(row, []).append(commit)
         return commit
+
+    def _with_version(self, change: RowChange, versions: Mapping[Row, int] | None) -> RowChange:
+        """The log holds the row as it is after the change."""
+        if change.after is None:
+            return change
+        row = change.table, self.find_row(change.after["id"])
+        version = self.number if versions is None else versions[row]
+        return replace(change, after={**change.after, "version": version})
 
     def show(self) -> bool:
         """The primary's engine commit of the next logged transaction."""

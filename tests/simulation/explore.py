@@ -37,6 +37,7 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import (
     CONFLICT,
     STORED,
@@ -70,7 +71,7 @@ from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from invalidator.loop.loop import LoopObserver, OpenStream, Poll, run_loop
-from invalidator.loop.shard import ShardInvalidator
+from invalidator.loop.shard import ShardInvalidator, no_rows
 from tests.simulation.history import STRIPE_HEAD, show
 
 NODE: Final = "n0"
@@ -101,7 +102,8 @@ class SmallWorld:
     ``in_order``: the first of the ``ticks`` comes first. ``stops``: like ``ticks``, and the node's clock stands still
     meanwhile. ``stalls``: polls at which the stream gives nothing. ``late_beats``: heartbeats whose answer is lost,
     and which come into the log at any later moment.
-    ``shorten_share``: see ``freshness.algorithm.invalidate``.
+    ``shorten_share``: see ``freshness.algorithm.invalidate``. ``fills_from_log``: the log holds whole rows, and the
+    invalidators replace entries by them.
     """
 
     name: str
@@ -133,6 +135,7 @@ class SmallWorld:
     crashes: int = 0
     shows_late: bool = False
     shorten_share: int = 1_000_000
+    fills_from_log: bool = False
     lease_seconds: int = L_SECONDS
     max_staleness_seconds: float = 11.0
     states_max: int = 2_000_000
@@ -174,6 +177,19 @@ WORLDS: Final = (
         readers=0, invalidators=2, beats=0, commits=3, shorten_share=1,
     ),
     SmallWorld("the clock of the node stands still", is_filled=True, beats=0, reads=2, polls=1, stops=(20.0,)),
+    SmallWorld("entries are filled from the log", is_filled=True, beats=0, fills_from_log=True, evictions=1),
+    SmallWorld(
+        "two invalidators fill from the log, paused anywhere",
+        is_filled=True, readers=1, invalidators=2, beats=0, commits=3, polls=1, fills_from_log=True,
+    ),
+    SmallWorld(
+        "entries are filled from the log, and a stripe is evicted",
+        is_filled=True, beats=0, polls=1, stripe_evictions=1, late=1, fills_from_log=True,
+    ),
+    SmallWorld(
+        "the node restarts while entries are filled from the log",
+        is_filled=True, beats=0, reads=2, polls=1, restarts=1, fills_from_log=True,
+    ),
     SmallWorld("the answer of a heartbeat is lost", is_filled=True, beats=0, late_beats=1, polls=1, ticks=(2.0,)),
 )  # fmt: skip
 
@@ -440,6 +456,7 @@ class Explorer:
                 nonce=lambda: bytes((number, start, 0, 0, 0, 0, 0, next(counter))),
                 find_heartbeat=lambda sequence: START + (sequence - 0.5) * INSTANT,
                 nothing=NOTHING,
+                find_rows=self._find_rows if self.world.fills_from_log else no_rows,
             )  # fmt: skip
             loop = run_loop(
                 invalidator,
@@ -450,6 +467,10 @@ class Explorer:
             return loop, invalidator
 
         return program
+
+    def _find_rows(self, transaction: Transaction) -> dict[bytes, LoggedRow]:
+        version = repr(self._number(transaction.position)).encode()
+        return {lookup.item: LoggedRow(lookup, version) for lookup in self.lookups}
 
     def _restorer(self, number: int, start: int) -> Callable[[], Program]:
         """Two looks are for the beginning, where the stripes are put in their place."""
@@ -855,6 +876,8 @@ class Explorer:
     def _observed(self, state: State, place: int | None, request: Any, reply: Any) -> tuple[State, str]:
         """``place``: of the sender; None where it has given up."""
         if isinstance(request, Get):
+            if request.key in self.items and place is not None:
+                state = self._settled(state, place, request.key, reply.value if isinstance(reply, Item) else None)
             if request.key in self.items and isinstance(reply, Item) and place is not None:
                 actor = state.actors[place]._replace(seen=(reply.value, state.acknowledged, state.now))
                 return self._with_actor(state, place, actor), ""
@@ -872,8 +895,24 @@ class Explorer:
             if request.key == record_key("sim", LINEAGE):
                 return self._published(state, place, _decode_record(request.value))
             if request.key in self.items and request.value != STUB:
+                if place is not None:
+                    state = self._settled(state, place, request.key, request.value)
                 return state, self._find_poison(state, request.value)
         return state, ""
+
+    def _settled(self, state: State, place: int, item: bytes, data: bytes | None) -> State:
+        """This sender knows that the item is absent, or is such an entry: what it appended before and the entry has
+        needs no delete."""
+        if data == STUB:
+            return state
+        version = None if data is None else _decode_entry(data)[1]
+        stripe = self.stripes[item]
+        settled = {
+            (item, number)
+            for who, key, number in state.attempted
+            if (who, key) == (place, stripe) and (version is None or number <= version)
+        }
+        return state._replace(removed=state.removed | settled)
 
     def _published(self, state: State, place: int | None, record: NodeRecord) -> tuple[State, str]:
         new = set()

@@ -61,6 +61,9 @@ RESHARD_FAULTS: Final = (
 SINK_SHARE: Final = 0.1
 """How many worlds, of those without a reshard, have the Spark sink in the place of an invalidator, or beside one."""
 
+LOG_SHARE: Final = 0.2
+"""How many worlds, of those without a reshard, have single rows that are filled from the log."""
+
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
 KEY_KINDS_SHARE: Final = 0.12
 """How many worlds, of those without a reshard, have keys with several spellings."""
@@ -124,6 +127,7 @@ class Options:
     is_reordered: bool = (
         False  # a replica could be followed whose log has heartbeats before earlier changes (F92)
     )
+    fills_from_log: bool = False  # the invalidators replace single rows by those of the log
     is_mixed: bool = False  # each process has its own lease, bound and refresh
     clock_skew_seconds: float = 2.0  # how far wall clocks differ, at most
 
@@ -192,6 +196,8 @@ class Options:
         chance = Random(f"names {seed}")
         if chance.random() < NAMES_SHARE:
             shaped = replace(shaped, nodes=2, faults=shaped.faults.union(NAME_FAULTS))
+        chance = Random(f"log {seed}")
+        shaped = replace(shaped, fills_from_log=chance.random() < LOG_SHARE)
         chance = Random(f"driver {seed}")
         return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
 

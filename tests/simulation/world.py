@@ -17,6 +17,7 @@ from typing import Any, Final
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Reply, Request, Wait
 from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
@@ -29,9 +30,9 @@ from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryStore
 from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.registry import ObjectDefinition
-from freshness.stream.source import RowChange
+from freshness.stream.source import RowChange, Transaction
 from invalidator.loop.loop import LoopObserver, run_loop
-from invalidator.loop.shard import ShardInvalidator
+from invalidator.loop.shard import ShardInvalidator, no_rows
 from spark.sink.acknowledger import Acknowledger
 from spark.sink.sender import SinkPlan
 from tests.simulation import fault, upstream
@@ -323,6 +324,7 @@ class World:
             find_heartbeat=process.pulse.find_begun,
             find_primary=process.pulse.find_primary,
             nothing=shard.nothing,
+            find_rows=self._find_rows if self.options.fills_from_log else no_rows,
         )
         process.applier = invalidator
         return run_loop(
@@ -331,6 +333,22 @@ class World:
             is_stopping=lambda: False,
             observer=LoopObserver(),
         )
+
+    def _find_rows(self, transaction: Transaction) -> dict[bytes, LoggedRow]:
+        """The single rows, as the log has them."""
+        definition = self.definitions[SINGLE]
+        rows = {}
+        for change in transaction.changes:
+            if change.table not in definition.policy.tables or change.after is None:
+                continue
+            payload = repr((change.after["version"],)).encode()
+            for image in (change.before, change.after):
+                key = definition.builder.build((None if image is None else image["id"],))
+                lookup = Lookup(
+                    definition.policy, "", key.item, definition.identity(key), (), key.is_exact
+                )
+                rows[key.item] = LoggedRow(lookup, payload)
+        return rows
 
     def _start_process(self, name: str, shard: Shard, behind_seconds: float) -> Process:
         self._names += 1
