@@ -40,8 +40,8 @@ class Batch:
 
     ``keys``: for each item key the events that change it. ``raised``: tables whose rows changed in a way that
     gives no keys. ``before`` and ``streamed``: everything streamed before and after the batch. ``waits``: some node
-    has yet to acknowledge a raise, so all wait for readers, and keep their leases meanwhile. ``rows``: for some of the
-    keys the row at ``streamed``, which may take the place of their entries.
+    has yet to acknowledge a raise, so all wait for readers, and keep their leases meanwhile. ``rows``: for some of
+    the keys the row at ``streamed``, which may take the place of their entries.
     """
 
     keys: Mapping[bytes, Position]
@@ -148,9 +148,7 @@ def _refill(member: Membership, batch: Batch, rows: Mapping[bytes, LoggedRow]) -
     policy, epoch = member.policy, member.streamed_epoch
     token = EventToken(policy.lineage, policy.lineage, epoch, 0, batch.streamed)
     target = _target_of(member)
-    return (
-        yield from refill(member.node, rows, batch.keys, target, token, policy.ring, member.witness)
-    )
+    return (yield from refill(member.node, rows, batch.keys, target, token, policy.ring, member.witness))
 
 
 def _target_of(member: Membership) -> Target:

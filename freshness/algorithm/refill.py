@@ -1,10 +1,10 @@
 """Fill from the log: replace entries of one node by the rows that the log holds, instead of deleting them.
 
 The image of a row after event e is the row at every position that has e and no later event of this row; the end of
-the batch is such a position. So the rule of ``freshness.algorithm.rule`` decides over it as over a value that a reader
-has loaded, and the steps have a reader's order: the item, then the stripe and the record, then CAS on that item. The
-event is appended to the stripe before all of that. An entry that has the event already stays. In any doubt, and where
-the CAS fails, the key is invalidated as any other. A key without an item gets none: nobody asked for it.
+the batch is such a position. So the rule of ``freshness.algorithm.rule`` decides over it as over a value that a
+reader has loaded, and the steps have a reader's order: the item, then the stripe and the record, then CAS on that
+item. The event is appended to the stripe before all of that. An entry that has the event already stays. In any doubt,
+and where the CAS fails, the key is invalidated as any other. A key without an item gets none: nobody asked for it.
 
 Run by the invalidator and by the simulator, for objects with ``fill_from_log``.
 """
@@ -157,12 +157,20 @@ def _find_fill(
             return None
     stripe: Stripe | None = find_stripe(guard.value, life) if isinstance(guard, Item) else None
     lineage = token.lineage
-    if find_fill_refusal(lookup.policy, ring, {lineage: record}, {lineage: stripe}, {lineage: token}) is not None:
+    if (
+        find_fill_refusal(lookup.policy, ring, {lineage: record}, {lineage: stripe}, {lineage: token})
+        is not None
+    ):
         return None
     stamp = Stamp(lineage, life, token.epoch, token.position)
     data = Filled((stamp,), lookup.identity, row.payload).encode()
     share = crc32(lookup.item) / 2**32
-    return Cas(lookup.item, data, reply.version, max(1, int(lookup.policy.value_ttl_seconds * (1 - TTL_SHARE * share))))
+    return Cas(
+        lookup.item,
+        data,
+        reply.version,
+        max(1, int(lookup.policy.value_ttl_seconds * (1 - TTL_SHARE * share))),
+    )
 
 
 def _find_entry(reply: Reply) -> Filled | None:

@@ -451,6 +451,11 @@ class _Reader:
             elif "keyspace" in values and keyspaces and values["keyspace"] not in keyspaces:
                 found = _shown(values["keyspace"])
                 self.report(f"{where}.keyspace", found, f"one of {', '.join(keyspaces)}")
+            keyspace = keyspaces.get(values.get("keyspace", ""))
+            if values.get("fill_from_log") and keyspace is not None and keyspace.flavor == "vitess":
+                self.report(
+                    f"{where}.fill_from_log", "true", 'false with flavor "vitess": vttablet sends keys alone'
+                )
             if len(self.problems) == before and "keyspace" in values:
                 objects[name] = ObjectConfig(**{**values, "name": name})
         return objects
@@ -466,6 +471,8 @@ class _Reader:
         for key in ("table", "key"):
             if key in values:
                 self.check_text(f"{where}.{key}", values[key], _IDENTIFIER, _IDENTIFIER_EXPECTED)
+        if values.get("fill_from_log") and "table" not in values:
+            self.report(f"{where}.fill_from_log", "true", "false for a composite: no log has its value")
         members = values.get("members", {})
         if members == {} and "members" in values:
             self.report(f"{where}.members", "an empty table", "at least one table = column")

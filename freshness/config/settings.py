@@ -344,6 +344,12 @@ class ObjectConfig:
         default_text="{}",
         default_factory=dict,
     )
+    fill_from_log: bool = setting(
+        "For an object that is one row: a change puts the row as the binlog has it in the place of an entry that is "
+        "there, instead of removing the entry. A row that is written often stays a hit, and each change of it costs "
+        "the invalidator more. Not with Vitess.",
+        default=False,
+    )
 
     @property
     def is_composite(self) -> bool:

@@ -15,9 +15,9 @@ from pymysql.cursors import DictCursor
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import connect, executed_position
 from freshness.stream.source import RowChange, Shape
-from freshness.values.codec import DIGEST_BYTES, row_digest
+from freshness.values.codec import DIGEST_BYTES, encode_value, row_digest
 from integration.servers import DatabaseServer, Flavor, Pair
-from invalidator.binlog.rows.image import digest_image
+from invalidator.binlog.rows.image import digest_image, read_row
 from invalidator.binlog.rows.layout import Layout, read_layouts
 from invalidator.binlog.source import BinlogSource
 
@@ -119,7 +119,8 @@ def cases(flavor: Flavor, *, is_told: bool) -> list[tuple[str, str]]:
 
 
 def digests(server: DatabaseServer, columns: list[tuple[str, str]]) -> list[tuple[bytes | None, Any, Any]]:
-    """For each case: the digest by the log, and the row as a client reads it and as the log has it."""
+    """For each case: the digest by the log, and the row as a client reads it and as the log has it. The row that
+    `read_row` makes of the log has the very bytes of the one that the client reads."""
     address = ServerAddress("127.0.0.1", server.port, "app", "app", "shop")
     names = [f"t{number}" for number in range(len(columns))]
     for name, (kind, _) in zip(names, columns, strict=True):
@@ -145,6 +146,9 @@ def digests(server: DatabaseServer, columns: list[tuple[str, str]]) -> list[tupl
                     changes |= {change.table: change for change in transaction.changes}
         finally:
             source.close()
+    for name, (kind, value) in zip(names, columns, strict=True):
+        row = read_row(changes[name].after, changes[name].shapes, layouts[name])
+        assert row is None or encode_value(row) == encode_value(rows[name]), (kind, value, row, rows[name])
     return [
         (
             digest_image(changes[name].after, changes[name].shapes, layouts[name]),

@@ -143,8 +143,8 @@ class ShardInvalidator(Applier):
     def _collect(
         self, transactions: Sequence[Transaction]
     ) -> tuple[dict[bytes, Position], dict[str, Position], dict[bytes, LoggedRow]]:
-        """For each cache item, and each table that is raised, the transactions that concern it; and the row at the end
-        of the batch, for the items for which the log tells it."""
+        """For each cache item, and each table that is raised, the transactions that concern it; and for the items
+        whose rows the log tells, the row at the end of the batch."""
         keys: dict[bytes, Position] = {}
         raised: dict[str, Position] = {}
         rows: dict[bytes, LoggedRow] = {}
@@ -154,14 +154,13 @@ class ShardInvalidator(Applier):
             found: Mapping[bytes, LoggedRow] = {}
             if transaction.changes or transaction.raised_tables:
                 items, tables = self.finder.find(transaction)
+                found = self.find_rows(transaction)
                 for table, reason in tables.items():
                     at = raised.get(table)
                     raised[table] = position if at is None else at.union(position)
                     log.warning("table %s is invalidated as a whole at %s: %s", table, position, reason)
-                if tables or transaction.raised_tables:
-                    rows.clear()  # rows may have changed that no image tells
-                elif transaction.is_last and transaction.first_row == 0:
-                    found = self.find_rows(transaction)
+                if tables or not _is_whole(transaction):
+                    rows, found = {}, {}  # rows may have changed that no image tells
             for item in items:
                 if item in found:
                     rows[item] = found[item]
@@ -182,3 +181,7 @@ class ShardInvalidator(Applier):
             if of_node is not None:
                 of_node[item] = position
         return by_node
+
+
+def _is_whole(transaction: Transaction) -> bool:
+    return transaction.is_last and transaction.first_row == 0 and not transaction.raised_tables

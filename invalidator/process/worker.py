@@ -35,15 +35,18 @@ from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from freshness.stream.source import Source, Transaction
+from invalidator.binlog.rows.layout import read_layouts
 from invalidator.binlog.seek import TimeIndex
 from invalidator.binlog.source import BinlogSource
 from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
-from invalidator.loop.shard import ShardInvalidator
+from invalidator.loop.shard import ShardInvalidator, no_rows
 from invalidator.process.metrics import ShardMetrics
 from invalidator.process.preflight import check_shard, require
+from invalidator.process.row_finder import RowFinder
 from invalidator.replica.candidate import ReplicaBounds
 from invalidator.replica.source import ReplicaSource
 from invalidator.replica.succession import confirm_succession
+from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.open import search_log
 from invalidator.vstream.open import make_source as make_vstream
 
@@ -72,9 +75,14 @@ class Assignment:
     registry: Mapping[str, ObjectDefinition] | None = field(compare=False)
     topology: int = 1
     objects: Mapping[str, int] = field(init=False)
+    filled: frozenset[str] = field(init=False)
+    """The objects with ``fill_from_log``."""
 
     def __post_init__(self) -> None:
-        objects = {name: definition.policy.fingerprint for name, definition in (self.registry or {}).items()}
+        registry = self.registry or {}
+        filled = frozenset(name for name, definition in registry.items() if definition.config.fill_from_log)
+        object.__setattr__(self, "filled", filled)
+        objects = {name: definition.policy.fingerprint for name, definition in registry.items()}
         object.__setattr__(self, "objects", objects)
 
     @property
@@ -227,7 +235,7 @@ class ShardWorker:
                 task.flavor,
                 task.tables,
                 cascades=cascades,
-                definitions=task.definitions,
+                definitions=None if task.filled else task.definitions,
                 skips=task.shard.skip,
                 on_skip=self.metrics.transactions_skipped.inc,
             )
@@ -260,7 +268,14 @@ class ShardWorker:
             find_primary=pulse.find_primary,
             nothing=empty_position(task.flavor),
             witness=self.witness,
+            find_rows=self._create_row_finder().find if task.filled else no_rows,
         )
+
+    def _create_row_finder(self) -> RowFinder:
+        task = self.assignment
+        definitions = {name: task.definitions[name] for name in task.filled}
+        layouts = LayoutBook(lambda _: read_layouts(task.shard.primary))
+        return RowFinder(task.shard.lineage, definitions, layouts)
 
     def _create_restoration(self, invalidator: ShardInvalidator, pulse: Pulse) -> Restoration:
         """Also for a shard that does not serve: when it begins to, its stripes are there."""

@@ -39,4 +39,8 @@ class LayoutBook:
     def note(self, message: StreamMessage) -> None:
         """To be called after the message's own changes were looked up."""
         if message.transaction.raised_tables:
-            self._known.pop(message.shard, None)
+            self.forget(message.shard)
+
+    def forget(self, shard: str) -> None:
+        """Read the shard's layouts anew when they are needed next."""
+        self._known.pop(shard, None)

@@ -144,7 +144,9 @@ class Checker:
     def executed(self, who: str, node: str, request: Request, reply: Reply) -> None:
         if isinstance(request, Get):
             if request.key in self._lookups and who in self._strikers:
-                self._note_held(who, node, self._lookups[request.key], reply.value if isinstance(reply, Item) else None)
+                self._note_held(
+                    who, node, self._lookups[request.key], reply.value if isinstance(reply, Item) else None
+                )
             if request.key in self._lookups and isinstance(reply, Item):
                 self._seen[who, request.key] = Seen(self._world.now, reply.value, self._acknowledged[node])
         elif isinstance(request, Append):
@@ -440,7 +442,9 @@ class Checker:
                     "removed after it was appended to its stripe",
                 )
 
-    def _note_removal(self, who: str, node: str, lookup: Lookup, held: Mapping[str, Stamp] | None = None) -> None:
+    def _note_removal(
+        self, who: str, node: str, lookup: Lookup, held: Mapping[str, Stamp] | None = None
+    ) -> None:
         """``held``: the stamps of the entry that stands in the place of the removed one."""
         for (sender, where, key, life), position in self._struck.items():
             if (sender, where) != (who, node):
@@ -454,7 +458,7 @@ class Checker:
                     stamp = held.get(shard.lineage)
                     if stamp is None or stamp.life != life:
                         continue
-                    position = position.intersection(stamp.position)  # noqa: PLW2901
+                    position = position.intersection(stamp.position)
                 known = self._removed.get(place)
                 self._removed[place] = position if known is None else known.union(position)
 

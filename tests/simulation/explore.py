@@ -877,7 +877,9 @@ class Explorer:
         """``place``: of the sender; None where it has given up."""
         if isinstance(request, Get):
             if request.key in self.items and place is not None:
-                state = self._settled(state, place, request.key, reply.value if isinstance(reply, Item) else None)
+                state = self._settled(
+                    state, place, request.key, reply.value if isinstance(reply, Item) else None
+                )
             if request.key in self.items and isinstance(reply, Item) and place is not None:
                 actor = state.actors[place]._replace(seen=(reply.value, state.acknowledged, state.now))
                 return self._with_actor(state, place, actor), ""

@@ -344,9 +344,7 @@ class World:
             payload = repr((change.after["version"],)).encode()
             for image in (change.before, change.after):
                 key = definition.builder.build((None if image is None else image["id"],))
-                lookup = Lookup(
-                    definition.policy, "", key.item, definition.identity(key), (), key.is_exact
-                )
+                lookup = Lookup(definition.policy, "", key.item, definition.identity(key), (), key.is_exact)
                 rows[key.item] = LoggedRow(lookup, payload)
         return rows
 

@@ -2,9 +2,10 @@
 
 The log and a SELECT show the same row differently: a BINARY loses its zeros, a BIT is text, a SET has no order. Here,
 and nowhere else, the one is made the other. A client is one whose session is in UTC, as the log is
-(``freshness.database.connection``). Where the log does not tell what a client reads, there is no digest: never a
-wrong one. ``invalidator.vstream.value`` says the same of the columns of a VStream. Called by
-``invalidator.binlog.rows.plan`` (`find_shapes`) and ``invalidator.archive.writer`` (`digest_image`). No I/O.
+(``freshness.database.connection``). Where the log does not tell what a client reads, there is no row: never a wrong
+one. ``invalidator.vstream.value`` says the same of the columns of a VStream. Called by
+``invalidator.binlog.rows.plan`` (`find_shapes`), ``invalidator.archive.writer`` (`digest_image`) and
+``invalidator.process.row_finder`` (`read_row`). No I/O.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ def _find_text_shape(column: MappedColumn, flavor: str) -> Shape:
     return Shape("binary", length=column.width)
 
 
-def digest_image(
+def read_row(
     image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None, layout: Layout | None
-) -> bytes | None:
-    """`freshness.values.codec.row_digest` of the row that a client reads; None where that cannot be told.
+) -> dict[str, object] | None:
+    """The row that a client reads with ``SELECT *``, its columns in their order; None where that cannot be told.
 
     An image that leaves columns out is no row (binlog_row_image), and one of other columns than the layout's is of
     another time.
@@ -92,11 +93,20 @@ def digest_image(
     if image.keys() != shapes.keys() or image.keys() != layout.columns:
         return None
     row: dict[str, object] = {}
-    for name in layout.visible:
-        row[name] = read = _as_read(image[name], shapes[name])
-        if read is UNREADABLE:
-            return None
-    return row_digest(row)
+    for name, value in image.items():
+        if name in layout.visible:
+            row[name] = read = _as_read(value, shapes[name])
+            if read is UNREADABLE:
+                return None
+    return row
+
+
+def digest_image(
+    image: Mapping[str, object] | None, shapes: Mapping[str, Shape] | None, layout: Layout | None
+) -> bytes | None:
+    """`freshness.values.codec.row_digest` of `read_row`; None where that is."""
+    row = read_row(image, shapes, layout)
+    return None if row is None else row_digest(row)
 
 
 def _as_read(value: Any, shape: Shape) -> object:
