@@ -56,6 +56,9 @@ def demo(
     interrupted: Annotated[
         int, typer.Option(min=0, max=16, help="So many processes more read, and are interrupted by signals.")
     ] = 0,
+    fill_from_log: Annotated[
+        bool, typer.Option("--fill-from-log", help="Event tokens: the log's rows take the place of entries.")
+    ] = False,
     history: Annotated[
         Path | None, typer.Option(help="Record the run here, for the audit: python -m spark.audit.")
     ] = None,
@@ -66,8 +69,8 @@ def demo(
     """Three ways to keep a cache fresh, side by side on one workload and one lagging replica."""
     if history is not None and backend is BackendName.redis:
         raise typer.BadParameter("a history is recorded on memcached alone: Redis has no versions of items")
-    if vitess and (flavor is not None or history is not None):
-        raise typer.BadParameter("--vitess goes with neither --flavor nor --history")
+    if vitess and (flavor is not None or history is not None or fill_from_log):
+        raise typer.BadParameter("--vitess goes with none of --flavor, --history and --fill-from-log")
     signal.signal(signal.SIGTERM, _terminate)
     notes = Console(stderr=True)
     is_live = notes.is_terminal and not as_json_only
@@ -75,7 +78,7 @@ def demo(
         with open_view(notes, is_live=is_live) as view:
             result = run_demo(
                 "vitess" if vitess else (flavor or FlavorName.mariadb).value,
-                Plan(seconds=seconds, seed=seed, interrupted=interrupted),
+                Plan(seconds=seconds, seed=seed, interrupted=interrupted, fills_from_log=fill_from_log),
                 view,
                 NodeKind(backend.value, managed, node_megabytes, stripes),
                 history and history.resolve(),

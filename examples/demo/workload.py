@@ -31,7 +31,8 @@ ORDER_IDS_PER_CUSTOMER: Final = 100
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The size of the workload. Rates are of the whole run, over all threads. ``interrupted``: so many processes read
-    besides, each as much as one reader, and are interrupted by signals."""
+    besides, each as much as one reader, and are interrupted by signals. ``fills_from_log``: single rows have the setting
+    ``fill_from_log``."""
 
     seconds: float
     seed: int
@@ -41,6 +42,7 @@ class Plan:
     readers: int = 4
     requests_per_second: float = 250.0
     interrupted: int = 0
+    fills_from_log: bool = False
     keys_per_batch: int = 8
     read_skew: float = 0.9
     write_skew: float = 0.3

@@ -174,7 +174,7 @@ def open_world(
             addresses,
             replicas=databases.replica_urls,
             shard=databases.shard,
-            objects=CUSTOMER + PROFILE,
+            objects=CUSTOMER + ("fill_from_log = true\n" if plan.fills_from_log else "") + PROFILE,
             cache={"namespace": EVENT_TOKENS, **kind.settings},
             stripes=kind.stripes,
             extra=f'[history]\npath = "{history / EVENT_TOKENS / "history"}"\n' if history else "",
