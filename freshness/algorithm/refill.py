@@ -12,6 +12,7 @@ Run by the invalidator and by the simulator, for objects with ``fill_from_log``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 from zlib import crc32
 
@@ -61,8 +62,8 @@ TTL_SHARE: Final = 0.1
 
 @value
 class LoggedRow:
-    """A row as the log holds it. ``lookup``: its key, in the one lineage of the log. ``payload``: the encoded value
-    that a reader would store; None for "no such row"."""
+    """A row as the log holds it. ``lookup``: its key, in the one lineage of the log, on any node. ``payload``: the
+    encoded value that a reader would store; None for "no such row"."""
 
     lookup: Lookup
     payload: bytes | None
@@ -118,7 +119,8 @@ def refill(
             elif witness is not None:
                 loaded = Loaded(row.payload, {token.lineage: token})
                 records = {token.lineage: record}
-                tell_fill(witness, row.lookup, ReadOutcome.FILLED, records, loaded, cas, reply, sent_us)
+                lookup = replace(row.lookup, node=node)
+                tell_fill(witness, lookup, ReadOutcome.FILLED, records, loaded, cas, reply, sent_us)
     if removed:
         yield from invalidate(node, removed, target, token.position)
     return [number for number, reply in zip(numbers, appended, strict=True) if reply == STORED]

@@ -73,7 +73,7 @@ class RowFinder:
             raise _Untold from error
         if policy.lineages != (self.lineage,):
             raise _Untold
-        return Lookup(policy, self.lineage, key.item, definition.identity(key), values, key.is_exact)
+        return Lookup(policy, "", key.item, definition.identity(key), values, key.is_exact)
 
 
 class _Untold(Exception):

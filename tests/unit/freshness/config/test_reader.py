@@ -357,6 +357,16 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     (OBJECT, "", ['objects.customer: found neither; expected either "table"']),
     (OBJECT, OBJECT + '\nkey = "id"\nmembers = {t = "id"}', ["objects.customer: found both"]),
     (OBJECT, 'key = "id"', ["objects.customer.members: found nothing"]),
+    (
+        OBJECT,
+        'key = "id"\nmembers = {t = "id"}\nfill_from_log = true',
+        ["objects.customer.fill_from_log: found true; expected false for a composite"],
+    ),
+    (
+        OBJECT,
+        OBJECT + "\nfill_from_log = 1",
+        ["objects.customer.fill_from_log: found 1; expected true | false"],
+    ),
     (OBJECT, 'members = {t = "id"}', ["objects.customer.key: found nothing"]),
     (OBJECT, 'key = "id"\nmembers = {}', ["objects.customer.members: found an empty table"]),
     (

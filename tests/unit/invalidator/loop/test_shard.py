@@ -19,6 +19,8 @@ from freshness.algorithm.envelope import (
     stripe_key,
     stripe_number,
 )
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Add, Head
 from freshness.config.settings import (
     ArchiveConfig,
@@ -317,7 +319,7 @@ def test_a_key_concerns_no_other_node(shop: Shop) -> None:
 
 
 def test_a_key_that_changes_twice_in_a_batch_has_both_events(shop: Shop) -> None:
-    keys, _ = shop.shard._collect([customer(11, 5), customer(13, 5)])
+    keys, _, _ = shop.shard._collect([customer(11, 5), customer(13, 5)])
     assert keys[b"shop:customer:5"] == MysqlGtidSet.parse(f"{SOURCE}:11:13")
 
 
@@ -666,3 +668,53 @@ def test_a_log_that_is_gone_ends_no_life_while_it_is_to_be_sent_again(shop: Shop
         drive(loop, answer)
     again.join()
     assert [again.record(node).life for node in NODES] == lives
+
+
+# -- rows of the log -------------------------------------------------------------------------------------
+
+
+def logged(key: int, payload: str) -> dict[bytes, LoggedRow]:
+    item = b"shop:customer:%d" % key
+    policy = REGISTRY["customer"].policy
+    return {item: LoggedRow(Lookup(policy, "", item, b"%d" % key, (key,)), payload.encode())}
+
+
+def rows_after(*transactions: tuple[Transaction, dict[bytes, LoggedRow]]) -> dict[bytes, bytes | None]:
+    """The payloads that a batch may store, by item."""
+    told = {id(each): rows for each, rows in transactions}
+    invalidator = ShardInvalidator.create(
+        NODES, node_policy(config().cache, LINEAGE, REGISTRY, topology=1), Placement(NODES, "shop"), KeyFinder(REGISTRY),
+        instance="me", clock=lambda: 0.0, nonce=lambda: b"NONCE..!", find_heartbeat=lambda _: None,
+        nothing=MysqlGtidSet(), find_rows=lambda each: told[id(each)],
+    )  # fmt: skip
+    _, _, rows = invalidator._collect([each for each, _ in transactions])
+    return {item: row.payload for item, row in rows.items()}
+
+
+def test_the_last_row_of_a_batch_counts() -> None:
+    rows = rows_after(
+        (customer(1, 5), logged(5, "a")), (customer(2, 6), logged(6, "b")), (customer(3, 5), logged(5, "c"))
+    )
+    assert rows == {b"shop:customer:5": b"c", b"shop:customer:6": b"b"}
+
+
+def test_a_later_change_without_a_row_leaves_none() -> None:
+    assert rows_after((customer(1, 5), logged(5, "a")), (customer(2, 5), {})) == {}
+    keyed = transaction(2, items=(b"shop:customer:5",))
+    assert rows_after((customer(1, 5), logged(5, "a")), (keyed, {})) == {}
+
+
+def test_a_raise_leaves_no_row_of_before_and_those_of_after() -> None:
+    raised = transaction(2, raised_tables=frozenset({"customers"}))
+    rows = rows_after(
+        (customer(1, 5), logged(5, "a")), (raised, logged(6, "of the same")), (customer(3, 7), logged(7, "c"))
+    )
+    assert rows == {b"shop:customer:7": b"c"}
+    unreadable = transaction(2, change("seats", "insert", None, {"hall": UNREADABLE, "seat": b"1"}))
+    assert rows_after((customer(1, 5), logged(5, "a")), (unreadable, {})) == {}
+
+
+@pytest.mark.parametrize("part", [{"is_last": False}, {"first_row": 1}])
+def test_a_piece_of_a_transaction_has_no_rows(part: dict[str, Any]) -> None:
+    piece = transaction(2, change("customers", "insert", None, {"id": 5, "v": 1}), **part)
+    assert rows_after((customer(1, 5), logged(5, "a")), (piece, logged(5, "b"))) == {}
