@@ -150,13 +150,14 @@ def _find_fill(
     ring: int,
 ) -> Cas | None:
     """The request that puts the row in the place of the item; None where it must not stand there."""
-    if not isinstance(reply, Item) or record is None or record.life != life:
+    if not isinstance(reply, Item) or record is None:
         return None
     lookup = row.lookup
     if reply.value != STUB:
         entry = _find_entry(reply)
         if entry is None or entry.identity != lookup.identity:
             return None
+    # A record of another life refuses the stripe of this one.
     stripe: Stripe | None = find_stripe(guard.value, life) if isinstance(guard, Item) else None
     lineage = token.lineage
     if (

@@ -226,6 +226,13 @@ def test_an_entry_that_has_no_such_event_is_replaced(scene: Scene, held: bytes) 
         pytest.param(lambda scene: scene.store.evict(RECORD), id="no record"),
         pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, is_open=False).encode()), id="closed"),
         pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, life=FORMER).encode()), id="a new life"),
+        pytest.param(
+            lambda scene: (
+                scene.put(RECORD, replace(OPEN, life=FORMER).encode()),
+                scene.put(STRIPE, Stripe(FORMER, at("11")).encode()),
+            ),
+            id="a new life and its stripe",
+        ),
         pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, epoch=4).encode()), id="a new history"),
         pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, ring=8).encode()), id="a new ring"),
         pytest.param(lambda scene: scene.put(RECORD, replace(OPEN, objects={}).encode()), id="not covered"),
