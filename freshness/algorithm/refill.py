@@ -25,7 +25,7 @@ from freshness.algorithm.envelope import (
     Stripe,
     encode_chunk,
     find_record,
-    find_stripe,
+    is_within,
     record_key,
     stripe_keys,
     stripe_number,
@@ -34,7 +34,6 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.invalidate import Target, invalidate
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import (
-    MISSING,
     STORED,
     Append,
     Cas,
@@ -95,21 +94,30 @@ def refill(
     requests += [Get(names[number]) for number in numbers]
     requests.append(Get(record_key(target.namespace, target.lineage), is_bound=True))
     replies = yield Flow(node, tuple(requests))
-    appended, held = replies[: len(numbers)], replies[len(numbers) : len(numbers) + len(items)]
-    guards = dict(zip(numbers, replies[len(numbers) + len(items) : -1], strict=True))
+    appended = {number for number, reply in zip(numbers, replies, strict=False) if reply == STORED}
+    held, guards = replies[len(numbers) : -len(numbers) - 1], replies[-len(numbers) - 1 : -1]
     record = find_record(replies[-1], node)
+    known: set[bytes] = set()
+    allowing = {
+        number
+        for number, guard in zip(numbers, guards, strict=True)
+        if isinstance(guard, Item) and is_within(guard.value, target.life, token.position, known)
+    }
     removed: list[bytes] = []
     fills: list[tuple[LoggedRow, Cas]] = []
     for item, reply in zip(items, held, strict=True):
         number = stripe_number(item, target.stripes)
-        if appended[numbers.index(number)] != STORED:
+        entry = _find_entry(reply)
+        if number not in appended:
             removed.append(item)
-        elif reply is not MISSING and not _has(reply, record, positions[item]):
-            cas = _find_fill(rows[item], reply, guards[number], record, target.life, token, ring)
-            if cas is None:
-                removed.append(item)
+        elif isinstance(reply, Item) and not _has(entry, record, positions[item]):
+            row = rows[item]
+            # Any stripe that the position contains decides alike; one that it does not counts as none.
+            stripe = Stripe(target.life, target.floor) if number in allowing else None
+            if _may_replace(row, reply, entry) and _may_fill(row, record, stripe, token, ring):
+                fills.append((row, _replace(row, reply, target.life, token)))
             else:
-                fills.append((rows[item], cas))
+                removed.append(item)
     if fills:
         sent_us = witness.now_us() if witness is not None else 0
         replies = yield Flow(node, tuple(cas for _, cas in fills))
@@ -123,12 +131,11 @@ def refill(
                 tell_fill(witness, lookup, ReadOutcome.FILLED, records, loaded, cas, reply, sent_us)
     if removed:
         yield from invalidate(node, removed, target, token.position)
-    return [number for number, reply in zip(numbers, appended, strict=True) if reply == STORED]
+    return sorted(appended)
 
 
-def _has(reply: Reply, record: NodeRecord | None, events: Position) -> bool:
-    """Whether the item is an entry of this life and history that has the events."""
-    entry = _find_entry(reply)
+def _has(entry: Filled | None, record: NodeRecord | None, events: Position) -> bool:
+    """Whether it is an entry of this life and history that has the events."""
     return (
         entry is not None
         and record is not None
@@ -140,40 +147,24 @@ def _has(reply: Reply, record: NodeRecord | None, events: Position) -> bool:
     )
 
 
-def _find_fill(
-    row: LoggedRow,
-    reply: Reply,
-    guard: Reply,
-    record: NodeRecord | None,
-    life: bytes,
-    token: EventToken,
-    ring: int,
-) -> Cas | None:
-    """The request that puts the row in the place of the item; None where it must not stand there."""
-    if not isinstance(reply, Item) or record is None:
-        return None
+def _may_replace(row: LoggedRow, item: Item, entry: Filled | None) -> bool:
+    """Whether it is a stub, or an entry of the very key."""
+    return item.value == STUB if entry is None else entry.identity == row.lookup.identity
+
+
+def _may_fill(
+    row: LoggedRow, record: NodeRecord | None, stripe: Stripe | None, token: EventToken, ring: int
+) -> bool:
+    of = token.lineage
+    return find_fill_refusal(row.lookup.policy, ring, {of: record}, {of: stripe}, {of: token}) is None
+
+
+def _replace(row: LoggedRow, item: Item, life: bytes, token: EventToken) -> Cas:
     lookup = row.lookup
-    if reply.value != STUB:
-        entry = _find_entry(reply)
-        if entry is None or entry.identity != lookup.identity:
-            return None
-    # A record of another life refuses the stripe of this one.
-    stripe: Stripe | None = find_stripe(guard.value, life) if isinstance(guard, Item) else None
-    lineage = token.lineage
-    if (
-        find_fill_refusal(lookup.policy, ring, {lineage: record}, {lineage: stripe}, {lineage: token})
-        is not None
-    ):
-        return None
-    stamp = Stamp(lineage, life, token.epoch, token.position)
+    stamp = Stamp(token.lineage, life, token.epoch, token.position)
     data = Filled((stamp,), lookup.identity, row.payload).encode()
-    share = crc32(lookup.item) / 2**32
-    return Cas(
-        lookup.item,
-        data,
-        reply.version,
-        max(1, int(lookup.policy.value_ttl_seconds * (1 - TTL_SHARE * share))),
-    )
+    share = TTL_SHARE * crc32(lookup.item) / 2**32
+    return Cas(lookup.item, data, item.version, max(1, int(lookup.policy.value_ttl_seconds * (1 - share))))
 
 
 def _find_entry(reply: Reply) -> Filled | None:
