@@ -1,6 +1,6 @@
 """The schema of a line of the update stream, as the invalidator prints and serves it (docs/archive.md, docs/http.md).
 
-One line is one JSON object; its key ``event`` names one of four kinds. The invalidator encodes lines, and decodes
+One line is one JSON object; its key ``event`` names one of five kinds. The invalidator encodes lines, and decodes
 a file of them for a replay; the Spark jobs decode the lines of the service. msgspec encodes lines and checks types;
 no other module of this folder imports a third-party package. No I/O.
 """
@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from freshness.errors import FormatError, FreshnessError
+from freshness.stream.schema import Column, KeySource
 from freshness.stream.source import Heartbeat
 
 LINE_BYTES_MAX: Final = 1 << 30
@@ -24,7 +25,8 @@ class UpdateLine(msgspec.Struct, tag_field="event", tag="update", kw_only=True, 
     """One change of a transaction. ``row`` is its place among the transaction's row changes, -1 for others; with
     ``gtid`` it tells every row change apart. ``resume``: everything before the transaction was delivered, on its
     ``last`` line the transaction too; null where nothing is known before it. ``key``, ``before`` and
-    ``after`` hold values as ``freshness.values.json`` writes them."""
+    ``after`` hold values as ``freshness.values.json`` writes them. ``schema``: the id of the `SchemaLine` that came
+    before; empty where the source does not tell the columns."""
 
     keyspace: str
     shard: str
@@ -44,6 +46,23 @@ class UpdateLine(msgspec.Struct, tag_field="event", tag="update", kw_only=True, 
     heartbeat: Heartbeat | None = None
     unaligned: bool = False
     key_range: str = "-"
+    schema: str = ""
+
+
+class SchemaLine(msgspec.Struct, tag_field="event", tag="schema", kw_only=True):
+    """The columns of a table in the next change of it, told before that: at first, and where they changed. ``id`` is
+    the same wherever the layout is the same. ``key``: the names of the primary key's columns; null where it has a
+    hidden column, or is not known. ``token``: of the transaction with the next change; ``resume`` as on its lines."""
+
+    id: str
+    keyspace: str
+    shard: str
+    table: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] | None
+    key_source: KeySource
+    token: str
+    resume: str | None
 
 
 class HeartbeatLine(msgspec.Struct, tag_field="event", tag="heartbeat", kw_only=True):
@@ -75,7 +94,7 @@ class EndLine(msgspec.Struct, tag_field="event", tag="end", kw_only=True):
     resume: str | None
 
 
-Line: TypeAlias = UpdateLine | HeartbeatLine | ErrorLine | EndLine
+Line: TypeAlias = UpdateLine | SchemaLine | HeartbeatLine | ErrorLine | EndLine
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
 

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from freshness.position import Position
+from freshness.stream.schema import TableSchema
 
 Operation: TypeAlias = Literal["insert", "update", "delete"]
 
@@ -51,6 +52,7 @@ class RowChange:
     ``before`` is None for an insert, ``after`` for a delete. TIMESTAMP values are naive and in UTC. A value of
     BINARY(n) has lost its trailing zero bytes (the server strips them): pad it to n before comparing.
     ``shapes``: of all columns of the table, present or not; None where the source does not know them.
+    ``schema``: of the table when the row was changed; None where the source does not tell.
     """
 
     table: str
@@ -58,6 +60,7 @@ class RowChange:
     before: Mapping[str, object] | None
     after: Mapping[str, object] | None
     shapes: Mapping[str, Shape] | None = field(default=None, compare=False, repr=False)
+    schema: TableSchema | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,7 @@ class Tablet(ServerProcess):
         keyspace: str,
         shard: str,
         mysql_options: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.uid = uid
@@ -142,6 +143,7 @@ class Tablet(ServerProcess):
         self.mysql = TabletMysql(uid, mysql_options)
         self._keyspace = keyspace
         self._topology = tuple(topology)
+        self._options = tuple(options)
 
     @property
     def alias(self) -> str:
@@ -167,6 +169,7 @@ class Tablet(ServerProcess):
             *("--service-map", "grpc-queryservice,grpc-tabletmanager,grpc-updatestream"),
             *("--health-check-interval", "1s", "--queryserver-config-schema-reload-time", "5s"),
             *("--log-format", "text"),
+            *self._options,
         ]
 
     def is_ready(self) -> bool:
@@ -279,6 +282,7 @@ class Vitess:
         vschema: Mapping[str, Any] | None = None,
         mysql_options: Sequence[str] = (),
         vtgate_options: Sequence[str] = (),
+        vttablet_options: Sequence[str] = (),
     ) -> None:
         self.keyspace = keyspace
         self.tablets: dict[str, list[Tablet]] = {}
@@ -287,6 +291,7 @@ class Vitess:
         self._vschema = vschema
         self._mysql_options = tuple(mysql_options)
         self._vtgate_options = tuple(vtgate_options)
+        self._vttablet_options = tuple(vttablet_options)
         self._uid = 100
         self._stack = ExitStack()
 
@@ -341,7 +346,10 @@ class Vitess:
         for shard in shards:
             self.tablets[shard] = []
             for _ in range(1 + self._replicas):
-                tablet = Tablet(self.topology, self._uid, self.keyspace, shard, self._mysql_options)
+                tablet = Tablet(
+                    *(self.topology, self._uid, self.keyspace, shard, self._mysql_options),
+                    options=self._vttablet_options,
+                )
                 self._uid += 1
                 self.tablets[shard].append(tablet)
                 tablet.launch()

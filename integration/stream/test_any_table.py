@@ -63,7 +63,8 @@ def read(stream: OpenedStream, pair: Pair, selection: Selection = WHOLE) -> list
 
     def has_end() -> bool:
         message = stream.stream.poll(POLL_SECONDS)
-        lines.extend(writer.lines(message) if message is not None else ())
+        told = writer.lines(message) if message is not None else ()
+        lines.extend(line for line in told if isinstance(line, UpdateLine))
         return bool(lines) and lines[-1].table == "ends"
 
     wait_until(has_end, "the last row came")

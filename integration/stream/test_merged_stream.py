@@ -223,6 +223,8 @@ class HttpConsumer(Consumer):
                         self.resume = line["resume"]
                         yield Part([], False, None)
                         continue
+                    if line["event"] == "schema":
+                        continue
                     assert line["event"] == "update", line
                     assert line["op"] != "raise", line
                     yield Part([change_of(line)] if is_change(line) else [], line["last"], line["resume"])

@@ -36,8 +36,7 @@ from freshness.position.token import EventToken
 from freshness.stream.source import RowChange, Transaction
 from freshness.values.json import to_json_row
 from invalidator.binlog.rows.image import digest_image
-from invalidator.binlog.rows.layout import find_key
-from invalidator.stream.layout_book import LayoutBook
+from invalidator.stream.layout_book import LayoutBook, cut_key
 from invalidator.stream.message import StreamMessage
 
 GROUP_ROWS_MAX: Final = 10_000
@@ -397,7 +396,7 @@ class ArchiveWriter:
     def _describe(self, message: StreamMessage, change: RowChange) -> tuple[Any, ...]:
         """Key, before and after as JSON, and the digests."""
         layout = self._layouts.find(message.shard, change.table)
-        key = find_key(layout, {**(change.before or {}), **(change.after or {})})
+        key = cut_key(change, self._layouts.find_key(message.shard, change)[0])
         digests = [digest_image(each, change.shapes, layout) for each in (change.before, change.after)]
         return (
             _to_text(to_json_row(key)),

@@ -24,7 +24,7 @@ def stream(
     skew: Annotated[
         bool | None, typer.Option("--skew/--no-skew", help="Align the shards in time, or not.")
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many changes.")] = None,
     tables: Annotated[
         str | None,
         typer.Option(help='Names and patterns, such as "orders,order_*"; default: tables of cached objects.'),
@@ -41,7 +41,7 @@ def stream(
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
     """Print every row change as a line of JSON, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
-    from freshness.stream.lines import encode_line
+    from freshness.stream.lines import UpdateLine, encode_line
     from invalidator.stream.json_lines import LineWriter
     from invalidator.stream.open import StreamOpener
 
@@ -64,7 +64,7 @@ def stream(
             message = opened.stream.poll(STOP_SEEN_SECONDS)
             for line in out.lines(message) if message is not None else ():
                 sys.stdout.buffer.write(encode_line(line))
-                printed += 1
+                printed += isinstance(line, UpdateLine)
                 if printed == count:
                     stopping.set()
                     break

@@ -23,15 +23,17 @@ from starlette.types import Receive, Scope, Send
 from freshness.config.settings import Config
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
-from freshness.stream.lines import EndLine, ErrorLine, HeartbeatLine, Line, encode_line
+from freshness.stream.lines import EndLine, ErrorLine, HeartbeatLine, Line, SchemaLine, encode_line
 from freshness.stream.resume import ResumeVector
 from invalidator.http.gates import find_grant
 from invalidator.http.line_buffer import CHUNK_BYTES_MAX, LineBuffer
-from invalidator.http.refusal import describe_refusals
+from invalidator.http.refusal import SchemaUnknown, describe_refusals
 from invalidator.http.topology import describe_topology
-from invalidator.stream.json_lines import LineWriter
+from invalidator.stream.json_lines import LineWriter, cut_lines
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
+from invalidator.stream.schema_book import SchemaBook
+from invalidator.stream.schema_format import SchemaFormat, format_schema
 from invalidator.stream.selection import WHOLE, Images, Selection, read_names
 
 POLL_SECONDS: Final = 0.25
@@ -115,13 +117,14 @@ def format_event(line: Line) -> bytes:
 
 @dataclass(slots=True)
 class Consumer:
-    """Reads one stream for one connection. ``lines_max``: None for no end. ``heartbeats``: whether it wants lines of
-    them. ``_resume``: of what is in the buffer."""
+    """Reads one stream for one connection. ``schemas``: takes those that it tells. ``lines_max``: of changes; None
+    for no end. ``heartbeats``: whether it wants lines of them. ``_resume``: of what is in the buffer."""
 
     opened: Opened
     keyspace: str
     format: Format
     policy: ServePolicy
+    schemas: SchemaBook
     lines_max: int | None
     heartbeats: bool = True
     selection: Selection = WHOLE
@@ -190,8 +193,12 @@ class Consumer:
                 continue
             lines = self.writer.lines(message)
             if self.lines_max is not None:
-                lines = lines[: self.lines_max - count]
-            count += len(lines)
+                lines = cut_lines(lines, self.lines_max - count)
+            for line in lines:
+                if isinstance(line, SchemaLine):
+                    self.schemas.note(line)
+                else:
+                    count += 1
             if not lines:
                 self._resume = self.writer.resume
                 self.buffer.note(self._resume)
@@ -291,6 +298,7 @@ class StreamHub:
     def __init__(self, opener: Opener, policy: ServePolicy | None = None) -> None:
         self.opener = opener
         self.policy = policy or ServePolicy()
+        self.schemas = SchemaBook()
         self._lock = threading.Lock()
         self._count = 0
         self._by_number: dict[int, Consumer] = {}
@@ -324,6 +332,7 @@ class StreamHub:
             opened.stream.resume.keyspace,
             format_event if media_type == EVENTS else encode_line,
             self.policy,
+            self.schemas,
             count,
             heartbeats,
             selection,
@@ -405,6 +414,24 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
             heartbeats=heartbeats,
             media_type=_choose(accept),
         )
+
+    @v1.get("/schemas/{schema_id}", responses=describe_refusals(404, 422))
+    def schema(
+        request: Request,
+        schema_id: str,
+        form: Annotated[
+            SchemaFormat, Query(alias="format", description="as the stream tells it, or for a library")
+        ] = "line",
+    ) -> dict[str, Any]:
+        """The columns of a table, as a line of the update stream named them by this id."""
+        found = hub.schemas.find(schema_id)
+        if found is None or not find_grant(request.scope).shows(found):
+            raise SchemaUnknown(
+                f"no schema {schema_id!r} was told to a consumer of this service lately",
+                hint="read /v1/update-stream from before the row: the line with event `schema` has the columns,"
+                " and the id is known here from then on",
+            )
+        return format_schema(found, form)
 
     @v1.get("/token", responses=describe_refusals(400, 422, 503))
     def token(keyspace: str | None = None, shard: str | None = None) -> dict[str, Any]:

@@ -14,13 +14,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from freshness.config.hostport import parse_host_port, read_password
 from freshness.config.settings import Config
 from freshness.errors import ConfigError
+from freshness.stream.lines import SchemaLine
+from freshness.stream.schema import TableSchema
 from freshness.stream.tables import compile_patterns, is_pattern
 from invalidator.http.refusal import NotAllowed, refuse
+from invalidator.stream.selection import Selection
 
 HTTP_PORT: Final = 80
 _GRANT: Final = "freshness.grant"
 CONSUMER_PATHS: Final = frozenset(("/v1/update-stream", "/v1/token", "/v1/topology"))
-"""Served to the tokens of consumers: a stream, and what a reader must know to plan one."""
+SCHEMA_PATHS: Final = "/v1/schemas/"
+"""Served to the tokens of consumers: a stream, what a reader must know to plan one, and the schemas of its rows."""
 
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
 """Answered without a token: they are for probes, and say nothing of the data."""
@@ -35,7 +39,17 @@ class Grant:
     hidden_columns: tuple[str, ...] = ()
 
     def allows(self, scope: Scope) -> bool:
-        return self.tables is None or (scope["method"] == "GET" and scope["path"] in CONSUMER_PATHS)
+        path: str = scope["path"]
+        is_for_consumers = path in CONSUMER_PATHS or path.startswith(SCHEMA_PATHS)
+        return self.tables is None or (scope["method"] == "GET" and is_for_consumers)
+
+    def shows(self, schema: SchemaLine) -> bool:
+        """Whether it is of a table that the token opens, and has none of its hidden columns."""
+        if self.tables is not None and not compile_patterns(self.tables).match(schema.table):
+            return False
+        selection = Selection(hidden=self.hidden_columns)
+        whole = TableSchema(schema.columns, schema.key, schema.key_source)
+        return selection.cut_schema(schema.table, whole) == whole
 
     def choose_tables(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The tables of a stream; all that the grant has where none is named. Raises `NotAllowed`."""
@@ -76,7 +90,7 @@ class TokenGate:
         if grant is not None and grant.allows(scope):
             await self._app({**scope, _GRANT: grant}, receive, send)
         elif grant is not None:
-            hint = f"it opens GET {', '.join(sorted(CONSUMER_PATHS))}"
+            hint = f"it opens GET {', '.join(sorted((*CONSUMER_PATHS, SCHEMA_PATHS)))}"
             await refuse(403, "NotAllowed", "the token of a consumer does not open this", hint)(
                 scope, receive, send
             )

@@ -30,6 +30,7 @@ _MEANINGS: Final = {
     400: "The keyspace, key range, start, key or another parameter is wrong, or its name is",
     401: "The access token is missing or wrong",
     403: "The token of a consumer does not open this",
+    404: "There is nothing under that address",
     410: "No server has the logs from there on",
     421: "The service is not called by a name of its own",
     422: "A parameter or the document has another type or is out of bounds",
@@ -42,6 +43,10 @@ log = logging.getLogger(__name__)
 
 class NotAllowed(FreshnessError):
     """The token of a consumer does not open this."""
+
+
+class SchemaUnknown(FreshnessError):
+    """No schema with this id is remembered."""
 
 
 class Problem(BaseModel):
@@ -69,12 +74,14 @@ def refuse(
 
 
 def find_status(error: FreshnessError) -> int:
-    """400 for what was asked wrongly, 403 for what the token does not open, 410 for history that is gone, 503 for
-    what is away, 500 for what needs an operator."""
+    """400 for what was asked wrongly, 403 for what the token does not open, 404 for a schema that is not known, 410
+    for history that is gone, 503 for what is away, 500 for what needs an operator."""
     if isinstance(error, ConfigError | FormatError):
         return 400
     if isinstance(error, NotAllowed):
         return 403
+    if isinstance(error, SchemaUnknown):
+        return 404
     if isinstance(error, HistoryLost):
         return 410
     return 503 if error.is_retryable else 500

@@ -8,24 +8,33 @@ is an object with one key that begins with ``$`` (docs/archive.md has the table)
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from freshness.errors import FormatError
 from freshness.position.token import EventToken
-from freshness.stream.lines import LINE_BYTES_MAX, ErrorLine, LineOperation, UpdateLine, decode_line
+from freshness.stream.lines import (
+    LINE_BYTES_MAX,
+    ErrorLine,
+    LineOperation,
+    SchemaLine,
+    UpdateLine,
+    decode_line,
+)
 from freshness.stream.resume import ResumeVector
+from freshness.stream.schema import KeySource, TableSchema, make_schema_id
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 from freshness.values.json import from_json_row, to_json_row
-from invalidator.binlog.rows.layout import find_key
-from invalidator.stream.layout_book import LayoutBook
+from invalidator.stream.layout_book import LayoutBook, cut_key
 from invalidator.stream.message import StreamMessage, make_message
 from invalidator.stream.selection import WHOLE, Selection
 
 PIECE_ROWS_MAX: Final = 10_000
 """Rows of one transaction that are held together while a file is read; a larger one comes in pieces."""
+
+Made = TypeVar("Made")
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +44,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LineWriter:
-    """Makes lines of messages. ``resume``: of the last whole transaction; at first, where the stream began.
+    """Makes lines of messages. ``resume``: of the last whole transaction; at first, where the stream began. Before
+    the first row of a table, and before the first of another layout, there is a line with its schema.
     ``heartbeats``: whether invalidators' heartbeats have lines. ``selection``: what is told of each row.
 
     The last line of a piece is held back until the next piece: only then it is known whether the transaction ends
@@ -47,16 +57,20 @@ class LineWriter:
     heartbeats: bool = True
     selection: Selection = WHOLE
     _held: dict[str, UpdateLine] = field(default_factory=dict)
+    _told: dict[tuple[str, str], _Told] = field(default_factory=dict)
 
-    def lines(self, message: StreamMessage) -> list[UpdateLine]:
+    def lines(self, message: StreamMessage) -> list[UpdateLine | SchemaLine]:
         """None for a transaction that did nothing to the stream's tables; `resume` moves on all the same."""
         transaction = message.transaction
         held = self._held.pop(message.shard, None)
-        lines = [held] if held is not None and message.first_row else []
-        lines += [
-            self._line(message, change.table, change.op, change, row)
-            for row, change in zip(message.rows, transaction.changes, strict=True)
-        ]
+        lines: list[UpdateLine | SchemaLine] = [held] if held is not None and message.first_row else []
+        for row, change in zip(message.rows, transaction.changes, strict=True):
+            key, key_source = self.layouts.find_key(message.shard, change)
+            told = self._find_told(message, change, key, key_source)
+            if told is not None and not told.is_told:
+                lines.append(self._schema_line(message, change.table, told))
+                told.is_told = True
+            lines.append(self._change(message, change, row, key, "" if told is None else told.id))
         reason = "; ".join(transaction.reasons)
         for table in sorted(transaction.raised_tables):
             lines.append(self._line(message, table, "raise", reason=reason))
@@ -65,40 +79,83 @@ class LineWriter:
         self.layouts.note(message)
         if message.is_last:
             self.resume = ResumeVector.of(message).format()
-            if lines:
-                lines[-1].last, lines[-1].resume = True, self.resume
-        elif lines:
-            self._held[message.shard] = lines.pop()
+        if lines:
+            last = lines.pop()
+            assert isinstance(last, UpdateLine), "a schema stands before its row"
+            if message.is_last:
+                last.last, last.resume = True, self.resume
+                lines.append(last)
+            else:
+                self._held[message.shard] = last
         return lines
+
+    def _find_told(
+        self,
+        message: StreamMessage,
+        change: RowChange,
+        key: tuple[str, ...] | None,
+        key_source: KeySource,
+    ) -> _Told | None:
+        """The schema of a change; None where its source has none."""
+        source = change.schema
+        if source is None:
+            return None
+        place = (message.shard, change.table)
+        former = self._told.get(place)
+        if former is not None and former.source is source and former.source_key == key:
+            return former
+        schema = self.selection.cut_schema(change.table, TableSchema(source.columns, key, key_source))
+        schema_id = make_schema_id(message.keyspace, change.table, schema.columns, schema.key)
+        # A server that opens another log file announces the same columns again
+        is_told = former is not None and former.id == schema_id and former.is_told
+        self._told[place] = told = _Told(source, key, schema, schema_id, is_told)
+        return told
+
+    def _schema_line(self, message: StreamMessage, table: str, told: _Told) -> SchemaLine:
+        return SchemaLine(
+            id=told.id,
+            keyspace=message.keyspace,
+            shard=message.shard,
+            table=table,
+            columns=told.schema.columns,
+            key=told.schema.key,
+            key_source=told.schema.key_source,
+            token=str(message.token),
+            resume=self.resume,
+        )
+
+    def _change(
+        self, message: StreamMessage, change: RowChange, row: int, names: tuple[str, ...] | None, schema: str
+    ) -> UpdateLine:
+        # As for invalidation: the row is called by its new key, and by the old one where the image lacks it.
+        key = cut_key(change, names)
+        line = self._line(message, change.table, change.op, row)
+        line.before, line.after = (
+            to_json_row(self.selection.cut_image(change.table, image, key or ()))
+            for image in (change.before, change.after)
+        )
+        line.key = to_json_row(self.selection.cut_key(change.table, key))
+        line.schema = schema
+        return line
 
     def _line(
         self,
         message: StreamMessage,
         table: str | None,
         op: LineOperation,
-        change: RowChange | None = None,
         row: int = -1,
         *,
         reason: str = "",
         heartbeat: Heartbeat | None = None,
     ) -> UpdateLine:
-        key = before = after = None
-        if table is not None and change is not None:
-            # As for invalidation: the row is called by its new key, and by the old one where the image lacks it.
-            layout = self.layouts.find(message.shard, table)
-            own = find_key(layout, {**(change.before or {}), **(change.after or {})})
-            before, after = (
-                self.selection.cut_image(table, image, own or ()) for image in (change.before, change.after)
-            )
-            key = self.selection.cut_key(table, own)
         return UpdateLine(
             keyspace=message.keyspace,
             shard=message.shard,
             table=table,
             op=op,
-            key=to_json_row(key),
-            before=to_json_row(before),
-            after=to_json_row(after),
+            key=None,
+            before=None,
+            after=None,
             token=str(message.token),
             timestamp=message.transaction.timestamp_us / 1e6,
             resume=self.resume,
@@ -113,6 +170,28 @@ class LineWriter:
         )
 
 
+def cut_lines(lines: list[UpdateLine | SchemaLine], updates_max: int) -> list[UpdateLine | SchemaLine]:
+    """The first lines, up to so many updates, of which there is at least one wanted. Schemas do not count."""
+    left = updates_max
+    for place, line in enumerate(lines):
+        left -= isinstance(line, UpdateLine)
+        if not left:
+            return lines[: place + 1]
+    return lines
+
+
+@dataclass(slots=True)
+class _Told:
+    """The layout of a table's latest change. ``source`` and ``source_key``: of what it was made; ``is_told``: whether
+    its line has been made."""
+
+    source: TableSchema
+    source_key: tuple[str, ...] | None
+    schema: TableSchema
+    id: str
+    is_told: bool
+
+
 # -- from lines to messages ----------------------------------------------------------------------------------------
 
 
@@ -120,6 +199,22 @@ def read_json_lines(path: Path) -> Iterator[StreamMessage]:
     """The messages of a file, in its order; a transaction that is cut off at the end is not among them, except for
     pieces of one that is larger than `PIECE_ROWS_MAX`. Raises `FormatError` with file and line."""
     reader = LineReader()
+    yield from _read(path, reader.feed)
+    reader.finish(str(path))
+
+
+def read_schemas(path: Path) -> Iterator[SchemaLine]:
+    """The schemas that a file tells, in its order. Raises `FormatError` with file and line."""
+
+    def feed(data: bytes) -> list[SchemaLine]:
+        line = decode_line(data) if data.strip() else None
+        return [line] if isinstance(line, SchemaLine) else []
+
+    return _read(path, feed)
+
+
+def _read(path: Path, feed: Callable[[bytes], Iterable[Made]]) -> Iterator[Made]:
+    """All that ``feed`` makes of the lines of a file."""
     try:
         with path.open("rb") as file:
             number = 0
@@ -128,14 +223,13 @@ def read_json_lines(path: Path) -> Iterator[StreamMessage]:
                 try:
                     if len(data) > LINE_BYTES_MAX:
                         raise FormatError(f"longer than {LINE_BYTES_MAX} bytes")
-                    yield from reader.feed(data)
+                    yield from feed(data)
                 except FormatError as error:
                     raise FormatError(
                         f"{path}: line {number}: {error.message}", hint=error.hint
                     ) from error.__cause__
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror}", hint="is it a file?") from error
-    reader.finish(str(path))
 
 
 @dataclass(slots=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from freshness.errors import FreshnessError
+from freshness.stream.schema import KeySource
+from freshness.stream.source import RowChange
 from invalidator.binlog.rows.layout import Layout, Layouts
 from invalidator.stream.message import StreamMessage
 
@@ -36,11 +38,28 @@ class LayoutBook:
                 log.warning("shard %s: no keys and digests of rows for now: %s", shard, error)
         return self._known.get(shard, {}).get(table)
 
+    def find_key(self, shard: str, change: RowChange) -> tuple[tuple[str, ...] | None, KeySource]:
+        """The names of the primary key's columns when the row was changed, as far as the source tells; else as of
+        now. None where they are not known."""
+        if change.schema is not None and change.schema.key is not None:
+            return change.schema.key, change.schema.key_source
+        layout = self.find(shard, change.table)
+        return (None, "unknown") if layout is None else (layout.key, "server")
+
     def note(self, message: StreamMessage) -> None:
         """To be called after the message's own changes were looked up."""
         if message.transaction.raised_tables:
             self.forget(message.shard)
 
     def forget(self, shard: str) -> None:
-        """Read the shard's layouts anew when they are needed next."""
+        """Drop the shard's layouts, so that they are read again."""
         self._known.pop(shard, None)
+
+
+def cut_key(change: RowChange, names: tuple[str, ...] | None) -> dict[str, object] | None:
+    """The primary key of a row: the new one, and the old one where the image lacks it. None where the table has none,
+    or the images do not hold all of it."""
+    merged = {**(change.before or {}), **(change.after or {})}
+    if not names or any(name not in merged for name in names):
+        return None
+    return {name: merged[name] for name in names}

@@ -6,11 +6,12 @@ Used by ``invalidator.stream.json_lines``. The sources have left other tables ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from freshness.errors import FormatError
+from freshness.stream.schema import TableSchema
 from freshness.stream.tables import compile_patterns
 
 Images: TypeAlias = Literal["full", "keys"]
@@ -59,6 +60,14 @@ class Selection:
         if key is not None and any(self._is_hidden(table, name) for name in key):
             return None
         return key
+
+    def cut_schema(self, table: str, schema: TableSchema) -> TableSchema:
+        """Without hidden columns. The others are told whichever are asked for: a layout has one id."""
+        if not self.hidden:
+            return schema
+        columns = tuple(column for column in schema.columns if not self._is_hidden(table, column.name))
+        is_whole = schema.key is not None and not any(self._is_hidden(table, name) for name in schema.key)
+        return replace(schema, columns=columns, key=schema.key if is_whole else None)
 
 
 WHOLE: Final = Selection()

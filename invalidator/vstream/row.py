@@ -10,8 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from freshness.stream.schema import TableSchema
 from freshness.stream.source import UNREADABLE, Operation, RowChange, Shape
 from invalidator.vstream.proto import vitess_pb2 as pb
+from invalidator.vstream.schema import describe_fields
 from invalidator.vstream.value import JSON, Decoder, find_decoder, find_shape
 
 _UNMATCHED_COLUMN = re.compile(r"@\d+")
@@ -30,6 +32,7 @@ class TableFields:
     decoders: tuple[Decoder, ...]
     json_names: frozenset[str]
     shapes: Mapping[str, Shape]
+    schema: TableSchema
     problem: str = ""
 
 
@@ -46,6 +49,7 @@ def read_fields(event: pb.FieldEvent) -> TableFields:
         tuple(find_decoder(field, has_labels=event.enum_set_string_values) for field in event.fields),
         frozenset(field.name for field in event.fields if field.type == JSON),
         {field.name: find_shape(field) for field in event.fields},
+        describe_fields(event.fields),
         problem,
     )
 
@@ -74,7 +78,7 @@ def _read_change(table: str, fields: TableFields, change: pb.RowChange) -> RowCh
         if any(change.json_partial_values.cols):
             # Instructions for the former document, not a document.
             after.update(dict.fromkeys(fields.json_names & after.keys(), UNREADABLE))
-    return RowChange(table, op, before, after, fields.shapes)
+    return RowChange(table, op, before, after, fields.shapes, fields.schema)
 
 
 def _read_row(fields: TableFields, row: pb.Row) -> dict[str, object]:

@@ -41,7 +41,36 @@ _TEXTS: Final = (6163, 6165, 6167)  # TEXT, VARCHAR, CHAR
 _BLOBS: Final = (10260, 10262)  # BLOB, VARBINARY
 _GEOMETRY: Final = 2077
 _BYTES: Final = (_GEOMETRY, 2083)  # and VECTOR
-_BINARY_COLLATION: Final = 63
+BINARY_COLLATION: Final = 63
+
+TYPE_NAMES: Final = {
+    **dict.fromkeys((257, 770), "tinyint"),
+    **dict.fromkeys((259, 772), "smallint"),
+    **dict.fromkeys((261, 774), "mediumint"),
+    **dict.fromkeys((263, 776), "int"),
+    **dict.fromkeys((265, 778), "bigint"),
+    785: "year",
+    FLOAT32: "float",
+    FLOAT64: "double",
+    DECIMAL: "decimal",
+    DATE: "date",
+    TIME: "time",
+    DATETIME: "datetime",
+    TIMESTAMP: "timestamp",
+    6163: "text",
+    6165: "varchar",
+    6167: "char",
+    10260: "blob",
+    10262: "varbinary",
+    BINARY: "binary",
+    BIT: "bit",
+    ENUM: "enum",
+    SET: "set",
+    JSON: "json",
+    _GEOMETRY: "geometry",
+    2083: "vector",
+}
+"""In SQL, for a column whose declaration does not come."""
 
 _SAME: Final = frozenset((*_INTEGERS, FLOAT64, DECIMAL, DATE, DATETIME, TIME, ENUM, _GEOMETRY))
 _RULES: Final[dict[int, Literal["float", "bit", "timestamp"]]] = {
@@ -77,15 +106,15 @@ def find_shape(field: pb.Field) -> Shape:
     if kind in _SAME:
         return Shape("same")
     if kind in _TEXTS or kind in _BLOBS:
-        if field.charset == _BINARY_COLLATION:
+        if field.charset == BINARY_COLLATION:
             return Shape("binary")
         return Shape("text" if is_exact(find_charset(field.charset, "mysql")) else "ascii")
     if kind in _RULES:
         return Shape(_RULES[kind])
     if kind == SET:
-        labels = tuple(_read_labels(field.column_type))
+        labels = tuple(read_labels(field.column_type))
         return Shape("set", labels) if labels else Shape("untold")
-    if kind == BINARY and field.charset == _BINARY_COLLATION:
+    if kind == BINARY and field.charset == BINARY_COLLATION:
         return Shape("binary", length=field.column_length)
     # JSON: how does the server print it? Text that vttablet padded with zero bytes may have had some of its own.
     return Shape("untold")
@@ -102,9 +131,9 @@ def _kind_of(field: pb.Field) -> int:
 def _choose(field: pb.Field, has_labels: bool) -> Decoder:
     kind = _kind_of(field)
     if kind == ENUM:
-        return _enum_decoder(_read_labels(field.column_type), has_labels)
+        return _enum_decoder(read_labels(field.column_type), has_labels)
     if kind == SET:
-        return _set_decoder(_read_labels(field.column_type), has_labels)
+        return _set_decoder(read_labels(field.column_type), has_labels)
     known = _BY_TYPE.get(kind)
     if known is not None:
         return known
@@ -191,7 +220,7 @@ def _text_decoder(collation: int) -> Decoder:
     return bytes if codec is None else lambda data: data.decode(codec)
 
 
-def _read_labels(column_type: str) -> list[str]:
+def read_labels(column_type: str) -> list[str]:
     """The labels of ``enum('a','b')``; empty where they cannot be read."""
     match = _LABELS.fullmatch(column_type.strip())
     labels: list[str] = []

@@ -16,7 +16,7 @@ from freshness.stream.source import Operation, RowChange
 from invalidator.binlog.rows.plan import RowPlan
 from invalidator.binlog.wire.event import FormatDescription, LogEvent
 from invalidator.binlog.wire.rowevent import check_table_map_head, not_announced, read_head
-from invalidator.binlog.wire.tablemap import NAMES_START, read_columns, read_name
+from invalidator.binlog.wire.tablemap import NAMES_START, read_columns, read_name, read_primary_key
 
 PLANS_MAX: Final = 1024
 """Different table maps whose plan is kept over log files."""
@@ -110,7 +110,8 @@ class RowDecoder:
         plan = self._plans.get(body[NAMES_START:])
         if plan is None:
             try:
-                plan = RowPlan(name, read_columns(body, place, self._flavor), self._flavor)
+                columns = read_columns(body, place, self._flavor)
+                plan = RowPlan(name, columns, self._flavor, read_primary_key(body, place, columns))
             except FormatError as error:
                 return RowTable(database, name, True, body, f"the columns of {name} cannot be read: {error}")
             if len(self._plans) >= PLANS_MAX:

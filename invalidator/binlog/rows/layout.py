@@ -1,8 +1,8 @@
 """The primary key of each table, and the columns that ``SELECT *`` shows.
 
-The log names all columns, but on MariaDB neither of these. Layouts are read from the primary when a stream is opened,
-and again for a table that was raised, since its columns may have changed. Called by the writers of the update stream
-and of the archive.
+The logs of MySQL and MariaDB tell the key beside each row. That of MariaDB does not tell which columns are shown, and
+a VStream may lack the key. Layouts are read from the primary when they are needed, and again for a table that was
+raised, since its columns may have changed. Called by the writers of the update stream and of the archive.
 """
 
 from __future__ import annotations
@@ -60,10 +60,3 @@ def read_layouts(address: ServerAddress) -> dict[str, Layout]:
         )
         for table, names in columns.items()
     }
-
-
-def find_key(layout: Layout | None, image: Mapping[str, object] | None) -> dict[str, object] | None:
-    """The primary key of a row; None where the table has none, or the image does not hold all of it."""
-    if layout is None or image is None or not layout.key or any(name not in image for name in layout.key):
-        return None
-    return {name: image[name] for name in layout.key}

@@ -21,6 +21,7 @@ from typing import Any, Final
 from freshness.errors import FormatError
 from freshness.stream.source import UNREADABLE, Operation, RowChange
 from invalidator.binlog.rows.image import find_shapes
+from invalidator.binlog.rows.schema import describe_table
 from invalidator.binlog.rows.value import ValueReader, find_reader
 from invalidator.binlog.wire import tablemap as types
 from invalidator.binlog.wire.event import LogEvent
@@ -48,9 +49,13 @@ ReadImage = Callable[[bytes, int], tuple[Row, int]]
 class RowPlan:
     """The rows of one table, as a table map announced it. Raises `FormatError` for a column of no known width."""
 
-    def __init__(self, table: str, columns: Sequence[MappedColumn], flavor: str) -> None:
+    def __init__(
+        self, table: str, columns: Sequence[MappedColumn], flavor: str, key: tuple[str, ...] = ()
+    ) -> None:
+        """``key``: the names of the primary key's columns."""
         self._table = table
         self._shapes = find_shapes(columns, flavor)
+        self._schema = describe_table(columns, key, flavor)
         json_columns = [place for place, column in enumerate(columns) if column.kind == types.JSON]
         self._json_bytes = (len(json_columns) + 7) // 8
         self._fields = []
@@ -64,6 +69,7 @@ class RowPlan:
         """All rows of the event. Raises whatever its bytes lead to."""
         bitmaps, place = read_bitmaps(event, len(self._fields), self._json_bytes)
         packet, end, table, shapes = event.packet, event.end, self._table, self._shapes
+        schema = self._schema
         first = self._find_image(bitmaps.before)
         if place < end and not first.null_bytes:
             raise FormatError("a row event whose rows have no columns")
@@ -77,15 +83,15 @@ class RowPlan:
                 if json_bytes >= 0:
                     partial, place = _read_partial(packet, place, json_bytes)
                 after, place = read_second(packet, place, partial)
-                changes.append(RowChange(table, op, before, after, shapes))
+                changes.append(RowChange(table, op, before, after, shapes, schema))
         elif op == "insert":
             while place < end:
                 row, place = read_first(packet, place)
-                changes.append(RowChange(table, op, None, row, shapes))
+                changes.append(RowChange(table, op, None, row, shapes, schema))
         else:
             while place < end:
                 row, place = read_first(packet, place)
-                changes.append(RowChange(table, op, row, None, shapes))
+                changes.append(RowChange(table, op, row, None, shapes, schema))
         if place != end:
             raise FormatError(f"the last row ends at {place} and not at {end}")
         return changes

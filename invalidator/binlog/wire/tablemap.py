@@ -49,6 +49,8 @@ _TEXT_OF: Final = {"mysql": _TEXT | {VECTOR}, "mariadb": _TEXT | {GEOMETRY}}
 """The columns that have an entry among the character sets, as each server counts them."""
 
 _SIGNEDNESS, _DEFAULT_CHARSET, _COLUMN_CHARSET, _COLUMN_NAME, _SET_LABELS, _ENUM_LABELS = range(1, 7)
+_KEY: Final = 8
+_KEY_WITH_PREFIXES: Final = 9
 _LABELS_DEFAULT_CHARSET: Final = 10
 _LABELS_CHARSET: Final = 11
 
@@ -74,6 +76,27 @@ def read_columns(body: bytes, start: int, flavor: str) -> tuple[MappedColumn, ..
         return _read_columns(body, start, flavor)
     except (IndexError, UnicodeDecodeError, StopIteration) as error:
         raise FormatError(f"a TABLE_MAP event does not add up: {error!r}") from error
+
+
+def read_primary_key(body: bytes, start: int, columns: Sequence[MappedColumn]) -> tuple[str, ...]:
+    """The names of the primary key's columns, in its order; empty for a table without one. Both servers tell them
+    together with the names. ``start`` as of `read_columns`. Raises `FormatError`."""
+    try:
+        optional = dict(_read_optional(body, _skip_columns(body, start)))
+        if _KEY in optional:
+            places = list(_read_numbers(optional[_KEY]))
+        else:  # (place, characters of a prefix, 0 for the whole) of each column
+            places = list(_read_numbers(optional.get(_KEY_WITH_PREFIXES, b"")))[::2]
+        return tuple(columns[place].name for place in places)
+    except IndexError as error:
+        raise FormatError(f"the primary key of a TABLE_MAP event does not add up: {error!r}") from error
+
+
+def _skip_columns(body: bytes, start: int) -> int:
+    """The place of the optional metadata."""
+    count, place = read_packed(body, start)
+    length, place = read_packed(body, place + count)
+    return place + length + (count + 7) // 8
 
 
 def read_name(body: bytes, place: int) -> tuple[str, int]:

@@ -12,11 +12,25 @@ from freshness.stream.lines import (
     ErrorLine,
     HeartbeatLine,
     Line,
+    SchemaLine,
     UpdateLine,
     decode_line,
     encode_line,
 )
+from freshness.stream.schema import Column
 from freshness.stream.source import Heartbeat
+
+SCHEMA = SchemaLine(
+    id="0123456789abcdef",
+    keyspace="shop",
+    shard="-",
+    table="customers",
+    columns=(Column("id", "bigint", False), Column("kind", "enum", True, charset="latin1", labels=("ä",))),
+    key=("id",),
+    key_source="log",
+    token="ft1.x",
+    resume=None,
+)
 
 
 def update(heartbeat: Heartbeat | None = None, key_range: str = "-") -> UpdateLine:
@@ -48,6 +62,7 @@ def update(heartbeat: Heartbeat | None = None, key_range: str = "-") -> UpdateLi
         (HeartbeatLine(keyspace="shop", timestamp=1.0, resume="fr1.x", min_timestamp=None), "heartbeat"),
         (ErrorLine.of(HistoryLost("gone", hint="start again"), "fr1.x"), "error"),
         (EndLine(reason="the service stops", resume=None), "end"),
+        (SCHEMA, "schema"),
     ],
 )
 def test_a_line_comes_back(line: Line, event: str) -> None:

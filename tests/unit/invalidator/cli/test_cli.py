@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from freshness import __version__, errors
 from freshness.position import MysqlGtidSet
 from freshness.position.token import EventToken
+from freshness.stream.lines import encode_line
 from invalidator import cli
+from tests.unit.freshness.stream.test_lines import SCHEMA, update
 
 USAGE = 2
 SECRET = "s3cr3t"
@@ -70,6 +72,7 @@ def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:
             "inspect",
             "invalidate",
             "stream",
+            "schema",
             "record",
             "replay",
             "compare",
@@ -295,3 +298,24 @@ def test_run_sends_nothing_again_where_the_cache_is_emptied(
     config.write_text(CONFIG + '[stream]\nstart = "now"\n')
     assert run_main(monkeypatch, "run", "-c", str(config), "--since", "2026-01-31T12:00:00Z") == USAGE
     assert "--since" in capsys.readouterr().err
+
+
+def test_schemas_of_a_recorded_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "stream.jsonl"
+    lines.write_bytes(b"".join(encode_line(each) for each in (SCHEMA, update(), SCHEMA)))
+    assert run_main(monkeypatch, "schema", str(lines)) == 0
+    [plain] = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (plain["title"], list(plain["properties"])) == ("shop.customers", ["id", "kind"])
+    assert run_main(monkeypatch, "schema", str(lines), "--id", SCHEMA.id, "--format", "avro") == 0
+    assert json.loads(capsys.readouterr().out)["schema_id"] == SCHEMA.id
+    assert run_main(monkeypatch, "schema", str(lines), "--format", "line") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(encode_line(SCHEMA))
+    for wrong, problem in (
+        ((str(lines), "--id", "x"), "tells no schema 'x'"),
+        ((str(tmp_path / "nowhere"),), "cannot be read"),
+        (("",), "PATH is empty"),
+    ):
+        assert run_main(monkeypatch, "schema", *wrong) == USAGE
+        assert problem in capsys.readouterr().err

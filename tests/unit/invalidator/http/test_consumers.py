@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from fastapi.testclient import TestClient
@@ -28,6 +28,7 @@ from freshness.errors import (
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
 from freshness.stream.resume import ResumeVector
+from freshness.stream.schema import Column, TableSchema
 from freshness.stream.source import RowChange
 from integration.servers.process import find_free_port
 from invalidator.http.consumers import ServePolicy, StreamHub
@@ -544,3 +545,52 @@ def test_the_tokens_of_consumers_are_read(tmp_path: Path) -> None:
 def test_consumers_that_are_configured_wrongly(wrong: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         make_config(tmp_path, CONFIG + wrong)
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------
+
+SCHEMAS: Final = "/v1/schemas"
+TABLE: Final = TableSchema(
+    (Column("id", "bigint", False), Column("v", "varchar", True, length=80, charset="utf8mb4")),
+    ("id",),
+    "log",
+)
+
+
+def test_a_schema_that_was_told_is_given_by_its_id(opener: ScriptedOpener) -> None:
+    change = RowChange("customers", "insert", None, {"id": 1, "v": "x"}, schema=TABLE)
+    opener.streams = [ScriptedStream([message(1, change, change)])]
+    client = client_of(opener)
+    schema, first = (json.loads(line) for line in client.get(f"{STREAM}?count=1").text.splitlines())
+    assert (schema["event"], first["event"], first["schema"]) == ("schema", "update", schema["id"])
+    assert client.get(f"{SCHEMAS}/{schema['id']}").json() == schema
+    plain = client.get(f"{SCHEMAS}/{schema['id']}?format=json-schema").json()
+    assert list(plain["properties"]) == ["id", "v"]
+    avro = client.get(f"{SCHEMAS}/{schema['id']}?format=avro").json()
+    assert [field["name"] for field in avro["fields"]] == ["id", "v"]
+    assert client.get(f"{SCHEMAS}/{schema['id']}?format=xml").status_code == 422
+    unknown = client.get(f"{SCHEMAS}/0123456789abcdef")
+    assert unknown.status_code == 404
+    assert unknown.json()["detail"]["error"] == "SchemaUnknown"
+    assert "/v1/update-stream" in unknown.json()["detail"]["hint"]
+
+
+def test_a_consumer_gets_only_schemas_of_what_it_may_see(opener: ScriptedOpener) -> None:
+    """Those that others were told hold its hidden columns, and other tables."""
+    streams = [
+        ScriptedStream([message(1, RowChange(table, "insert", None, {"id": 1, "v": "x"}, schema=TABLE))])
+        for table in ("customers", "customers", "secrets")
+    ]
+    opener.streams = [*streams]
+    grants = {ACCESS: EVERYTHING, "reports": Grant(("customers",), ("v",))}
+    client = client_of(opener, grants=grants)
+    everything = {"authorization": f"Bearer {ACCESS}"}
+    ids = []
+    for headers in (OWN, everything, everything):
+        line = json.loads(client.get(f"{STREAM}?count=1", headers=headers).text.splitlines()[0])
+        assert line["event"] == "schema"
+        ids.append(line["id"])
+    assert len(set(ids)) == 3
+    assert [client.get(f"{SCHEMAS}/{each}", headers=OWN).status_code for each in ids] == [200, 404, 404]
+    assert [client.get(f"{SCHEMAS}/{each}", headers=everything).status_code for each in ids] == [200] * 3
+    assert client.get(f"{SCHEMAS}/{ids[0]}").status_code == 401

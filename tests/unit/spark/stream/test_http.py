@@ -17,6 +17,7 @@ import pytest
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history.columns import CHANGES
 from freshness.stream.lines import EndLine, ErrorLine, encode_line
+from freshness.stream.schema import Column, TableSchema
 from freshness.stream.source import Heartbeat, RowChange
 from invalidator.binlog.rows.layout import Layout
 from invalidator.stream.json_lines import LineWriter
@@ -40,6 +41,21 @@ MESSAGES: Final = (
     message(14, raised_tables=frozenset(("customers",)), reasons=("TRUNCATE",)),
     message(15, insert(5)),
 )
+
+
+def test_schemas_are_passed_over(script: Script, service: Service) -> None:
+    """Also where one stands in the middle of a transaction."""
+    schemas = [TableSchema((Column(name, "int", False),), ("id",), "log") for name in ("id", "v")]
+    changes = [
+        RowChange("customers", "insert", None, {"id": 1, "v": "x"}, schema=schema) for schema in schemas
+    ]
+    script.lines = to_lines(message(11, *changes), message(12))
+    assert sum(b'"schema"' in line[:20] for line in script.lines) == 2
+    assert [(row["op"], row["row"]) for row in read(service, 11)] == [
+        ("insert", 0),
+        ("insert", 1),
+        ("empty", -1),
+    ]
 
 
 def to_lines(*messages: Any) -> list[bytes]:
