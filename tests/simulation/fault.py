@@ -140,8 +140,8 @@ def _strike_truncate(world: World) -> None:
 def _strike_move(world: World) -> None:
     shard = world.random.choice(world.shards)
     before, after = world.random.randrange(world.options.keys), world.random.randrange(world.options.keys)
-    images = ({"id": world.kind.stored[row]} for row in (before, after))
-    commit = shard.write(world.now, (RowChange("b", "update", *images),))
+    old, new = ({"id": world.kind.stored[row]} for row in (before, after))
+    commit = shard.write(world.now, (RowChange("b", "update", old, new),))
     world.note(f"{shard.lineage}: commit {commit.number} moves b[{before}] to b[{after}]")
 
 
