@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from freshness.errors import FormatError, FreshnessError
-from freshness.stream.schema import Column, KeySource
+from freshness.stream.schema import KeySource, TableColumn
 from freshness.stream.source import Heartbeat
 
 LINE_BYTES_MAX: Final = 1 << 30
@@ -58,7 +58,7 @@ class SchemaLine(msgspec.Struct, tag_field="event", tag="schema", kw_only=True):
     keyspace: str
     shard: str
     table: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     key: tuple[str, ...] | None
     key_source: KeySource
     token: str

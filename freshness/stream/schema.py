@@ -20,7 +20,7 @@ now, since the log did not tell; nobody."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """``type``: the name in SQL, such as ``bigint``. Types that only the server's dictionary tells apart have one
     name: MariaDB's UUID is ``binary``. ``length``: bytes at most of CHAR, VARCHAR, BINARY and VARBINARY (vttablet
     tells those of the text in utf8mb4), digits of DECIMAL, bits of BIT, else None. ``scale``: digits behind the
@@ -42,13 +42,13 @@ class TableSchema:
     """``key``: the names of the primary key's columns, in its order where ``key_source`` is "log". Empty for a table
     without one, None where the source does not tell."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     key: tuple[str, ...] | None
     key_source: KeySource
 
 
 def make_schema_id(
-    keyspace: str, table: str, columns: tuple[Column, ...], key: tuple[str, ...] | None
+    keyspace: str, table: str, columns: tuple[TableColumn, ...], key: tuple[str, ...] | None
 ) -> str:
     """The same for the same layout, in each process and at any time; another one for another layout."""
     text = json.dumps([keyspace, table, [astuple(column) for column in columns], key], ensure_ascii=True)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from freshness.stream.lines import SchemaLine, encode_line
-from freshness.stream.schema import Column
+from freshness.stream.schema import TableColumn
 from freshness.values.json import INTEGER_MAX
 from invalidator.charset import find_codec
 
 SchemaFormat: TypeAlias = Literal["line", "json-schema", "avro"]
 
-Part: TypeAlias = dict[str, Any]
+Document: TypeAlias = dict[str, Any]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -30,10 +30,10 @@ _BASE64: Final = r"^[A-Za-z0-9+/]*={0,2}$"
 _DATE: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 
 
-def format_schema(line: SchemaLine, form: SchemaFormat) -> Part:
+def format_schema(line: SchemaLine, form: SchemaFormat) -> Document:
     """The document, ready for JSON; "line": as the stream tells it."""
     if form == "line":
-        document: Part = json.loads(encode_line(line))
+        document: Document = json.loads(encode_line(line))
         return document
     return make_json_schema(line) if form == "json-schema" else make_avro_schema(line)
 
@@ -41,7 +41,7 @@ def format_schema(line: SchemaLine, form: SchemaFormat) -> Part:
 # -- JSON Schema ---------------------------------------------------------------------------------------------------
 
 
-def make_json_schema(line: SchemaLine) -> Part:
+def make_json_schema(line: SchemaLine) -> Document:
     return {
         "$schema": DIALECT,
         "$id": f"urn:freshness:schema:{line.id}",
@@ -55,7 +55,7 @@ def make_json_schema(line: SchemaLine) -> Part:
     }
 
 
-def _describe(column: Column) -> Part:
+def _describe(column: TableColumn) -> Document:
     if column.type == "json":
         return {"x-type": "json"}  # any document; also JSON's null
     forms = [*_forms(column), _form("$unreadable", {"const": True})]
@@ -64,7 +64,7 @@ def _describe(column: Column) -> Part:
     return {"anyOf": forms, "x-type": _declare(column)}
 
 
-def _forms(column: Column) -> list[Part]:
+def _forms(column: TableColumn) -> list[Document]:
     """The values of a column, but for NULL and those that cannot be read."""
     bits = _INTEGER_BITS.get(column.type)
     if bits is not None:
@@ -77,41 +77,41 @@ def _forms(column: Column) -> list[Part]:
     return [_BYTES] if found is None else found(column)
 
 
-def _text_forms(column: Column) -> list[Part]:
+def _text_forms(column: TableColumn) -> list[Document]:
     if find_codec(column.charset or "") is None:
         return [_BYTES]
-    text: Part = {"type": "string"}
+    text: Document = {"type": "string"}
     if column.length is not None:
         text["maxLength"] = column.length  # bytes: no text has more characters
     return [text, _form("$text", {"type": "string", "pattern": _BASE64})]
 
 
-def _enum_forms(column: Column) -> list[Part]:
+def _enum_forms(column: TableColumn) -> list[Document]:
     if column.labels is None:
         return [{"type": "string"}, _BYTES]
     return [{"enum": ["", *column.labels]}]  # "": what the server stores for a value that is no label
 
 
-def _set_forms(column: Column) -> list[Part]:
-    items: Part = {"enum": list(column.labels)} if column.labels is not None else {}
+def _set_forms(column: TableColumn) -> list[Document]:
+    items: Document = {"enum": list(column.labels)} if column.labels is not None else {}
     return [_form("$set", {"type": "array", "items": items, "uniqueItems": True})]
 
 
-def _decimal_forms(column: Column) -> list[Part]:
+def _decimal_forms(column: TableColumn) -> list[Document]:
     # Python's text of a Decimal has an exponent where it is small: 0E-10
     return [_form("$decimal", {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"})]
 
 
-def _time_forms(column: Column) -> list[Part]:
+def _time_forms(column: TableColumn) -> list[Document]:
     return [_form("$timedelta_us", {"type": "integer"})]
 
 
-def _datetime_forms(column: Column) -> list[Part]:
+def _datetime_forms(column: TableColumn) -> list[Document]:
     pattern = rf"^{_DATE}T[0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(\.[0-9]{{6}})?$"
     return [_form("$datetime", {"type": "string", "pattern": pattern})]
 
 
-def _form(name: str, value: Part) -> Part:
+def _form(name: str, value: Document) -> Document:
     return {
         "type": "object",
         "properties": {name: value},
@@ -121,7 +121,7 @@ def _form(name: str, value: Part) -> Part:
 
 
 _BYTES: Final = _form("$bytes", {"type": "string", "pattern": _BASE64})
-_FORMS: Final[Mapping[str, Callable[[Column], list[Part]]]] = {
+_FORMS: Final[Mapping[str, Callable[[TableColumn], list[Document]]]] = {
     **dict.fromkeys(("float", "double"), lambda _: [{"type": "number"}]),
     "decimal": _decimal_forms,
     "year": lambda _: [{"type": "integer", "minimum": 0, "maximum": 2155}],
@@ -134,7 +134,7 @@ _FORMS: Final[Mapping[str, Callable[[Column], list[Part]]]] = {
 }
 
 
-def _declare(column: Column) -> str:
+def _declare(column: TableColumn) -> str:
     """As in SQL, but that lengths are bytes."""
     numbers = [column.length] if column.length is not None else []
     numbers += [column.scale] if column.scale else []
@@ -148,13 +148,13 @@ _OTHER: Final = "freshness.Other"
 _NOT_OF_A_NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 
 
-def make_avro_schema(line: SchemaLine) -> Part:
+def make_avro_schema(line: SchemaLine) -> Document:
     """Every value has a branch of its own kind; ``freshness.Other`` holds one that this kind does not (unreadable,
     text that is not Unicode) as the JSON of its form in the line. A name that Avro does not allow is spelled with
     underscores; ``column`` has the column's."""
-    fields: list[Part] = []
+    fields: list[Document] = []
     names: set[str] = set()
-    other: Part | str = {
+    other: Document | str = {
         "type": "record",
         "name": _OTHER,
         "fields": [{"name": "json", "type": "string"}],
@@ -179,7 +179,7 @@ def make_avro_schema(line: SchemaLine) -> Part:
     }
 
 
-def _avro_type(column: Column) -> Any:
+def _avro_type(column: TableColumn) -> Any:
     bits = _INTEGER_BITS.get(column.type)
     if bits is not None:
         if column.unsigned and bits > _AVRO_INT_BITS:
@@ -210,7 +210,7 @@ def _avro_type(column: Column) -> Any:
     return "string" if column.type in _TEXTS and find_codec(column.charset or "") is not None else "bytes"
 
 
-def _avro_decimal(precision: int, scale: int) -> Part:
+def _avro_decimal(precision: int, scale: int) -> Document:
     return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from freshness.stream.schema import Column, TableSchema
+from freshness.stream.schema import TableColumn, TableSchema
 from invalidator.charset import find_charset
 from invalidator.vstream.proto import vitess_pb2 as pb
 from invalidator.vstream.value import TYPE_NAMES, read_labels
@@ -38,7 +38,7 @@ def describe_fields(fields: Iterable[pb.Field]) -> TableSchema:
     return TableSchema(columns, key, "vttablet") if key else TableSchema(columns, None, "unknown")
 
 
-def _describe(field: pb.Field) -> Column:
+def _describe(field: pb.Field) -> TableColumn:
     declared = _DECLARED.match(field.column_type)
     name = TYPE_NAMES.get(field.type, "unknown")
     if declared and (name in _AMBIGUOUS or name == "unknown"):
@@ -61,4 +61,4 @@ def _describe(field: pb.Field) -> Column:
         name in ("decimal", "float", "double") and bool(field.flags & _UNSIGNED)
     )
     is_nullable = not field.flags & _NOT_NULL
-    return Column(field.name, name, is_nullable, is_unsigned, length, scale, charset, labels)
+    return TableColumn(field.name, name, is_nullable, is_unsigned, length, scale, charset, labels)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from freshness.stream.schema import Column, TableSchema
+from freshness.stream.schema import TableColumn, TableSchema
 from integration.servers.vitess import Vitess
 from integration.vitess.real.following import Follower, execute
 
@@ -31,16 +31,21 @@ def test_rows_from_before_an_alter_come_with_the_layout_of_their_time(vitess: Vi
     with Follower(vitess, {"customers": ()}, start=start) as stream:
         stream.read_up_to(end)
     first, second = (change.schema for change in stream.changes)
-    id_, name = Column("id", "bigint", False), Column("name", "varchar", True, length=200, charset="utf8mb4")
+    id_, name = (
+        TableColumn("id", "bigint", False),
+        TableColumn("name", "varchar", True, length=200, charset="utf8mb4"),
+    )
     assert first == TableSchema((id_, name), ("id",), "vttablet")
     assert second == TableSchema(
         (
-            Column("id", "int", False, unsigned=True),
+            TableColumn("id", "int", False, unsigned=True),
             name,
-            Column("city", "varchar", False, length=40, charset="latin1"),  # bytes of the text in utf8mb4
-            Column("amount", "decimal", True, length=12, scale=3),
-            Column("at", "datetime", True, scale=6),
-            Column("kind", "enum", True, charset="utf8mb4", labels=("a", "b")),
+            TableColumn(
+                "city", "varchar", False, length=40, charset="latin1"
+            ),  # bytes of the text in utf8mb4
+            TableColumn("amount", "decimal", True, length=12, scale=3),
+            TableColumn("at", "datetime", True, scale=6),
+            TableColumn("kind", "enum", True, charset="utf8mb4", labels=("a", "b")),
         ),
         ("id", "city"),
         "vttablet",

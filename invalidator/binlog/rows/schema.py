@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from freshness.stream.schema import Column, TableSchema
+from freshness.stream.schema import TableColumn, TableSchema
 from invalidator.binlog.wire import tablemap as types
 from invalidator.binlog.wire.fieldvalue import decode_labels
 from invalidator.binlog.wire.tablemap import BINARY_COLLATION, MappedColumn
@@ -54,7 +54,7 @@ def describe_table(columns: Sequence[MappedColumn], key: tuple[str, ...], flavor
     return TableSchema(tuple(_describe(column, flavor) for column in columns), key, "log")
 
 
-def _describe(column: MappedColumn, flavor: str) -> Column:
+def _describe(column: MappedColumn, flavor: str) -> TableColumn:
     kind, is_binary = column.kind, column.collation == BINARY_COLLATION
     length = scale = labels = None
     if kind in _STRINGS:
@@ -74,7 +74,7 @@ def _describe(column: MappedColumn, flavor: str) -> Column:
         texts = tuple(label for label in decoded if isinstance(label, str))
         labels = texts if len(texts) == len(decoded) else None
     charset = find_charset(column.collation, flavor) if column.collation and not is_binary else None
-    return Column(
+    return TableColumn(
         column.name,
         name,
         column.is_nullable,

@@ -17,7 +17,7 @@ from freshness.stream.lines import (
     decode_line,
     encode_line,
 )
-from freshness.stream.schema import Column
+from freshness.stream.schema import TableColumn
 from freshness.stream.source import Heartbeat
 
 SCHEMA = SchemaLine(
@@ -25,7 +25,10 @@ SCHEMA = SchemaLine(
     keyspace="shop",
     shard="-",
     table="customers",
-    columns=(Column("id", "bigint", False), Column("kind", "enum", True, charset="latin1", labels=("ä",))),
+    columns=(
+        TableColumn("id", "bigint", False),
+        TableColumn("kind", "enum", True, charset="latin1", labels=("ä",)),
+    ),
     key=("id",),
     key_source="log",
     token="ft1.x",

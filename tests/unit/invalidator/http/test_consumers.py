@@ -28,7 +28,7 @@ from freshness.errors import (
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
 from freshness.stream.resume import ResumeVector
-from freshness.stream.schema import Column, TableSchema
+from freshness.stream.schema import TableColumn, TableSchema
 from freshness.stream.source import RowChange
 from integration.servers.process import find_free_port
 from invalidator.http.consumers import ServePolicy, StreamHub
@@ -551,7 +551,7 @@ def test_consumers_that_are_configured_wrongly(wrong: str, message: str, tmp_pat
 
 SCHEMAS: Final = "/v1/schemas"
 TABLE: Final = TableSchema(
-    (Column("id", "bigint", False), Column("v", "varchar", True, length=80, charset="utf8mb4")),
+    (TableColumn("id", "bigint", False), TableColumn("v", "varchar", True, length=80, charset="utf8mb4")),
     ("id",),
     "log",
 )

@@ -11,7 +11,7 @@ import pytest
 
 from freshness.errors import FormatError
 from freshness.stream.lines import SchemaLine, UpdateLine, encode_line
-from freshness.stream.schema import Column, TableSchema, make_schema_id
+from freshness.stream.schema import TableColumn, TableSchema, make_schema_id
 from freshness.stream.source import RowChange
 from invalidator.binlog.rows.layout import Layout
 from invalidator.stream.json_lines import LineReader, LineWriter, cut_lines, read_schemas
@@ -21,8 +21,8 @@ from invalidator.stream.schema_format import format_schema
 from invalidator.stream.selection import WHOLE, Selection
 from tests.unit.invalidator.stream.test_json_lines import LAYOUTS, message, resume, token
 
-ID = Column("id", "bigint", False)
-V = Column("v", "varchar", True, length=80, charset="utf8mb4")
+ID = TableColumn("id", "bigint", False)
+V = TableColumn("v", "varchar", True, length=80, charset="utf8mb4")
 NARROW = TableSchema((ID,), ("id",), "log")
 WIDE = TableSchema((ID, V), ("id",), "log")
 
@@ -138,7 +138,7 @@ def test_a_source_without_schemas_has_no_lines_of_them() -> None:
         replace(V, labels=("a",)),
     ],
 )
-def test_every_part_of_a_layout_decides_its_id(other: Column) -> None:
+def test_every_part_of_a_layout_decides_its_id(other: TableColumn) -> None:
     plain = make_schema_id("shop", "customers", (ID, V), ("id",))
     assert plain == "3688a8c9f3727a83", "consumers keep ids"
     assert make_schema_id("shop", "customers", (ID, other), ("id",)) != plain
@@ -207,7 +207,7 @@ def test_the_book_forgets_what_was_told_the_longest_ago() -> None:
 # -- for libraries -------------------------------------------------------------------------------------------------
 
 
-def documents(*columns: Column) -> tuple[dict[str, Any], dict[str, Any]]:
+def documents(*columns: TableColumn) -> tuple[dict[str, Any], dict[str, Any]]:
     schema, _ = write(message(5, insert(TableSchema(columns, (), "log"))))
     assert isinstance(schema, SchemaLine)
     return format_schema(schema, "json-schema"), format_schema(schema, "avro")
@@ -216,29 +216,29 @@ def documents(*columns: Column) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("column", "avro"),
     [
-        (Column("c", "int", False), "int"),
-        (Column("c", "int", False, unsigned=True), "long"),
-        (Column("c", "mediumint", False, unsigned=True), "int"),
-        (Column("c", "bigint", False), "long"),
+        (TableColumn("c", "int", False), "int"),
+        (TableColumn("c", "int", False, unsigned=True), "long"),
+        (TableColumn("c", "mediumint", False, unsigned=True), "int"),
+        (TableColumn("c", "bigint", False), "long"),
         (
-            Column("c", "bigint", False, unsigned=True),
+            TableColumn("c", "bigint", False, unsigned=True),
             {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 0},
         ),
         (
-            Column("c", "decimal", False, length=9, scale=2),
+            TableColumn("c", "decimal", False, length=9, scale=2),
             {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
         ),
-        (Column("c", "date", False), {"type": "int", "logicalType": "date"}),
-        (Column("c", "datetime", False), {"type": "long", "logicalType": "local-timestamp-micros"}),
-        (Column("c", "timestamp", False), {"type": "long", "logicalType": "timestamp-micros"}),
-        (Column("c", "time", False), "long"),
-        (Column("c", "text", False, charset="utf8mb4"), "string"),
-        (Column("c", "text", False, charset=""), "bytes"),
-        (Column("c", "point", False), "bytes"),
-        (Column("c", "set", False, labels=("a",)), {"type": "array", "items": "string"}),
+        (TableColumn("c", "date", False), {"type": "int", "logicalType": "date"}),
+        (TableColumn("c", "datetime", False), {"type": "long", "logicalType": "local-timestamp-micros"}),
+        (TableColumn("c", "timestamp", False), {"type": "long", "logicalType": "timestamp-micros"}),
+        (TableColumn("c", "time", False), "long"),
+        (TableColumn("c", "text", False, charset="utf8mb4"), "string"),
+        (TableColumn("c", "text", False, charset=""), "bytes"),
+        (TableColumn("c", "point", False), "bytes"),
+        (TableColumn("c", "set", False, labels=("a",)), {"type": "array", "items": "string"}),
     ],
 )
-def test_the_types_of_avro(column: Column, avro: Any) -> None:
+def test_the_types_of_avro(column: TableColumn, avro: Any) -> None:
     _, document = documents(column)
     [only] = document["fields"]
     assert only["type"][0] == avro
@@ -246,7 +246,7 @@ def test_the_types_of_avro(column: Column, avro: Any) -> None:
 
 
 def test_names_that_avro_does_not_allow() -> None:
-    _, document = documents(*(Column(name, "int", True) for name in ("1 a", "_1_a", "ä", "ö", "_")))
+    _, document = documents(*(TableColumn(name, "int", True) for name in ("1 a", "_1_a", "ä", "ö", "_")))
     assert [(each["column"], each["name"]) for each in document["fields"]] == [
         ("1 a", "_1_a"),
         ("_1_a", "_1_a_2"),

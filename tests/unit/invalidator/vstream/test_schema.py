@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from freshness.stream.schema import Column
+from freshness.stream.schema import TableColumn
 from integration.servers.vtgate import column
 from invalidator.vstream.schema import describe_fields
 
@@ -17,41 +17,41 @@ from invalidator.vstream.schema import describe_fields
         (
             778,
             {"column_type": "bigint(20) unsigned", "flags": 33},
-            Column("c", "bigint", False, unsigned=True),
+            TableColumn("c", "bigint", False, unsigned=True),
         ),
-        (265, {"column_type": "int unsigned", "flags": 32}, Column("c", "bigint", True)),
-        (1036, {"flags": 32}, Column("c", "double", True, unsigned=True)),
-        (778, {"flags": 32}, Column("c", "bigint", True, unsigned=True)),
-        (18, {"column_type": "decimal(12,3)"}, Column("c", "decimal", True, length=12, scale=3)),
-        (18, {"column_type": "decimal(12)"}, Column("c", "decimal", True, length=12, scale=0)),
-        (18, {}, Column("c", "decimal", True, length=10, scale=0)),
-        (785, {"column_type": "year", "flags": 96}, Column("c", "year", True)),
-        (2064, {"column_type": "datetime(6)"}, Column("c", "datetime", True, scale=6)),
-        (2073, {"column_type": "bit(9)", "flags": 32}, Column("c", "bit", True, length=9)),
+        (265, {"column_type": "int unsigned", "flags": 32}, TableColumn("c", "bigint", True)),
+        (1036, {"flags": 32}, TableColumn("c", "double", True, unsigned=True)),
+        (778, {"flags": 32}, TableColumn("c", "bigint", True, unsigned=True)),
+        (18, {"column_type": "decimal(12,3)"}, TableColumn("c", "decimal", True, length=12, scale=3)),
+        (18, {"column_type": "decimal(12)"}, TableColumn("c", "decimal", True, length=12, scale=0)),
+        (18, {}, TableColumn("c", "decimal", True, length=10, scale=0)),
+        (785, {"column_type": "year", "flags": 96}, TableColumn("c", "year", True)),
+        (2064, {"column_type": "datetime(6)"}, TableColumn("c", "datetime", True, scale=6)),
+        (2073, {"column_type": "bit(9)", "flags": 32}, TableColumn("c", "bit", True, length=9)),
         (
             6165,
             {"column_type": "varchar(20)", "column_length": 80, "charset": 45},
-            Column("c", "varchar", True, length=80, charset="utf8mb4"),
+            TableColumn("c", "varchar", True, length=80, charset="utf8mb4"),
         ),
         (
             10262,
             {"column_type": "varchar(20)", "column_length": 80, "charset": 46},
-            Column("c", "varchar", True, length=80, charset="utf8mb4"),
+            TableColumn("c", "varchar", True, length=80, charset="utf8mb4"),
         ),
         (
             10262,
             {"column_type": "varbinary(20)", "column_length": 20, "charset": 63},
-            Column("c", "varbinary", True, length=20),
+            TableColumn("c", "varbinary", True, length=20),
         ),
         (
             2074,
             {"column_type": "ENUM('a','it''s')", "charset": 45},
-            Column("c", "enum", True, charset="utf8mb4", labels=("a", "it's")),
+            TableColumn("c", "enum", True, charset="utf8mb4", labels=("a", "it's")),
         ),
-        (9999, {}, Column("c", "unknown", True)),
+        (9999, {}, TableColumn("c", "unknown", True)),
     ],
 )
-def test_columns(kind: int, parts: dict[str, Any], described: Column) -> None:
+def test_columns(kind: int, parts: dict[str, Any], described: TableColumn) -> None:
     assert describe_fields([column("c", kind, **parts)]).columns == (described,)
 
 

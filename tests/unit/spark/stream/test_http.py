@@ -17,7 +17,7 @@ import pytest
 from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable, StreamStopped
 from freshness.history.columns import CHANGES
 from freshness.stream.lines import EndLine, ErrorLine, encode_line
-from freshness.stream.schema import Column, TableSchema
+from freshness.stream.schema import TableColumn, TableSchema
 from freshness.stream.source import Heartbeat, RowChange
 from invalidator.binlog.rows.layout import Layout
 from invalidator.stream.json_lines import LineWriter
@@ -45,7 +45,7 @@ MESSAGES: Final = (
 
 def test_schemas_are_passed_over(script: Script, service: Service) -> None:
     """Also where one stands in the middle of a transaction."""
-    schemas = [TableSchema((Column(name, "int", False),), ("id",), "log") for name in ("id", "v")]
+    schemas = [TableSchema((TableColumn(name, "int", False),), ("id",), "log") for name in ("id", "v")]
     changes = [
         RowChange("customers", "insert", None, {"id": 1, "v": "x"}, schema=schema) for schema in schemas
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from freshness.errors import FormatError
-from freshness.stream.schema import Column
+from freshness.stream.schema import TableColumn
 from invalidator.binlog.rows.decoder import RowDecoder, RowTable
 from invalidator.binlog.rows.schema import describe_table
 from invalidator.binlog.wire import tablemap as types
@@ -52,26 +52,29 @@ def column(kind: int, width: int = 0, **parts: object) -> MappedColumn:
 @pytest.mark.parametrize(
     ("mapped", "described"),
     [
-        (column(types.LONGLONG, is_unsigned=True), Column("c", "bigint", True, unsigned=True)),
-        (column(types.TINY, is_nullable=False), Column("c", "tinyint", False)),
-        (column(types.NEWDECIMAL, 12, scale=3), Column("c", "decimal", True, length=12, scale=3)),
-        (column(types.BIT, 9), Column("c", "bit", True, length=9)),
-        (column(types.YEAR, is_unsigned=True), Column("c", "year", True)),
-        (column(types.DATETIME2, 6), Column("c", "datetime", True, scale=6)),
-        (column(types.TIMESTAMP2), Column("c", "timestamp", True, scale=0)),
-        (column(types.VARCHAR, 80, collation=45), Column("c", "varchar", True, length=80, charset="utf8mb4")),
-        (column(types.VARCHAR, 80, collation=63), Column("c", "varbinary", True, length=80)),
-        (column(types.STRING, 4, collation=8), Column("c", "char", True, length=4, charset="latin1")),
-        (column(types.STRING, 4, collation=63), Column("c", "binary", True, length=4)),
-        (column(types.BLOB, 3, collation=45), Column("c", "mediumtext", True, charset="utf8mb4")),
-        (column(types.BLOB, 1, collation=63), Column("c", "tinyblob", True)),
+        (column(types.LONGLONG, is_unsigned=True), TableColumn("c", "bigint", True, unsigned=True)),
+        (column(types.TINY, is_nullable=False), TableColumn("c", "tinyint", False)),
+        (column(types.NEWDECIMAL, 12, scale=3), TableColumn("c", "decimal", True, length=12, scale=3)),
+        (column(types.BIT, 9), TableColumn("c", "bit", True, length=9)),
+        (column(types.YEAR, is_unsigned=True), TableColumn("c", "year", True)),
+        (column(types.DATETIME2, 6), TableColumn("c", "datetime", True, scale=6)),
+        (column(types.TIMESTAMP2), TableColumn("c", "timestamp", True, scale=0)),
+        (
+            column(types.VARCHAR, 80, collation=45),
+            TableColumn("c", "varchar", True, length=80, charset="utf8mb4"),
+        ),
+        (column(types.VARCHAR, 80, collation=63), TableColumn("c", "varbinary", True, length=80)),
+        (column(types.STRING, 4, collation=8), TableColumn("c", "char", True, length=4, charset="latin1")),
+        (column(types.STRING, 4, collation=63), TableColumn("c", "binary", True, length=4)),
+        (column(types.BLOB, 3, collation=45), TableColumn("c", "mediumtext", True, charset="utf8mb4")),
+        (column(types.BLOB, 1, collation=63), TableColumn("c", "tinyblob", True)),
         (
             column(types.ENUM, 1, collation=8, labels=(b"\xe9",)),
-            Column("c", "enum", True, charset="latin1", labels=("é",)),
+            TableColumn("c", "enum", True, charset="latin1", labels=("é",)),
         ),
-        (column(types.SET, 1, collation=63, labels=(b"\xe9",)), Column("c", "set", True)),
+        (column(types.SET, 1, collation=63, labels=(b"\xe9",)), TableColumn("c", "set", True)),
     ],
 )
-def test_columns(mapped: MappedColumn, described: Column) -> None:
+def test_columns(mapped: MappedColumn, described: TableColumn) -> None:
     found = describe_table([mapped], ("c",), "mysql")
     assert (found.columns, found.key, found.key_source) == ((described,), ("c",), "log")
