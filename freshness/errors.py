@@ -11,6 +11,7 @@
     ├── SourceUnsuitable      a database is set up so that invalidations would be lost (exit code 4)
     ├── StorageUnavailable    a file could not be written: the disk is full or fails (retryable, exit code 3)
     ├── StreamStopped         an event that must not be skipped cannot be handled (exit code 4)
+    ├── StepRefused           a step of a guided procedure may not be done yet (exit code 4)
     ├── HistoryLost           the position is from another history than the server's (exit code 4)
     │   └── HistoryPurged     the server no longer has the log from the position on
     └── InvalidationFailed    an invalidation was not acknowledged within its bounds (retryable)
@@ -100,6 +101,10 @@ class StorageUnavailable(FreshnessError):
 
 
 class StreamStopped(FreshnessError):
+    exit_code = 4
+
+
+class StepRefused(FreshnessError):
     exit_code = 4
 
 

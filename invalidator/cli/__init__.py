@@ -21,6 +21,7 @@ with required_packages("invalidator", "invalidator"):
         invalidate,
         record,
         replay,
+        reshard,
         run,
         schema,
         status,
@@ -45,6 +46,7 @@ for verb in (
     schema.schema,
     record.record,
     replay.replay,
+    reshard.reshard,
     compare.compare,
     version.version,
 ):

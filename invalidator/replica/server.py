@@ -29,6 +29,10 @@ from freshness.stream.heartbeat import HEARTBEAT_TABLE
 _NO_SUCH_TABLE: Final = 1146
 _STOPPED: Final = "NO"
 _NOT_SKIPPING: Final = ("", "OFF", "NONE")
+_WRITABLE: Final = ("0", "OFF")
+"""Values of `read_only`, which has more than two values from MariaDB 12 on."""
+
+_OWN_THREADS: Final = ("system user", "event_scheduler")
 
 
 def is_replica(connection: Connection, flavor: str) -> bool:
@@ -68,6 +72,7 @@ class ServerState:
     lack changes of its primary, "" if it would not. ``stopped``: why it executes nothing more, "" while it does.
     ``purged`` is empty on MariaDB, which tells only when streaming starts. ``last_numbers`` (MariaDB): the highest
     sequence number of each ``(domain, server id)`` in its history. ``server``: see `server_identity`.
+    ``is_read_only``: to all accounts without a privilege for it.
     """
 
     identity: str
@@ -79,6 +84,7 @@ class ServerState:
     heartbeats: Mapping[str, int]
     last_numbers: Mapping[tuple[int, int], int] = field(default_factory=dict)
     server: str = ""
+    is_read_only: bool = False
 
     @property
     def heartbeat_us(self) -> int:
@@ -148,6 +154,25 @@ def look_at(address: ServerAddress, flavor: str, *, timeout_seconds: float) -> S
         connection.close()
 
 
+def find_sessions(address: ServerAddress) -> list[str]:
+    """The other sessions that this account may see on a server, as ``USER@HOST``. Replicas that follow it do not
+    count. Raises `SourceUnavailable` or `SourceUnsuitable`."""
+    connection = connect(address)
+    try:
+        [(own,)] = read_rows(connection, "SELECT CONNECTION_ID()")
+        return [
+            f"{row['User']}@{row['Host'].rpartition(':')[0] or row['Host']}"
+            for row in _read_named(connection, "SHOW FULL PROCESSLIST")
+            if row["Id"] != str(own)
+            and row["User"] not in _OWN_THREADS
+            and not row["Command"].startswith("Binlog Dump")
+        ]
+    except Exception as error:
+        raise translated(error, address, "looking at its sessions") from error
+    finally:
+        connection.close()
+
+
 def check_start(connection: Connection, flavor: str, start: Position, address: ServerAddress) -> None:
     """Find out whether this server can still stream everything that is not in ``start``.
 
@@ -182,14 +207,15 @@ def check_start(connection: Connection, flavor: str, start: Position, address: S
 def _read_state(connection: Connection, flavor: str) -> ServerState:
     replication = _read_replication(connection, flavor)
     if flavor == "mysql":
-        [(identity, executed, purged)] = read_rows(
-            connection, "SELECT @@global.server_uuid, @@global.gtid_executed, @@global.gtid_purged"
+        [(identity, read_only, executed, purged)] = read_rows(
+            connection,
+            "SELECT @@global.server_uuid, @@global.read_only, @@global.gtid_executed, @@global.gtid_purged",
         )
         history = ""
     else:
-        [(identity, executed, history)] = read_rows(
+        [(identity, read_only, executed, history)] = read_rows(
             connection,
-            "SELECT @@global.server_id, CONCAT_WS(',', NULLIF(@@global.gtid_binlog_pos, ''),"
+            "SELECT @@global.server_id, @@global.read_only, CONCAT_WS(',', NULLIF(@@global.gtid_binlog_pos, ''),"
             " NULLIF(@@global.gtid_slave_pos, '')),"
             " CONCAT_WS(',', NULLIF(@@global.gtid_binlog_state, ''), NULLIF(@@global.gtid_slave_pos, ''))",
         )
@@ -204,6 +230,7 @@ def _read_state(connection: Connection, flavor: str) -> ServerState:
         heartbeats=_read_heartbeats(connection),
         last_numbers=_last_numbers(str(history)),
         server=server_identity(connection, flavor),
+        is_read_only=str(read_only).upper() not in _WRITABLE,
     )
 
 

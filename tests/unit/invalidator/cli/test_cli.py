@@ -75,6 +75,7 @@ def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:
             "schema",
             "record",
             "replay",
+            "reshard",
             "compare",
             "version",
         ),
