@@ -305,6 +305,11 @@ class _Reader:
         vtgate = self.read_vtgate(f"{where}.vtgate", table.get("vtgate"), flavor)
         if vtgate and servers:
             self.check_behind_vtgate(where, vtgate, list(servers.values()))
+        if values.get("adopt_promotions") and (flavor == "vitess" or not replicas):
+            found_instead = "flavor vitess" if flavor == "vitess" else "no replicas"
+            self.report(
+                f"{where}.adopt_promotions", found_instead, "replicas that may be promoted, of a plain server"
+            )
         if len(self.problems) > before:
             return None
         primary, *others = servers.values()

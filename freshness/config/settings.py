@@ -286,6 +286,12 @@ class Shard:
         "primary costs the cache, unless the servers show that nothing is lost.",
         False,
     )
+    adopt_promotions: bool = setting(
+        "Whether the invalidator goes over by itself to another of these servers that was promoted. All but the "
+        "primary must be read_only: it follows the only one that is writable, and nobody where several are. Not with "
+        "flavor vitess.",
+        False,
+    )
     lineage: str = setting(
         "Name of the replication topology in tokens and node records. Never reuse it for another topology.",
         default_text="KEYSPACE/SHARD",

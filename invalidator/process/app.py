@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from freshness.algorithm.driver import running_clock
 from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.settings import Config, ServerAddress
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError, SourceUnavailable, SourceUnsuitable
 from freshness.history.open import open_recorder
@@ -26,6 +26,7 @@ from invalidator.binlog.seek import TimeIndex
 from invalidator.process.garbage import seldom_collected
 from invalidator.process.metrics import Metrics
 from invalidator.process.worker import Assignment, ShardWorker
+from invalidator.replica.promotion import PrimaryMoved, with_primary
 
 if TYPE_CHECKING:
     from freshness.history.recorder import Recorder
@@ -83,6 +84,9 @@ class Invalidator:
         since_us: int | None = None,
     ) -> None:
         self.config = config
+        """With the primaries that were adopted."""
+        self._given = config
+        self._adopted: dict[str, ServerAddress] = {}
         self.metrics = Metrics()
         self._shards = frozenset(shards)
         self._nodes = frozenset(nodes)
@@ -163,7 +167,9 @@ class Invalidator:
         log.info("the configuration was loaded again: %s", ", ".join(self._running))
 
     def _assign(self, config: Config) -> None:
-        """Start, exchange and stop workers so that there is one for each shard of ``config``."""
+        """Start, exchange and stop workers so that there is one for each shard of ``config``, with the primaries that
+        were adopted."""
+        given, config = config, _with_primaries(config, self._adopted)
         registries = {name: self._read_registry(config, name) for name in config.keyspaces}
         wanted = _assignments(config, registries, self._shards, self._nodes)
         changed = [
@@ -172,7 +178,7 @@ class Invalidator:
             if wanted.get(lineage) != running.worker.assignment or running.ended_at is not None
         ]
         self._stop(changed)
-        self.config = config
+        self._given, self.config = given, config
         self.metrics.nodes_configured.set(len(self._nodes or config.cache.nodes))
         self.metrics.stripes_configured.set(config.cache.stripes)
         for lineage, assignment in wanted.items():
@@ -213,6 +219,19 @@ class Invalidator:
         if not ended.worker.has_streamed:
             again.pause_seconds = min(2 * ended.pause_seconds, RESTART_MAX_SECONDS)
 
+    def _adopt(self, lineage: str, moved: PrimaryMoved) -> None:
+        """Go on with another primary of a shard, as if the file named it. What the nodes demand of it is checked
+        again when the stream is opened (F28, F101)."""
+        before, self._adopted = self._adopted, {**self._adopted, lineage: moved.address}
+        try:
+            self._assign(self._given)
+        except FreshnessError as error:
+            self._adopted = before
+            log.error("%s: it is not adopted: %s", moved, error)
+            return
+        self.metrics.promotions_adopted.labels(lineage).inc()
+        log.warning("adopted: %s", moved)
+
     def _stop(self, lineages: Collection[str]) -> None:
         stopping = [self._running.pop(lineage) for lineage in lineages]
         for each in stopping:
@@ -237,6 +256,9 @@ class Invalidator:
                     self._restart(each)
                 continue
             each.is_reported = True
+            if isinstance(each.error, PrimaryMoved):
+                self._adopt(lineage, each.error)
+                return  # the workers are others now
             if _is_waiting(each):
                 each.worker.metrics.waiting.set(1)
                 log.warning(
@@ -248,6 +270,23 @@ class Invalidator:
             else:
                 self.metrics.shard_failed.labels(lineage).set(1)
                 log.error("shard %s has stopped", lineage, exc_info=each.error)
+
+
+def _with_primaries(config: Config, adopted: Mapping[str, ServerAddress]) -> Config:
+    """With these servers as primaries, by lineage, where the configuration allows it and lists them."""
+    keyspaces = {
+        name: replace(
+            keyspace,
+            shards=tuple(
+                with_primary(shard, adopted[shard.lineage])
+                if shard.adopt_promotions and shard.lineage in adopted
+                else shard
+                for shard in keyspace.shards
+            ),
+        )
+        for name, keyspace in config.keyspaces.items()
+    }
+    return replace(config, keyspaces=keyspaces) if adopted else config
 
 
 def _is_waiting(ended: _Running) -> bool:

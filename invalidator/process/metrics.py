@@ -124,6 +124,12 @@ class Metrics:
             _BY_SHARD,
             registry=self.registry,
         )
+        self.promotions_adopted = Counter(
+            "freshness_promotions_adopted",
+            "Promoted servers that were adopted as the primary without an edit of the file.",
+            _BY_SHARD,
+            registry=self.registry,
+        )
         self.nodes_configured = Gauge(
             "freshness_nodes_configured", "Cache nodes configured.", registry=self.registry
         )

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
-from freshness.algorithm.envelope import LIFE_SIZE
+from freshness.algorithm.envelope import LIFE_SIZE, find_record, record_key, resume_key
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import ConfirmSuccession
+from freshness.algorithm.request import ConfirmSuccession, Get
 from freshness.algorithm.witness import Witness
 from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
 from freshness.database.connection import connect
@@ -26,7 +27,7 @@ from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
-from freshness.errors import FreshnessError, SourceUnsuitable
+from freshness.errors import FreshnessError, NodeUnavailable, SourceUnsuitable
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.nodes.restoration import Restoration
@@ -44,6 +45,7 @@ from invalidator.process.metrics import ShardMetrics
 from invalidator.process.preflight import check_shard, require
 from invalidator.process.row_finder import RowFinder
 from invalidator.replica.candidate import ReplicaBounds
+from invalidator.replica.promotion import PromotionWatch
 from invalidator.replica.source import ReplicaSource
 from invalidator.replica.succession import confirm_succession
 from invalidator.stream.layout_book import LayoutBook
@@ -116,6 +118,7 @@ class ShardWorker:
     since_us: int | None = None
     times: TimeIndex = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
+    _left_for: FreshnessError | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.times = TimeIndex(clock_error_seconds=self.assignment.stream.clock_error_seconds)
@@ -134,6 +137,58 @@ class ShardWorker:
         self._is_stopping = True
 
     def run(self) -> None:
+        shard = self.assignment.shard
+        if not shard.adopt_promotions:
+            self._work()
+            return
+        watch = PromotionWatch(shard, self.assignment.flavor, self._read_streamed)
+        watch.require_primary(self._sleep)
+        ending = threading.Event()
+        watching = threading.Thread(
+            target=watch.watch, args=(ending, self._leave), name=f"primary {shard.lineage}", daemon=True
+        )
+        watching.start()
+        try:
+            self._work()
+        except FreshnessError as error:
+            if self._left_for is not None:
+                raise self._left_for from error
+            raise
+        finally:
+            ending.set()
+            watching.join()  # a look ends by its time-outs
+        if self._left_for is not None:
+            raise self._left_for
+
+    def _leave(self, error: FreshnessError) -> None:
+        """End with this error: the leases run out unless a worker follows that renews them."""
+        log.error("%s", error)
+        self.last_error = str(error)
+        self._left_for, self._is_stopping = error, True
+
+    def _read_streamed(self) -> Position:
+        """Everything that was streamed; before anything was, what the nodes have acknowledged. A node that does not
+        answer is asked when it joins."""
+        if self.invalidator is not None and self.has_streamed:
+            return self.invalidator.streamed
+        task, streamed = self.assignment, empty_position(self.assignment.flavor)
+        namespace, lineage = task.cache.namespace, task.shard.lineage
+        for name in task.nodes:
+            node = open_node(task.cache.backend, name)
+            try:
+                for reply in node.perform(
+                    [Get(key(namespace, lineage), is_bound=True) for key in (record_key, resume_key)]
+                ):
+                    record = find_record(reply, name)
+                    if record is not None:
+                        streamed = streamed.union(record.progress)
+            except NodeUnavailable as error:
+                log.warning("what %s has acknowledged is not known: %s", name, error)
+            finally:
+                node.close()
+        return streamed
+
+    def _work(self) -> None:
         if self.assignment.registry is None:
             self.assignment = replace(self.assignment, registry=self.read_registry())
         self._follow()

@@ -782,6 +782,11 @@ _GATE = 'vtgate = "vitess://app:hunter2@vtgate:15991/commerce?tablet_type=rdonly
         ),
         (
             _TWO + _GATE,
+            _TWO + _GATE + "adopt_promotions = true\n",
+            "shards[1].adopt_promotions: found flavor vitess",
+        ),
+        (
+            _TWO + _GATE,
             _TWO.replace("mysql:", "mariadb:") + _GATE,
             'shards[1].primary: found a mariadb:// URL; expected mysql:// in a keyspace of flavor "vitess"',
         ),
@@ -792,6 +797,12 @@ def test_mistakes_in_a_keyspace_of_vitess(load: Load, old: str, new: str, says: 
     (problem,) = _problems(load, VITESS.replace(old, new))
     assert says in problem
     assert "hunter2" not in problem
+
+
+def test_a_promotion_needs_a_replica(load: Load) -> None:
+    adopting = "adopt_promotions = true\n[objects.customer]"
+    (problem,) = _problems(load, MINIMAL.replace("[objects.customer]", adopting))
+    assert "shards[0].adopt_promotions: found no replicas" in problem
 
 
 def test_only_vitess_has_a_vtgate(load: Load) -> None:

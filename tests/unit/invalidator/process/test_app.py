@@ -23,6 +23,7 @@ from freshness.errors import (
 from invalidator.process import app
 from invalidator.process.app import Invalidator
 from invalidator.process.worker import ShardWorker
+from invalidator.replica.promotion import PrimaryMoved
 
 HEAD = """
 [cache]
@@ -386,3 +387,39 @@ def test_what_serves_changes_only_under_a_new_number(scene: Scene, caplog: pytes
     wait_until(lambda: len(scene.started) == 6)
     invalidator.stop()
     thread.join(WAIT_SECONDS)
+
+
+def test_a_promoted_server_is_the_primary_until_the_file_names_another(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def text(primary: str, replica: str, more: str = "") -> str:
+        servers = f'primary = "mysql://a@{primary}/shop"\nreplicas = ["mysql://r@{replica}/shop"]\n'
+        shard = f'[[keyspaces.shop.shards]]\nname = "-"\nadopt_promotions = true\n{servers}'
+        return f"{HEAD}{shard}{more}"
+
+    def primary() -> str:
+        [worker] = invalidator.workers
+        assert invalidator.config.keyspaces["shop"].shards[0] == worker.assignment.shard
+        return str(worker.assignment.shard.primary)
+
+    monkeypatch.setattr(ShardWorker, "run", lambda worker: worker._follow())  # it looks at no server
+    invalidator = Invalidator(scene.config(text("b:1", "b:2")))
+    thread = scene.start(invalidator)
+    wait_until(lambda: len(scene.started) == 1)
+    assert primary() == "a@b:1/shop"
+    [worker] = invalidator.workers
+    scene.failures["-"] = PrimaryMoved("moved", worker.assignment.shard.replicas[0])
+    wait_until(lambda: len(scene.started) == 2)
+    assert primary() == "a@b:2/shop", "with the account of the primary"
+    [worker] = invalidator.workers
+    assert [str(each) for each in worker.assignment.shard.replicas] == ["a@b:1/shop"]
+    # Another change of the file does not bring the former one back
+    invalidator.reload(scene.config(text("b:1", "b:2", "[stream]\nheartbeat_seconds = 0.5\n")))
+    wait_until(lambda: len(scene.started) == 3)
+    assert primary() == "a@b:2/shop"
+    invalidator.reload(scene.config(text("b:3", "b:1")))
+    wait_until(lambda: len(scene.started) == 4)
+    assert primary() == "a@b:3/shop"
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert scene.errors == []

@@ -1,0 +1,160 @@
+"""Which of a shard's servers is the primary now, as the servers themselves show it (docs/adr/0035).
+
+Asked only where the operator allows it (``adopt_promotions``). Exactly one of the listed servers may be writable.
+Where several are, nothing is followed and nothing is cached. Where another one than the present primary is, it must
+follow nobody, have executed everything that was streamed or acknowledged, and have had no transaction of its own
+while it was a replica (F53). Called by ``invalidator.process.worker``, in whose threads it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from freshness.config.settings import ServerAddress, Shard
+from freshness.errors import FreshnessError, SourceUnavailable
+from freshness.position import Position, empty_position
+from invalidator.replica.candidate import Look
+from invalidator.replica.server import ServerState, find_foreign, look_at
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""Pause between two looks, and how long a server may take for each answer."""
+
+LOOKS: Final = 3
+"""So many looks in a row must show the same before the stream is left for it."""
+
+Looks: TypeAlias = Mapping[ServerAddress, Look]
+
+
+class PrimaryMoved(SourceUnavailable):
+    """Another server is the shard's primary now. ``address``: its own, with the primary's account."""
+
+    def __init__(self, message: str, address: ServerAddress) -> None:
+        super().__init__(message, hint="it is adopted; name it in the configuration when you like")
+        self.address = address
+
+    def __reduce__(self) -> tuple[type[PrimaryMoved], tuple[str, ServerAddress]]:
+        return type(self), (self.message, self.address)
+
+
+def with_primary(shard: Shard, address: ServerAddress) -> Shard:
+    """The shard with this one of its servers as the primary; the former one becomes a replica."""
+    others = tuple(each for each in shard.replicas if not _is_same(each, address))
+    if len(others) == len(shard.replicas):
+        return shard
+    return replace(shard, primary=_with_account(shard.primary, address), replicas=(*others, shard.primary))
+
+
+@dataclass(slots=True)
+class PromotionWatch:
+    """Looks at all servers of a shard. ``read_streamed``: everything that was streamed or acknowledged.
+
+    `look` belongs to one thread at a time.
+    """
+
+    shard: Shard
+    flavor: str
+    read_streamed: Callable[[], Position]
+    look_at: Callable[[ServerAddress], ServerState] | None = None
+    _errant: dict[ServerAddress, str] = field(default_factory=dict)
+
+    def require_primary(self, pause: Callable[[float], None]) -> None:
+        """Return where the present primary is the only one that is writable, or where none is. Raises `PrimaryMoved`
+        and `SourceUnavailable`, the first one only after several looks that show it."""
+        for _ in range(LOOKS):
+            verdict = self.look()
+            if not isinstance(verdict, PrimaryMoved):
+                break
+            pause(LOOK_SECONDS)
+        if verdict is not None:
+            raise verdict
+
+    def watch(self, is_stopping: threading.Event, leave: Callable[[FreshnessError], None]) -> None:
+        """Look until the event is set; call ``leave`` once, with what ends the stream."""
+        shown: object = None
+        seen = 0
+        while not is_stopping.wait(LOOK_SECONDS):
+            verdict = self.look()
+            key = verdict.address if isinstance(verdict, PrimaryMoved) else verdict and verdict.message
+            shown, seen = key, seen + 1 if key == shown else 1
+            if verdict is not None and seen >= LOOKS:
+                leave(verdict)
+                return
+
+    def look(self) -> FreshnessError | None:
+        """None where the stream may go on, else what it must end with."""
+        # Replicas first: a transaction that one has executed is known to its primary by that one's later look
+        looks: dict[ServerAddress, Look] = {}
+        streamed = self.read_streamed()
+        for address in (*self.shard.replicas, self.shard.primary):
+            looks[address] = self._look_at(address)
+        return self._judge(looks, streamed)
+
+    def _look_at(self, address: ServerAddress) -> Look:
+        try:
+            if self.look_at is not None:
+                return self.look_at(address)
+            return look_at(address, self.flavor, timeout_seconds=LOOK_SECONDS)
+        except FreshnessError as error:
+            return error
+
+    def _judge(self, looks: Looks, streamed: Position) -> FreshnessError | None:
+        states = {address: look for address, look in looks.items() if isinstance(look, ServerState)}
+        writable = [address for address, state in states.items() if not state.is_read_only]
+        if len(writable) > 1:
+            return SourceUnavailable(
+                f"{len(writable)} servers of {self.shard.lineage} are writable at a time: {_names(writable)}",
+                hint="set read_only on all but the primary; until then nothing is cached from this shard",
+            )
+        if writable == [self.shard.primary]:
+            self._note_errant(states)
+            return None
+        if not writable:
+            return None  # in the middle of a switchover, or all are gone: leases run out
+        [candidate] = writable
+        reason = self._find_refusal(candidate, states[candidate], streamed)
+        if reason:
+            return SourceUnavailable(
+                f"{_names([candidate])} is writable and cannot be the primary of {self.shard.lineage}: {reason}",
+                hint="until that is mended, nothing is cached from this shard; see docs/operations.md",
+            )
+        present = looks[self.shard.primary]
+        state = "is read-only" if isinstance(present, ServerState) else f"does not answer: {present}"
+        return PrimaryMoved(
+            f"{_names([candidate])} is the primary of {self.shard.lineage} now; "
+            f"{_names([self.shard.primary])} {state}",
+            candidate,
+        )
+
+    def _find_refusal(self, address: ServerAddress, state: ServerState, streamed: Position) -> str:
+        if state.follows:
+            return "it follows another server"
+        if not state.executed.contains(streamed):
+            return "it has not executed everything that was streamed from the former primary (F28)"
+        errant = self._errant.get(address, "")
+        return f"it had errant transactions while it was a replica: {errant[:200]} (F53)" if errant else ""
+
+    def _note_errant(self, states: Mapping[ServerAddress, ServerState]) -> None:
+        """What a replica has and its primary has not, as long as there is a primary to compare it with."""
+        primary, nothing = states[self.shard.primary], empty_position(self.flavor)
+        for address, state in states.items():
+            if address != self.shard.primary:
+                self._errant[address] = find_foreign(state, primary, nothing)
+
+
+def _is_same(one: ServerAddress, other: ServerAddress) -> bool:
+    return (one.host, one.port) == (other.host, other.port)
+
+
+def _with_account(primary: ServerAddress, address: ServerAddress) -> ServerAddress:
+    """The account of a replica's URL may be the application's: the primary's account is the invalidator's."""
+    return replace(primary, host=address.host, port=address.port)
+
+
+def _names(addresses: Sequence[ServerAddress]) -> str:
+    return ", ".join(f"{each.host}:{each.port}" for each in addresses)

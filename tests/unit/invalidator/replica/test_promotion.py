@@ -1,0 +1,170 @@
+"""Which server is the primary, from what the servers show: adopted only without doubt."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+
+from freshness.config.settings import ServerAddress, Shard
+from freshness.errors import FreshnessError, SourceUnavailable
+from freshness.position import empty_position, parse_gtids, parse_position
+from invalidator.replica import promotion
+from invalidator.replica.candidate import Look
+from invalidator.replica.promotion import LOOKS, PrimaryMoved, PromotionWatch, with_primary
+from invalidator.replica.server import ServerState
+
+A, B, C = (ServerAddress(name, user=f"user of {name}") for name in "abc")
+SHARD = Shard(primary=A, replicas=(B, C), lineage="shop/-", adopt_promotions=True)
+UUID = "00000000-0000-0000-0000-00000000000"
+DOWN = SourceUnavailable("gone")
+
+
+def state(number: int, history: str, role: str) -> ServerState:
+    """``role``: letters of r(ead-only) and f(ollows)."""
+    flavor = "mysql" if ":" in history else "mariadb"
+    last = {} if flavor == "mysql" else {(d, s): n for d, s, n in parse_gtids(history)}
+    identity = f"{UUID}{number}" if flavor == "mysql" else str(number)
+    position, nothing = parse_position(flavor, history), empty_position(flavor)
+    return ServerState(identity, position, nothing, "f" in role, "", "", {}, last, is_read_only="r" in role)
+
+
+def my(number: int, role: str, history: str = f"{UUID}1:1-9") -> ServerState:
+    return state(number, history, role)
+
+
+class Scene:
+    """Servers that a test sets, and a watch over them."""
+
+    def __init__(self, streamed: str = f"{UUID}1:1-9") -> None:
+        flavor = "mysql" if ":" in streamed else "mariadb"
+        self.looks: dict[ServerAddress, Look] = {}
+        self.pauses = 0
+        self.watch = PromotionWatch(
+            SHARD, flavor, lambda: parse_position(flavor, streamed), look_at=self._look_at
+        )
+
+    def _look_at(self, address: ServerAddress) -> ServerState:
+        look = self.looks[address]
+        if isinstance(look, FreshnessError):
+            raise look
+        return look
+
+    def see(self, a: Look, b: Look, c: Look) -> FreshnessError | None:
+        self.looks = {A: a, B: b, C: c}
+        return self.watch.look()
+
+    def pause(self, _: float) -> None:
+        self.pauses += 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c"),
+    [
+        (my(1, ""), my(2, "rf"), my(3, "rf")),
+        (my(1, ""), DOWN, DOWN),
+        (my(1, "r"), my(2, "rf"), my(3, "rf")),
+        (DOWN, my(2, "rf"), my(3, "r")),
+        (DOWN, DOWN, DOWN),
+    ],
+    ids=["the present one", "alone", "a switchover has begun", "nobody is promoted", "all are gone"],
+)
+def test_the_stream_goes_on(a: Look, b: Look, c: Look) -> None:
+    assert Scene().see(a, b, c) is None
+
+
+@pytest.mark.parametrize("former", [my(1, "r"), my(1, "rf"), DOWN], ids=["read-only", "follows", "gone"])
+def test_a_server_that_was_promoted(former: Look) -> None:
+    moved = Scene().see(former, my(2, "", f"{UUID}1:1-9,{UUID}2:1-3"), my(3, "rf"))
+    assert isinstance(moved, PrimaryMoved)
+    assert moved.address == B
+    again = copy.copy(moved)  # as pickle does it
+    assert (again.message, again.address, again.hint) == (moved.message, moved.address, moved.hint)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "why"),
+    [
+        (my(1, ""), my(2, ""), my(3, "rf"), "2 servers of shop/- are writable at a time: b:3306, a:3306"),
+        (my(1, ""), my(2, "f"), my(3, "rf"), "2 servers of shop/- are writable"),
+        (DOWN, my(2, ""), my(3, ""), "2 servers of shop/- are writable"),
+        (DOWN, my(2, "f"), my(3, "rf"), "it follows another server"),
+        (DOWN, my(2, "", f"{UUID}1:1-8,{UUID}2:1-3"), my(3, "rf"), "F28"),
+    ],
+)
+def test_a_doubt_is_refused(a: Look, b: Look, c: Look, why: str) -> None:
+    refused = Scene().see(a, b, c)
+    assert refused is not None
+    assert not isinstance(refused, PrimaryMoved)
+    assert why in refused.message
+
+
+@pytest.mark.parametrize(
+    ("primary", "errant"),
+    [
+        (my(1, ""), my(2, "rf", f"{UUID}1:1-9,{UUID}2:1")),
+        (state(1, "0-1-9", ""), state(2, "0-1-9,0-2-7", "rf")),
+    ],
+    ids=["mysql", "mariadb"],
+)
+def test_a_replica_with_errant_transactions_is_no_primary(primary: ServerState, errant: ServerState) -> None:
+    scene = Scene(str(primary.executed))
+    other = state(3, str(primary.executed), "rf")
+    assert scene.see(primary, errant, other) is None
+    promoted = state(2, str(errant.executed), "")
+    refused = scene.see(DOWN, promoted, other)
+    assert refused is not None
+    assert "F53" in refused.message
+    # A server that has none is adopted
+    assert isinstance(scene.see(DOWN, DOWN, state(3, str(primary.executed), "")), PrimaryMoved)
+
+
+def test_one_look_is_not_enough_at_the_start() -> None:
+    scene = Scene()
+    scene.see(my(1, "r"), my(2, ""), my(3, "rf"))
+    with pytest.raises(PrimaryMoved):
+        scene.watch.require_primary(scene.pause)
+    assert scene.pauses == LOOKS
+
+    def pause(_: float) -> None:
+        scene.looks[B] = my(2, "rf")
+
+    scene.watch.require_primary(pause)
+
+
+def test_two_writable_ones_are_refused_at_the_start_at_once() -> None:
+    scene = Scene()
+    scene.see(my(1, ""), my(2, ""), my(3, "rf"))
+    with pytest.raises(SourceUnavailable, match="writable at a time"):
+        scene.watch.require_primary(scene.pause)
+    assert scene.pauses == 0
+
+
+def test_the_stream_is_left_after_several_looks_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "LOOK_SECONDS", 0.0)
+    scene = Scene()
+    roles = [*[""] * (LOOKS - 1), "rf", *[""] * LOOKS]
+    seen: list[str] = []
+
+    def look_at(address: ServerAddress) -> ServerState:
+        if address == A:
+            raise DOWN
+        if address == C:
+            return my(3, "rf")
+        seen.append(roles[len(seen)])
+        return my(2, seen[-1])
+
+    scene.watch.look_at = look_at
+    left: list[FreshnessError] = []
+    scene.watch.watch(threading.Event(), left.append)
+    assert seen == roles
+    assert [type(each) for each in left] == [PrimaryMoved]
+
+
+def test_the_shard_with_another_primary() -> None:
+    moved = with_primary(SHARD, B)
+    assert moved.primary == ServerAddress("b", user="user of a")
+    assert moved.replicas == (C, A)
+    assert with_primary(SHARD, A) == SHARD
+    assert with_primary(SHARD, ServerAddress("elsewhere")) == SHARD
