@@ -38,6 +38,7 @@ from benchmarks.report import (
     table_rows,
     write_document,
 )
+from benchmarks.seek import measure_seek
 from freshness.errors import ConfigError, FreshnessError
 
 Benchmark = Callable[[int], list[Result]]
@@ -65,6 +66,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "protection_memory": measure_protection_memory,
     "profile": measure_profile,
     "growth": measure_growth,
+    "seek": measure_seek,
     "hit": in_both_placements(measure_hit),
     "get_many": in_both_placements(measure_get_many),
     "codec": measure_codec,

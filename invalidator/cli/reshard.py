@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReshardAction(StrEnum):
-    """What to do about a reshard."""
+    """The actions on a reshard."""
 
     PLAN = "plan"
     STATUS = "status"

@@ -220,8 +220,8 @@ class Invalidator:
             again.pause_seconds = min(2 * ended.pause_seconds, RESTART_MAX_SECONDS)
 
     def _adopt(self, lineage: str, moved: PrimaryMoved) -> None:
-        """Go on with another primary of a shard, as if the file named it. What the nodes demand of it is checked
-        again when the stream is opened (F28, F101)."""
+        """Go on with another primary of a shard, as if the file named it. The demands of the nodes are checked again
+        when the stream is opened (F28, F101)."""
         before, self._adopted = self._adopted, {**self._adopted, lineage: moved.address}
         try:
             self._assign(self._given)

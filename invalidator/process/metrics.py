@@ -142,6 +142,7 @@ class Metrics:
     def of_shard(self, lineage: str) -> ShardMetrics:
         """The metrics of one shard, from now on shown."""
         self.shard_failed.labels(lineage).set(0)
+        self.promotions_adopted.labels(lineage)  # a sample from the start
         shard = self._of_shards
         return ShardMetrics(
             shard.transactions.labels(lineage),

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from freshness.config.settings import ServerAddress, Shard
 from freshness.errors import FreshnessError, SourceUnavailable
@@ -27,8 +27,6 @@ LOOK_SECONDS: Final = 1.0
 
 LOOKS: Final = 3
 """So many looks in a row must show the same before the stream is left for it."""
-
-Looks: TypeAlias = Mapping[ServerAddress, Look]
 
 
 class PrimaryMoved(SourceUnavailable):
@@ -103,7 +101,7 @@ class PromotionWatch:
         except FreshnessError as error:
             return error
 
-    def _judge(self, looks: Looks, streamed: Position) -> FreshnessError | None:
+    def _judge(self, looks: Mapping[ServerAddress, Look], streamed: Position) -> FreshnessError | None:
         states = {address: look for address, look in looks.items() if isinstance(look, ServerState)}
         writable = [address for address, state in states.items() if not state.is_read_only]
         if len(writable) > 1:
@@ -140,7 +138,7 @@ class PromotionWatch:
         return f"it had errant transactions while it was a replica: {errant[:200]} (F53)" if errant else ""
 
     def _note_errant(self, states: Mapping[ServerAddress, ServerState]) -> None:
-        """What a replica has and its primary has not, as long as there is a primary to compare it with."""
+        """Remember what each replica has and its primary lacks, while there is a primary to compare it with."""
         primary, nothing = states[self.shard.primary], empty_position(self.flavor)
         for address, state in states.items():
             if address != self.shard.primary:

@@ -270,13 +270,12 @@ class Guide:
 
     def find_present(self, sight: Sight, *, word: bool = False) -> tuple[ReshardStep | None, list[str]]:
         """The first step that does not show as done, and what is missing; None after the last. ``word``: the operator
-        says that the first step that nothing shows is done."""
+        says that the step that nothing shows is done; between two such steps lies one of ours."""
         for step in self.list_steps():
             missing = list(step.find_missing(sight))
-            if step.needs_word and not missing and not (step.before and _is_from(sight, step.before)):
-                if not word:
-                    return step, ["nothing here shows that it is done: say so with --done"]
-                word = False
+            is_past = step.before is not None and _is_from(sight, step.before)
+            if step.needs_word and not missing and not is_past and not word:
+                missing = ["nothing here shows that it is done: say so with --done"]
             if missing:
                 return step, missing
         return None, []

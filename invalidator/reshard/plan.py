@@ -52,7 +52,7 @@ class ReshardPlan:
         return self.configs[Stage.FINAL].topology
 
     def sources_of(self, destination: Shard) -> tuple[Shard, ...]:
-        """Those that hold some of its keys."""
+        """The sources that hold some of its keys."""
         return _overlapping(destination, self.sources)
 
     def find_stage(self, path: Path) -> Stage:

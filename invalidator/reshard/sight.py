@@ -1,4 +1,4 @@
-"""What can be seen of a reshard: the invalidators' file, the records of the nodes, the servers of its shards.
+"""The visible state of a reshard: the invalidators' file, the records of the nodes, the servers of its shards.
 
 Nothing is kept between two calls: a reshard stands where these show it. Changes nothing.
 """
