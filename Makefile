@@ -38,16 +38,21 @@ demo: ## show a cache that stays fresh beside two that do not, on private server
 
 .PHONY: test
 test: setup lint types architecture ## all checks, and all tests but the slow ones
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not vitess" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not vitess and not kafka" $(ARGS)
 
 .PHONY: slow
 slow: setup ## the tests that take a minute and more, which `make test` leaves out
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not vitess" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not vitess and not kafka" $(ARGS)
 
 .PHONY: vitess
 vitess: setup ## the tests on a real Vitess, which is built first where it is not there; needs Go
 	@$(PROVISION) vitess
 	@$(BIN)/python -m pytest -m vitess integration/vitess/real $(ARGS)
+
+.PHONY: kafka
+kafka: setup ## the tests of the publisher on a real Kafka, whose libraries are got first; needs Java
+	@$(PROVISION) kafka
+	@$(BIN)/python -m pytest -m kafka integration/kafka $(ARGS)
 
 .PHONY: lint
 lint: venv ## style and format of the code

@@ -10,6 +10,8 @@
     │   └── QueryTimedOut     one statement took longer than it may; it is not tried on another server
     ├── SourceUnsuitable      a database is set up so that invalidations would be lost (exit code 4)
     ├── StorageUnavailable    a file could not be written: the disk is full or fails (retryable, exit code 3)
+    ├── BrokerUnavailable     Kafka did not answer, or an outcome is not known (retryable, exit code 3)
+    ├── PublishStopped        Kafka refuses what is published, or another publisher took over (exit code 4)
     ├── StreamStopped         an event that must not be skipped cannot be handled (exit code 4)
     ├── StepRefused           a step of a guided procedure may not be done yet (exit code 4)
     ├── HistoryLost           the position is from another history than the server's (exit code 4)
@@ -35,6 +37,7 @@ _EXTRAS: Final = {
     "grpc": "vitess",
     "google": "vitess",
     "xxhash": "sharding",
+    "confluent_kafka": "kafka",
 }
 """Packages that have an extra of their own."""
 
@@ -98,6 +101,15 @@ class SourceUnsuitable(FreshnessError):
 class StorageUnavailable(FreshnessError):
     is_retryable = True
     exit_code = 3
+
+
+class BrokerUnavailable(FreshnessError):
+    is_retryable = True
+    exit_code = 3
+
+
+class PublishStopped(FreshnessError):
+    exit_code = 4
 
 
 class StreamStopped(FreshnessError):

@@ -1,7 +1,7 @@
 """Gets what the project needs onto a fresh machine.
 
-``python3 integration/provision.py venv | databases | mysql | java | vitess | all``. Vitess needs Go, so ``all``
-leaves it out.
+``python3 integration/provision.py venv | databases | mysql | java | vitess | kafka | all``. ``all`` leaves out Vitess,
+which needs Go, and Kafka, which needs Maven.
 
 Standard library only: it runs with the system's python3 before any environment exists (called by the
 Makefile; `find_mysql` also by the tests). It says what it does on standard error, does nothing twice, changes
@@ -27,6 +27,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 VENV = CHECKOUT / ".venv"
 VITESS_MODULE = CHECKOUT / "integration/vitess/module"
+KAFKA_MODULE = CHECKOUT / "integration/kafka/pom.xml"
 VITESS_PROGRAMS = ("vtctldclient", "vtctld", "vtgate", "vttablet", "vtcombo")
 PYTHON_MIN = (3, 11)
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -408,12 +409,48 @@ def _go_version() -> str:
     return found[1]
 
 
+# -- Kafka's broker -----------------------------------------------------------------------------------
+
+
+def find_kafka() -> Path:
+    """The folder of the broker's libraries. Raises `ProvisionFailed` where there is none of this version."""
+    directory = cache_directory() / "kafka"
+    stamp = directory / "provisioned"
+    if not stamp.exists() or stamp.read_text() != _kafka_identity():
+        raise ProvisionFailed(
+            f"Kafka is not provisioned: nothing of this version in {directory}; run: make kafka"
+        )
+    return directory / "libraries"
+
+
+def _kafka_identity() -> str:
+    return hashlib.sha256(KAFKA_MODULE.read_bytes()).hexdigest()
+
+
+def provision_kafka() -> None:
+    """Get the libraries of the broker that the module beside the tests pins, from where Maven is set to get them."""
+    with suppress(ProvisionFailed):
+        find_kafka()
+        return
+    provision_java()
+    if find_program("mvn") is None:
+        install_packages(["maven"], "Maven, for the libraries of a private Kafka")
+    directory = cache_directory() / "kafka"
+    say(f"getting Kafka's broker into {directory} (about 50 MB)")
+    shutil.rmtree(directory, ignore_errors=True)
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+    run(["mvn", "-q", "-B", "-f", str(KAFKA_MODULE), *goal, f"-DoutputDirectory={directory / 'libraries'}"])
+    (directory / "provisioned").write_text(_kafka_identity())
+    say("Kafka is ready")
+
+
 STEPS = {
     "venv": provision_venv,
     "databases": provision_databases,
     "mysql": provision_mysql,
     "java": provision_java,
     "vitess": provision_vitess,
+    "kafka": provision_kafka,
 }
 ALL = ("venv", "databases", "mysql", "java")
 

@@ -46,6 +46,11 @@ class LayoutBook:
         layout = self.find(shard, change.table)
         return (None, "unknown") if layout is None else (layout.key, "server")
 
+    def require(self, shard: str) -> None:
+        """Read the layouts of a shard now, where they are not known. Raises `SourceUnavailable`, `SourceUnsuitable`."""
+        if shard not in self._known:
+            self._known[shard] = self.read(shard)
+
     def note(self, message: StreamMessage) -> None:
         """To be called after the message's own changes were looked up."""
         if message.transaction.raised_tables:
