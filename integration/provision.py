@@ -1,7 +1,7 @@
 """Gets what the project needs onto a fresh machine.
 
-``python3 integration/provision.py venv | databases | mysql | java | vitess | kafka | all``. ``all`` leaves out Vitess,
-which needs Go, and Kafka, which needs Maven.
+``python3 integration/provision.py venv | databases | mysql | java | vitess | kafka | all``. ``all`` leaves out
+Vitess, which needs Go, and Kafka, which needs Maven.
 
 Standard library only: it runs with the system's python3 before any environment exists (called by the
 Makefile; `find_mysql` also by the tests). It says what it does on standard error, does nothing twice, changes

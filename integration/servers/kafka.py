@@ -48,6 +48,9 @@ class Kafka(ServerProcess):
             "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{controller}",
             "advertised.listeners": f"PLAINTEXT://{self.address}",
             "controller.listener.names": "CONTROLLER",
+            # A broker that was killed is let in again when its session is over.
+            "broker.session.timeout.ms": "2000",
+            "broker.heartbeat.interval.ms": "500",
             "log.dirs": str(self.directory / "data"),
             "num.partitions": str(PARTITIONS),
             "auto.create.topics.enable": "false",

@@ -36,6 +36,8 @@ from invalidator.publish.record import Record, encode_json
 ANSWER_SECONDS: Final = 30.0
 """How long one request may take, with the client's own repetitions."""
 
+ABORT_SECONDS: Final = 2.0
+
 TRANSACTION_MILLISECONDS: Final = 600_000
 """How long a transaction of Kafka may be open: a huge transaction of the source is one. The broker allows 15 minutes
 unless it is configured otherwise."""
@@ -187,6 +189,7 @@ class KafkaWriter:
                     "group.id": "freshness-publish",
                     "isolation.level": "read_committed",
                     "enable.partition.eof": True,
+                    "fetch.wait.max.ms": 10,
                     "enable.auto.commit": False,
                     "auto.offset.reset": "error",
                 }
@@ -221,7 +224,7 @@ class KafkaWriter:
     def produce(self, record: Record) -> None:
         """Add a record to the transaction, and begin one where none is open. Raises `BrokerUnavailable`,
         `PublishStopped`."""
-        with _translated(f"writing to {record.topic}"):
+        with self._transacting(f"writing to {record.topic}"):
             self._begin()
             self._require_topic(record.topic, -1, {})
             # A key chooses its partition. Without one, all rows of a table stay in one, and in their order.
@@ -249,18 +252,36 @@ class KafkaWriter:
         value = encode_json(
             {"keyspace": position.keyspace, "key_range": str(position.key_range), "resume": position.format()}
         )
-        with _translated("committing"):
+        with self._transacting("committing"):
             self._begin()
             self._producer.produce(
                 self._positions_topic, value=value, key=key, partition=0, on_delivery=self._note_delivery
             )
             try:
                 self._producer.commit_transaction(ANSWER_SECONDS)
-            except KafkaException:
-                self._raise_failure()
+            except KafkaException as error:
+                if error.args[0].code() not in _FENCED:
+                    self._raise_failure()
                 raise
             self._raise_failure()
             self._is_open = False
+
+    @contextmanager
+    def _transacting(self, doing: str) -> Iterator[None]:
+        """As `_translated`. An error of a writer that another one has fenced may have any name: the transaction is
+        asked, or else two publishers would take over from one another without end."""
+        with _translated(doing):
+            try:
+                yield
+            except KafkaException as error:
+                if error.args[0].code() in _FENCED | _REFUSED:
+                    raise
+                try:
+                    self._producer.abort_transaction(ABORT_SECONDS)
+                except KafkaException as fenced:
+                    if fenced.args[0].code() in _FENCED:
+                        raise fenced from error
+                raise
 
     def _begin(self) -> None:
         if not self._is_open:

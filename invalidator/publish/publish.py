@@ -26,7 +26,7 @@ from invalidator.stream.message import StreamMessage
 from invalidator.stream.open import OpenedStream, StreamOpener
 from invalidator.stream.start import Start
 
-Format: TypeAlias = Literal["lines", "debezium"]
+RecordFormat: TypeAlias = Literal["lines", "debezium"]
 
 COMMIT_SECONDS: Final = 0.2
 COMMIT_RECORDS: Final = 5_000
@@ -51,14 +51,14 @@ class Publication:
     brokers: str
     prefix: str
     keyspace: str | None = None
-    format: Format = "lines"
+    format: RecordFormat = "lines"
     template: str = DEFAULT_TEMPLATE
     tables: Sequence[str] = ()
     settings: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.format not in get_args(Format):
-            raise ConfigError(f"format {self.format!r}", hint=f"one of {', '.join(get_args(Format))}")
+        if self.format not in get_args(RecordFormat):
+            raise ConfigError(f"format {self.format!r}", hint=f"one of {', '.join(get_args(RecordFormat))}")
 
 
 def publish(

@@ -47,7 +47,7 @@ class LayoutBook:
         return (None, "unknown") if layout is None else (layout.key, "server")
 
     def require(self, shard: str) -> None:
-        """Read the layouts of a shard now, where they are not known. Raises `SourceUnavailable`, `SourceUnsuitable`."""
+        """Read the layouts of a shard now, where they are not known. Raises `SourceUnavailable`."""
         if shard not in self._known:
             self._known[shard] = self.read(shard)
 
