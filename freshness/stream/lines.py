@@ -23,7 +23,8 @@ LineOperation: TypeAlias = Literal["insert", "update", "delete", "refresh", "rai
 
 class UpdateLine(msgspec.Struct, tag_field="event", tag="update", kw_only=True, omit_defaults=True):
     """One change of a transaction. ``row`` is its place among the transaction's row changes, -1 for others; with
-    ``gtid`` it tells every row change apart. ``resume``: everything before the transaction was delivered, on its
+    ``gtid`` it tells every row change apart. Op ``refresh``: a row that was read again, for an upsert; its ``row`` is
+    -1. ``resume``: everything before the transaction was delivered, on its
     ``last`` line the transaction too; null where nothing is known before it. ``key``, ``before`` and
     ``after`` hold values as ``freshness.values.json`` writes them. ``schema``: the id of the `SchemaLine` that came
     before; empty where the source does not tell the columns."""
@@ -74,6 +75,16 @@ class HeartbeatLine(msgspec.Struct, tag_field="event", tag="heartbeat", kw_only=
     min_timestamp: float | None
 
 
+class RefreshedLine(msgspec.Struct, tag_field="event", tag="refreshed", kw_only=True):
+    """A refresh is over: with what the stream has brought, a consumer has the tables as of here. ``resume`` is
+    without it."""
+
+    keyspace: str
+    timestamp: float
+    resume: str | None
+    min_timestamp: float
+
+
 class ErrorLine(msgspec.Struct, tag_field="event", tag="error", kw_only=True):
     """The stream ended with an error; ``resume`` is where to go on once it is dealt with."""
 
@@ -94,7 +105,7 @@ class EndLine(msgspec.Struct, tag_field="event", tag="end", kw_only=True):
     resume: str | None
 
 
-Line: TypeAlias = UpdateLine | SchemaLine | HeartbeatLine | ErrorLine | EndLine
+Line: TypeAlias = UpdateLine | SchemaLine | HeartbeatLine | RefreshedLine | ErrorLine | EndLine
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Line)
 

@@ -16,7 +16,8 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 from freshness.position import Position
 from freshness.stream.schema import TableSchema
 
-Operation: TypeAlias = Literal["insert", "update", "delete"]
+Operation: TypeAlias = Literal["insert", "update", "delete", "refresh"]
+"""A refresh is a row that was read again, for the consumer that asked for it; no source delivers one."""
 
 
 class Unreadable(Enum):
@@ -49,8 +50,8 @@ class Shape(NamedTuple):
 class RowChange:
     """One changed row. Columns that the log does not hold (row image MINIMAL, NOBLOB) are absent.
 
-    ``before`` is None for an insert, ``after`` for a delete. TIMESTAMP values are naive and in UTC. A value of
-    BINARY(n) has lost its trailing zero bytes (the server strips them): pad it to n before comparing.
+    ``before`` is None for an insert and a refresh, ``after`` for a delete. TIMESTAMP values are naive and in UTC. A
+    value of BINARY(n) has lost its trailing zero bytes (the server strips them): pad it to n before comparing.
     ``shapes``: of all columns of the table, present or not; None where the source does not know them.
     ``schema``: of the table when the row was changed; None where the source does not tell.
     """

@@ -19,7 +19,7 @@ from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_un
 from integration.servers import Pair
 from integration.spark.seats import SEAT, SEATS_TABLE, in_database, in_frame
 from spark.copy import __main__ as command
-from spark.copy.job import Snapshot, read_floor, require_format
+from spark.copy.job import Snapshot, find_floor, require_format
 from spark.copy.state import TableState, read_copy, read_state
 from spark.copy.table import CopyColumn, CopyTable, dump_span, find_spans, read_table
 from spark.session import open_session
@@ -176,9 +176,9 @@ def test_a_dump_reads_a_replica_that_shows_enough(
     system.pair.replica.execute("STOP REPLICA SQL_THREAD")
     try:
         system.execute("INSERT INTO customers VALUES (9999, 'late', 0)")
-        shown = read_floor(keyspace, shard, shard.replicas[0]).position
+        shown = find_floor(keyspace, shard, shard.replicas[0]).position
         wait_until(
-            lambda: not shown.contains(read_floor(keyspace, shard, shard.primary).position),
+            lambda: not shown.contains(find_floor(keyspace, shard, shard.primary).position),
             "the primary shows more than its replica",
         )
         assert command.main([*arguments, "--wait-seconds", "2"], session) == 3

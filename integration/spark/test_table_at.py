@@ -26,7 +26,7 @@ from integration.servers import Pair
 from integration.spark.seats import SEAT, SEATS_TABLE, in_database, in_frame
 from invalidator.archive.writer import find_resume
 from spark.copy import __main__ as copy_command
-from spark.copy.job import read_floor
+from spark.copy.job import find_floor
 from spark.copy.state import read_state
 from spark.session import open_session
 from spark.stream.archive_folder import ArchiveFolder
@@ -117,7 +117,7 @@ def test_tables_are_what_select_gave_then(
     wait_archived(look(system).position)
     [archived] = ArchiveFolder(str(archive)).list_shards("shop")
     wait_until(
-        lambda: read_floor(keyspace, shard, shard.primary).position.contains(archived.begin.position),
+        lambda: find_floor(keyspace, shard, shard.primary).position.contains(archived.begin.position),
         "a heartbeat shows all from before the archive",
         system.describe,
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
 from freshness.errors import StorageUnavailable
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath, KeyspaceName, Since
 from invalidator.cli.signals import call_on_stop, load_on_hangup
+from invalidator.stream.refresh_request import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest
 from invalidator.stream.selection import Images, Selection, read_names
 
 STOP_SEEN_SECONDS: Final = 0.25
@@ -38,6 +39,19 @@ def stream(
     heartbeats: Annotated[
         bool, typer.Option("--heartbeats/--no-heartbeats", help="Also lines of invalidators' heartbeats.")
     ] = True,
+    refresh: Annotated[
+        str | None,
+        typer.Option(help='Also the rows that tables have now, such as "orders,customers", as op refresh.'),
+    ] = None,
+    refresh_from: Annotated[
+        Literal["primary", "replica"], typer.Option(help="The server whose rows are read.")
+    ] = "primary",
+    refresh_rows_per_second: Annotated[
+        float | None, typer.Option(help="Rows that a refresh reads, at most; default: no bound.")
+    ] = None,
+    refresh_chunk_rows: Annotated[
+        int, typer.Option(min=1, max=CHUNK_ROWS_MAX, help="Rows that a refresh reads at once.")
+    ] = CHUNK_ROWS,
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
     """Print every row change as a line of JSON, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
@@ -55,6 +69,13 @@ def stream(
         "now" if since is None else since,
         tables=read_names(tables, "--tables"),
         minimize_skew=skew,
+        refresh=RefreshRequest(
+            read_names(refresh, "--refresh"),
+            refresh_from,
+            refresh_rows_per_second,
+            refresh_chunk_rows,
+            selection,
+        ),
     )
     try:
         out = LineWriter(opened.layouts, opened.stream.resume.format(), heartbeats, selection)

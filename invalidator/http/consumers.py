@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
@@ -32,6 +32,7 @@ from invalidator.http.topology import describe_topology
 from invalidator.stream.json_lines import LineWriter, cut_lines
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
+from invalidator.stream.refresh_request import CHUNK_ROWS, CHUNK_ROWS_MAX, RefreshRequest
 from invalidator.stream.schema_book import SchemaBook
 from invalidator.stream.schema_format import SchemaFormat, format_schema
 from invalidator.stream.selection import WHOLE, Images, Selection, read_names
@@ -97,6 +98,7 @@ class Opener(Protocol):
         *,
         tables: Sequence[str],
         minimize_skew: bool | None,
+        refresh: RefreshRequest | None,
     ) -> Opened: ...
 
     def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken: ...
@@ -314,7 +316,7 @@ class StreamHub:
         since: str,
         *,
         tables: Sequence[str] = (),
-        selection: Selection = WHOLE,
+        refresh: RefreshRequest | None = None,
         minimize_skew: bool | None,
         count: int | None,
         heartbeats: bool,
@@ -322,8 +324,11 @@ class StreamHub:
     ) -> StreamResponse:
         """The response for a new consumer. Raises `TooManyConsumers` and what `StreamOpener.open` raises."""
         self._admit()
+        refresh = refresh or RefreshRequest()
         try:
-            opened = self.opener.open(keyspace, key_range, since, tables=tables, minimize_skew=minimize_skew)
+            opened = self.opener.open(
+                keyspace, key_range, since, tables=tables, minimize_skew=minimize_skew, refresh=refresh
+            )
         except BaseException:
             self._leave(None)
             raise
@@ -335,7 +340,7 @@ class StreamHub:
             self.schemas,
             count,
             heartbeats,
-            selection,
+            refresh.selection,
         )
         with self._lock:
             self._by_number[id(consumer)] = consumer
@@ -397,6 +402,18 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
         heartbeats: Annotated[
             bool, Query(description="also lines of invalidators' heartbeats, and of an idle stream")
         ] = True,
+        refresh: Annotated[
+            str | None, Query(description='also the rows that tables have now, such as "orders,customers"')
+        ] = None,
+        refresh_from: Annotated[
+            Literal["primary", "replica"], Query(description="the server whose rows are read")
+        ] = "primary",
+        refresh_rows_per_second: Annotated[
+            float | None, Query(gt=0, allow_inf_nan=False, description="that are read, at most")
+        ] = None,
+        refresh_chunk_rows: Annotated[
+            int, Query(ge=1, le=CHUNK_ROWS_MAX, description="that are read at once")
+        ] = CHUNK_ROWS,
         accept: Annotated[str, Header()] = "",
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
@@ -408,7 +425,13 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
             # A browser that comes back repeats the address it began with
             last_event_id or ("now" if since is None else since),
             tables=grant.choose_tables(read_names(tables, "tables")),
-            selection=Selection(read_names(columns, "columns"), grant.hidden_columns, images),
+            refresh=RefreshRequest(
+                () if last_event_id else read_names(refresh, "refresh"),
+                refresh_from,
+                refresh_rows_per_second,
+                refresh_chunk_rows,
+                Selection(read_names(columns, "columns"), grant.hidden_columns, images),
+            ),
             minimize_skew=minimize_skew,
             count=count,
             heartbeats=heartbeats,

@@ -20,7 +20,7 @@ class Deduplicator:
     come again. Pieces of a transaction count with its last one. One that was cut off comes again from row 0, and may
     be another one then: a server that crashed gives its GTID again (F29). So a message from row 0 makes the pieces
     void that the consumer holds of its lineage. A change that cannot be compared (another epoch, no position known)
-    is not dropped.
+    is not dropped. Rows of a refresh pass, and do not count.
     """
 
     def __init__(
@@ -33,6 +33,8 @@ class Deduplicator:
 
     def take(self, message: StreamMessage) -> StreamMessage | None:
         """The message; None where its transaction was taken before."""
+        if message.is_refresh:
+            return message
         lineage = message.token.lineage
         known = self._find_known(message.token)
         if known is not None and known.position.contains(message.token.position):

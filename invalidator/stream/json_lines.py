@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from freshness.errors import FormatError
 from freshness.position.token import EventToken
@@ -19,6 +19,7 @@ from freshness.stream.lines import (
     LINE_BYTES_MAX,
     ErrorLine,
     LineOperation,
+    RefreshedLine,
     SchemaLine,
     UpdateLine,
     decode_line,
@@ -35,6 +36,8 @@ PIECE_ROWS_MAX: Final = 10_000
 """Rows of one transaction that are held together while a file is read; a larger one comes in pieces."""
 
 Made = TypeVar("Made")
+MadeLine: TypeAlias = UpdateLine | SchemaLine | RefreshedLine
+CHANGES: Final = frozenset(("insert", "update", "delete"))
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +62,22 @@ class LineWriter:
     _held: dict[str, UpdateLine] = field(default_factory=dict)
     _told: dict[tuple[str, str], _Told] = field(default_factory=dict)
 
-    def lines(self, message: StreamMessage) -> list[UpdateLine | SchemaLine]:
+    def lines(self, message: StreamMessage) -> list[MadeLine]:
         """None for a transaction that did nothing to the stream's tables; `resume` moves on all the same."""
+        update_lines = self._update_lines(message)
+        if not message.is_refresh or message.refresh is not None:
+            return [*update_lines]
+        end = RefreshedLine(
+            keyspace=message.keyspace,
+            timestamp=message.transaction.timestamp_us / 1e6,
+            resume=self.resume,
+            min_timestamp=message.min_timestamp_us / 1e6,
+        )
+        return [*update_lines, end]
+
+    def _update_lines(self, message: StreamMessage) -> list[UpdateLine | SchemaLine]:
         transaction = message.transaction
-        held = self._held.pop(message.shard, None)
+        held = None if message.is_refresh else self._held.pop(message.shard, None)
         lines: list[UpdateLine | SchemaLine] = [held] if held is not None and message.first_row else []
         for row, change in zip(message.rows, transaction.changes, strict=True):
             key, key_source = self.layouts.find_key(message.shard, change)
@@ -170,7 +185,7 @@ class LineWriter:
         )
 
 
-def cut_lines(lines: list[UpdateLine | SchemaLine], updates_max: int) -> list[UpdateLine | SchemaLine]:
+def cut_lines(lines: list[MadeLine], updates_max: int) -> list[MadeLine]:
     """The first lines, up to so many updates, of which there is at least one wanted. Schemas do not count."""
     left = updates_max
     for place, line in enumerate(lines):
@@ -266,7 +281,8 @@ class LineReader:
         line = decode_line(data)
         if isinstance(line, ErrorLine):
             log.warning("the recorded stream ended with %s: %s", line.error, line.message)
-        return self._add(line) if isinstance(line, UpdateLine) else []
+        # The rows of a refresh are no changes: there is nothing to play again
+        return self._add(line) if isinstance(line, UpdateLine) and line.op != "refresh" else []
 
     def finish(self, where: str) -> None:
         """Say what was cut off."""
@@ -290,7 +306,7 @@ class LineReader:
                 )
             log.warning("transaction %s was cut off, and is left out", current.message.token.position)
             current = None
-        is_change = line.op in ("insert", "update", "delete")
+        is_change = line.op in CHANGES
         if current is None or (is_change and line.row <= current.last_row):
             # Or the same once more from its start: what was not complete never counted.
             current = self._open[place] = _Open(_message(line, token))

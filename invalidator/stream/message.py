@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from freshness.position.token import EventToken
+from freshness.stream.resume import RefreshPlace
 from freshness.stream.source import Heartbeat, RowChange, Transaction
 
 
@@ -22,7 +23,9 @@ class StreamMessage:
     ``row_numbers``: where rows of other key ranges were left out, the place of each change in ``transaction``; else
     None, and they follow one another from ``first_row`` (`rows`). ``min_timestamp_us``: up to when every shard has
     delivered, as far as its watermark tells. ``is_aligned``: False where waiting for a slower shard was given up.
-    ``key_range``: what the stream was asked for.
+    ``key_range``: what the stream was asked for. ``refresh``: the place of a refresh that is under way, after this
+    message. ``is_refresh``: the message is no transaction but rows that a refresh has read; without ``refresh``, its
+    end.
 
     Pieces of one shard's transaction follow one another, with messages of other shards between them. Pieces without
     a last one are void when the shard's next message begins at row 0.
@@ -39,11 +42,15 @@ class StreamMessage:
     is_aligned: bool = True
     row_numbers: tuple[int, ...] | None = None
     key_range: str = "-"
+    refresh: RefreshPlace | None = None
+    is_refresh: bool = False
 
     @property
     def rows(self) -> Sequence[int]:
         """The place of each change in the whole transaction: with the GTID, its identity, also on other shards whose
-        log has the same GTID."""
+        log has the same GTID. -1 for rows of a refresh, which have none."""
+        if self.is_refresh:
+            return (-1,) * len(self.transaction.changes)
         if self.row_numbers is not None:
             return self.row_numbers
         return range(self.first_row, self.first_row + len(self.transaction.changes))

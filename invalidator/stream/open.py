@@ -26,14 +26,18 @@ from freshness.keys.keyrange import KeyRange
 from freshness.objects.keyfinder import KeyFinder
 from freshness.position import Position
 from freshness.position.token import EventToken
+from freshness.stream.resume import REFRESH_PREFIX, RefreshPlace, ResumeVector
 from freshness.stream.source import Source
 from freshness.stream.tables import MatchedTables, compile_patterns, is_pattern
 from invalidator.binlog.rows.layout import Layouts, read_layouts
 from invalidator.binlog.seek import TimeIndex, find_position, find_start
 from invalidator.binlog.source import BinlogSource
 from invalidator.replica.source import ReplicaSource
+from invalidator.stream.chunk import Chunk, find_table, read_chunk
 from invalidator.stream.feed import Access
 from invalidator.stream.layout_book import LayoutBook
+from invalidator.stream.refresh import RefreshedStream
+from invalidator.stream.refresh_request import RefreshRequest, require_key_shown
 from invalidator.stream.start import Start, parse_start
 from invalidator.stream.update_stream import UpdateStream
 from invalidator.vstream.open import make_source as make_vstream
@@ -60,7 +64,7 @@ class OpenedStream:
     patterns of the tables that were asked for, none for those of the configured objects."""
 
     keyspace: Keyspace
-    stream: UpdateStream
+    stream: UpdateStream | RefreshedStream
     layouts: LayoutBook
     finder: KeyFinder
     config: Config
@@ -111,9 +115,11 @@ class StreamOpener:
         tables: Sequence[str] = (),
         minimize_skew: bool | None = None,
         start_seconds: float | None = None,
+        refresh: RefreshRequest | None = None,
     ) -> OpenedStream:
         """A stream that knows where it begins. ``since``: as `invalidator.stream.start.parse_start` reads it.
-        ``tables``: names and patterns, where not the tables of the cached objects are wanted.
+        ``tables``: names and patterns, where not the tables of the cached objects are wanted. ``refresh``: of a
+        reader that takes such rows; it goes on with the one of a resume text, or begins one.
 
         Raises `ConfigError` and `FormatError` for what was asked, `SourceUnavailable`, and what ends a stream:
         `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
@@ -122,7 +128,7 @@ class StreamOpener:
         keyspace = _find_keyspace(config, keyspace_name)
         if start_seconds is None:
             start_seconds = VITESS_START_SECONDS if keyspace.flavor == "vitess" else START_SECONDS
-        start = parse_start(since) if isinstance(since, str) else since
+        start, place = _find_place(since, refresh)
         rewind_seconds = config.stream.rewind_seconds
         if isinstance(start, int) and start > time.time_ns() // 1000 + rewind_seconds * 1e6:
             raise FormatError(
@@ -132,9 +138,11 @@ class StreamOpener:
         definitions = load_registry(config, [keyspace.name])
         finder = KeyFinder(definitions)
         chosen = _choose_tables(keyspace, tables) if tables else (lambda _: finder.tables)
+        keys = find_keys(keyspace, place.tables, chosen, refresh) if place and refresh else {}
+        access = _make_access(config, keyspace, chosen, self.find_index, is_cached=not tables)
         stream = UpdateStream(
             keyspace,
-            _make_access(config, keyspace, chosen, self.find_index, is_cached=not tables),
+            access,
             key_range=KeyRange.parse(key_range),
             start=start,
             minimize_skew=config.stream.minimize_skew if minimize_skew is None else minimize_skew,
@@ -151,7 +159,11 @@ class StreamOpener:
             stream.close()
             raise
         layouts = LayoutBook(partial(_read_layouts, self.read_config, keyspace.name))
-        return OpenedStream(keyspace, stream, layouts, finder, config, self.read_config, tables)
+        opened = OpenedStream(keyspace, stream, layouts, finder, config, self.read_config, tables)
+        if place and refresh:
+            read = partial(_read_chunk, keyspace.flavor, access.find_head, refresh)
+            opened.stream = RefreshedStream(stream, place, keys, read, refresh)
+        return opened
 
     def read_token(self, keyspace_name: str | None, shard_name: str | None) -> EventToken:
         """All that the primary of a shard has executed by now, as a token. Raises `ConfigError`, `SourceUnavailable`,
@@ -169,6 +181,76 @@ class StreamOpener:
         shard = shards[shard_name]
         head = _find_head(keyspace, shard)
         return EventToken(shard.lineage, shard.name, head.epoch, now_us, head.position)
+
+
+def _find_place(since: str | Start, refresh: RefreshRequest | None) -> tuple[Start, RefreshPlace | None]:
+    """Where the stream begins, and its refresh. Raises `ConfigError` for a refresh in a refresh."""
+    start: Start
+    if not isinstance(since, str):
+        start = since
+    elif refresh is not None and since.strip().startswith(REFRESH_PREFIX):
+        start = ResumeVector.parse(since)
+    else:
+        start = parse_start(since)
+    if refresh is None:
+        return start, None
+    if isinstance(start, ResumeVector) and start.refresh is not None:
+        if refresh.tables:
+            raise ConfigError(
+                f"the resume text goes on with a refresh of {', '.join(start.refresh.tables)}",
+                hint="ask for a refresh once, and only for the resume text after that",
+            )
+        return replace(start, refresh=None), start.refresh
+    return start, RefreshPlace(tuple(dict.fromkeys(refresh.tables)), {}) if refresh.tables else None
+
+
+def find_keys(
+    keyspace: Keyspace, tables: Sequence[str], choose: TableChoice, refresh: RefreshRequest
+) -> dict[str, tuple[str, ...]]:
+    """The columns of the primary key of each table that is to be refreshed. Raises `ConfigError` for one that the
+    stream does not carry, or that cannot be read in the order of its key."""
+    keys: dict[str, tuple[str, ...]] = {}
+    shards = keyspace.serving_shards
+    if any(shard.vtgate is not None for shard in shards):
+        raise ConfigError(
+            f"keyspace {keyspace.name} is Vitess's: its tables are not refreshed here",
+            hint="a VStream from an empty position copies them first (Vitess's own copy)",
+        )
+    lacking = [shard.name for shard in shards if refresh.read_from == "replica" and not shard.replicas]
+    if lacking:
+        raise ConfigError(
+            f"shard {', '.join(lacking)} has no replica to read a refresh from",
+            hint="configure its replicas, or read the primary",
+        )
+    carried = choose(shards[0])
+    for name in tables:
+        if is_pattern(name) or name not in carried:
+            raise ConfigError(
+                f"table {name!r} cannot be refreshed: the stream does not carry it",
+                hint="name tables, without patterns, that are among those of the stream (see its tables)",
+            )
+        found = find_table(shards[0].primary, name)
+        if found is None and refresh.tables:
+            raise ConfigError(f"there is no table {name!r} in keyspace {keyspace.name}")
+        keys[name] = () if found is None else found.walked.key
+        if found is not None:
+            require_key_shown(refresh.selection, name, found.walked.key)
+    return keys
+
+
+def _read_chunk(
+    flavor: str,
+    find_head: Callable[[Shard], Head],
+    refresh: RefreshRequest,
+    shard: Shard,
+    table: str,
+    after: list[object] | None,
+    is_shown_enough: Callable[[EventToken], bool],
+) -> Chunk | EventToken:
+    server, rows = refresh.find_server(shard), refresh.rows_at_once
+    return read_chunk(
+        server, flavor, shard, lambda: find_head(shard).position, is_shown_enough, table, after, rows
+    )
 
 
 def _find_keyspace(config: Config, name: str | None) -> Keyspace:

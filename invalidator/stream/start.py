@@ -78,6 +78,11 @@ def plan_start(start: Start, shard: Shard, flavor: str, keyspace: str, key_range
         start = ResumeVector(keyspace, key_range, {start.lineage: start})
     if not isinstance(start, ResumeVector):
         return ShardStart(_plan_position(start, shard, flavor))
+    if start.refresh is not None:
+        raise ConfigError(
+            "the start has the place of a refresh, which would be lost here",
+            hint="open the stream with its refresh, or begin at an event token",
+        )
     if start.keyspace != keyspace or not start.key_range.contains_range(key_range):
         raise ConfigError(
             f"the start is of keyspace {start.keyspace}, key range {start.key_range},"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -165,6 +165,17 @@ class UpdateStream:
         """Where to go on after the last message."""
         return ResumeVector(self._keyspace.name, self._key_range, self._vector)
 
+    @property
+    def shards(self) -> Mapping[str, Shard]:
+        """The shards that serve the key range, by lineage."""
+        return self._shards
+
+    def find_filter(self, shard: Shard) -> RowFilter | None:
+        """The filter of rows of a shard that also has others; None where all are in the key range."""
+        if not self._must_filter(shard) or self._access.find_keyspace_id is None:
+            return None
+        return RowFilter((self._key_range, KeyRange.parse(shard.name)), self._access.find_keyspace_id)
+
     def status(self) -> list[ShardStatus]:
         with self._changed:
             return [feed.status(self._vector.get(lineage)) for lineage, feed in self._feeds.items()]
@@ -234,7 +245,7 @@ class UpdateStream:
                 shard,
                 self._plan(shard),
                 self._access,
-                self._make_filter(shard),
+                self.find_filter(shard),
                 self._rewind_us,
                 self._now_us,
                 self._changed,
@@ -245,11 +256,6 @@ class UpdateStream:
         for feed in feeds:
             self._feeds[feed.shard.lineage] = feed
             feed.start()
-
-    def _make_filter(self, shard: Shard) -> RowFilter | None:
-        if not self._must_filter(shard) or self._access.find_keyspace_id is None:
-            return None
-        return RowFilter((self._key_range, KeyRange.parse(shard.name)), self._access.find_keyspace_id)
 
     def _settle(self) -> None:
         """Take note of what the threads have found, and carry a change of the topology on."""

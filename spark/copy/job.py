@@ -27,11 +27,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.config.settings import Keyspace, ServerAddress, Shard
-from freshness.database.connection import connect, executed_position, read_rows, translated
+from freshness.database.connection import connect, executed_position, translated
+from freshness.database.walk import read_floor
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
-from freshness.stream.heartbeat import parse_token, token_sql
 from spark.batch import to_batches
 from spark.copy.merge import ROW_OPERATIONS, merge_changes, tell_changes
 from spark.copy.state import GENERATIONS_KEPT, PARQUET, CopyState, TableState, read_state, write_state
@@ -85,20 +85,13 @@ def require_format(session: SparkSession, out: Path, file_format: str) -> None:
 # -- positions of the primaries --------------------------------------------------------------------------------
 
 
-def read_floor(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
-    """A position that every SELECT on the server shows from now on (F2). Raises `ConfigError` without heartbeats."""
+def find_floor(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> EventToken:
+    """`read_floor` on a connection of its own."""
     with closing(connect(server)) as connection:
         try:
-            rows = read_rows(connection, token_sql(keyspace.flavor))
+            return read_floor(connection, keyspace.flavor, shard)
         except Exception as error:
             raise translated(error, server, "reading the heartbeat table") from error
-    token = parse_token(keyspace.flavor, shard.lineage, shard.name, rows)
-    if token is None or token.position.is_empty:
-        raise ConfigError(
-            f"shard {shard.lineage} has no heartbeats: nothing is known of what its primary shows",
-            hint="start `invalidator run`, or `spark.sink`, which write them",
-        )
-    return token
 
 
 def read_head(keyspace: Keyspace, shard: Shard) -> Position:
@@ -160,7 +153,7 @@ class Snapshot:
         state = read_state(self.out)
         if state is None:
             begin = {
-                shard.lineage: read_floor(self.keyspace, shard, shard.primary)
+                shard.lineage: find_floor(self.keyspace, shard, shard.primary)
                 for shard in self.keyspace.serving_shards
             }
             state = CopyState(
@@ -192,7 +185,7 @@ class Snapshot:
         """All rows of all shards, none older than the stream's position."""
         for shard in self.keyspace.serving_shards:
             applied, server = parse_position(state.flavor, state.position[shard.lineage]), self._server(shard)
-            while not read_floor(self.keyspace, shard, server).position.contains(applied):
+            while not find_floor(self.keyspace, shard, server).position.contains(applied):
                 if self.clock() > deadline:
                     raise SourceUnavailable(
                         f"{server}, a server of {shard.lineage}, does not show {applied} yet",

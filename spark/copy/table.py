@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, connect, quote_name, read_rows, translated
+from freshness.database.walk import WalkedColumn, above_key, read_walked_table
 from freshness.errors import ConfigError
 from freshness.stream.source import UNREADABLE
 from freshness.values.json import from_json_row
@@ -61,11 +62,6 @@ _TYPES: Final[Mapping[str, DataType]] = {
     "timestamp": TimestampNTZType(),
     "double": DoubleType(),
 }
-_COLUMNS: Final = """SELECT column_name, data_type, column_type, numeric_precision, numeric_scale,
-  character_octet_length, extra FROM information_schema.columns
-  WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
-_KEY: Final = """SELECT column_name FROM information_schema.key_column_usage
-  WHERE table_schema = %s AND table_name = %s AND constraint_name = 'PRIMARY' ORDER BY ordinal_position"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,34 +211,31 @@ def read_table(address: ServerAddress, table: str, left_out: Sequence[str] = ())
     table that cannot be copied, and what `connect` raises."""
     with closing(connect(address)) as connection:
         try:
-            rows = read_rows(connection, _COLUMNS, (address.database, table))
-            key = tuple(str(name) for (name,) in read_rows(connection, _KEY, (address.database, table)))
+            found = read_walked_table(connection, table)
         except Exception as error:
             raise translated(error, address, "reading the columns") from error
-    if not rows:
+    if found is None:
         raise ConfigError(f"there is no table {address.database}.{table}", hint="is the name spelled so?")
-    if not key:
-        raise ConfigError(f"table {table} has no primary key", hint="its rows cannot be told apart; add one")
-    columns = tuple(_to_column(table, row) for row in rows if row[0] not in left_out)
-    if not set(key) <= {column.name for column in columns}:
+    columns = tuple(_to_column(table, each) for each in found.columns if each.name not in left_out)
+    if not set(found.key) <= {column.name for column in columns}:
         raise ConfigError(f"table {table}: the primary key cannot be left out")
-    return CopyTable(table, columns, key)
+    return CopyTable(table, columns, found.key)
 
 
-def _to_column(table: str, row: Sequence[Any]) -> CopyColumn:
-    name, kind, whole_type, precision, scale, octets, extra = row
-    kind = str(kind).lower()
-    if kind == "decimal" and int(precision) <= 38:
-        return CopyColumn(str(name), DecimalType(int(precision), int(scale)))
-    if kind == "bigint" and "unsigned" in str(whole_type).lower():
-        return CopyColumn(str(name), DecimalType(20, 0))
+def _to_column(table: str, column: WalkedColumn) -> CopyColumn:
+    name, kind = column.name, column.kind
+    if kind == "decimal" and column.precision <= 38:
+        return CopyColumn(name, DecimalType(column.precision, column.scale))
+    if kind == "bigint" and "unsigned" in column.whole_type.lower():
+        return CopyColumn(name, DecimalType(20, 0))
     found = _TYPES.get(kind)
-    if found is None or "VIRTUAL" in str(extra).upper():
+    if found is None or column.is_virtual:
         raise ConfigError(
-            f"column {table}.{name} of type {whole_type} cannot be copied: the log and a client spell it differently",
+            f"column {table}.{name} of type {column.whole_type} cannot be copied: the log and a client spell it"
+            " differently",
             hint=f"leave it out with --leave-out {table}.{name}",
         )
-    return CopyColumn(str(name), found, int(octets) if kind == "binary" else 0)
+    return CopyColumn(name, found, column.octets if kind == "binary" else 0)
 
 
 # -- reading --------------------------------------------------------------------------------------------------
@@ -263,7 +256,7 @@ def find_spans(address: ServerAddress, table: CopyTable, rows: int) -> list[KeyS
     with closing(connect(address, read_timeout_seconds=READ_SECONDS)) as connection:
         try:
             while True:
-                condition, parameters = _above(table.key, borders[-1])
+                condition, parameters = above_key(table.key, borders[-1])
                 sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE {condition}"
                 sql += f" ORDER BY {names} LIMIT 1 OFFSET %s"
                 found = read_rows(connection, sql, [*parameters, rows - 1])
@@ -287,7 +280,7 @@ def dump_span(
     rows_per_second: float | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """Rows of the copy, in one statement, which has a snapshot of its own. Raises as `connect`."""
-    above, first = _above(table.key, span.after)
+    above, first = above_key(table.key, span.after)
     upto, last = ("TRUE", []) if span.until is None else _upto(table.key, span.until)
     names = ", ".join(quote_name(column.name) for column in table.columns)
     sql = f"SELECT {names} FROM {quote_name(table.name)} WHERE ({above}) AND ({upto})"
@@ -330,19 +323,6 @@ def _run(connection: Connection, sql: str) -> None:
         cursor.execute(sql)
 
 
-def _above(key: Sequence[str], border: tuple[Any, ...] | None) -> tuple[str, list[Any]]:
-    """Keys after the border, spelled out: servers use an index for this, and not for a comparison of tuples."""
-    if border is None:
-        return "TRUE", []
-    parts: list[str] = []
-    parameters: list[Any] = []
-    for place, name in enumerate(key):
-        equal = [f"{quote_name(former)} = %s" for former in key[:place]]
-        parts.append("(" + " AND ".join([*equal, f"{quote_name(name)} > %s"]) + ")")
-        parameters += border[: place + 1]
-    return " OR ".join(parts), parameters
-
-
 def _upto(key: Sequence[str], border: tuple[Any, ...]) -> tuple[str, list[Any]]:
-    above, parameters = _above(key, border)
+    above, parameters = above_key(key, border)
     return f"NOT ({above})", parameters

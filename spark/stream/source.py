@@ -42,9 +42,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, HistoryPurged, SourceUnavailable
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
+from freshness.stream.resume import REFRESH_PREFIX
 from spark.batch import to_batches
 from spark.schema import CHANGES
 from spark.stream.archive_folder import ALL_COLUMNS, ArchivedShard, ArchiveFolder, FileSpan
@@ -129,6 +130,12 @@ class StreamOptions:
         wrong = [name for name in columns if name not in ALL_COLUMNS]
         if wrong:
             raise ConfigError(f"{NAME} has no column {wrong[0]!r}", hint=f"it has {', '.join(ALL_COLUMNS)}")
+        since = options.get("since", "")
+        if since.startswith(REFRESH_PREFIX):
+            raise FormatError(
+                f"since of {NAME} is the resume text of a refresh",
+                hint="a query brings changes; give a token",
+            )
         files = options.get("files_per_batch", str(FILES_PER_BATCH))
         if not files.isdecimal() or int(files) < 1:
             raise ConfigError(f"files_per_batch {files!r}", hint="expected a number above 0")
@@ -137,7 +144,7 @@ class StreamOptions:
             Service(url, options.get("token_file", "")) if url else None,
             options.get("keyspace"),
             KeyRange.parse(options.get("key_range", "-")),
-            options.get("since", ""),
+            since,
             columns or ALL_COLUMNS,
             int(files),
             tuple(filter(None, (part.strip() for part in options.get("tables", "").split(",")))),

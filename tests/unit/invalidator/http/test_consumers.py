@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from freshness.errors import (
 )
 from freshness.keys.keyrange import KeyRange
 from freshness.position.token import EventToken
-from freshness.stream.resume import ResumeVector
+from freshness.stream.resume import RefreshPlace, ResumeVector
 from freshness.stream.schema import TableColumn, TableSchema
 from freshness.stream.source import RowChange
 from integration.servers.process import find_free_port
@@ -38,6 +38,7 @@ from invalidator.process.app import Invalidator
 from invalidator.stream.json_lines import LineReader
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.message import StreamMessage
+from invalidator.stream.refresh_request import RefreshRequest
 from tests.unit.invalidator.archive.archive_world import CONFIG, make_config, message, start, token
 
 BOUND_SECONDS = 30.0
@@ -89,6 +90,7 @@ class ScriptedOpener:
     streams: list[ScriptedStream | FreshnessError] = field(default_factory=list)
     asked: list[tuple[str | None, str, str, bool | None]] = field(default_factory=list)
     tables: list[Sequence[str]] = field(default_factory=list)
+    refreshes: list[RefreshRequest | None] = field(default_factory=list)
     followed: int = 0
 
     @property
@@ -103,8 +105,10 @@ class ScriptedOpener:
         *,
         tables: Sequence[str],
         minimize_skew: bool | None,
+        refresh: RefreshRequest | None,
     ) -> ScriptedOpened:
         self.tables.append(tables)
+        self.refreshes.append(refresh)
         self.asked.append((keyspace_name, key_range, since, minimize_skew))
         stream = self.streams.pop(0)
         if isinstance(stream, FreshnessError):
@@ -472,6 +476,45 @@ def test_tables_columns_and_images_are_chosen(opener: ScriptedOpener) -> None:
     for wrong in ("tables=", "tables=a,,b", "columns=,", "images=none"):
         assert client.get(f"{STREAM}?{wrong}").status_code in (400, 422)
     assert len(opener.asked) == 2
+
+
+def test_a_refresh_is_asked_for_and_a_browser_that_comes_back_does_not_ask_again(
+    opener: ScriptedOpener,
+) -> None:
+    opener.streams = [ScriptedStream([insert(1)]) for _ in range(3)]
+    client = client_of(opener)
+    asked = f"{STREAM}?count=1&refresh=orders,%20notes&refresh_from=replica&refresh_rows_per_second=100"
+    client.get(f"{asked}&refresh_chunk_rows=10")
+    client.get(asked, headers={"last-event-id": "fr1.AA"})
+    client.get(f"{STREAM}?count=1")
+    assert opener.refreshes == [
+        RefreshRequest(("orders", "notes"), "replica", 100.0, 10),
+        RefreshRequest((), "replica", 100.0),
+        RefreshRequest(),
+    ]
+    for wrong in ("refresh=", "refresh_from=x", "refresh_rows_per_second=0", "refresh_chunk_rows=0"):
+        assert client.get(f"{STREAM}?{wrong}").status_code in (400, 422)
+    assert len(opener.asked) == 3
+
+
+def test_rows_of_a_refresh_and_its_end_have_lines(opener: ScriptedOpener) -> None:
+    place = RefreshPlace(("customers",), {})
+    row = RowChange("customers", "refresh", None, {"id": 7, "v": "now"})
+    first = insert(1)
+    read = replace(
+        first, transaction=first.transaction._replace(changes=(row,)), refresh=place, is_refresh=True
+    )
+    end = replace(first, transaction=first.transaction._replace(changes=()), is_refresh=True)
+    opener.streams = [ScriptedStream([replace(first, refresh=place), read, end])]
+    lines = [json.loads(text) for text in client_of(opener).get(f"{STREAM}?count=3").text.splitlines()]
+    assert [(line["event"], line.get("op"), line.get("row")) for line in lines] == [
+        ("update", "insert", 0),
+        ("update", "refresh", -1),
+        ("refreshed", None, None),
+    ]
+    assert lines[1]["after"] == {"id": 7, "v": "now"}
+    assert lines[1]["last"]
+    assert [line["resume"][:4] for line in lines] == ["rf1.", "rf1.", "fr1."]
 
 
 OWN = {"authorization": "Bearer reports"}

@@ -683,7 +683,8 @@ def rows_after(*transactions: tuple[Transaction, dict[bytes, LoggedRow]]) -> dic
     """The payloads that a batch may store, by item."""
     told = {id(each): rows for each, rows in transactions}
     invalidator = ShardInvalidator.create(
-        NODES, node_policy(config().cache, LINEAGE, REGISTRY, topology=1), Placement(NODES, "shop"), KeyFinder(REGISTRY),
+        NODES, node_policy(config().cache, LINEAGE, REGISTRY, topology=1),
+        Placement(NODES, "shop"), KeyFinder(REGISTRY),
         instance="me", clock=lambda: 0.0, nonce=lambda: b"NONCE..!", find_heartbeat=lambda _: None,
         nothing=MysqlGtidSet(), find_rows=lambda each: told[id(each)],
     )  # fmt: skip

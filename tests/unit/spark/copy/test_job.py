@@ -75,12 +75,12 @@ class Scene:
         self._shown: Iterator[int] = iter(range(shown, 1000))
         nothing: Any = None
         self.copy = Snapshot(nothing, KEYSPACE, out, ["goods"], {}, clock=lambda: self.now, sleep=self.sleep)
-        monkeypatch.setattr(job, "read_floor", self.read_floor)
+        monkeypatch.setattr(job, "find_floor", self.find_floor)
         monkeypatch.setattr(job, "read_head", lambda *_: up_to(99))
         monkeypatch.setattr(job, "read_table", lambda *_: self.layout)
         monkeypatch.setattr(Snapshot, "_dump_shard", lambda *_: Frame(self.told))
 
-    def read_floor(self, _: Keyspace, shard: Shard, __: ServerAddress) -> EventToken:
+    def find_floor(self, _: Keyspace, shard: Shard, __: ServerAddress) -> EventToken:
         shown = next(self._shown)
         self.told.append(f"{shard.name} shows {shown}")
         return EventToken(shard.lineage, shard.name, 1, 0, up_to(shown))

@@ -9,8 +9,9 @@ from typing import Any, Final
 import pytest
 from pyspark.sql.types import BinaryType, DecimalType, LongType, StringType, TimestampNTZType
 
+from freshness.database.walk import above_key
 from freshness.stream.source import UNREADABLE
-from spark.copy.table import CopyColumn, CopyTable, _above, _upto, pace
+from spark.copy.table import CopyColumn, CopyTable, _upto, pace
 
 GOODS: Final = CopyTable(
     "goods",
@@ -127,7 +128,7 @@ def test_a_dump_and_the_log_give_the_same_cells() -> None:
 
 
 def test_ranges_touch_and_do_not_overlap() -> None:
-    above, first = _above(("a", "b"), (5, 6))
+    above, first = above_key(("a", "b"), (5, 6))
     assert (above, first) == ("(`a` > %s) OR (`a` = %s AND `b` > %s)", [5, 5, 6])
     assert _upto(("a", "b"), (5, 6)) == (f"NOT ({above})", first)
-    assert _above(("a",), None) == ("TRUE", [])
+    assert above_key(("a",), None) == ("TRUE", [])

@@ -1,0 +1,98 @@
+"""Tables that are read as a whole, in the order of their primary key: columns, key, and what a server shows.
+
+``spark.copy`` dumps tables this way, and ``invalidator.stream.chunk`` reads them for a refresh. Takes no lock and
+writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from freshness.config.settings import Shard
+from freshness.database.connection import Connection, quote_name, read_rows
+from freshness.errors import ConfigError
+from freshness.position.token import EventToken
+from freshness.stream.heartbeat import parse_token, token_sql
+
+_COLUMNS: Final = """SELECT column_name, data_type, column_type, numeric_precision, numeric_scale,
+  character_octet_length, character_set_name, extra FROM information_schema.columns
+  WHERE table_schema = DATABASE() AND table_name = %s ORDER BY ordinal_position"""
+_KEY: Final = """SELECT column_name FROM information_schema.key_column_usage
+  WHERE table_schema = DATABASE() AND table_name = %s AND constraint_name = 'PRIMARY' ORDER BY ordinal_position"""
+
+
+@dataclass(frozen=True, slots=True)
+class WalkedColumn:
+    """A column as the schema has it. ``kind``: its type without bounds, in small letters; ``whole_type``: with them.
+    ``octets`` and ``charset``: of text and bytes, else 0 and empty."""
+
+    name: str
+    kind: str
+    whole_type: str
+    precision: int
+    scale: int
+    octets: int
+    charset: str
+    is_virtual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WalkedTable:
+    """``key``: the columns of the primary key, in its order."""
+
+    name: str
+    columns: tuple[WalkedColumn, ...]
+    key: tuple[str, ...]
+
+
+def read_walked_table(connection: Connection, name: str) -> WalkedTable | None:
+    """The columns and the key of a table now; None where there is no such table. Raises `ConfigError` for a table
+    without a primary key. Errors of pymysql come out as they are."""
+    rows = read_rows(connection, _COLUMNS, (name,))
+    key = tuple(str(column) for (column,) in read_rows(connection, _KEY, (name,)))
+    if not rows:
+        return None
+    if not key:
+        raise ConfigError(f"table {name} has no primary key", hint="its rows cannot be told apart; add one")
+    columns = tuple(
+        WalkedColumn(
+            str(column),
+            str(kind).lower(),
+            str(whole_type),
+            int(precision or 0),
+            int(scale or 0),
+            int(octets or 0),
+            str(charset or ""),
+            "VIRTUAL" in str(extra).upper(),
+        )
+        for column, kind, whole_type, precision, scale, octets, charset, extra in rows
+    )
+    return WalkedTable(name, columns, key)
+
+
+def above_key(key: Sequence[str], border: Sequence[Any] | None) -> tuple[str, list[Any]]:
+    """The condition for keys after the border, and its parameters. Spelled out: servers use an index for this, and
+    not for a comparison of tuples. Without a border, every key."""
+    if border is None:
+        return "TRUE", []
+    parts: list[str] = []
+    parameters: list[Any] = []
+    for place, name in enumerate(key):
+        equal = [f"{quote_name(former)} = %s" for former in key[:place]]
+        parts.append("(" + " AND ".join([*equal, f"{quote_name(name)} > %s"]) + ")")
+        parameters += border[: place + 1]
+    return " OR ".join(parts), parameters
+
+
+def read_floor(connection: Connection, flavor: str, shard: Shard) -> EventToken:
+    """A position that every SELECT on this server shows from now on (F2), with the time of the newest heartbeat that
+    it shows. Raises `ConfigError` without heartbeats. Errors of pymysql come out as they are."""
+    token = parse_token(flavor, shard.lineage, shard.name, read_rows(connection, token_sql(flavor)))
+    if token is None or token.position.is_empty:
+        raise ConfigError(
+            f"shard {shard.lineage} has no heartbeats: nothing is known of what its servers show",
+            hint="start `invalidator run`, or `spark.sink`, which write them",
+        )
+    return token
