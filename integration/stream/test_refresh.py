@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -25,7 +26,7 @@ from freshness.stream.resume import REFRESH_PREFIX, TEXT_PREFIX
 from freshness.stream.source import UNREADABLE
 from freshness.values.json import from_json_row
 from integration.configuration import write_config
-from integration.harness import wait_until
+from integration.harness import run_cli, wait_until
 from integration.invalidator.test_row_digest import (
     TOLD,
     TOLD_MARIADB,
@@ -313,6 +314,19 @@ def test_a_replay_passes_over_rows_that_were_only_read_again(pair: Pair, config_
     changes = [change for line in lines for each in reader.feed(line) for change in each.transaction.changes]
     assert [(change.op, change.after) for change in changes] == [("insert", {"kind": 3, "name": "c", "v": 3})]
     assert sum(b'"refresh"' in line for line in lines) == 2
+
+
+def test_the_command_prints_the_rows_and_the_end(pair: Pair, config_path: Path) -> None:
+    pair.primary.execute("INSERT INTO goods VALUES (1, 'a', 1), (2, 'b', 2)", database="shop")
+    options = ("--tables", "*", "--refresh", "goods", "--refresh-chunk-rows", "1", "--no-heartbeats")
+    done = run_cli("stream", "--config", config_path, *options, "--refresh-from", "replica", "--count", "3")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line.get("key") for line in lines] == [{"kind": 1, "name": "a"}, {"kind": 2, "name": "b"}, None]
+    assert [line["event"] for line in lines] == ["update", "update", "refreshed"]
+    done = run_cli("stream", "--config", config_path, *options, "--refresh-rows-per-second", "nan")
+    assert done.returncode == 2
+    assert "rows per second" in done.stderr
 
 
 BAD: Final = (

@@ -67,6 +67,7 @@ from invalidator.binlog.source import BinlogSource
 from invalidator.process.app import Invalidator
 from invalidator.process.status import read_nodes
 from invalidator.stream.open import OpenedStream, StreamOpener
+from invalidator.stream.refresh import RefreshedStream
 from invalidator.stream.update_stream import UpdateStream
 from invalidator.vstream.journal import ShardsMoved
 from invalidator.vstream.proto import vitess_pb2 as pb
@@ -408,7 +409,9 @@ def test_the_merged_stream_of_a_keyspace(shards: list[Shard], tmp_path: Path) ->
         assert token.position.contains(parse_position("mysql", shards[0].primary.executed()))
 
 
-def _read_customers(stream: UpdateStream, wanted: set[tuple[int, int]]) -> set[tuple[int, int]]:
+def _read_customers(
+    stream: UpdateStream | RefreshedStream, wanted: set[tuple[int, int]]
+) -> set[tuple[int, int]]:
     """(customer_id, v) of the rows that come, until all these have."""
     found: set[tuple[int, int]] = set()
 

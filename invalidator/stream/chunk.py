@@ -171,8 +171,8 @@ def read_chunk(
     after: list[Any] | None,
     rows: int,
 ) -> Chunk | EventToken:
-    """The next rows of a table, at most so many, after a chunk's ``last``. What the server shows, alone, where
-    ``is_shown_enough`` says no to it.
+    """The next rows of a table, at most so many, after a chunk's ``last``. Where ``is_shown_enough`` says no to the
+    position that the server shows: that position alone.
 
     A table that is gone has no rows. One whose key has other columns than ``after`` is read from its begin. Raises
     `ConfigError` and `FormatError` as `LogTable`, and what `connect` raises.

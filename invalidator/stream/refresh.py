@@ -112,7 +112,7 @@ class RecentChanges:
                 self._forget()
 
     def forget(self, low: Position) -> None:
-        """What no later chunk asks for, since its server shows it."""
+        """Drop the changes that the server shows: no later chunk asks for them."""
         while self._entries and low.contains(self._entries[0][0]):
             self._forget()
 

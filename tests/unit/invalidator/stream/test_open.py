@@ -15,7 +15,8 @@ from freshness.errors import ConfigError
 from freshness.objects.keyfinder import KeyFinder
 from invalidator.http.topology import describe_topology
 from invalidator.stream.layout_book import LayoutBook
-from invalidator.stream.open import OpenedStream, find_skips
+from invalidator.stream.open import OpenedStream, find_keys, find_skips
+from invalidator.stream.refresh_request import RefreshRequest
 from invalidator.stream.update_stream import UpdateStream
 
 CONFIG = """
@@ -105,3 +106,12 @@ def test_a_skipped_transaction_raises_all_tables_of_a_stream_of_any(tmp_path: Pa
     assert [each.tables for each in find_skips(shard, is_cached=True)] == [("customers",)]
     [found] = find_skips(shard, is_cached=False)
     assert (found.gtid, found.tables) == ("0-1-7", ())
+
+
+def test_a_refresh_needs_servers_that_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    for text, problem in ((CONFIG, "has no replica"), (VITESS, "keyspace shop is Vitess's")):
+        path.write_text(text.format(port=1))
+        keyspace = load_config(path).keyspaces["shop"]
+        with pytest.raises(ConfigError, match=problem):
+            find_keys(keyspace, ("a",), lambda _: {"a"}, RefreshRequest(("a",), "replica"))
