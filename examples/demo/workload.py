@@ -31,7 +31,7 @@ ORDER_IDS_PER_CUSTOMER: Final = 100
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The size of the workload. Rates are of the whole run, over all threads. ``interrupted``: so many processes read
-    besides, each as much as one reader, and are interrupted by signals. ``fills_from_log``: single rows have the setting
+    besides, each as much as one reader, and are interrupted by signals. ``fills_from_log``: single rows have
     ``fill_from_log``."""
 
     seconds: float

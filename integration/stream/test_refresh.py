@@ -21,7 +21,7 @@ from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.pulse import Pulse
 from freshness.database.walk import read_floor
 from freshness.errors import ConfigError, FormatError
-from freshness.stream.lines import RefreshedLine, UpdateLine, encode_line
+from freshness.stream.lines import RefreshedLine, SchemaLine, UpdateLine, encode_line
 from freshness.stream.resume import REFRESH_PREFIX, TEXT_PREFIX
 from freshness.stream.source import UNREADABLE
 from freshness.values.json import from_json_row
@@ -175,7 +175,8 @@ def follow(stream: OpenedStream, consumer: Consumer, is_enough: Callable[[], boo
         assert time.monotonic() < deadline, stream.stream.status()
         message = stream.stream.poll(POLL_SECONDS)
         for line in writer.lines(message) if message is not None else ():
-            consumer.take(line)
+            if not isinstance(line, SchemaLine):
+                consumer.take(line)
     consumer.resume = writer.resume or consumer.resume
 
 

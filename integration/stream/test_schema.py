@@ -18,7 +18,7 @@ import pytest
 from freshness.config.reader import load_config
 from freshness.config.settings import ServerAddress
 from freshness.database.heartbeat import HeartbeatWriter
-from freshness.stream.lines import SchemaLine, UpdateLine
+from freshness.stream.lines import RefreshedLine, SchemaLine, UpdateLine
 from freshness.stream.source import UNREADABLE
 from freshness.values.json import from_json, from_json_row
 from integration.configuration import write_config
@@ -66,7 +66,8 @@ def read(stream: OpenedStream, pair: Pair) -> list[UpdateLine | SchemaLine]:
 
     def has_end() -> bool:
         message = stream.stream.poll(POLL_SECONDS)
-        lines.extend(writer.lines(message) if message is not None else ())
+        told = writer.lines(message) if message is not None else ()
+        lines.extend(line for line in told if not isinstance(line, RefreshedLine))
         return bool(lines) and lines[-1].table == "ends"
 
     wait_until(has_end, "the last row came")

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from freshness.position import MariadbPosition, Position
+from freshness.stream.lines import UpdateLine
 from freshness.stream.source import RowChange
-from invalidator.binlog.rows.layout import find_key
 from invalidator.publish.debezium_value import to_debezium_row
 from invalidator.publish.record import Record, Topics, encode_json, raise_record, require_layouts
 from invalidator.stream.json_lines import LineWriter
+from invalidator.stream.layout_book import cut_key
 from invalidator.stream.message import StreamMessage
 
 VERSION: Final = "freshness-1"
@@ -62,17 +63,17 @@ class EnvelopeRecords:
         # After the rows: the layouts are read again for what follows.
         bare = replace(message, transaction=transaction._replace(changes=()), row_numbers=None)
         for line in self.raises.lines(bare):
+            assert isinstance(line, UpdateLine), "a message without rows"
             yield raise_record(self.topics, line)
         if message.is_last and message.shard in self._open:
             yield self._boundary(message, "END", self._open.pop(message.shard).counts)
 
     def _change(self, message: StreamMessage, row: int, change: RowChange) -> Iterator[Record]:
         topic = self.topics.table(message.shard, change.table)
-        layout = self.raises.layouts.find(message.shard, change.table)
+        names, _ = self.raises.layouts.find_key(message.shard, change)
         before, after = (to_debezium_row(image, change.shapes) for image in (change.before, change.after))
-        merged = {**(change.before or {}), **(change.after or {})}
-        key = _encode_key(find_key(layout, merged), change)
-        old = _encode_key(find_key(layout, change.before), change)
+        key = _encode_key(cut_key(change, names), change)
+        old = _encode_key(cut_key(replace(change, after=None), names), change)
         if after is None:
             yield self._envelope(message, row, change, topic, key, "d", before, None)
             if key is not None:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from freshness.errors import ConfigError
-from freshness.stream.lines import UpdateLine, encode_line
+from freshness.stream.lines import RefreshedLine, SchemaLine, UpdateLine, encode_line
 from invalidator.stream.json_lines import LineWriter
 from invalidator.stream.message import StreamMessage
 
@@ -68,7 +68,7 @@ class Topics:
             raise self._bad_template() from error
         if "{table}" not in self.template or not probe:
             raise self._bad_template()
-        for name in (self.positions, self.raises, self.transactions):
+        for name in (self.positions, self.raises, self.schemas, self.transactions):
             self._owners[name] = ("", name)
 
     @property
@@ -78,6 +78,10 @@ class Topics:
     @property
     def raises(self) -> str:
         return f"{self.prefix}.raises"
+
+    @property
+    def schemas(self) -> str:
+        return f"{self.prefix}.schemas"
 
     @property
     def transactions(self) -> str:
@@ -121,7 +125,8 @@ def raise_record(topics: Topics, line: UpdateLine) -> Record:
 
 @dataclass(slots=True)
 class LineRecords:
-    """Each row change as one line of the update stream. A key that is gone gets a tombstone after its line."""
+    """Each row change as one line of the update stream. A key that is gone gets a tombstone after its line. Schemas
+    go to a topic of their own, before the first row that names them."""
 
     topics: Topics
     lines: LineWriter
@@ -129,6 +134,10 @@ class LineRecords:
     def records(self, message: StreamMessage) -> Iterable[Record]:
         require_layouts(self.lines, message)
         for line in self.lines.lines(message):
+            assert not isinstance(line, RefreshedLine), "nobody asked for a refresh"
+            if isinstance(line, SchemaLine):
+                yield Record(self.topics.schemas, line.id.encode(), encode_line(line).rstrip(b"\n"))
+                continue
             if line.op == "raise":
                 yield raise_record(self.topics, line)
                 continue

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from freshness.errors import FormatError
-from freshness.stream.lines import SchemaLine, UpdateLine, encode_line
+from freshness.stream.lines import RefreshedLine, SchemaLine, UpdateLine, encode_line
 from freshness.stream.schema import TableColumn, TableSchema, make_schema_id
 from freshness.stream.source import RowChange
 from invalidator.binlog.rows.layout import Layout
-from invalidator.stream.json_lines import LineReader, LineWriter, cut_lines, read_schemas
+from invalidator.stream.json_lines import LineReader, LineWriter, MadeLine, cut_lines, read_schemas
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.schema_book import SchemaBook
 from invalidator.stream.schema_format import format_schema
@@ -32,13 +32,17 @@ def insert(schema: TableSchema | None, number: int = 1) -> RowChange:
     return RowChange("customers", "insert", None, row, schema=schema)
 
 
-def write(*messages: Any, selection: Selection = WHOLE) -> list[UpdateLine | SchemaLine]:
+def write(*messages: Any, selection: Selection = WHOLE) -> list[MadeLine]:
     writer = LineWriter(LayoutBook(lambda _: LAYOUTS), selection=selection)
     return [line for each in messages for line in writer.lines(each)]
 
 
-def kinds(lines: list[UpdateLine | SchemaLine]) -> list[tuple[str, str]]:
-    return [("schema", line.id) if isinstance(line, SchemaLine) else ("row", line.schema) for line in lines]
+def kinds(lines: list[MadeLine]) -> list[tuple[str, str]]:
+    return [
+        ("schema", line.id) if isinstance(line, SchemaLine) else ("row", line.schema)
+        for line in lines
+        if not isinstance(line, RefreshedLine)
+    ]
 
 
 def id_of(schema: TableSchema) -> str:
