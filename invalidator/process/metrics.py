@@ -165,6 +165,7 @@ class Metrics:
         """Show a shard no more: it is another process's now, or gone."""
         for metric in (
             self.shard_failed,
+            self.promotions_adopted,
             *(getattr(self._of_shards, each.name) for each in fields(ShardMetrics)),
         ):
             metric.remove(lineage)
