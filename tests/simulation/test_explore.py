@@ -15,7 +15,7 @@ from tests.simulation.explore import WORLDS, Done, Explorer, SmallWorld, State
 PUT_BACK = next(world for world in WORLDS if world.name == "a stripe is put back")
 PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidators, paused"))
 SMALL = tuple(
-    world for world in WORLDS if world.name.startswith(("the node", "a reply", "a write", "an append"))
+    world for world in WORLDS if world.name.startswith(("the node", "a reply", "a write", "an append", "entries"))
 )
 
 
