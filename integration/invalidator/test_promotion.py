@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from appclient import Cache, ReadOutcome
 from integration.configuration import write_config
 from integration.harness import CACHE, CUSTOMERS_TABLE, STREAM, wait_until
@@ -173,6 +175,7 @@ def test_a_planned_switchover_is_adopted_and_the_cache_is_kept(
         scene.wait_true_hits(load)
 
 
+@pytest.mark.parametrize("flavor", ["mysql", pytest.param("mariadb", marks=pytest.mark.slow)])
 def test_a_crash_is_followed_by_the_replica_that_was_promoted_also_after_a_restart(
     own_pair: Pair, memcached: Memcached, tmp_path: Path
 ) -> None:

@@ -114,7 +114,15 @@ class Verb:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("keeps_gtids", [True, False], ids=["replicated", "copied"])
+@pytest.mark.parametrize(
+    ("flavor", "keeps_gtids"),
+    [
+        pytest.param("mysql", True, id="mysql-replicated"),
+        pytest.param("mysql", False, id="mysql-copied", marks=pytest.mark.slow),
+        pytest.param("mariadb", True, id="mariadb-replicated", marks=pytest.mark.slow),
+        pytest.param("mariadb", False, id="mariadb-copied", marks=pytest.mark.slow),
+    ],
+)
 def test_one_shard_becomes_two_by_the_verb(flavor: Flavor, tmp_path: Path, keeps_gtids: bool) -> None:
     with deployment(flavor, tmp_path, ["-"]) as (made, router), writing(router) as writer:
         writer.wait_for(SOME)

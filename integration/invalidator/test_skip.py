@@ -74,7 +74,8 @@ def read_changes(system: System, since: str, count: int) -> list[dict[str, objec
         "stream", "-c", system.config_path, "--since", since, "--count", str(count), "--no-heartbeats"
     )
     assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    return [line for line in lines if line["event"] == "update"]
 
 
 def test_a_transaction_that_stops_the_stream_is_skipped_by_its_gtid(
