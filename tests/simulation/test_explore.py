@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from freshness.algorithm import read
+from freshness.algorithm import read, refill
 from invalidator.loop.loop import Poll
 from tests.schedules.world import look_up_with_the_record_behind
 from tests.simulation.bugs import PLANTED
@@ -15,7 +15,9 @@ from tests.simulation.explore import WORLDS, Done, Explorer, SmallWorld, State
 PUT_BACK = next(world for world in WORLDS if world.name == "a stripe is put back")
 PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidators, paused"))
 SMALL = tuple(
-    world for world in WORLDS if world.name.startswith(("the node", "a reply", "a write", "an append", "entries"))
+    world
+    for world in WORLDS
+    if world.name.startswith(("the node", "a reply", "a write", "an append", "entries"))
 )
 
 
@@ -24,6 +26,13 @@ def test_every_state_of_a_small_world_is_sound(world: SmallWorld) -> None:
     result = Explorer(world).explore()
     assert result.violation == "", "\n".join(result.history)
     assert result.states > 500
+
+
+def test_a_refill_that_ignores_the_stripe_is_found() -> None:
+    world = next(world for world in WORLDS if world.name.startswith("two invalidators fill"))
+    with patch.object(refill, "is_within", return_value=True):
+        result = Explorer(world).explore()
+    assert result.violation.startswith("I1: version 3 was filled after commit 4")
 
 
 @pytest.mark.parametrize(
