@@ -66,7 +66,8 @@ def check_liveness(world: World) -> float:
     prober = Actor(name, world, probe)
     world.actors = [prober, *(actor for actor in world.actors if not actor.name.startswith("reader"))]
     world.actor_by_name[name] = prober
-    bound = bound_seconds(world.options)
+    # What a put-back left pending on a node whose clock was set back meanwhile stays for so much longer.
+    bound = bound_seconds(world.options) + max([0.0, *(clock.behind for clock in world.clocks.values())])
     for _ in range(LIVELY_STEPS_MAX):
         if not waiting:
             return world.now - began
