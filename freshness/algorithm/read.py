@@ -516,7 +516,7 @@ def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guarded, Loaded
             stamps.append(Stamp(lineage, record.life, token.epoch, token.position))
         value = None if row.value is None else context.encode(row.value)
         data = Filled(tuple(stamps), entry.lookup.identity, value).encode()
-        ttl = max(1, int(policy.value_ttl_seconds * (1 - 0.1 * context.jitter())))
+        ttl = policy.spread_ttl(context.jitter())
         request = Cas(entry.lookup.item, data, guarded.stub.version, ttl)
         nodes.setdefault(entry.lookup.node, []).append((entry, guarded, row, request))
     if not nodes:

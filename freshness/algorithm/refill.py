@@ -55,9 +55,6 @@ from freshness.value import value
 ROWS_AT_ONCE_MAX: Final = 256
 """Entries that are read in one flow: each can be large."""
 
-TTL_SHARE: Final = 0.1
-"""By up to so much the TTLs of entries differ, as those of readers' fills do (F47)."""
-
 
 @value
 class LoggedRow:
@@ -163,8 +160,8 @@ def _replace(row: LoggedRow, item: Item, life: bytes, token: EventToken) -> Cas:
     lookup = row.lookup
     stamp = Stamp(token.lineage, life, token.epoch, token.position)
     data = Filled((stamp,), lookup.identity, row.payload).encode()
-    share = TTL_SHARE * crc32(lookup.item) / 2**32
-    return Cas(lookup.item, data, item.version, max(1, int(lookup.policy.value_ttl_seconds * (1 - share))))
+    ttl = lookup.policy.spread_ttl(crc32(lookup.item) / 2**32)
+    return Cas(lookup.item, data, item.version, ttl)
 
 
 def _find_entry(reply: Reply) -> Filled | None:

@@ -53,6 +53,11 @@ class ObjectPolicy:
     lineages: tuple[str, ...]
     value_ttl_seconds: int
 
+    def spread_ttl(self, chance: float) -> int:
+        """The TTL of one entry: up to a tenth less, by a number in [0, 1), so that entries of one moment do not
+        expire together (F47)."""
+        return max(1, int(self.value_ttl_seconds * (1 - 0.1 * chance)))
+
 
 def find_fill_refusal(
     policy: ObjectPolicy,
