@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from xdist.remote import Producer
@@ -16,6 +16,9 @@ from xdist.scheduler import LoadFileScheduling
 from integration.servers import Flavor, Memcached, Pair, database_pair
 from integration.servers.database import SCHEMA
 from integration.servers.process import find_free_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SPARK_FILE: Final = re.compile(r"/spark/|audit")
 """Those that `make spark` runs."""
@@ -84,3 +87,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkAp
     """How `make test` divides the tests among its processes: in their order, so that short ones fill the end."""
     config.option.loadscopereorder = False
     return SparkApart(config, log)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    """One Spark session for the file that asks for it."""
+    # Here and not above: most files need no Spark.
+    from spark.session import open_session
+
+    opened = open_session("tests", "local[2]")
+    yield opened
+    opened.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,6 @@ from examples.demo.workload import Plan
 from examples.demo.world import NodeKind
 from spark.audit import __main__ as command
 from spark.audit.verdict import CLEAN, POISONED_FILL, STALE_DATA
-from spark.session import open_session
 
 CLOSE_US: Final = 20_000
 PLAN: Final = Plan(seconds=6, seed=11, customers=400)
@@ -30,13 +28,6 @@ class Silent:
     def say(self, text: str) -> None: ...
 
     def show(self, sample: Sample) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    opened = open_session("tests", "local[2]")
-    yield opened
-    opened.stop()
 
 
 @pytest.fixture(scope="module")

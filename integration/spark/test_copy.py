@@ -22,17 +22,8 @@ from spark.copy import __main__ as command
 from spark.copy.job import Snapshot, find_floor, require_format
 from spark.copy.state import TableState, read_copy, read_state
 from spark.copy.table import CopyColumn, CopyTable, dump_span, find_spans, read_table
-from spark.session import open_session
 
 ROWS: Final = 200
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    """One Spark session for the file."""
-    opened = open_session("tests", "local[2]")
-    yield opened
-    opened.stop()
 
 
 @pytest.fixture

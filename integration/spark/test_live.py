@@ -40,7 +40,6 @@ from integration.shards import start_shards
 from integration.vitess import test_keyspace as vitess
 from invalidator.process.status import locate_key
 from spark.live import __main__ as command
-from spark.session import open_session
 
 KEYS = range(1, 41)
 ABSENT = 999
@@ -57,14 +56,6 @@ AUDITS_MAX = 5
 CANNOT_TELL = 3
 POISONED = 5
 SEAT_KEY = ("A: ü~", b"a\x00b", "1.50", "2026-01-31 10:00:00")
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    """One Spark session for the file."""
-    opened = open_session("tests", "local[2]")
-    yield opened
-    opened.stop()
 
 
 @pytest.fixture(params=["mariadb"])

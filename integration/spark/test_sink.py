@@ -42,7 +42,6 @@ from integration.harness import (
 )
 from integration.servers import Pair
 from invalidator.archive.writer import find_resume
-from spark.session import open_session
 from spark.sink import __main__ as invalidate
 from spark.sink.keeper import Keeper
 from spark.sink.sink import open_sink
@@ -54,14 +53,6 @@ KEYS: Final = range(1, 21)
 
 FIRST_SECONDS: Final = 150.0
 """The first micro-batch starts half a dozen Python processes."""
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    """One Spark session for the file."""
-    opened = open_session("tests", "local[2]")
-    yield opened
-    opened.stop()
 
 
 @pytest.fixture

@@ -28,19 +28,10 @@ from invalidator.archive.writer import find_resume
 from spark.copy import __main__ as copy_command
 from spark.copy.job import find_floor
 from spark.copy.state import read_state
-from spark.session import open_session
 from spark.stream.archive_folder import ArchiveFolder
 from spark.table_at import __main__ as command
 
 TABLES: Final = ("customers", "seats")
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    """One Spark session for the file."""
-    opened = open_session("tests", "local[2]")
-    yield opened
-    opened.stop()
 
 
 @pytest.fixture

@@ -43,7 +43,6 @@ from invalidator.stream.refresh_request import RefreshRequest
 from spark.copy import __main__ as copy_command
 from spark.copy.job import find_floor
 from spark.copy.state import read_copy
-from spark.session import open_session
 from spark.stream.archive_folder import ArchiveFolder
 from spark.table_at import __main__ as table_at_command
 
@@ -58,13 +57,6 @@ KEPT: Final = ("customers", "seats")
 THINGS: Final = "CREATE TABLE things (id INT PRIMARY KEY, v INT)"
 KEY_COLUMNS: Final = {"customers": 1, "seats": 2, "things": 1}
 POLL_SECONDS: Final = 0.2
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    opened = open_session("tests", "local[2]")
-    yield opened
-    opened.stop()
 
 
 @pytest.fixture
