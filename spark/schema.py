@@ -63,7 +63,6 @@ REPLAY: Final = StructType(
         StructField("flags", IntegerType()),
         *_longs("who", "client", "sequence"),
         StructField("stamps", BinaryType()),
-        StructField("packed", BinaryType()),
     ]
 )
 """A row of the audit's shuffle: `spark.audit.row.ReplayRow`."""

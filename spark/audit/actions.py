@@ -1,8 +1,7 @@
 """Turns recorded actions and changes into the rows of the replay, and takes stock of who recorded what.
 
-Position texts are resolved here, before the shuffle, each distinct one once; hits of one entry that stand together
-are packed into one row, which is what keeps a key with a tenth of all events from stalling the task that replays it.
-Functions of DataFrames; called by the audit.
+Position texts are resolved here, before the shuffle, each distinct one once. Functions of DataFrames; called by the
+audit.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy
 import pyarrow
-from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.errors import FormatError
-from freshness.position import parse_position
 from spark.audit.finding import Life
+from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps, lacks
 from spark.audit.row import (
     ABSENT,
     AFTER_ABSENT,
@@ -29,12 +26,10 @@ from spark.audit.row import (
     FILL,
     HIT,
     INVALIDATION,
-    PACKED,
     ROW,
     SERVED_STALE,
     UNANSWERED,
     PlacedStamp,
-    pack_stamps,
 )
 from spark.audit.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
 from spark.batch import Batches, BatchFunction
@@ -44,9 +39,6 @@ ACTIONS: Final = ("fill", "hit", "refusal", "invalidation", "publish", "dropped"
 INVENTORY_MAX: Final = 1_000_000
 """The most combinations of client, object, node and outcome."""
 LIVES_MAX: Final = 1_000_000
-PACK_MIN: Final = 4
-"""Hits of one entry in one batch from which on they travel together."""
-STAMPS_HELD_MAX: Final = 65_536
 
 _PART, _LIST = "\x1e", "\x1f"
 
@@ -190,12 +182,11 @@ def encode_changes(changes: DataFrame, duplicates: Sequence[tuple[int, int, int]
         flags.alias("flags"),
         *map(_none, ("who", "client", "sequence")),
         F.lit(None).cast("binary").alias("stamps"),
-        F.lit(None).cast("binary").alias("packed"),
     )
 
 
 def encode_actions(actions: DataFrame, lineages: Mapping[str, Lineage]) -> DataFrame:
-    """A row (`REPLAY`) for each fill, invalidation and hit; for several hits where they stand together."""
+    """A row (`REPLAY`) for each fill, invalidation and hit."""
     item, action = F.col("item"), F.col("action")
     flags = (
         _bit(F.col("is_absent"), ABSENT)
@@ -220,7 +211,8 @@ def encode_actions(actions: DataFrame, lineages: Mapping[str, Lineage]) -> DataF
         who().alias("who"),
         F.xxhash64("client").alias("client"),
         "sequence",
-        _positions(action == "fill").alias("positions"),
+        *STAMP_COLUMNS[:-1],
+        F.when(action == "fill", F.col("floors")).otherwise(F.array().cast("array<string>")).alias("floors"),
     )
     return texts.mapInArrow(action_encoder(lineages), REPLAY)
 
@@ -245,35 +237,20 @@ def _positions(with_floors: Column) -> Column:
 
 
 def action_encoder(lineages: Mapping[str, Lineage]) -> BatchFunction:
-    """Batches with the column ``positions`` become batches of `REPLAY`."""
+    """Batches with `STAMP_COLUMNS` become batches of `REPLAY`."""
     schema = to_arrow_schema(REPLAY)
 
     def encode(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        held: dict[str, tuple[bytes, int]] = {}
         for batch in batches:
-            if len(held) > STAMPS_HELD_MAX:
-                held.clear()
-            texts = batch.column("positions").dictionary_encode()
-            distinct = [_find_stamps(held, lineages, text) for text in texts.dictionary.to_pylist()]
-            places = texts.indices.to_numpy()
-            bits = numpy.array([flags for _, flags in distinct], numpy.int32)
-            stamps = pyarrow.array([data for data, _ in distinct], pyarrow.binary()).take(texts.indices)
-            columns = {name: batch.column(name) for name in batch.schema.names if name != "positions"}
-            columns["flags"] = pyarrow.array(columns["flags"].to_numpy() | bits[places])
+            stamps, flags = encode_stamps(lineages, {name: batch.column(name) for name in STAMP_COLUMNS})
+            columns = {name: batch.column(name) for name in batch.schema.names if name not in STAMP_COLUMNS}
+            columns["flags"] = pyarrow.array(columns["flags"].to_numpy() | flags)
             columns["stamps"] = stamps
-            yield _pack(columns, places, schema)
+            yield pyarrow.RecordBatch.from_arrays(
+                [columns[field.name].cast(field.type) for field in schema], schema=schema
+            )
 
     return encode
-
-
-def _find_stamps(
-    held: dict[str, tuple[bytes, int]], lineages: Mapping[str, Lineage], text: str
-) -> tuple[bytes, int]:
-    found = held.get(text)
-    if found is None:
-        stamps, flags = read_stamps(lineages, text)
-        found = held[text] = pack_stamps(stamps), flags
-    return found
 
 
 def read_stamps(lineages: Mapping[str, Lineage], text: str) -> tuple[list[PlacedStamp], int]:
@@ -291,7 +268,7 @@ def read_stamps(lineages: Mapping[str, Lineage], text: str) -> tuple[list[Placed
         lineage, (epoch, life, position) = lineages.get(name), (part[at] for part in parts)
         place = Place(0, (), NO_ARCHIVE) if lineage is None else _place(lineage, epoch, position)
         stamps.append(PlacedStamp(0 if lineage is None else lineage.number, _life(life), place))
-        if lineage is not None and at < len(bounds) and _lacks(lineage.flavor, position, bounds[at]):
+        if lineage is not None and at < len(bounds) and lacks(lineage.flavor, position, bounds[at]):
             flags = BELOW_FLOOR
     return stamps, flags
 
@@ -302,53 +279,6 @@ def _place(lineage: Lineage, epoch: str, position: str) -> Place:
 
 def _life(text: str) -> int:
     return int.from_bytes(bytes.fromhex(text), "big", signed=True) if text else NOTHING
-
-
-def _lacks(flavor: str, position: str, floor: str) -> bool:
-    try:
-        return not parse_position(flavor, position).contains(parse_position(flavor, floor))
-    except FormatError:
-        return False  # the stamp itself says that it cannot be read
-
-
-_SAME: Final = ("h1", "h2", "node", "version", "digest", "flags", "who")
-
-
-def _pack(columns: dict[str, Any], places: NDArray[Any], schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    """The batch, with hits of one entry in one row where there are `PACK_MIN` of them."""
-    count = len(places)
-    is_hit = columns["kind"].to_numpy() == HIT
-    same = [columns[name].fill_null(-1).to_numpy() for name in _SAME] + [places]
-    mixed = numpy.zeros(count, numpy.uint64)
-    for column in same:
-        mixed = mixed * numpy.uint64(0x9E3779B97F4A7C15) + column.astype(numpy.uint64)
-    order = numpy.flatnonzero(is_hit)
-    order = order[numpy.argsort(mixed[order], kind="stable")]
-    differs = numpy.ones(len(order), bool)
-    if len(order):
-        differs[1:] = numpy.any([column[order][1:] != column[order][:-1] for column in same], axis=0)
-    starts = numpy.flatnonzero(differs)
-    sizes = numpy.diff(numpy.append(starts, len(order)))
-    is_group = sizes >= PACK_MIN
-    grouped = order[numpy.repeat(is_group, sizes)]
-    alone = numpy.ones(count, bool)
-    alone[grouped] = False
-    packed = numpy.empty(len(grouped), PACKED)
-    for name, source in (("begin", "begin_us"), ("end", "end_us"), ("sequence", "sequence")):
-        packed[name] = columns[source].to_numpy()[grouped]
-    offsets = numpy.concatenate(([0], numpy.cumsum(sizes[is_group]))).astype(numpy.int32) * PACKED.itemsize
-    binaries = pyarrow.BinaryArray.from_buffers(
-        pyarrow.binary(),
-        len(offsets) - 1,
-        [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(packed.tobytes())],
-    )
-    taken = pyarrow.array(numpy.concatenate((numpy.flatnonzero(alone), order[starts[is_group]])))
-    columns["packed"] = pyarrow.concat_arrays([pyarrow.nulls(int(alone.sum()), pyarrow.binary()), binaries])
-    arrays = [
-        (columns[field.name] if field.name == "packed" else columns[field.name].take(taken)).cast(field.type)
-        for field in schema
-    ]
-    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 # -- lives -----------------------------------------------------------------------------------------------

@@ -21,16 +21,15 @@ and it travels to the executors in the closure of the replay.
       v                                           |         |
     encode_changes                          encode_actions  |
     a row for each item of a change         a row for each fill, invalidation and hit;
-      |                                     hits of one entry in a row; positions resolved to places
+      |                                     positions resolved to places
       |                                           |         |
       +-------------- ReplayRow ------------------+         | broadcast
                           | + rows of the former audit      |
                           v                                 |
       ===== THE SHUFFLE: by item (h1, h2) ==============    |
-      sorted by kind, then by ordinal or time               |
                           |                                 |
                           v                                 |
-                       replay, one item at a time <---------+
+                       judge, many items at once <----------+
                           |
                           v
       Replayed:  Finding       PendingChange       TallyRow, one for each partition
@@ -60,7 +59,6 @@ from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow
-import pyarrow.compute
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -69,16 +67,18 @@ from spark.audit import verdict
 from spark.audit.actions import encode_actions, encode_changes
 from spark.audit.evidence import Names, name_violations
 from spark.audit.finding import Finding, Knowledge, PendingChange, Replayed, Rules, Tally
+from spark.audit.kernel.judge import judge
 from spark.audit.part import AuditPart, find_items
-from spark.audit.replay import replay
-from spark.audit.row import CHANGE, NO_NUMBER, ReplayRow
 from spark.audit.state import State
 from spark.audit.summary import Summary, summarize
 from spark.audit.survey import Survey, survey_history
 from spark.batch import Batches, BatchFunction, to_batches
-from spark.schema import FINDING, REPLAYED
+from spark.schema import FINDING, REPLAY, REPLAYED
 
 ROWS_PER_BATCH_MAX: Final = 20_000
+ROWS_PER_PIECE: Final = 250_000
+"""A piece is in memory as a whole, with up to 1,000 bytes for each row."""
+PIECES_MIN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,7 @@ def audit(
     assert part is None or previous is None, "a state is never of a part"
     survey = survey_history(changes, actions, rules or Rules(0), as_of_us, previous)
     rows = encode_rows(changes, actions, survey, previous, part)
-    pieces = partitions or max(8, 4 * changes.sparkSession.sparkContext.defaultParallelism)
-    replayed = replay_rows(rows, survey.rules, survey.known, pieces).persist()
+    replayed = replay_rows(rows, survey.rules, survey.known, partitions or count_pieces(survey)).persist()
     tally = sum_tallies(replayed)
     findings, wrong_clocks = judge_clocks(replayed, tally, survey.names)
     items = previous.items if previous else None
@@ -151,43 +150,38 @@ def encode_rows(
     return rows if previous is None else rows.unionByName(previous.rows)
 
 
+def count_pieces(survey: Survey) -> int:
+    """How many pieces the replay is cut into: by its rows, and not by the cores that happen to be there."""
+    transactions = sum(lineage.last - lineage.first + 1 for lineage in survey.archive.lineages.values())
+    rows = transactions + sum(each.actions for each in survey.stock)
+    return max(PIECES_MIN, -(-rows // ROWS_PER_PIECE))
+
+
 def replay_rows(rows: DataFrame, rules: Rules, known: Knowledge, partitions: int) -> DataFrame:
-    """Rows (`REPLAY`) in any order become what was found (`REPLAYED`): one shuffle, one sort, one pass."""
-    order = F.when(F.col("kind") == CHANGE, F.col("ordinal")).otherwise(F.col("begin_us"))
-    sorted_rows = rows.repartition(partitions, "h1", "h2").sortWithinPartitions("h1", "h2", "kind", order)
-    return sorted_rows.mapInArrow(replayer(rules, known), REPLAYED)
+    """Rows (`REPLAY`) in any order become what was found (`REPLAYED`): one shuffle, no sort."""
+    return rows.repartition(partitions, "h1", "h2").mapInArrow(replayer(rules, known), REPLAYED)
 
 
 # -- on the executors ------------------------------------------------------------------------------------
 
 
 def replayer(rules: Rules, known: Knowledge) -> BatchFunction:
-    """Sorted batches of `REPLAY` become batches of `REPLAYED`, with one tally for the partition."""
+    """Batches of `REPLAY` become batches of `REPLAYED`, with one tally for the partition."""
 
     def run(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        tally = Tally()
+        tally, schema = Tally(), to_arrow_schema(REPLAY)
+        # A join before the shuffle makes columns that cannot be null, which is another schema.
+        pieces = [pyarrow.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches]
+        table = pyarrow.Table.from_batches(pieces, schema)
 
         def results() -> Iterator[Replayed]:
-            for found in replay(_rows(batches), rules, known, tally):
+            for found in judge(table, rules, known, tally):
                 yield _replayed(found)
             yield Replayed(tally=tally.to_row())
 
         yield from to_batches(results(), to_arrow_schema(REPLAYED), ROWS_PER_BATCH_MAX)
 
     return run
-
-
-def _rows(batches: Batches) -> Iterator[ReplayRow]:
-    for batch in batches:
-        columns = [
-            column.to_pylist()
-            if pyarrow.types.is_binary(column.type)
-            else pyarrow.compute.fill_null(column, NO_NUMBER if column.type == pyarrow.int64() else 0)
-            .to_numpy()
-            .tolist()
-            for column in batch.columns
-        ]
-        yield from map(ReplayRow._make, zip(*columns, strict=True))
 
 
 _cells = attrgetter(*FINDING.names)

@@ -1,24 +1,21 @@
-"""The replay of one item: in the order of the archive what changed it, and what the cache did with it.
+"""The judge: the replay of one item, in the order of the archive what changed it, and what the cache did with it.
 
-Rows come sorted: all changes of an item, then its invalidations, fills and hits. So changes, acknowledgements and
-fills of one item are held at a time, some hundred bytes each, and hits pass through, those of one entry in one go.
-Order comes from ordinals and positions. Times decide whether an action came after an acknowledgement, with an error
-allowed (F3, F36).
+Rows come sorted: all changes of an item, then its invalidations, fills and hits. Order comes from ordinals and
+positions. Times decide whether an action came after an acknowledgement, with an error allowed (F3, F36). Every
+verdict is given here: `spark.audit.kernel` proves by arrays what is right, and hands over what is suspicious with
+its witnesses, or whole items.
 
-Its inputs and its findings are classes of `spark.audit.finding`. Plain Python: knows nothing of Spark. Called by
-``spark.audit`` on the executors; never reads a file or a clock.
+Its inputs and its findings are classes of `spark.audit.finding`. Plain Python: knows nothing of Spark, never reads a
+file or a clock.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
-
-import numpy
-from numpy.typing import NDArray
 
 from spark.audit import verdict
 from spark.audit.finding import (
@@ -40,7 +37,6 @@ from spark.audit.row import (
     HIT,
     JUDGED,
     NO_NUMBER,
-    PACKED,
     SERVED_STALE,
     UNANSWERED,
     ActionSpan,
@@ -51,11 +47,6 @@ from spark.audit.row import (
     unpack_stamps,
 )
 from spark.audit.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, FRAGMENTED, NOTHING, UNKNOWN_FLAGS
-
-FILLS_HELD_MAX: Final = 2_000_000
-"""Fills of one item that are remembered for its hits; later ones replace nothing, and their hits are not traced."""
-
-_EDGES: Final = numpy.array(STALENESS_EDGES_US, numpy.int64)
 
 
 class RememberedFill(NamedTuple):
@@ -133,12 +124,19 @@ class ItemReplay:
         self._nodes.setdefault(entry.node, False)
         self._was_recorded |= bool(entry.flags & JUDGED)
         stamps = unpack_stamps(entry.stamps)
-        self._check_clock(span, _committed(self._known, stamps))
+        is_told = self._is_told(entry, span)
+        if is_told:
+            self._check_clock(span, _committed(self._known, stamps))
         for stamp in stamps:
-            log = self._logs.get(stamp.lineage)
             if stamp.place.flags & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE:
-                self._tally.unknown[0, _why(stamp.place.flags)] += 1
-            elif log is not None:
+                self._tally.unknown[0, explain_flags(stamp.place.flags)] += is_told
+        self.note_invalidation(entry, span)
+
+    def note_invalidation(self, entry: AuditedEntry, span: ActionSpan) -> None:
+        """As `add_invalidation`, for one that is judged already."""
+        for stamp in unpack_stamps(entry.stamps):
+            log = self._logs.get(stamp.lineage)
+            if log is not None and not stamp.place.flags & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE:
                 ref = (span.client, span.sequence)
                 log.cover(stamp.place, entry.node, stamp.life, span.last_us, ref)
 
@@ -150,10 +148,15 @@ class ItemReplay:
         stamps = unpack_stamps(entry.stamps)
         if self._is_told(entry, span):
             self._check_clock(span, _committed(self._known, stamps))
+        failure = "" if entry.flags & UNANSWERED else self._judge_fill(entry, observed, span, stamps)
+        self.note_fill(entry, span, failure)
+
+    def note_fill(self, entry: AuditedEntry, span: ActionSpan, failure: str = "") -> None:
+        """As `add_fill`, for one that is judged already."""
+        stamps = unpack_stamps(entry.stamps)
         if entry.flags & UNANSWERED or entry.version == NO_NUMBER:
             self._unanswered.add((entry.node, entry.stamps, entry.digest))
-        failure = "" if entry.flags & UNANSWERED else self._judge_fill(entry, observed, span, stamps)
-        if entry.version != NO_NUMBER and stamps and len(self._fills) < FILLS_HELD_MAX:
+        if entry.version != NO_NUMBER and stamps:
             self._fills[entry.node, entry.version, stamps[0].life] = RememberedFill(
                 entry.stamps, entry.digest, entry.flags & ABSENT, failure, span
             )
@@ -285,38 +288,6 @@ class ItemReplay:
         elif span.first_us > standing.dead_after_us:
             self._dead(entry, standing, span)
 
-    def add_hits(self, entry: AuditedEntry, client: int, packed: bytes) -> None:
-        """Many hits of one entry by one client: see `PACKED`."""
-        self._nodes[entry.node] = True
-        hits = numpy.frombuffer(packed, PACKED)
-        hits = hits[hits["begin"] <= self._rules.as_of_us]
-        if entry.flags & JUDGED or not len(hits):
-            return
-        self._hits += len(hits)
-        standing = self._standing(entry)
-        if standing.unknown:
-            self._tally.unknown[entry.who, standing.unknown] += len(hits)
-            return
-        begins = hits["begin"]
-        held = self._tally.staleness(entry.who)
-        places = numpy.searchsorted(_EDGES, numpy.maximum(0, begins - standing.missing_since_us))
-        for place, count in enumerate(numpy.bincount(places, minlength=len(held)).tolist()):
-            held[place] += count
-        for odd in hits[
-            (hits["end"] < begins - self._rules.clock_error_us)
-            | (hits["end"] < standing.committed_us - self._rules.clock_wrong_us)
-        ]:
-            self._check_clock(_span(client, odd), standing.committed_us)
-        failure = self._trace(entry, standing, _summary(client, hits))
-        if entry.flags & SERVED_STALE:
-            return
-        is_stale = begins > standing.stale_after_us
-        is_dead = (begins > standing.dead_after_us) & ~is_stale
-        if is_stale.any():
-            self._stale(entry, standing, failure, _summary(client, hits[is_stale]))
-        if is_dead.any():
-            self._dead(entry, standing, _summary(client, hits[is_dead]))
-
     def _is_told(self, entry: AuditedEntry, span: ActionSpan) -> bool:
         return not entry.flags & JUDGED and span.first_us <= self._rules.as_of_us
 
@@ -418,8 +389,7 @@ class ItemReplay:
         since = [
             self._known.history_from_us.get(stamp.lineage, NEVER) for stamp in unpack_stamps(entry.stamps)
         ]
-        is_whole = len(self._fills) < FILLS_HELD_MAX
-        return is_whole and standing.committed_us > max(since) + self._rules.clock_error_us
+        return standing.committed_us > max(since) + self._rules.clock_error_us
 
     def _stale(self, entry: AuditedEntry, standing: Standing, failure: str, span: ActionSpan) -> None:
         failure = "F21" if standing.is_raise else failure if failure in _FILL_FAILURES else "F11"
@@ -466,9 +436,13 @@ class ItemReplay:
             tally.counts["items changed and recorded"] += bool(self._logs)
             for lineage, log in self._logs.items():
                 self._find_missed(lineage, log)
-        found = list(self._findings.values())
-        tally.counts["items with poison"] += any(verdict.KIND_BY_NAME[each.kind].is_poison for each in found)
+        found = self.findings
+        tally.counts["items with poison"] += any(map(is_poison, found))
         return found
+
+    @property
+    def findings(self) -> list[Finding]:
+        return list(self._findings.values())
 
     def _find_missed(self, lineage: int, log: Log) -> None:
         rules, counts = self._rules, self._tally.counts
@@ -485,6 +459,13 @@ class ItemReplay:
                 self._tally.delays[bisect_left(STALENESS_EDGES_US, delay_us)] += 1
             else:
                 self._judge_missed(lineage, log, at)
+
+    def judge_missed(self, lineage: int, ordinal: int, nodes: Mapping[int, bool]) -> None:
+        """Judge a change that nothing invalidated. ``nodes``: those that had the item, and whether it was read
+        there."""
+        self._nodes = dict(nodes)
+        log = self._logs[lineage]
+        self._judge_missed(lineage, log, bisect_left(log.ordinals, ordinal))
 
     def _judge_missed(self, lineage: int, log: Log, at: int) -> None:
         """Lost if progress names the change; else it is below a floor, or only late."""
@@ -549,7 +530,8 @@ class ItemReplay:
 _FILL_FAILURES: Final = frozenset(("F1", "F5", "F16"))
 
 
-def _why(flags: int) -> str:
+def explain_flags(flags: int) -> str:
+    """Why a place with `UNKNOWN_FLAGS` cannot be judged."""
     if flags & FRAGMENTED:
         return verdict.FRAGMENTED
     if flags & BEFORE_ARCHIVE:
@@ -571,19 +553,16 @@ def _find_unknown(stamps: Sequence[PlacedStamp]) -> str:
     """Why these positions cannot be judged; "" where they can."""
     if not stamps:
         return verdict.NO_POSITION
-    return next((_why(stamp.place.flags) for stamp in stamps if stamp.place.flags & UNKNOWN_FLAGS), "")
+    return next(
+        (explain_flags(stamp.place.flags) for stamp in stamps if stamp.place.flags & UNKNOWN_FLAGS), ""
+    )
 
 
-def _span(client: int, hit: Any) -> ActionSpan:
-    return ActionSpan(client, int(hit["sequence"]), 1, int(hit["begin"]), int(hit["end"]))
+def is_poison(finding: Finding) -> bool:
+    return verdict.KIND_BY_NAME[finding.kind].is_poison
 
 
-def _summary(client: int, hits: NDArray[Any]) -> ActionSpan:
-    first = _span(client, hits[int(hits["begin"].argmin())])
-    return first._replace(actions=len(hits), last_us=int(hits["end"].max()))
-
-
-# -- a partition -----------------------------------------------------------------------------------------
+# -- many items ------------------------------------------------------------------------------------------
 
 
 def replay(
@@ -595,8 +574,6 @@ def replay(
         for row in of_item:
             if row.kind == CHANGE:
                 item.add_change(row.change())
-            elif row.packed is not None:
-                item.add_hits(row.entry(), row.client, row.packed)
             elif row.kind == HIT:
                 item.add_hit(row.entry(), row.span())
             elif row.kind == FILL:
@@ -604,4 +581,37 @@ def replay(
             else:
                 item.add_invalidation(row.entry(), row.span())
         yield from item.finish()
+        yield from item.pending
+
+
+def replay_witnesses(
+    rows: Iterable[tuple[ReplayRow, bool]],
+    missed: Mapping[tuple[int, int], Collection[tuple[int, int]]],
+    nodes: Mapping[tuple[int, int], Mapping[int, bool]],
+    rules: Rules,
+    known: Knowledge,
+    tally: Tally,
+) -> Iterator[Finding | PendingChange]:
+    """Judge what is suspicious in items whose other actions are right. ``rows``: sorted, each with whether it is
+    judged already and a witness only. ``missed``: by item, the changes (lineage, ordinal) that nothing invalidated;
+    ``nodes``: for those items, as of `ItemReplay.judge_missed`. Adds to the tally what it judges."""
+    for (h1, h2), of_item in groupby(rows, lambda each: (each[0].h1, each[0].h2)):
+        item = ItemReplay(h1, h2, rules, known, tally)
+        for row, is_judged in of_item:
+            if row.kind == CHANGE:
+                item.add_change(row.change())
+            elif row.kind == HIT:
+                item.add_hit(row.entry(), row.span())
+            elif row.kind == FILL and is_judged:
+                item.note_fill(row.entry(), row.span())
+            elif row.kind == FILL:
+                item.add_fill(row.entry(), row.observed, row.span())
+            elif is_judged:
+                item.note_invalidation(row.entry(), row.span())
+            else:
+                item.add_invalidation(row.entry(), row.span())
+        for lineage, ordinal in missed.get((h1, h2), ()):
+            item.judge_missed(lineage, ordinal, nodes[h1, h2])
+        tally.counts["items with poison"] += any(map(is_poison, item.findings))
+        yield from item.findings
         yield from item.pending

@@ -38,8 +38,10 @@ JUDGED: Final = 128
 NO_NUMBER: Final = -(1 << 63)
 """Stands for null in a column of integers."""
 
-PACKED: Final = numpy.dtype([("begin", "<i8"), ("end", "<i8"), ("sequence", "<i8")])
-"""Hits of one entry by one client that travel together, in the column ``packed``."""
+STAMP: Final = numpy.dtype(
+    [("lineage", "<i8"), ("life", "<i8"), ("prefix", "<i8"), ("flags", "<i4"), ("extras", "<u4")]
+)
+"""A packed stamp; ``extras``: how many ordinals of 8 bytes follow."""
 
 
 class ItemChange(NamedTuple):
@@ -87,8 +89,8 @@ class ReplayRow(NamedTuple):
 
     ``h1``, ``h2``: hashes of the item. A change alone has ``lineage``, ``ordinal``, ``row`` and ``before``; its
     ``begin_us`` is the time of the commit, its ``digest`` that of the row afterwards. An action alone has ``node``,
-    ``version``, ``observed`` (the version of the stub that a fill replaced), ``who``, ``client``, ``sequence``,
-    ``stamps`` and ``packed``.
+    ``version``, ``observed`` (the version of the stub that a fill replaced), ``who``, ``client``, ``sequence`` and
+    ``stamps``.
     """
 
     h1: int
@@ -109,7 +111,6 @@ class ReplayRow(NamedTuple):
     client: int
     sequence: int
     stamps: bytes
-    packed: bytes | None
 
     def change(self) -> ItemChange:
         return ItemChange(

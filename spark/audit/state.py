@@ -12,23 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy
-import pyarrow
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.errors import ConfigError, FormatError
 from spark.audit.archive import Archive, RunRow, rebuild
 from spark.audit.evidence import Names, Who
 from spark.audit.finding import Knowledge, Life
-from spark.audit.row import CHANGE, HIT, JUDGED, PACKED
+from spark.audit.row import CHANGE, HIT, JUDGED
 from spark.audit.timeline import Run
-from spark.batch import Batches
 from spark.schema import PENDING, REPLAY
 
-STATE_VERSION: Final = 2
+STATE_VERSION: Final = 3
 ITEMS: Final = "h1 long, h2 int, item binary"
 
 
@@ -65,8 +61,8 @@ def keep_rows(state: State, carry_us: int) -> DataFrame:
     early = _judged(others.where(F.col("begin_us") <= as_of_us))
     hits = rows.where(F.col("kind") == HIT)
     places = _judged(hits.where(F.col("begin_us") <= as_of_us)).dropDuplicates(["h1", "h2", "node"])
-    kept = waiting.unionByName(late).unionByName(places.withColumn("packed", F.lit(None).cast("binary")))
-    kept = kept.unionByName(hits.mapInArrow(_later_than(as_of_us), REPLAY))
+    kept = waiting.unionByName(late).unionByName(places)
+    kept = kept.unionByName(hits.where(F.col("begin_us") > as_of_us))
     for frame, place, order in ((judged, "lineage", "ordinal"), (early, "node", "begin_us")):
         kept = kept.unionByName(frame.where(F.col("begin_us") > since_us))
         kept = kept.unionByName(_newest(frame.where(F.col("begin_us") <= since_us), place, order))
@@ -81,26 +77,6 @@ def _newest(rows: DataFrame, place: str, order: str) -> DataFrame:
     """The newest row of each item and kind in each place, a lineage or a node."""
     whole = F.max_by(F.struct(*REPLAY.names), order).alias("row")
     return rows.groupBy("h1", "h2", "kind", place).agg(whole).select("row.*")
-
-
-def _later_than(as_of_us: int) -> Any:
-    """A function that keeps the hits which are not judged yet, also within packed ones."""
-    schema = to_arrow_schema(REPLAY)
-
-    def trim(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        for batch in batches:
-            rows = []
-            for row in batch.to_pylist():
-                if row["packed"] is not None:
-                    hits = numpy.frombuffer(row["packed"], PACKED)
-                    hits = hits[hits["begin"] > as_of_us]
-                    if len(hits):
-                        rows.append({**row, "packed": hits.tobytes()})
-                elif row["begin_us"] > as_of_us:
-                    rows.append(row)
-            yield pyarrow.RecordBatch.from_pylist(rows, schema=schema)
-
-    return trim
 
 
 # -- the folder ------------------------------------------------------------------------------------------

@@ -202,6 +202,13 @@ class Lineage:
         at = (ordinal - self.first + 1) // self.bucket - 1
         return int(self.times[min(at, len(self.times) - 1)]) if at >= 0 and len(self.times) else NOTHING
 
+    def find_times(self, ordinals: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+        """`time` of each."""
+        at = (ordinals - self.first + 1) // self.bucket - 1
+        if not len(self.times):
+            return numpy.full(len(ordinals), NOTHING, numpy.int64)
+        return numpy.where(at >= 0, self.times[numpy.clip(at, 0, len(self.times) - 1)], NOTHING)
+
     def lifted(self, ordinal: int, time_us: int) -> int:
         """``time_us``, but not before anything that was committed earlier: a session can set its clock back (F4)."""
         return max(time_us, self.time(ordinal - 1))

@@ -1,0 +1,226 @@
+"""Rows of the replay as columns, with their items numbered and their positions taken apart.
+
+A row of an action has **stamps**, one for each lineage of its entry. They stand in columns of their own: a stamp
+knows its row, and rows are folded over their stamps. Called by `spark.audit.kernel.judge`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, TypeAlias
+
+import numpy
+import pyarrow
+from numpy.typing import NDArray
+
+from spark.audit.itemlog import NEVER
+from spark.audit.row import NO_NUMBER, STAMP, ReplayRow, unpack_stamps
+from spark.audit.timeline import UNKNOWN_FLAGS
+
+Integers: TypeAlias = NDArray[numpy.int64]
+Booleans: TypeAlias = NDArray[numpy.bool_]
+Columns: TypeAlias = dict[str, NDArray[Any]]
+
+_MIX: Final = numpy.uint64(0x9E3779B97F4A7C15)
+_NUMBERS: Final = tuple(name for name in ReplayRow._fields if name != "stamps")
+
+
+def to_numbers(table: pyarrow.Table) -> Columns:
+    """The columns of integers. Null is `NO_NUMBER`, and 0 in a column of 32 bits."""
+    columns = {}
+    for name in _NUMBERS:
+        column = table.column(name)
+        missing = NO_NUMBER if column.type == pyarrow.int64() else 0
+        columns[name] = column.fill_null(missing).to_numpy() if column.null_count else column.to_numpy()
+    return columns
+
+
+def number_items(h1: Integers, h2: NDArray[numpy.int32]) -> Integers:
+    """For each row the number of its item, from 0 on."""
+    codes, count = number_values(h1)
+    first = numpy.empty(count, h2.dtype)
+    first[codes[::-1]] = h2[::-1]
+    if (first[codes] == h2).all():
+        return codes
+    order = numpy.lexsort((h2, h1))
+    is_new = numpy.zeros(len(order), numpy.int64)
+    is_new[1:] = (h1[order][1:] != h1[order][:-1]) | (h2[order][1:] != h2[order][:-1])
+    numbers = numpy.empty(len(order), numpy.int64)
+    numbers[order] = numpy.cumsum(is_new)
+    return numbers
+
+
+def number_values(values: NDArray[Any]) -> tuple[Integers, int]:
+    """(for each value the number of its like, from 0 on, how many there are)."""
+    encoded = pyarrow.array(values).dictionary_encode()
+    return encoded.indices.to_numpy().astype(numpy.int64), len(encoded.dictionary)
+
+
+def mix(*columns: NDArray[Any]) -> NDArray[numpy.uint64]:
+    """A hash of each row of the columns. Equal rows have equal hashes; of equal hashes the rows must be compared."""
+    mixed = numpy.zeros(len(columns[0]), numpy.uint64)
+    for column in columns:
+        mixed = (mixed ^ (mixed >> numpy.uint64(29)) ^ column.astype(numpy.uint64)) * _MIX
+    return mixed
+
+
+@dataclass(frozen=True, slots=True)
+class StampBook:
+    """The different values of the column ``stamps``, taken apart. Value ``v`` has the stamps ``starts[v]`` to
+    ``starts[v + 1]``; stamp ``s`` has the extras ``extra_starts[s]`` to ``extra_starts[s + 1]``."""
+
+    starts: Integers
+    lineage: Integers
+    life: Integers
+    prefix: Integers
+    flags: Integers
+    extra_starts: Integers
+    extras: Integers
+
+    @classmethod
+    def of(cls, values: pyarrow.BinaryArray) -> StampBook:
+        """Values as `spark.audit.row.pack_stamps` makes them. Nearly all are of one stamp with at most one extra."""
+        bounds = numpy.frombuffer(values.buffers()[1], numpy.int32, len(values) + 1, values.offset * 4)
+        data = numpy.frombuffer(values.buffers()[2] or b"", numpy.uint8)
+        lengths = numpy.diff(bounds)
+        is_plain = (lengths == STAMP.itemsize) | (lengths == STAMP.itemsize + 8)
+        at = numpy.flatnonzero(is_plain)
+        others = {each: unpack_stamps(values[each].as_py()) for each in numpy.flatnonzero(~is_plain).tolist()}
+        counts = numpy.ones(len(values), numpy.int64)
+        counts[list(others)] = list(map(len, others.values()))
+        starts = to_starts(counts)
+        heads = numpy.zeros(int(starts[-1]), STAMP)
+        heads[starts[at]] = _bytes_at(data, bounds[at], STAMP.itemsize).view(STAMP).reshape(-1)
+        placed = [(starts[each] + n, stamp) for each, its in others.items() for n, stamp in enumerate(its)]
+        for place, stamp in placed:
+            where = stamp.place
+            heads[place] = stamp.lineage, stamp.life, where.prefix, where.flags, len(where.extras)
+        extra_starts = to_starts(heads["extras"])
+        extras = numpy.zeros(int(extra_starts[-1]), numpy.int64)
+        at = at[lengths[at] > STAMP.itemsize]
+        extra = _bytes_at(data, bounds[at] + STAMP.itemsize, 8).view("<i8")
+        extras[extra_starts[starts[at]]] = extra.reshape(-1)
+        for place, stamp in placed:
+            extras[extra_starts[place] : extra_starts[place + 1]] = stamp.place.extras
+        return cls(
+            starts,
+            heads["lineage"].astype(numpy.int64),
+            heads["life"].astype(numpy.int64),
+            heads["prefix"].astype(numpy.int64),
+            heads["flags"].astype(numpy.int64),
+            extra_starts,
+            extras,
+        )
+
+    @property
+    def extra_counts(self) -> Integers:
+        return numpy.diff(self.extra_starts)
+
+
+def to_starts(counts: NDArray[Any]) -> Integers:
+    """Where ranges of these lengths start, one after the other, and where the last one ends."""
+    return numpy.concatenate((numpy.zeros(1, numpy.int64), numpy.cumsum(counts, dtype=numpy.int64)))
+
+
+def _bytes_at(data: NDArray[numpy.uint8], starts: NDArray[Any], length: int) -> NDArray[numpy.uint8]:
+    """(len(starts), length): the bytes from each start on."""
+    found: NDArray[numpy.uint8] = data[starts.astype(numpy.int64)[:, None] + numpy.arange(length)]
+    return found
+
+
+def spread(starts: Integers, counts: Integers) -> Integers:
+    """All places of some ranges, one range after the other."""
+    ends = numpy.cumsum(counts)
+    within = numpy.arange(ends[-1] if len(ends) else 0) - numpy.repeat(ends - counts, counts)
+    places: Integers = numpy.repeat(starts, counts) + within
+    return places
+
+
+def read_stamps(column: pyarrow.ChunkedArray) -> tuple[StampBook, Integers]:
+    """(the different values, for each row which of them it has). No stamps at all count as b""."""
+    encoded = column.combine_chunks().fill_null(b"").dictionary_encode()
+    return StampBook.of(encoded.dictionary), encoded.indices.to_numpy().astype(numpy.int64)
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Rows of one kind: their places in the table (``at``), their columns, and their stamps."""
+
+    at: Integers
+    columns: Columns
+    item: Integers
+    book: StampBook
+    value: Integers
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def where(self, chosen: Booleans) -> Actions:
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        return Actions(self.at[chosen], columns, self.item[chosen], self.book, self.value[chosen])
+
+    @cached_property
+    def counts(self) -> Integers:
+        """How many stamps each row has."""
+        return self.book.starts[self.value + 1] - self.book.starts[self.value]
+
+    @cached_property
+    def is_single(self) -> bool:
+        return bool((self.counts == 1).all())
+
+    @cached_property
+    def row(self) -> Integers:
+        """Of each stamp: its row."""
+        rows = numpy.arange(len(self), dtype=numpy.int64)
+        return rows if self.is_single else numpy.repeat(rows, self.counts)
+
+    @cached_property
+    def stamp(self) -> Integers:
+        """Of each stamp: its place in the book."""
+        first: Integers = self.book.starts[self.value]
+        if self.is_single:
+            return first
+        return spread(first, self.counts)
+
+    @cached_property
+    def starts(self) -> Integers:
+        """Of each row: its first stamp."""
+        ends: Integers = numpy.cumsum(self.counts)
+        return ends - self.counts
+
+    def of_stamps(self, name: str) -> Integers:
+        """A column of the book, for each stamp."""
+        column: Integers = getattr(self.book, name)[self.stamp]
+        return column
+
+    def fold(self, function: numpy.ufunc, values: NDArray[Any], empty: Any) -> NDArray[Any]:
+        """For each row the fold of the values of its stamps, ``empty`` for rows without stamps."""
+        if self.is_single:
+            return values
+        folded = numpy.full(len(self), empty, values.dtype)
+        has_some = self.counts > 0
+        if has_some.any():
+            folded[has_some] = function.reduceat(values, self.starts[has_some])
+        return folded
+
+    def least(self, values: Integers) -> Integers:
+        return self.fold(numpy.minimum, values, NEVER)
+
+    def any(self, values: Booleans) -> Booleans:
+        return self.fold(numpy.logical_or, values, False)
+
+    @cached_property
+    def first_unknown(self) -> Integers:
+        """The flags of each row's first stamp that cannot be judged; 0 for none, -1 for a row without stamps."""
+        flags = self.of_stamps("flags")
+        flags = numpy.where(flags & UNKNOWN_FLAGS, flags, 0)
+        if self.is_single:
+            return flags
+        found = numpy.where(self.counts == 0, -1, 0)
+        bad = numpy.flatnonzero(flags)[::-1]
+        found[self.row[bad]] = flags[bad]
+        return found

@@ -1,0 +1,429 @@
+"""The replay of whole items at once: a piece of the history becomes findings, pending changes and counts.
+
+Theory of operation
+-------------------
+
+Nearly everything in a history is right, and that is proved here by comparisons of columns; a test may suspect what is
+right, never the other way round. Whatever is suspicious goes to `ItemReplay`, the one judge, with only those rows
+that its verdict rests on (its **witnesses**), and is counted there and not here::
+
+    fill     the earliest acknowledgement of what it lacks was before it; or below its floor; or not the row
+    hit      as a fill; or the life has ended; or nobody stored this value; or the filler's clock is late
+    change   progress passed it, and nothing invalidated it
+    any      a clock contradicts the order
+
+Witnesses of a stamp are the last change that it holds, the first that it lacks, and the earliest acknowledgement of
+what it lacks, with its change. Of a value that is not its row, they are all changes of the item; of a hit, the fill
+that stored it. An item is replayed whole where arrays would need more than that. Called by `spark.audit.job`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy
+import pyarrow
+from numpy.typing import NDArray
+
+from spark.audit import verdict
+from spark.audit.finding import HOT_ITEMS, STALENESS_EDGES_US, Finding, Knowledge, PendingChange, Rules, Tally
+from spark.audit.itemlog import NEVER
+from spark.audit.kernel.arrays import (
+    Actions,
+    Booleans,
+    Columns,
+    Integers,
+    mix,
+    number_items,
+    read_stamps,
+    to_numbers,
+)
+from spark.audit.kernel.order import Acks, Changes
+from spark.audit.kernel.standing import ROW_OTHER, ROW_UNKNOWN, Book, Placed, compare, find_ends, place
+from spark.audit.replay import explain_flags, replay, replay_witnesses
+from spark.audit.row import (
+    ABSENT,
+    BELOW_FLOOR,
+    CHANGE,
+    FILL,
+    HIT,
+    INVALIDATION,
+    JUDGED,
+    NO_NUMBER,
+    SERVED_STALE,
+    UNANSWERED,
+    ReplayRow,
+)
+from spark.audit.timeline import BEFORE_ARCHIVE, UNKNOWN_FLAGS
+
+_EDGES: Final = numpy.array(STALENESS_EDGES_US, numpy.int64)
+_BUCKETS: Final = len(_EDGES) + 1
+
+
+def judge(
+    table: pyarrow.Table, rules: Rules, known: Knowledge, tally: Tally
+) -> Iterator[Finding | PendingChange]:
+    """Judge all rows (`spark.schema.REPLAY`) of some items, in any order, and add to the tally. Raises `FormatError`
+    for an item with too many changes."""
+    if not table.num_rows:
+        return
+    columns = to_numbers(table)
+    items = number_items(columns["h1"], columns["h2"])
+    piece = _Piece(table, columns, items, rules, known, tally)
+    odd = piece.find_odd()
+    if len(odd):
+        is_odd = numpy.isin(items, odd)
+        yield from replay(read_rows(table.filter(pyarrow.array(is_odd))), rules, known, tally)
+        yield from judge(table.filter(pyarrow.array(~is_odd)), rules, known, tally)
+        return
+    yield from piece.judge()
+
+
+def read_rows(table: pyarrow.Table) -> list[ReplayRow]:
+    """The rows in the order of the replay."""
+    return _read_rows(table)[0]
+
+
+def _read_rows(table: pyarrow.Table) -> tuple[list[ReplayRow], list[int]]:
+    """(the rows in the order of the replay, for each its place in the table)."""
+    columns = to_numbers(table)
+    order = numpy.lexsort(_order(columns))
+    stamps = table.column("stamps").to_pylist()
+    lists = [
+        [stamps[at] for at in order.tolist()] if name == "stamps" else columns[name][order].tolist()
+        for name in ReplayRow._fields
+    ]
+    return list(map(ReplayRow._make, zip(*lists, strict=True))), order.tolist()
+
+
+def _order(columns: Columns) -> tuple[NDArray[Any], ...]:
+    """Keys for `numpy.lexsort`, the last one first."""
+    is_change = columns["kind"] == CHANGE
+    first = numpy.where(is_change, columns["ordinal"], columns["begin_us"])
+    second = numpy.where(is_change, columns["row"], columns["client"])
+    return columns["sequence"], second, first, columns["kind"], columns["h2"], columns["h1"]
+
+
+class _Piece:
+    def __init__(
+        self,
+        table: pyarrow.Table,
+        columns: Columns,
+        items: Integers,
+        rules: Rules,
+        known: Knowledge,
+        tally: Tally,
+    ) -> None:
+        self._table, self._columns, self._items = table, columns, items
+        self._rules, self._known, self._tally = rules, known, tally
+        kind = columns["kind"]
+        at = numpy.flatnonzero(kind == CHANGE)
+        of_changes = {name: column[at] for name, column in columns.items()}
+        self._changes = Changes(at, items[at], of_changes, known)
+        stamps, values = read_stamps(table.column("stamps"))
+        self._book = Book(stamps, known)
+        parts = []
+        for each in (INVALIDATION, FILL, HIT):
+            at = numpy.flatnonzero(kind == each)
+            of_kind = {name: column[at] for name, column in columns.items()}
+            parts.append(Actions(at, of_kind, items[at], stamps, values[at]))
+        self._invalidations, self._fills, self._hits = parts
+        self._acks = Acks(self._invalidations, self._changes)
+        self._placed_fills = self._place(self._fills)
+        self._told_hits = self._hits.where(self._is_told(self._hits))
+        self._placed_hits = self._place(self._told_hits)
+        self._change_witnesses = numpy.zeros(len(self._changes), numpy.bool_)
+        self._suspicious: list[Integers] = []
+        self._witnesses: list[Integers] = []
+
+    def _place(self, actions: Actions) -> Placed:
+        return place(actions, self._changes, self._acks, self._known, self._rules)
+
+    def find_odd(self) -> Integers:
+        """Items that must be replayed whole."""
+        pairs = ((self._fills, self._placed_fills), (self._told_hits, self._placed_hits))
+        odd = [actions.item[actions.row[placed.is_odd]] for actions, placed in pairs]
+        return numpy.unique(numpy.concatenate((self._acks.odd, *odd)))
+
+    def judge(self) -> Iterator[Finding | PendingChange]:
+        self._judge_invalidations()
+        self._judge_fills()
+        self._judge_hits()
+        missed, pending = self._judge_changes()
+        self._count_items()
+        yield from self._find(missed)
+        h1, h2 = self._columns["h1"], self._columns["h2"]
+        changes = self._changes
+        for at in pending.tolist():
+            row = changes.rows[changes.row_starts[at]]
+            yield PendingChange(
+                int(h1[row]), int(h2[row]), int(changes.lineage[at]), int(changes.ordinal[at])
+            )
+
+    # -- tests --------------------------------------------------------------------------------------------
+
+    def _is_told(self, actions: Actions) -> Booleans:
+        is_new: Booleans = (actions["flags"] & JUDGED) == 0
+        return is_new & (actions["begin_us"] <= self._rules.as_of_us)
+
+    def _committed(self, actions: Actions) -> Integers:
+        return actions.fold(numpy.maximum, self._book.committed[actions.stamp], -1)
+
+    def _has_wrong_clock(self, actions: Actions, committed_us: Integers) -> Booleans:
+        end_us = actions["end_us"]
+        is_backwards: Booleans = end_us < actions["begin_us"] - self._rules.clock_error_us
+        is_early: Booleans = end_us + self._rules.clock_wrong_us < committed_us
+        return is_backwards | is_early
+
+    def _judge_invalidations(self) -> None:
+        actions = self._invalidations
+        is_told = self._is_told(actions)
+        bad = is_told & self._has_wrong_clock(actions, self._committed(actions))
+        self._suspicious.append(actions.at[bad])
+        flags = actions.of_stamps("flags") & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE
+        self._count_unknown(numpy.zeros(len(flags), numpy.int64), flags, (is_told & ~bad)[actions.row])
+
+    def _judge_fills(self) -> None:
+        actions, placed, counts = self._fills, self._placed_fills, self._tally.counts
+        is_told = self._is_told(actions)
+        flags = actions["flags"]
+        is_answered = (flags & UNANSWERED) == 0
+        is_known = actions.first_unknown == 0
+        begin_us = actions["begin_us"]
+        is_late = placed.ack_end + self._rules.clock_error_us < begin_us[actions.row]
+        row, _ = compare(actions, placed, self._changes)
+        is_wrong = actions.any(is_late) | ((flags & BELOW_FLOOR) > 0) | (row == ROW_OTHER)
+        bad = is_answered & is_known & is_wrong
+        bad |= is_told & self._has_wrong_clock(actions, self._committed(actions))
+        self._bear_witness(actions, placed, bad, bad & (row == ROW_OTHER))
+        told = is_told & is_answered & ~bad
+        counts["fills"] += int(told.sum())
+        self._count_unknown(actions["who"], actions.first_unknown, told)
+        self._count_compared(row, told & is_known)
+
+    def _judge_hits(self) -> None:
+        actions, placed, rules = self._told_hits, self._placed_hits, self._rules
+        is_known = actions.first_unknown == 0
+        begin_us = actions["begin_us"]
+        found = placed.found
+        since = placed.raised.since
+        if len(self._changes):
+            committed = numpy.where(found.lacks, self._changes.committed[found.at], NEVER)
+            since = numpy.minimum(since, committed)
+        stale_after = numpy.minimum(placed.ack_end + rules.clock_error_us, placed.raised.stale_after)
+        ends = find_ends(actions, self._known, rules)
+        is_late = begin_us > numpy.minimum(actions.least(stale_after), actions.least(ends))
+        committed_us = self._committed(actions)
+        origin = self._trace(actions, committed_us)
+        row, _ = compare(actions, placed, self._changes)
+        is_compared = (origin == _UNANSWERED) | (origin == _BEFORE_HISTORY)
+        bad = is_late & ((actions["flags"] & SERVED_STALE) == 0)
+        bad |= self._has_wrong_clock(actions, committed_us)
+        bad |= (origin == _SUSPICIOUS) | (is_compared & (row == ROW_OTHER))
+        bad &= is_known
+        self._bear_witness(actions, placed, bad, bad & is_compared & (row == ROW_OTHER))
+        self._name_fillers(actions, bad)
+        good, counts = is_known & ~bad, self._tally.counts
+        self._count_unknown(actions["who"], actions.first_unknown, ~is_known)
+        staleness_us = numpy.maximum(0, begin_us - actions.least(since))
+        self._count_staleness(actions["who"][good], staleness_us[good])
+        counts["hits of values stored before the history"] += int((good & (origin == _BEFORE_HISTORY)).sum())
+        self._count_compared(row, good & is_compared)
+        for who, count in _count(actions["who"][good & (origin == _LOST)]):
+            self._tally.unknown[who, verdict.NOT_FILLED_LOST] += count
+
+    def _trace(self, actions: Actions, committed_us: Integers) -> Integers:
+        """Who stored each value: see `_STORED` and its like."""
+        book, rules = self._book, self._rules
+        since = actions.fold(numpy.maximum, book.history[actions.stamp], NEVER)
+        is_within = committed_us > since + rules.clock_error_us
+        is_lost = actions.any(book.lost[actions.stamp])
+        origin = numpy.where(is_within, numpy.where(is_lost, _LOST, _SUSPICIOUS), _BEFORE_HISTORY)
+        origin[self._is_unanswered(actions)] = _UNANSWERED
+        fill, is_there = self._find_fills(actions)
+        fills = self._fills
+        is_same = fills.value[fill] == actions.value if len(fills) else is_there
+        if len(fills):
+            is_same &= fills["digest"][fill] == actions["digest"]
+            is_same &= (fills["flags"][fill] & ABSENT) == (actions["flags"] & ABSENT)
+            is_same &= actions["end_us"] + rules.clock_wrong_us >= fills["begin_us"][fill]
+        origin[is_there] = numpy.where(is_same, _STORED, _SUSPICIOUS)[is_there]
+        return origin
+
+    def _find_fills(self, actions: Actions) -> tuple[Integers, Booleans]:
+        """(the last fill with each value's node, version and life, whether there is one)."""
+        fills = self._fills
+        nothing = numpy.zeros(len(actions), numpy.int64)
+        kept = numpy.flatnonzero((fills["version"] != NO_NUMBER) & (fills.counts > 0))
+        if not len(kept) or not len(actions):
+            return nothing, nothing > 0
+        keys = _entry_key(fills)[kept]
+        order = numpy.lexsort((fills["sequence"][kept], fills["client"][kept], fills["begin_us"][kept], keys))
+        keys, kept = keys[order], kept[order]
+        wanted = _entry_key(actions)
+        at = numpy.maximum(numpy.searchsorted(keys, wanted, side="right") - 1, 0)
+        fill = kept[at]
+        is_there = (keys[at] == wanted) & (fills.item[fill] == actions.item)
+        return fill, is_there & (actions["version"] != NO_NUMBER)
+
+    def _is_unanswered(self, actions: Actions) -> Booleans:
+        fills = self._fills
+        unanswered = fills.where(((fills["flags"] & UNANSWERED) > 0) | (fills["version"] == NO_NUMBER))
+        if not len(unanswered):
+            return numpy.zeros(len(actions), numpy.bool_)
+        return numpy.isin(_value_key(actions), _value_key(unanswered))
+
+    def _judge_changes(self) -> tuple[Integers, Integers]:
+        """(changes that may be lost, changes that cannot be judged yet)."""
+        changes, rules, counts = self._changes, self._rules, self._tally.counts
+        if not len(changes):
+            return numpy.zeros(0, numpy.int64), numpy.zeros(0, numpy.int64)
+        is_action = self._columns["kind"] != CHANGE
+        recorded, judged = (numpy.zeros(int(self._items.max()) + 1, numpy.bool_) for _ in range(2))
+        recorded[self._items[is_action]] = True
+        judged[self._items[is_action & ((self._columns["flags"] & JUDGED) > 0)]] = True
+        is_open = recorded[changes.item] & ~(((changes.flags & JUDGED) > 0) & judged[changes.item])
+        waits = changes.committed + rules.missed_after_us > rules.as_of_us
+        is_covered = self._acks.covered != NEVER
+        delay_us = numpy.maximum(0, self._acks.covered - changes.committed)[is_open & ~waits & is_covered]
+        counts["changes invalidated"] += len(delay_us)
+        counts["changes invalidated late"] += int((delay_us > rules.missed_after_us).sum())
+        found = numpy.bincount(numpy.searchsorted(_EDGES, delay_us), minlength=_BUCKETS).tolist()
+        delays = self._tally.delays
+        self._tally.delays = [mine + more for mine, more in zip(delays, found, strict=True)]
+        return numpy.flatnonzero(is_open & ~waits & ~is_covered), numpy.flatnonzero(is_open & waits)
+
+    # -- counts -------------------------------------------------------------------------------------------
+
+    def _count_unknown(self, who: Integers, flags: Integers, chosen: Booleans) -> None:
+        """Count what cannot be judged. ``flags``: why; 0 for what can be judged, -1 where there is no position."""
+        at = numpy.flatnonzero(chosen & (flags != 0))
+        for (each, why), count in _count_pairs(who[at], flags[at]):
+            name = verdict.NO_POSITION if why == -1 else explain_flags(why)
+            self._tally.unknown[each, name] += count
+
+    def _count_compared(self, row: Integers, chosen: Booleans) -> None:
+        is_known = row != ROW_UNKNOWN
+        self._tally.counts["values compared"] += int((chosen & is_known).sum())
+        self._tally.counts["values not comparable"] += int((chosen & ~is_known).sum())
+
+    def _count_staleness(self, who: Integers, staleness_us: Integers) -> None:
+        whos, number = numpy.unique(who, return_inverse=True)
+        places = number * _BUCKETS + numpy.searchsorted(_EDGES, staleness_us)
+        table = numpy.bincount(places, minlength=len(whos) * _BUCKETS).reshape(len(whos), _BUCKETS)
+        for each, counts in zip(whos.tolist(), table.tolist(), strict=True):
+            held = self._tally.staleness(each)
+            for at, count in enumerate(counts):
+                held[at] += count
+
+    def _count_items(self) -> None:
+        counts, items = self._tally.counts, self._items
+        size = int(items.max()) + 1
+        is_change = self._columns["kind"] == CHANGE
+        changed = numpy.bincount(items[is_change], minlength=size) > 0
+        recorded = numpy.bincount(items[~is_change], minlength=size) > 0
+        counts["items changed"] += int(changed.sum())
+        counts["items recorded"] += int(recorded.sum())
+        counts["items changed and recorded"] += int((changed & recorded).sum())
+        hits = numpy.bincount(self._told_hits.item, minlength=size)
+        hottest = numpy.argsort(hits)[-HOT_ITEMS:]
+        first = numpy.zeros(size, numpy.int64)
+        first[items] = numpy.arange(len(items))
+        for item in hottest[hits[hottest] > 0].tolist():
+            row = first[item]
+            self._tally.add_hot(int(hits[item]), int(self._columns["h1"][row]), int(self._columns["h2"][row]))
+
+    # -- witnesses ----------------------------------------------------------------------------------------
+
+    def _bear_witness(self, actions: Actions, placed: Placed, bad: Booleans, with_log: Booleans) -> None:
+        """Call the witnesses of bad actions; where ``with_log``, the whole log."""
+        changes, found = self._changes, placed.found
+        self._suspicious.append(actions.at[bad])
+        if not len(changes):
+            return
+        stamp = numpy.flatnonzero(bad[actions.row])
+        is_acked = placed.ack_row[stamp] >= 0
+        self._witnesses.append(placed.ack_row[stamp][is_acked])
+        self._change_witnesses[placed.ack_change[stamp][is_acked]] = True
+        whole = with_log[actions.row[stamp]]
+        for at, is_there in (
+            (found.at[stamp], found.lacks[stamp]),
+            (found.before[stamp], found.holds[stamp]),
+        ):
+            self._change_witnesses[at[is_there]] = True
+            log = changes.log[at]
+            # A log has rows where any of its changes is one.
+            needs_all = is_there & (whole | (changes.log_has_rows[log] & ~changes.is_row[at]))
+            self._change_witnesses[numpy.isin(changes.log, numpy.unique(log[needs_all]))] = True
+
+    def _name_fillers(self, actions: Actions, bad: Booleans) -> None:
+        """The fills that stored the values of bad hits, and those that may have."""
+        fill, is_there = self._find_fills(actions)
+        self._witnesses.append(self._fills.at[fill[bad & is_there]])
+        fills = self._fills
+        may_have = ((fills["flags"] & UNANSWERED) > 0) | (fills["version"] == NO_NUMBER)
+        may_have &= numpy.isin(_value_key(fills), _value_key(actions.where(bad)))
+        self._witnesses.append(fills.at[may_have])
+
+    def _find(self, missed: Integers) -> Iterator[Finding | PendingChange]:
+        """The judge's findings."""
+        changes = self._changes
+        self._change_witnesses[missed] = True
+        suspicious = numpy.unique(numpy.concatenate(self._suspicious))
+        witnesses = numpy.setdiff1d(numpy.concatenate(self._witnesses), suspicious)
+        witnesses = numpy.append(changes.find_rows(numpy.flatnonzero(self._change_witnesses)), witnesses)
+        rows, order = _read_rows(self._table.take(numpy.append(suspicious, witnesses)))
+        lost: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for change in missed.tolist():
+            row = changes.rows[changes.row_starts[change]]
+            item = int(self._columns["h1"][row]), int(self._columns["h2"][row])
+            lost.setdefault(item, []).append((int(changes.lineage[change]), int(changes.ordinal[change])))
+        yield from replay_witnesses(
+            ((row, at >= len(suspicious)) for row, at in zip(rows, order, strict=True)),
+            lost,
+            self._find_nodes(changes.item[missed]),
+            self._rules,
+            self._known,
+            self._tally,
+        )
+
+    def _find_nodes(self, items: Integers) -> dict[tuple[int, int], dict[int, bool]]:
+        """By item, the nodes that had it in the order of the replay, and whether it was read there."""
+        chosen = numpy.isin(self._items, numpy.unique(items)) & (self._columns["kind"] != CHANGE)
+        columns = {name: column[chosen] for name, column in self._columns.items()}
+        order = numpy.lexsort(_order(columns))
+        nodes: dict[tuple[int, int], dict[int, bool]] = {}
+        names = ("h1", "h2", "node", "kind")
+        for h1, h2, node, kind in zip(*(columns[name][order].tolist() for name in names), strict=True):
+            of = nodes.setdefault((h1, h2), {})
+            of[node] = of.get(node, False) or kind != INVALIDATION
+        return nodes
+
+
+_STORED, _UNANSWERED, _BEFORE_HISTORY, _LOST, _SUSPICIOUS = range(5)
+"""The origin of a value: a fill that was recorded, one that was not answered, one from before the recording, one of
+which nothing is known because actions were lost, or none."""
+
+
+def _entry_key(actions: Actions) -> NDArray[numpy.uint64]:
+    life = numpy.zeros(len(actions), numpy.int64)
+    has_some = actions.counts > 0
+    life[has_some] = actions.book.life[actions.book.starts[actions.value[has_some]]]
+    return mix(actions.item, actions["node"], actions["version"], life)
+
+
+def _value_key(actions: Actions) -> NDArray[numpy.uint64]:
+    return mix(actions.item, actions["node"], actions.value, actions["digest"])
+
+
+def _count(values: Integers) -> list[tuple[int, int]]:
+    each, counts = numpy.unique(values, return_counts=True)
+    return list(zip(each.tolist(), counts.tolist(), strict=True))
+
+
+def _count_pairs(first: Integers, second: Integers) -> list[tuple[tuple[int, int], int]]:
+    pairs, counts = numpy.unique(numpy.stack((first, second)), axis=1, return_counts=True)
+    return [
+        ((int(one), int(two)), int(count)) for one, two, count in zip(pairs[0], pairs[1], counts, strict=True)
+    ]

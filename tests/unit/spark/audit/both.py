@@ -1,0 +1,47 @@
+"""One table of rows, judged by arrays and row by row: everything that each of them says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from spark.audit.finding import Finding, Knowledge, PendingChange, Rules, Tally
+from spark.audit.kernel.judge import judge, read_rows
+from spark.audit.replay import replay
+from spark.audit.row import NO_NUMBER, ReplayRow
+from spark.schema import REPLAY
+
+
+def to_table(rows: Sequence[ReplayRow]) -> pyarrow.Table:
+    """`REPLAY`, with nulls as an audit has them."""
+    schema = to_arrow_schema(REPLAY)
+    arrays = []
+    for column, field in zip(zip(*rows, strict=True), schema, strict=True):
+        missing = NO_NUMBER if field.type == pyarrow.int64() else None
+        arrays.append(pyarrow.array([None if value == missing else value for value in column], field.type))
+    return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def judge_both(table: pyarrow.Table, rules: Rules, known: Knowledge) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the kernel says, and what the judge says that gets all rows of all items."""
+    by_arrays, by_rows = Tally(), Tally()
+    found = list(judge(table, rules, known, by_arrays))
+    expected = list(replay(read_rows(table), rules, known, by_rows))
+    return _told(found, by_arrays), _told(expected, by_rows)
+
+
+def _told(results: Iterable[Finding | PendingChange], tally: Tally) -> dict[str, Any]:
+    """In an order of its own."""
+    row = tally.to_row()
+    return {
+        "results": Counter(map(str, results)),
+        "hits": {who: counts for who, counts in row.hits if any(counts)},
+        "unknown": sorted(row.unknown),
+        "counts": {name: count for name, count in row.counts if count},
+        "delays": list(row.delays),
+        "hot": sorted(row.hot),
+    }
