@@ -11,7 +11,6 @@ Used by one thread. Never talks to a database or a cache node. `ArchiveWriter` i
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from freshness.errors import ConfigError, FreshnessError, StorageUnavailable, St
 from freshness.history.archive_file import UNFINISHED, ArchiveFile, find_files, format_name, hash_lineage
 from freshness.history.arrow import make_schema
 from freshness.history.columns import CHANGES, CHANGES_VERSION
+from freshness.history.folder_lock import lock_folder
 from freshness.history.footer import KIND, ArchiveFooter, read_footer
 from freshness.objects.keyfinder import KeyFinder
 from freshness.position import empty_position
@@ -180,7 +180,7 @@ class ArchiveWriter:
         self.duplicates = 0
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self._folder)
+            self._lock = lock_folder(self._folder, ".lock", "written")
         except OSError as error:
             raise make_storage_error(folder, error) from error
         try:
@@ -449,19 +449,6 @@ def make_storage_error(folder: Path, error: OSError) -> FreshnessError:
     return StorageUnavailable(
         message, hint="make room, then start it again: it goes on after the last complete file"
     )
-
-
-def _lock(folder: Path) -> IO[bytes]:
-    file = (folder / ".lock").open("wb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ConfigError(
-            f"the archive {folder} is being written by another process",
-            hint="stop the other `invalidator record`, or write to another folder",
-        ) from None
-    return file
 
 
 def _sync_folder(folder: Path) -> None:

@@ -25,9 +25,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from freshness.errors import ConfigError, FormatError, FreshnessError
 from freshness.history.archive_file import ArchiveFile, choose_files, format_name, parse_name
+from freshness.history.folder_lock import lock_folder
 from freshness.history.footer import ArchiveFooter
 from freshness.position import Position, empty_position, parse_position
-from spark.lock import locked
 from spark.stream.archive_folder import ArchiveFolder
 
 FILE_ROWS_MAX: Final = 2_000_000
@@ -349,7 +349,7 @@ def compact(
     clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """Check, merge, delete. Nothing is merged or deleted where the check finds something."""
-    with locked(Path(archive), ".merging.lock", "merged"):
+    with lock_folder(Path(archive), ".merging.lock", "merged"):
         return _compact(session, archive, keep_days, grace_seconds, clock)
 
 

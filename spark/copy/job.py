@@ -30,6 +30,7 @@ from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, executed_position, translated
 from freshness.database.walk import read_floor
 from freshness.errors import ConfigError, SourceUnavailable
+from freshness.history.folder_lock import lock_folder
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
 from spark.batch import to_batches
@@ -37,7 +38,6 @@ from spark.copy.merge import ROW_OPERATIONS, merge_changes, tell_changes
 from spark.copy.state import GENERATIONS_KEPT, PARQUET, CopyState, TableState, read_state, write_state
 from spark.copy.table import IS_WHOLE, CopyTable, dump_span, find_spans, read_table
 from spark.failure import SPARK_ERRORS
-from spark.lock import locked
 from spark.stream import source as updatestream
 
 ROWS_PER_RANGE: Final = 100_000
@@ -129,7 +129,7 @@ class Snapshot:
         """Until every table is published at the stream's end, or the wait is over. Raises `FreshnessError`;
         `ConfigError` where another run writes to the folder."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with locked(self.out, ".copying.lock", "written"):
+        with lock_folder(self.out, ".copying.lock", "written"):
             return self._run()
 
     def _run(self) -> CopyState:

@@ -296,7 +296,7 @@ def test_a_transaction_of_a_new_epoch_is_no_duplicate(world: World) -> None:
 
 
 def test_only_one_writer_at_a_time(world: World) -> None:
-    with pytest.raises(ConfigError, match="another process"):
+    with pytest.raises(ConfigError, match="another run"):
         World(world.folder)
     world.writer.close()
     world.reopen()
