@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import pyarrow
 import pyarrow.compute
@@ -38,7 +39,7 @@ GROUP_ROWS_MAX: Final = 100_000
 
 GRACE_SECONDS: Final = 3600.0
 DRAFT: Final = ".merging"
-"""Files of a run that was killed end so; the next one removes them."""
+"""Unfinished files end so. Each attempt at a folder has one of its own; the next run removes what is left."""
 
 MAX_TASKS: Final = 1_000
 _SORT: Final = [(name, "ascending") for name in ("table", "key_hash", "key", "ordinal", "row")]
@@ -70,10 +71,11 @@ class Checked:
 
 
 def merge_folder(archive: str, folder: str) -> Merged:
-    """Merge the files of one folder, where there are several. Raises `FormatError`."""
+    """Merge the files of one folder, where there are several. Raises `FormatError`.
+
+    Several attempts may run at once, on executors that do not know each other: each makes the same file.
+    """
     reader, place = ArchiveFolder(archive), Path(folder)
-    for left in place.glob(f".*{DRAFT}"):
-        left.unlink()
     inputs, outputs, rows, before, after = 0, 0, 0, 0, 0
     for _, group in groupby(_mergeable(place), key=lambda file: file.lineage_hash):
         for part in _split(list(group)):
@@ -121,7 +123,7 @@ def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, i
             )
     first, last = files[0], files[-1]
     path = first.path.parent / format_name(first.lineage_hash, first.first, last.last)
-    draft = path.parent / f".{path.name}{DRAFT}"
+    draft = path.parent / f".{path.name}-{uuid4().hex}{DRAFT}"
     schema = parquet.read_schema(first.path)
     in_all = set.intersection(*(set(footer.tables) for footer in footers))
     footer = ArchiveFooter(
@@ -132,7 +134,7 @@ def _merge(reader: ArchiveFolder, files: Sequence[ArchiveFile]) -> tuple[Path, i
         is_sorted_by_key=True,
     )
     rows = 0
-    with draft.open("wb") as out:
+    with draft.open("xb") as out:
         with parquet.ParquetWriter(out, schema.with_metadata({}), compression="zstd") as writer:
             for group in _groups(files, schema):
                 rows += group.num_rows
@@ -353,6 +355,12 @@ def compact(
         return _compact(session, archive, keep_days, grace_seconds, clock)
 
 
+def remove_drafts(archive: Path) -> None:
+    """Remove what killed runs have left. The caller holds the folder's lock."""
+    for left in archive.rglob(f".*{DRAFT}"):
+        left.unlink()
+
+
 def _compact(
     session: SparkSession,
     archive: str,
@@ -364,6 +372,7 @@ def _compact(
     problems = check(session, archive, paths)
     if problems:
         return _result(archive, problems)
+    remove_drafts(Path(archive))
     folders = [str(folder) for folder in find_past_folders(paths)]
     merged = _run(session, folders, lambda folder: merge_folder(archive, folder), _MERGED_SCHEMA, Merged)
     now = clock()

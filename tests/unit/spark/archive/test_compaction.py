@@ -1,0 +1,68 @@
+"""Two attempts at one folder, as Spark starts them where an executor is lost or slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from freshness.history.archive_file import find_files
+from freshness.stream.source import RowChange
+from invalidator.archive.writer import RotationPolicy
+from spark.archive import compaction
+from tests.unit.invalidator.archive.archive_world import World, message
+
+NUMBERS = range(11, 31)
+
+
+class Killed(Exception):
+    """The end of an executor."""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    with World(tmp_path / "archive", RotationPolicy(rows_max=2), begins_at=10) as world:
+        for number in NUMBERS:
+            row = {"id": number % 5, "v": f"value {number}"}
+            world.writer.write(message(number, RowChange("customers", "insert", None, row)))
+    return tmp_path / "archive"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_second_attempt_harms_no_first_one(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    """The second one begins in the middle of the first, and ends, or dies in the middle itself."""
+    folder = find_files(archive)[-1].path.parent
+    monkeypatch.setattr(compaction, "GROUP_ROWS_MAX", 4)
+    groups, attempts = compaction._groups, []
+
+    def interrupted(*inputs: Any) -> Iterator[pyarrow.Table]:
+        attempts.append(attempt := len(attempts))
+        for number, group in enumerate(groups(*inputs)):
+            if number == 1 and attempt == 0:
+                second()
+            if number == 2 and attempt == 1 and is_killed:
+                raise Killed
+            yield group
+
+    def second() -> None:
+        if is_killed:
+            with pytest.raises(Killed):
+                compaction.merge_folder(str(archive), str(folder))
+        else:
+            compaction.merge_folder(str(archive), str(folder))
+
+    monkeypatch.setattr(compaction, "_groups", interrupted)
+    merged = compaction.merge_folder(str(archive), str(folder))
+    assert (merged.inputs, merged.outputs, merged.rows, attempts) == (10, 1, 20, [0, 1])
+    (wide,) = (file for file in find_files(archive) if file.last >= file.first)
+    assert (wide.first, wide.last) == (1, 20)
+    assert sorted(parquet.read_table(wide.path).column("ordinal").to_pylist()) == list(range(1, 21))
+    assert compaction.check_file(str(archive), str(wide.path)).problem == ""
+    compaction.remove_drafts(archive)
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
