@@ -1,7 +1,7 @@
 """Opens the Spark session of a job. Called by the thin mains and by the tests, once per process.
 
-A local session listens on loopback alone and has no web page: a job of minutes needs neither network nor page. Under
-spark-submit the master and the network are those it was given.
+A local session that a job opens itself listens on loopback alone and has no web page: a job of minutes needs neither
+network nor page. Under spark-submit everything is as spark-submit was told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ SHUFFLE_PARTITIONS: Final = 8
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m"
 """Compiled once and quickly. The first option alone leaves 48 MB for code; once that is full Java only interprets."""
 ROWS_PER_BATCH_MAX: Final = 200
-"""Rows that Spark hands to Python at once. A value can have a megabyte."""
+"""Rows that Spark hands to Python at once, where spark-submit was told nothing. A value can have a megabyte."""
+
+_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_OF_THIS_MACHINE: Final = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+}
+"""Of a local session alone: a terabyte on a cluster needs other settings, and a page to see it."""
 
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which also chooses the master."""
@@ -34,28 +45,22 @@ def open_session(
 
     Raises `ConfigError` where there is no Java.
     """
+    is_submitted = _SUBMITTED in os.environ
+    chosen = master or (None if is_submitted else LOCAL_MASTER)
     builder = SparkSession.builder.appName(name)
-    chosen = master or (None if _SUBMITTED in os.environ else LOCAL_MASTER)
-    if _SUBMITTED not in os.environ:
-        _require_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        if chosen is not None and chosen.startswith("local"):
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if chosen is not None:
         builder = builder.master(chosen)
-    if chosen is not None and chosen.startswith("local"):
-        builder = (
-            builder.config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-        )
-    return (
-        builder.config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", str(SHUFFLE_PARTITIONS))
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows_per_batch_max))
-        .getOrCreate()
-    )
+    if not is_submitted:
+        _require_java()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not is_submitted and chosen is not None and chosen.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        for key, value in _OF_THIS_MACHINE.items():
+            builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    if not session.sparkContext.getConf().contains(_BATCH_ROWS):
+        session.conf.set(_BATCH_ROWS, str(rows_per_batch_max))
+    return session
 
 
 def _require_java() -> None:
