@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.errors import FormatError
+from spark.audit.checksum import sum_of, sum_of_squares
 from spark.audit.finding import Life
 from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps, lacks
 from spark.audit.row import (
@@ -62,7 +63,8 @@ def who() -> Column:
 class Stock(NamedTuple):
     """How many actions of one kind a client recorded about one object on one node.
 
-    ``lost``: how many actions the client dropped, by its own count. ``first``, ``last``: its sequence numbers.
+    ``lost``: how many actions the client dropped, by its own count. ``first``, ``last``: its sequence numbers;
+    ``total``, ``squares``: their sums (`spark.audit.checksum`).
     Fields named ``number`` are hashes of names.
     """
 
@@ -81,6 +83,8 @@ class Stock(NamedTuple):
     first: int
     last: int
     begin_us: int
+    total: int
+    squares: int
 
 
 def take_stock(actions: DataFrame) -> list[Stock]:
@@ -105,6 +109,8 @@ def take_stock(actions: DataFrame) -> list[Stock]:
             F.min("sequence").alias("first"),
             F.max("sequence").alias("last"),
             F.min("begin_us").alias("begin_us"),
+            sum_of(F.col("sequence"), F.lit(1)).alias("total"),
+            sum_of_squares(F.col("sequence"), F.lit(1)).alias("squares"),
             F.sum(has_no_item.cast("long")).alias("nameless"),
         )
         .limit(INVENTORY_MAX + 1)
@@ -139,6 +145,8 @@ def take_stock(actions: DataFrame) -> list[Stock]:
             row["first"],
             row["last"],
             row["begin_us"],
+            row["total"],
+            row["squares"],
         )
         for row in rows
     ]
@@ -320,7 +328,7 @@ def _reaches(lineages: Mapping[str, Lineage], text: str) -> Iterator[tuple[int, 
 
 
 def collect_lives(published: DataFrame) -> dict[tuple[int, int], list[Life]]:
-    """By (node, lineage), in the order in which they began."""
+    """By (node, lineage), in the order in which they began. Raises `FormatError` for more than `LIVES_MAX`."""
     rows: list[Any] = (
         published.groupBy("node", "lineage", "life")
         .agg(
@@ -329,9 +337,14 @@ def collect_lives(published: DataFrame) -> dict[tuple[int, int], list[Life]]:
             F.min("floor").alias("floor"),
             F.max("progress").alias("progress"),
         )
-        .limit(LIVES_MAX)
+        .limit(LIVES_MAX + 1)
         .collect()
     )
+    if len(rows) > LIVES_MAX:
+        raise FormatError(
+            f"nodes of the cache had more than {LIVES_MAX:,} lives in one history",
+            hint="audit a shorter span",
+        )
     lives: dict[tuple[int, int], list[Life]] = {}
     for row in sorted(rows, key=lambda row: row["begin_us"]):
         life = Life(row["life"], row["begin_us"], row["end_us"], row["floor"], row["progress"])

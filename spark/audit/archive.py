@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from freshness.errors import FormatError
 from spark.audit import verdict
+from spark.audit.checksum import has_each_once, sum_of, sum_of_squares
 from spark.audit.finding import Evidence, Reference, Rules
 from spark.audit.timeline import NOTHING, Lineage, Run, build_chains, find_holes
 
@@ -121,7 +122,7 @@ _RUN: Final = ("lineage", "number", "epoch", "source", "server", "delta")
 
 
 def find_runs(heads: DataFrame) -> DataFrame:
-    """(`_RUN`, first, last, transactions, total, gtid, received): what may be a run, and whether it can be one."""
+    """(`_RUN`, first, last, transactions, total, squares, received_us): what may be a run, and its sums."""
     return (
         heads.withColumn("delta", F.col("sequence") - F.col("ordinal"))
         .groupBy(*_RUN)
@@ -129,7 +130,8 @@ def find_runs(heads: DataFrame) -> DataFrame:
             F.min("ordinal").alias("first"),
             F.max("ordinal").alias("last"),
             F.sum("doubles").alias("transactions"),
-            F.sum(F.col("ordinal") * F.col("doubles")).alias("total"),
+            sum_of(F.col("ordinal"), F.col("doubles")).alias("total"),
+            sum_of_squares(F.col("ordinal"), F.col("doubles")).alias("squares"),
             F.max("received_us").alias("received_us"),
         )
     )
@@ -151,7 +153,6 @@ def find_islands(heads: DataFrame, lineages: Sequence[str]) -> DataFrame:
             F.min("ordinal").alias("first"),
             F.max("ordinal").alias("last"),
             F.sum("doubles").alias("transactions"),
-            F.sum("ordinal").alias("total"),
             F.max("received_us").alias("received_us"),
         )
     )
@@ -231,8 +232,7 @@ def _collect(runs: DataFrame) -> list[Any]:
 
 
 def _is_whole(row: Any) -> bool:
-    length = row["last"] - row["first"] + 1
-    return bool(row["transactions"] == length and row["total"] == (row["first"] + row["last"]) * length // 2)
+    return has_each_once(row["first"], row["last"], row["transactions"], row["total"], row["squares"])
 
 
 def _run_row(row: Any) -> RunRow:

@@ -15,9 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
+from freshness.errors import FormatError
 from spark.audit import verdict
 from spark.audit.actions import Stock
 from spark.audit.archive import Archive, Damage
+from spark.audit.checksum import PRIME, has_each_once
 from spark.audit.finding import NO_ROW, Evidence, Reference
 from spark.audit.row import NO_NUMBER
 from spark.audit.timeline import NOTHING, Lineage, find_holes, holds_any
@@ -87,10 +89,15 @@ def find_recorder_gaps(
     for client, its in sorted(by_client.items()):
         first = sequences.get(client, min(each.first for each in its) - 1) + 1
         last = max(each.last for each in its)
-        missing = last - first + 1 - sum(each.actions for each in its)
+        count = sum(each.actions for each in its)
+        missing = last - first + 1 - count
+        total, squares = (
+            sum(sums) % PRIME for sums in zip(*((each.total, each.squares) for each in its), strict=True)
+        )
+        is_whole = has_each_once(first, last, count, total, squares)
         dropped = sum(each.lost for each in its)
         sequences[client] = max(last, sequences.get(client, 0))
-        if not missing and not dropped:
+        if is_whole and not dropped:
             continue
         mine = {lineages[name].number for each in its for name in each.lineages if name in lineages}
         lost |= mine or {lineage.number for lineage in lineages.values()}
@@ -99,7 +106,10 @@ def find_recorder_gaps(
             Reference("action", its[0].client_number, last),
         )
         begin_us = min(each.begin_us for each in its)
-        source = f"{client}: {max(missing, dropped) if missing >= 0 else -missing} of {last - first + 1}"
+        told = f"{max(missing, dropped) if missing >= 0 else -missing}"
+        if not missing and not is_whole:
+            told = "some, with as many others twice,"
+        source = f"{client}: {told} of {last - first + 1}"
         damages.append(Damage(verdict.RECORDER_GAP, "I8", client, 0, source, first, last, begin_us, evidence))
     return Recorded(damages, frozenset(lost), sequences)
 
@@ -110,7 +120,8 @@ def find_gtid_gaps(
     """Numbers that the archive leaves out and that some server had executed: nothing was invalidated for
     those changes.
 
-    Numbers that no position names were never executed (Group Replication hands out blocks).
+    Numbers that no position names were never executed (Group Replication hands out blocks). Raises `FormatError`
+    for more holes than `HOLES_MAX`.
     """
     holes = [
         (number, lineage.flavor, lineage.name, source, first, last, ordinal)
@@ -119,7 +130,12 @@ def find_gtid_gaps(
             [run for chains in lineage.chains.values() for chain in chains for run in chain.runs]
         )
         if (number, source, first) not in told
-    ][:HOLES_MAX]
+    ]
+    if len(holes) > HOLES_MAX:
+        raise FormatError(
+            f"the archive leaves out the numbers of transactions in more than {HOLES_MAX:,} places",
+            hint="audit a shorter span",
+        )
     if not holes:
         return []
     names = {name for _, _, name, *_ in holes}

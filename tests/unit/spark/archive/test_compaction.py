@@ -39,7 +39,8 @@ def test_a_second_attempt_harms_no_first_one(
     """The second one begins in the middle of the first, and ends, or dies in the middle itself."""
     folder = find_files(archive)[-1].path.parent
     monkeypatch.setattr(compaction, "GROUP_ROWS_MAX", 4)
-    groups, attempts = compaction._groups, []
+    groups = compaction._groups
+    attempts: list[int] = []
 
     def interrupted(*inputs: Any) -> Iterator[pyarrow.Table]:
         attempts.append(attempt := len(attempts))
