@@ -6,13 +6,14 @@ of nothing. So the footer of every file is looked at first. Called by the mains.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import pyarrow
-from pyarrow import fs, parquet
+from pyarrow import parquet
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -20,9 +21,13 @@ from pyspark.sql.types import StructType
 from freshness.errors import ConfigError, FormatError
 from freshness.history.archive_file import choose_files, parse_name
 from freshness.history.columns import ACTIONS_VERSION, CHANGES_VERSION, KIND_KEY, VERSION_KEY
+from spark.batch import Batches
+from spark.failure import SPARK_ERRORS
+from spark.folder import open_file, open_folder, tell
 from spark.schema import ACTIONS, CHANGES
 
 _READERS: Final = 16
+_FILES_PER_TASK: Final = 64
 
 
 def read_changes(session: SparkSession, path: str) -> DataFrame:
@@ -36,28 +41,48 @@ def read_actions(session: SparkSession, path: str) -> DataFrame:
 
 
 def _read(session: SparkSession, path: str, kind: str, version: int, schema: StructType) -> DataFrame:
+    folder = open_folder(path)
     try:
-        frame = session.read.schema(schema).option("recursiveFileLookup", "true").parquet(path)
+        frame = session.read.schema(schema).option("recursiveFileLookup", "true").parquet(folder.uri)
         found = frame.inputFiles()
         files = drop_merged(found)
         if len(files) < len(found):
-            frame = session.read.schema(schema).parquet(*files)
+            frame = session.read.schema(schema).parquet(*map(unquote, files))
     except AnalysisException as error:
         raise ConfigError(
             f"{path} cannot be read: {error.getErrorClass()}", hint="is it the right folder?"
         ) from error
+    except SPARK_ERRORS as error:
+        raise ConfigError(
+            f"Spark cannot read {folder.uri}: {tell(error)}",
+            hint="give Spark the package of that file system, or a folder that is mounted on all machines",
+        ) from error
     if not files:
         raise ConfigError(f"there is no Parquet file in {path}", hint=f"expected recorded {kind}")
-    with ThreadPoolExecutor(_READERS) as pool:
-        problems = [
-            problem
-            for problem in pool.map(lambda file: _check(file, kind, version, schema.names), files)
-            if problem
-        ]
+    problems = _find_problems(session, files, kind, version, schema.names)
     if problems:
         rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise FormatError(problems[0] + rest, hint="an audit without some of its files would prove nothing")
     return frame
+
+
+def _find_problems(
+    session: SparkSession, files: Sequence[str], kind: str, version: int, columns: Sequence[str]
+) -> list[str]:
+    """What is wrong with the footers. Executors read them: they must see the files, too."""
+
+    def find(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        with ThreadPoolExecutor(_READERS) as pool:
+            for batch in batches:
+                told = pool.map(
+                    lambda file: _check(file, kind, version, columns), batch.column(0).to_pylist()
+                )
+                problems = pyarrow.array([each for each in told if each], pyarrow.string())
+                yield pyarrow.RecordBatch.from_arrays([problems], ["problem"])
+
+    frame = session.createDataFrame([(file,) for file in files], "file string")
+    checked = frame.repartition(-(-len(files) // _FILES_PER_TASK)).mapInArrow(find, "problem string")
+    return sorted(row["problem"] for row in checked.collect())
 
 
 def drop_merged(files: Sequence[str]) -> list[str]:
@@ -69,11 +94,13 @@ def drop_merged(files: Sequence[str]) -> list[str]:
 
 def _check(file: str, kind: str, version: int, columns: Sequence[str]) -> str:
     """The problem of a file, "" for none."""
-    filesystem, path = fs.FileSystem.from_uri(file)
     try:
+        filesystem, path = open_file(file)
         footer = parquet.read_metadata(path, filesystem=filesystem)
+    except FileNotFoundError:
+        return f"{file} is not there for an executor of Spark: is it mounted on all machines?"
     except (pyarrow.ArrowException, OSError) as error:
-        return f"{path} is no whole Parquet file: {error}"
+        return f"{file} is no whole Parquet file: {error}"
     metadata = footer.metadata or {}
     is_kind, is_version = (metadata.get(key.encode(), b"").decode() for key in (KIND_KEY, VERSION_KEY))
     if is_kind != kind:

@@ -29,6 +29,7 @@ from freshness.history.archive_file import ArchiveFile, choose_files, format_nam
 from freshness.history.folder_lock import lock_folder
 from freshness.history.footer import ArchiveFooter
 from freshness.position import Position, empty_position, parse_position
+from spark.folder import open_local
 from spark.stream.archive_folder import ArchiveFolder
 
 FILE_ROWS_MAX: Final = 2_000_000
@@ -261,17 +262,12 @@ def check_borders(archive: ArchiveFolder, files: Iterable[ArchiveFile]) -> list[
 
 def list_local(archive: str) -> list[Path]:
     """All files, also those that were merged. Raises `ConfigError` for none, and for what is no local folder."""
-    if "://" in archive:
-        raise ConfigError(
-            f"{archive}: files are merged on a local or mounted file system only",
-            hint="its atomic renames are what readers rely on; merge before the copy to an object store",
-        )
-    paths = sorted(Path(archive).rglob("changes-*.parquet"))
+    paths = sorted(open_local(archive).rglob("changes-*.parquet"))
     if not paths:
         raise ConfigError(
             f"there is no file of an archive in {archive}", hint="expected what `invalidator record` writes"
         )
-    return [path.absolute() for path in paths]
+    return paths
 
 
 def find_past_folders(paths: Iterable[Path]) -> list[Path]:
@@ -351,8 +347,9 @@ def compact(
     clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """Check, merge, delete. Nothing is merged or deleted where the check finds something."""
-    with lock_folder(Path(archive), ".merging.lock", "merged"):
-        return _compact(session, archive, keep_days, grace_seconds, clock)
+    folder = open_local(archive)
+    with lock_folder(folder, ".merging.lock", "merged"):
+        return _compact(session, str(folder), keep_days, grace_seconds, clock)
 
 
 def remove_drafts(archive: Path) -> None:

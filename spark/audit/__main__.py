@@ -26,6 +26,7 @@ with required_packages("spark.audit", "spark"):
     from spark.audit.state import load_state, save_state
     from spark.audit.summary import Summary, print_summary
     from spark.failure import SPARK_ERRORS, tell_failure
+    from spark.folder import open_folder, require_shared
     from spark.history import read_actions, read_changes
     from spark.session import open_session
 
@@ -61,19 +62,24 @@ def _run(session: SparkSession, options: argparse.Namespace) -> Summary:
         raise ConfigError(
             "--key-range does not go with --state or --save-state", hint="carry over whole audits only"
         )
+    report = open_folder(options.report)
+    before = open_folder(options.state) if options.state else None
+    after = open_folder(options.save_state) if options.save_state else None
+    for folder in filter(None, (report, after)):
+        require_shared(session, folder)  # now, and not after hours
     result = audit(
         read_changes(session, options.archive),
         read_actions(session, options.history),
         rules=rules,
         as_of_us=_as_of_us(options.as_of),
-        previous=load_state(session, options.state) if options.state else None,
+        previous=load_state(session, before) if before else None,
         partitions=options.partitions,
         part=part,
     )
     try:
-        write_report(result.summary, result.violations, options.report)
-        if options.save_state:
-            save_state(result.state, options.save_state, round(options.carry_days * 86_400e6))
+        write_report(result.summary, result.violations, report)
+        if after:
+            save_state(result.state, after, round(options.carry_days * 86_400e6))
     finally:
         result.close()
     return result.summary

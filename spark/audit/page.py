@@ -10,15 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from math import floor, log10
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from pyarrow import fs
 from pyspark.sql import DataFrame
 
 from spark.audit import verdict
 from spark.audit.summary import DIMENSIONS, GROUPS_MAX, WITHIN_SECONDS, Nines, Summary, conclude
+from spark.folder import Folder
 
 _WIDTH: Final = 940
 _BAR: Final = 22
@@ -47,20 +45,16 @@ svg .soft { fill: var(--soft) } svg { max-width: 100% }
 """
 
 
-def write_report(summary: Summary, violations: DataFrame, path: str) -> None:
+def write_report(summary: Summary, violations: DataFrame, folder: Folder) -> None:
     """Write ``violations`` (Parquet), ``summary.json`` and ``report.html`` into the folder, in place of the last."""
-    violations.write.mode("overwrite").parquet(f"{path}/violations")
-    _write(f"{path}/summary.json", json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n")
-    _write(f"{path}/report.html", format_page(summary))
-
-
-def _write(path: str, text: str) -> None:
-    if urlsplit(path).scheme:
-        filesystem, inside = fs.FileSystem.from_uri(path)
-        with filesystem.open_output_stream(inside) as stream:
+    violations.write.mode("overwrite").parquet(f"{folder.uri}/violations")
+    texts = {
+        "summary.json": json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n",
+        "report.html": format_page(summary),
+    }
+    for name, text in texts.items():
+        with folder.filesystem.open_output_stream(f"{folder.path}/{name}") as stream:
             stream.write(text.encode())
-    else:
-        Path(path).write_text(text, "utf-8")
 
 
 def format_page(summary: Summary) -> str:

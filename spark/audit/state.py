@@ -2,17 +2,20 @@
 
 Rows that later actions can be judged by (changes, invalidations and fills of the last days, the newest of each kind
 that is older, which nodes an item was served from), rows that are not judged yet, and everything small beside them.
-Saved as a folder of Parquet; a folder of another version is refused. Called by the audit's main.
+Saved as a generation of a folder, which appears as a whole; one of another version is refused. Called by the audit's
+main.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
-from pyspark.errors import AnalysisException
+from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -22,9 +25,13 @@ from spark.audit.evidence import Names, Who
 from spark.audit.finding import Knowledge, Life
 from spark.audit.row import CHANGE, HIT, JUDGED
 from spark.audit.timeline import Run
+from spark.folder import Folder
 from spark.schema import PENDING, REPLAY
 
 STATE_VERSION: Final = 3
+MANIFEST: Final = "manifest.json"
+DRAFT: Final = ".draft"
+_GENERATION: Final = re.compile(r"[0-9]{8}-[0-9a-f]{32}")
 ITEMS: Final = "h1 long, h2 int, item binary"
 
 
@@ -82,32 +89,91 @@ def _newest(rows: DataFrame, place: str, order: str) -> DataFrame:
 # -- the folder ------------------------------------------------------------------------------------------
 
 
-def save_state(state: State, path: str, carry_us: int) -> None:
-    """Write the folder in place of the last state. ``carry_us``: how far back rows are kept."""
-    session = state.rows.sparkSession
-    keep_rows(state, carry_us).write.mode("overwrite").parquet(f"{path}/rows")
-    state.items.write.mode("overwrite").parquet(f"{path}/items")
+def save_state(state: State, folder: Folder, carry_us: int) -> None:
+    """Write a new generation into the folder, which may be that of the state that was continued. ``carry_us``: how
+    far back rows are kept.
+
+    Its manifest comes last, and names every file with its size. Until then the former generation is the state. That
+    one stays for those who read it; what is older is deleted.
+    """
+    session, filesystem = state.rows.sparkSession, folder.filesystem
+    former = _find_generations(folder)
+    number = max((int(name.partition("-")[0]) for name in former), default=0) + 1
+    name = f"{number:08d}-{uuid4().hex}"
+    place = f"{folder.uri}/{name}"
+    keep_rows(state, carry_us).write.parquet(f"{place}/rows")
+    state.items.write.parquet(f"{place}/items")
     table = session.createDataFrame([(text,) for text in _format(state)], "text string")
-    table.coalesce(1).write.mode("overwrite").parquet(f"{path}/small")
+    table.coalesce(1).write.parquet(f"{place}/small")
+    inside = f"{folder.path}/{name}"
+    manifest = {"version": STATE_VERSION, "files": _list_files(folder, name)}
+    with filesystem.open_output_stream(f"{inside}/{MANIFEST}{DRAFT}") as stream:
+        stream.write(json.dumps(manifest).encode())
+    filesystem.move(f"{inside}/{MANIFEST}{DRAFT}", f"{inside}/{MANIFEST}")
+    newest = max((each for each, has_manifest in former.items() if has_manifest), default="")
+    for each in former:
+        if each < newest:
+            filesystem.delete_dir(f"{folder.path}/{each}")
 
 
-def load_state(session: SparkSession, path: str) -> State:
-    """Read what `save_state` wrote. Raises `ConfigError` where there is none, `FormatError` for another version."""
-    try:
-        texts = [row["text"] for row in session.read.parquet(f"{path}/small").collect()]
-        rows = session.read.schema(REPLAY).parquet(f"{path}/rows")
-        items = session.read.schema(ITEMS).parquet(f"{path}/items")
-    except AnalysisException as error:
-        raise ConfigError(
-            f"{path} holds no state of an audit", hint="it is written by --save-state"
-        ) from error
+def load_state(session: SparkSession, folder: Folder) -> State:
+    """Read what `save_state` wrote last. Raises `ConfigError` where there is none, `FormatError` for one of another
+    version and for one that is not whole."""
+    whole = sorted(name for name, has_manifest in _find_generations(folder).items() if has_manifest)
+    if not whole:
+        raise ConfigError(f"{folder.uri} holds no state of an audit", hint="it is written by --save-state")
+    _check_files(folder, whole[-1])
+    place = f"{folder.uri}/{whole[-1]}"
+    texts = [row["text"] for row in session.read.parquet(f"{place}/small").collect()]
+    rows = session.read.schema(REPLAY).parquet(f"{place}/rows")
+    items = session.read.schema(ITEMS).parquet(f"{place}/items")
     return _parse(rows, items, texts)
 
 
+def _find_generations(folder: Folder) -> dict[str, bool]:
+    """Names of the generations in the folder, and whether they have a manifest."""
+    filesystem = folder.filesystem
+    try:
+        infos = filesystem.get_file_info(fs.FileSelector(folder.path, allow_not_found=True))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{folder.uri} cannot be read: {error}", hint="is it the right folder?") from error
+    names = [info.base_name for info in infos if _GENERATION.fullmatch(info.base_name)]
+    manifests = filesystem.get_file_info([f"{folder.path}/{name}/{MANIFEST}" for name in names])
+    return {name: info.type == fs.FileType.File for name, info in zip(names, manifests, strict=True)}
+
+
+def _list_files(folder: Folder, name: str) -> dict[str, int]:
+    """Sizes of the files of Parquet in a generation, by their paths in it."""
+    root = f"{folder.path}/{name}"
+    infos = folder.filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    return {
+        info.path.rpartition(f"{name}/")[2]: info.size for info in infos if info.path.endswith(".parquet")
+    }
+
+
+def _check_files(folder: Folder, name: str) -> None:
+    """Raises `FormatError` unless the generation has the files of its manifest, and no others."""
+    with folder.filesystem.open_input_stream(f"{folder.path}/{name}/{MANIFEST}") as stream:
+        manifest = json.loads(stream.read())
+    if manifest["version"] != STATE_VERSION:
+        raise FormatError(
+            f"state of version {manifest['version']}, this program reads {STATE_VERSION}",
+            hint="audit without it once",
+        )
+    files, found = manifest["files"], _list_files(folder, name)
+    wrong = sorted(path for path in files.keys() | found.keys() if files.get(path) != found.get(path))
+    if wrong:
+        raise FormatError(
+            f"{folder.uri}/{name}/{wrong[0]} is not as it was saved: it has {found.get(wrong[0], 'no')} bytes, "
+            f"and had {files.get(wrong[0], 'none')}",
+            hint="restore the folder as a whole, or audit without it once",
+        )
+
+
 def _format(state: State) -> Iterator[str]:
-    """JSON texts, each (what, contents): the first names the version."""
+    """JSON texts, each (what, contents)."""
     archive, known = state.archive, state.known
-    yield json.dumps(["version", [STATE_VERSION, state.as_of_us, archive.bucket, archive.end_us]])
+    yield json.dumps(["span", [state.as_of_us, archive.bucket, archive.end_us]])
     yield json.dumps(["sequences", list(state.sequences.items())])
     yield json.dumps(["raises", sorted(state.raises)])
     yield json.dumps(["told", sorted(state.told)])
@@ -133,11 +199,7 @@ def _parse(rows: DataFrame, items: DataFrame, texts: list[str]) -> State:
             times[contents[0]] = dict(contents[1])
         else:
             parts[what] = contents
-    version, as_of_us, bucket, end_us = parts.get("version", [None] * 4)
-    if version != STATE_VERSION:
-        raise FormatError(
-            f"state of version {version}, this program reads {STATE_VERSION}", hint="audit without it once"
-        )
+    as_of_us, bucket, end_us = parts["span"]
     runs = [
         RunRow(name, number, flavor, epoch, Run(*run)) for name, number, flavor, epoch, run in parts["runs"]
     ]

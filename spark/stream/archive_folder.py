@@ -8,7 +8,6 @@ that names the file. Knows nothing of Spark. Called by ``spark.stream.source``, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +24,7 @@ from freshness.history.columns import CHANGES
 from freshness.history.footer import ArchiveFooter, read_footer
 from freshness.position.token import EventToken
 from spark.batch import BATCH_ROWS
+from spark.folder import find_local, open_folder
 
 FOOTERS_KEPT_MAX: Final = 100_000
 """Footers that a reader remembers; beyond it they are read again (I6)."""
@@ -82,6 +82,10 @@ class ArchiveFolder:
     path: str
     _footers: dict[str, ArchiveFooter] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """A relative path is one of this process, also where an executor has it."""
+        self.path = str(find_local(self.path) or self.path)
+
     def __getstate__(self) -> tuple[str]:
         return (self.path,)
 
@@ -89,16 +93,9 @@ class ArchiveFolder:
         self.path, self._footers = state[0], {}
 
     def locate(self) -> tuple[fs.FileSystem, str]:
-        """Raises `ConfigError` for a URI that Arrow does not know."""
-        if "://" not in self.path:
-            return fs.LocalFileSystem(), os.path.abspath(self.path)
-        try:
-            found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(self.path)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise ConfigError(
-                f"the archive {self.path} cannot be opened: {error}", hint="expected a path or a URI"
-            ) from error
-        return found
+        """Raises `ConfigError` for a URI that Arrow cannot open."""
+        folder = open_folder(self.path)
+        return folder.filesystem, folder.path
 
     def list_shards(self, keyspace: str | None = None) -> list[ArchivedShard]:
         """All lineages, of one keyspace or of all. Raises `ConfigError` where there is no file, `FormatError` for a

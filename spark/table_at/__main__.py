@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from freshness.errors import ConfigError, FormatError, FreshnessError, required_packages
 
@@ -22,6 +21,7 @@ with required_packages("spark.table_at", "spark"):
     from spark.arguments import parse_arguments
     from spark.copy.state import PARQUET
     from spark.failure import SPARK_ERRORS, tell_failure
+    from spark.folder import open_local
     from spark.session import open_session
     from spark.table_at.job import TableAt, make_table
 
@@ -54,10 +54,10 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         result = make_table(
             used,
             options.archive,
-            Path(options.copy).absolute(),
+            open_local(options.copy),
             options.table,
             moment,
-            Path(options.out).absolute(),
+            open_local(options.out),
             options.format,
         )
     except (FreshnessError, *SPARK_ERRORS) as error:

@@ -41,6 +41,7 @@ from spark.copy.merge import ROW_OPERATIONS, merge_changes
 from spark.copy.state import PARQUET, CopyState, find_published, require_kept
 from spark.copy.table import IS_WHOLE, KEY, CopyTable
 from spark.failure import SPARK_ERRORS
+from spark.folder import open_local
 from spark.stream.archive_folder import ArchivedShard, ArchiveFolder
 from spark.table_at.place import WAIT, PlaceFinder, read_files
 
@@ -120,8 +121,7 @@ def make_table(
         raise ConfigError(f"{out} is there already", hint="give a folder that does not exist")
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder", hint="make it, or give another --out")
-    if "://" in archive:
-        raise ConfigError(f"{archive}: the archive must be a local or mounted folder", hint="copy it there")
+    archive = str(open_local(archive))
     state = find_published(copy, table)
     base = state.tables[table]
     if base.needs_dump or base.published != base.folder:
@@ -162,7 +162,9 @@ def make_table(
     try:
         applied, undone = _require_order(told, table)
         is_between = F.col(IS_WANTED) != F.col(IS_COPIED)
-        former = session.read.schema(layout.schema()).format(file_format).load(str(copy / base.published))
+        former = (
+            session.read.schema(layout.schema()).format(file_format).load(f"file://{copy / base.published}")
+        )
         merged = merge_changes(former, told.where(is_between), layout).drop(KEY)
         count = _publish(session, merged, out, copy, base.published)
     except SPARK_ERRORS:
@@ -282,9 +284,9 @@ def _publish(session: SparkSession, merged: DataFrame, out: Path, copy: Path, pu
     """The rows, in a folder that appears as a whole."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         draft = Path(folder) / "table"
-        merged.write.parquet(str(draft))
+        merged.write.parquet(f"file://{draft}")
         require_kept(copy, published)
-        count: int = session.read.parquet(str(draft)).count()
+        count: int = session.read.parquet(f"file://{draft}").count()
         try:
             draft.rename(out)
         except OSError as error:

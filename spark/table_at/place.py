@@ -28,7 +28,7 @@ WAIT: Final = "wait until `invalidator record` has completed its next file, and 
 
 def read_files(session: SparkSession, files: Collection[ArchiveFile]) -> DataFrame:
     """The rows of these files, in no order."""
-    paths = [str(file.path) for file in files if file.last >= file.first]
+    paths = [f"file://{file.path}" for file in files if file.last >= file.first]
     return session.read.schema(CHANGES).parquet(*paths) if paths else session.createDataFrame([], CHANGES)
 
 

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -168,3 +169,10 @@ def test_every_verb_runs_something_that_is_there() -> None:
     for root, rest in named:
         place = CHECKOUT / (root + rest).replace(".", "/")
         assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), f"{root}{rest}"
+
+
+def test_the_spark_that_is_claimed_is_the_one_that_is_tested() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    claimed = [each for each in project["optional-dependencies"]["spark"] if each.startswith("pyspark")]
+    tested = re.findall(r"^pyspark==(\d+\.\d+)\.", (CHECKOUT / "requirements.txt").read_text(), re.MULTILINE)
+    assert claimed == [f"pyspark=={minor}.*" for minor in tested]

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pyarrow
 import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +29,7 @@ from spark.audit.job import ROWS_PER_BATCH_MAX, Audit, audit, encode_rows
 from spark.audit.part import AuditPart
 from spark.audit.state import load_state, save_state
 from spark.audit.survey import survey_history
+from spark.folder import open_folder
 from spark.history import read_actions, read_changes
 from spark.session import open_session
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, Expected, Planted, plant
@@ -191,8 +191,8 @@ def test_two_days_are_one_audit_in_two_parts(
     whole = run(session, write(chosen, tmp_path / "whole"))
     first, second = _days(chosen, tmp_path, split_us)
     one = run(session, first, as_of_us=split_us - _SETTLE_US)
-    save_state(one.state, str(tmp_path / "state"), HOUR)
-    two = run(session, second, previous=load_state(session, str(tmp_path / "state")))
+    save_state(one.state, open_folder(str(tmp_path / "state")), HOUR)
+    two = run(session, second, previous=load_state(session, open_folder(str(tmp_path / "state"))))
     both, together = found_in(one) + found_in(two), found_in(whole)
     assert sum(found_in(one).values()) > 10
     assert sum(found_in(two).values()) > 10
@@ -262,23 +262,6 @@ def test_a_part_that_cannot_be_told_is_an_error(
     err = capsys.readouterr().err
     assert told in err
     assert "Traceback" not in err
-
-
-def test_a_saved_state_of_another_version_is_refused(session: SparkSession, tmp_path: Path) -> None:
-    parquet.write_table(
-        pyarrow.table({"text": ['["version", [99, 1, 1, 1]]']}), _folder(tmp_path / "small") / "0.parquet"
-    )
-    for name in ("rows", "items"):
-        parquet.write_table(pyarrow.table({"h1": [1]}), _folder(tmp_path / name) / "0.parquet")
-    with pytest.raises(FormatError, match="version 99"):
-        load_state(session, str(tmp_path))
-    with pytest.raises(ConfigError, match="no state"):
-        load_state(session, str(tmp_path / "nothing"))
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir(parents=True)
-    return path
 
 
 # -- a hot key -------------------------------------------------------------------------------------------
@@ -446,7 +429,7 @@ def test_the_command_writes_its_report(
     page = (tmp_path / "out/report.html").read_text()
     assert "<svg" in page
     assert "stale hit" in page
-    assert load_state(session, str(tmp_path / "state")).archive.lineages
+    assert load_state(session, open_folder(str(tmp_path / "state"))).archive.lineages
 
 
 def test_the_command_tells_mistakes_without_a_traceback(
