@@ -29,6 +29,7 @@ from freshness.history.archive_file import ArchiveFile, choose_files, format_nam
 from freshness.history.folder_lock import lock_folder
 from freshness.history.footer import ArchiveFooter
 from freshness.position import Position, empty_position, parse_position
+from freshness.position.token import EventToken
 from spark.folder import open_local
 from spark.stream.archive_folder import ArchiveFolder
 
@@ -60,12 +61,14 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The check of one file. ``problem``: "" if the file is whole."""
+    """The check of one file. ``problem``: "" if it is whole. ``begin``, ``end``: the tokens of its footer."""
 
     path: str
     transactions: int
     rows: int
     problem: str
+    begin: str = ""
+    end: str = ""
 
 
 # -- one folder -----------------------------------------------------------------------------------------------
@@ -218,7 +221,7 @@ def check_file(archive: str, path: str) -> Checked:
     if not problem and not position.union(footer.before.position).contains(footer.resume.position):
         lacking = f"{footer.before.position} and its transactions do not make {footer.resume.position}"
         problem = f"transactions are missing: {lacking}"
-    return Checked(path, len(found), rows, problem)
+    return Checked(path, len(found), rows, problem, footer.before.format(), footer.resume.format())
 
 
 def _find_problem(file: ArchiveFile, ordinals: Sequence[int]) -> str:
@@ -232,28 +235,20 @@ def _find_problem(file: ArchiveFile, ordinals: Sequence[int]) -> str:
     return ""
 
 
-def check_borders(archive: ArchiveFolder, files: Iterable[ArchiveFile]) -> list[Checked]:
-    """Problems between files: the next one must begin where one ends, in ordinals and in positions."""
+def check_borders(files: Iterable[tuple[ArchiveFile, Checked]]) -> list[Checked]:
+    """Problems between whole files: the next one must begin where one ends, in ordinals and in positions."""
     problems = []
-    for former, file in pairwise(files):
+    for (former, checked), (file, found) in pairwise(files):
         if (former.keyspace, former.lineage_hash) != (file.keyspace, file.lineage_hash):
             continue
+        end, begin = EventToken.parse(checked.end).position, EventToken.parse(found.begin).position
+        problem = ""
         if file.first != former.last + 1:
-            problems.append(
-                Checked(
-                    str(file.path),
-                    0,
-                    0,
-                    f"it begins with {file.first}, the one before ends with {former.last}",
-                )
-            )
-            continue
-        end = archive.read_footer(str(former.path)).resume.position
-        begin = archive.read_footer(str(file.path)).before.position
-        if not begin.contains(end) or not end.contains(begin):
-            problems.append(
-                Checked(str(file.path), 0, 0, f"it begins after {begin}, the one before ends with {end}")
-            )
+            problem = f"it begins with {file.first}, the one before ends with {former.last}"
+        elif not begin.contains(end) or not end.contains(begin):
+            problem = f"it begins after {begin}, the one before ends with {end}"
+        if problem:
+            problems.append(Checked(str(file.path), 0, 0, problem))
     return problems
 
 
@@ -333,9 +328,10 @@ _CHECKED_SCHEMA: Final = StructType(
         StructField("path", StringType()),
         StructField("transactions", LongType()),
         StructField("rows", LongType()),
-        StructField("problem", StringType()),
+        *(StructField(name, StringType()) for name in ("problem", "begin", "end")),
     ]
 )
+_TOLD: Final = ("path", "transactions", "rows", "problem")
 
 
 def compact(
@@ -394,7 +390,7 @@ def _result(
             found = find_holes(folder.read_footer(str(shard.files[-1].path)).resume.position)
             holes |= {shard.lineage: found} if found else {}
     return {
-        "problems": [asdict(each) for each in problems],
+        "problems": [{name: getattr(each, name) for name in _TOLD} for each in problems],
         "holes": holes,
         "merged": [asdict(each) for each in merged],
         "deleted": deleted,
@@ -407,7 +403,8 @@ def check(session: SparkSession, archive: str, paths: Sequence[Path]) -> list[Ch
     names = [str(file.path) for file in files]
     checked = _run(session, names, lambda path: check_file(archive, path), _CHECKED_SCHEMA, Checked)
     broken = [each for each in checked if each.problem]
-    return broken or check_borders(ArchiveFolder(archive), sorted(files, key=_place))
+    by_path = {each.path: each for each in checked}
+    return broken or check_borders((file, by_path[str(file.path)]) for file in sorted(files, key=_place))
 
 
 def _place(file: ArchiveFile) -> tuple[str, str, int, int]:

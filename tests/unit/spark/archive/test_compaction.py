@@ -1,8 +1,10 @@
-"""Two attempts at one folder, as Spark starts them where an executor is lost or slow."""
+"""Two attempts at one folder, as Spark starts them where an executor is lost or slow; the borders of files."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,17 @@ def test_a_second_attempt_harms_no_first_one(
     assert compaction.check_file(str(archive), str(wide.path)).problem == ""
     compaction.remove_drafts(archive)
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_borders_are_checked_without_the_files(archive: Path) -> None:
+    """Executors have read them; the driver would read thousands one after the other."""
+    files = find_files(archive)
+    checked = [compaction.check_file(str(archive), str(file.path)) for file in files]
+    shutil.rmtree(archive)
+    pairs = list(zip(files, checked, strict=True))
+    assert compaction.check_borders(pairs) == []
+    [gap] = compaction.check_borders([*pairs[:3], *pairs[4:]])
+    assert gap.problem == "it begins with 7, the one before ends with 4"
+    file, found = pairs[3]
+    [other] = compaction.check_borders([*pairs[:3], (file, replace(found, begin=found.end)), *pairs[4:]])
+    assert other.problem.startswith("it begins after ")
