@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
+import pyarrow
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F

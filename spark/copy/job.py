@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,7 @@ from spark.copy.state import GENERATIONS_KEPT, PARQUET, CopyState, TableState, r
 from spark.copy.table import IS_WHOLE, CopyTable, dump_span, find_spans, read_table
 from spark.failure import SPARK_ERRORS
 from spark.stream import source as updatestream
+from spark.stream.archive_folder import ArchiveFolder
 
 ROWS_PER_RANGE: Final = 100_000
 WAIT_SECONDS: Final = 60.0
@@ -162,6 +163,7 @@ class Snapshot:
                 {lineage: str(token) for lineage, token in begin.items()},
                 {lineage: str(token.position) for lineage, token in begin.items()},
                 {name: TableState() for name in self.tables},
+                self._find_former(begin),
             )
             write_state(self.out, state)
         if state.keyspace != self.keyspace.name or set(state.tables) != set(self.tables):
@@ -176,6 +178,18 @@ class Snapshot:
             if self._read_layout(name).to_json() != table.layout:
                 table.needs_dump = True
         return state
+
+    def _find_former(self, serving: Collection[str]) -> dict[str, str]:
+        """By lineage the end of what an archive has of other shards than ``serving``: those from before a reshard."""
+        path = self.source.get("path")
+        if path is None:
+            return {}
+        folder = ArchiveFolder(path)
+        return {
+            shard.lineage: str(folder.read_footer(str(shard.files[-1].path)).resume)
+            for shard in folder.list_shards(self.keyspace.name)
+            if shard.lineage not in serving
+        }
 
     def _read_layout(self, name: str) -> CopyTable:
         """As the first shard has it."""
@@ -231,7 +245,8 @@ class Snapshot:
     def _follow(self, state: CopyState) -> None:
         """Apply what the stream has by now, and publish what is exact."""
         updatestream.register(self.session)
-        options = {**self.source, "since": ",".join(state.begin.values()), "keyspace": self.keyspace.name}
+        since = ",".join([*state.begin.values(), *state.former.values()])
+        options = {**self.source, "since": since, "keyspace": self.keyspace.name}
         frame = self.session.readStream.format(updatestream.NAME).options(**options).load()
 
         def take(batch: DataFrame, number: int) -> None:

@@ -42,14 +42,16 @@ class TableState:
 
 @dataclass(slots=True)
 class CopyState:
-    """``begin``: by lineage the token from which the stream is applied; ``position``: up to where. ``batch``: the
-    micro-batch that was applied last."""
+    """``begin``: by lineage the token from which the stream is applied; ``position``: up to where. ``former``: by
+    lineage of a shard that is not copied, the end of what the archive had of it when the copy began; more of it ends
+    the copy. ``batch``: the micro-batch that was applied last."""
 
     keyspace: str
     flavor: str
     begin: dict[str, str]
     position: dict[str, str]
     tables: dict[str, TableState]
+    former: dict[str, str] = field(default_factory=dict)
     batch: int = -1
     version: int = VERSION
 

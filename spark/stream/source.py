@@ -485,7 +485,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  
 
 
 def _find_after(options: StreamOptions, shard: ArchivedShard) -> tuple[int, EventToken]:
-    """The ordinal and position after which to begin: that of the file in which ``since`` lies."""
+    """The ordinal and position after which to begin: that of the file in which ``since`` lies; the end, where it has
+    all."""
     assert options.folder is not None, "asked of an archive only"
     last = options.folder.read_footer(str(shard.files[-1].path)).resume
     if options.since in ("", "first"):
@@ -495,6 +496,8 @@ def _find_after(options: StreamOptions, shard: ArchivedShard) -> tuple[int, Even
     token = _parse_tokens(options.since).get(shard.lineage)
     if token is None:
         return shard.first - 1, shard.begin
+    if token.position.contains(last.position):
+        return shard.last, last
     for file in reversed(shard.files):
         before = options.folder.read_footer(str(file.path)).before
         if token.position.contains(before.position):
