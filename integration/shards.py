@@ -12,7 +12,7 @@ belongs. A reshard goes in steps, so that a test can look on, or kill somebody, 
 `prepare_replicated` keeps GTIDs: a destination follows every source that overlaps it from the start of its log, so
 its own log has all of their transactions under the same GTIDs. `prepare_copied` copies rows: all GTIDs are new.
 
-For tests. A row's sharding column never changes. Waits are polls with a bound.
+For tests. `Writer` never changes a row's sharding column. Waits are polls with a bound.
 """
 
 from __future__ import annotations

@@ -37,9 +37,11 @@ from integration.servers import Flavor, Memcached
 from integration.servers.program import InvalidatorProcess
 from integration.shards import (
     BREATH_SECONDS,
+    TABLES,
     Cluster,
     Reshard,
     Shard,
+    ShardedTable,
     ShardRouter,
     Writer,
     catch_up,
@@ -210,7 +212,7 @@ class Deployment:
     """The configuration of the moment, and those who live by it.
 
     ``continues``, by the number of a shard: the lineages whose GTIDs its log holds too. ``topology``: the number of
-    the file.
+    the file. ``column``: the sharding column.
     """
 
     cluster: Cluster
@@ -221,6 +223,8 @@ class Deployment:
     continues: dict[int, tuple[str, ...]] = field(default_factory=dict)
     invalidator: InvalidatorProcess | None = None
     topology: int = 0
+    column: str = "customer_id"
+    objects: str = OBJECTS
     config: Config = field(init=False)
 
     @property
@@ -246,9 +250,9 @@ class Deployment:
             self.cluster.flavor,
             shards,
             [node.address for node in self.nodes],
-            column="customer_id",
+            column=self.column,
             topology=self.topology,
-            objects=OBJECTS + self.sections,
+            objects=self.objects + self.sections,
             cache=CACHE,
             stream=self.stream,
         )
@@ -351,11 +355,15 @@ def deployment(
     *,
     stream: Mapping[str, Any] = STREAM,
     sections: str = "",
+    replicas: int = 1,
+    tables: Sequence[ShardedTable] = TABLES,
+    objects: str = OBJECTS,
 ) -> Iterator[tuple[Deployment, ShardRouter]]:
-    """Shards, two cache nodes and an invalidator, all open. ``sections`` are appended to its file."""
-    with start_shards(flavor, names) as cluster, ExitStack() as stack:
+    """Shards, two cache nodes and an invalidator, all open. ``sections`` are appended to its file, ``objects`` are
+    those of the tables."""
+    with start_shards(flavor, names, replicas=replicas, tables=tables) as cluster, ExitStack() as stack:
         nodes = [stack.enter_context(Memcached()) for _ in range(2)]
-        made = Deployment(cluster, nodes, folder, stream, sections)
+        made = Deployment(cluster, nodes, folder, stream, sections, column=tables[0].column, objects=objects)
         made.configure(cluster.shards)
         made.invalidator = stack.enter_context(InvalidatorProcess(made.path))
         yield made, ShardRouter(cluster.shards)

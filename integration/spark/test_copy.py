@@ -17,7 +17,7 @@ from freshness.errors import ConfigError, FormatError
 from integration.configuration import CUSTOMER, write_config
 from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_until
 from integration.servers import Pair
-from integration.spark.seats import SEAT, SEATS_TABLE, in_database, in_frame
+from integration.spark.seats import REPLACE_SEAT, SEAT, SEATS_TABLE, in_database, in_frame
 from spark.copy import __main__ as command
 from spark.copy.job import Snapshot, find_floor, require_format
 from spark.copy.state import TableState, read_copy, read_state
@@ -35,14 +35,15 @@ def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
             started.execute("INSERT INTO customers VALUES (%s, %s, 0)", key, f"näme {key}")
         for key in range(20):
             started.execute(
-                "INSERT INTO seats VALUES (%s, %s, %s, '2026-01-31 10:00:00.125', '2026-02-01', %s, %s, %s, "
-                "'2026-03-01 00:00:00', 0.1, 'bad')",
+                REPLACE_SEAT,
                 f"A{key % 3}",
                 bytes((key, 0, 0)),
                 Decimal(key) / 4,
                 2**63 + key,
                 None if key % 2 else "ü 'quoted'",
                 b"\0\xff",
+                key,
+                0,
             )
         yield started
 
@@ -102,7 +103,7 @@ def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
     assert command.main(arguments, session) == 0, capsys.readouterr().err
     assert seen == sorted(seen)
     for table in ("customers", "seats"):
-        assert in_copy(session, out, table) == in_database(system, table)
+        assert in_copy(session, out, table) == in_database(table, system.pair.primary)
     state = read_state(out)
     assert state is not None
     assert all(each.generation > 1 for each in state.tables.values()), "the stream was not applied"
@@ -113,7 +114,7 @@ def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
     system.execute("ALTER TABLE seats ADD COLUMN extra INT DEFAULT 5")
     assert command.main(arguments, session) == 0, capsys.readouterr().err
     for table in ("customers", "seats"):
-        assert in_copy(session, out, table) == in_database(system, table)
+        assert in_copy(session, out, table) == in_database(table, system.pair.primary)
     capsys.readouterr()
     assert command.main([*arguments, "--tables", "seats"], session) == 2
     assert "give the same ones" in capsys.readouterr().err
@@ -136,7 +137,7 @@ def test_a_table_that_nobody_caches_is_copied_from_the_service(
     system.execute("UPDATE weights SET w = 2.5 WHERE v = 2")
     arguments += ["--out", str(tmp_path / "copy"), "--url", f"http://127.0.0.1:{port}"]
     assert command.main(arguments, session) == 0, capsys.readouterr().err
-    assert in_copy(session, tmp_path / "copy", "weights") == in_database(system, "weights")
+    assert in_copy(session, tmp_path / "copy", "weights") == in_database("weights", system.pair.primary)
     state = read_state(tmp_path / "copy")
     assert state is not None
     assert state.tables["weights"].generation > 1, "the stream was not applied"
@@ -178,7 +179,7 @@ def test_a_dump_reads_a_replica_that_shows_enough(
     finally:
         system.pair.replica.execute("START REPLICA SQL_THREAD")
     assert command.main(arguments, session) == 0, capsys.readouterr().err
-    assert in_copy(session, tmp_path / "copy", "customers") == in_database(system, "customers")
+    assert in_copy(session, tmp_path / "copy", "customers") == in_database("customers", system.pair.primary)
 
 
 def test_ranges_are_all_rows_once(system: System) -> None:
@@ -190,7 +191,7 @@ def test_ranges_are_all_rows_once(system: System) -> None:
             for span in find_spans(primary, layout, rows)
             for row in dump_span("shop/-", primary, layout, span)
         ]
-        assert len(found) == len(set(found)) == len(in_database(system, table))
+        assert len(found) == len(set(found)) == len(in_database(table, system.pair.primary))
 
 
 def test_what_cannot_be_copied_alike_is_refused(system: System) -> None:
