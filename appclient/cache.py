@@ -154,7 +154,8 @@ class Cache:
         max_staleness_seconds: float | None = None,
         explain: bool = False,
     ) -> Any:
-        """The object, or None if it does not exist. A key of several columns is a tuple, in key order.
+        """The object, or None if it does not exist. A key of several columns is a tuple, in key order, or a mapping
+        of the names of its columns.
 
         ``max_staleness_seconds``: a hit that may be older is read from the database instead. ``explain``: return an
         `Explanation` with the value. A failure of the cache never raises. A failure of the database raises
@@ -174,7 +175,8 @@ class Cache:
         max_staleness_seconds: float | None = None,
         explain: bool = False,
     ) -> dict[Any, Any]:
-        """``{key: object or None}`` for all keys, with one request per node for the hits."""
+        """``{key: object or None}`` for all keys, with one request per node for the hits. A key of several columns is
+        a tuple, in key order."""
         self._definition(object_name)  # raises for a wrong name even where there are no keys
         wanted = list(dict.fromkeys(keys))
         lookups = [self._lookup(object_name, key) for key in wanted]
@@ -189,8 +191,9 @@ class Cache:
     def loader(self, object_name: str) -> Callable[[Function], Function]:
         """Decorator: this function builds the composite object from its key.
 
-        It is called as ``function(db, key)`` with a `LoaderConnection`. It must read only through that connection,
-        and only the member tables of the configuration: a change of another table invalidates nothing.
+        It is called as ``function(db, key)`` with a `LoaderConnection`, and with one more value for each further
+        column of the key. It must read only through that connection, and only those rows of the member tables of the
+        configuration that hold the key: a change of another row or table invalidates nothing.
         """
         entry = self._entry(object_name)
         if not entry.is_composite:
@@ -231,11 +234,11 @@ class Cache:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _find_columns(self, keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
+    def _find_columns(self, keyspace: str, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
         database = self._databases[keyspace]
 
         def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
-            return key_columns(connection, address.database, table, column)
+            return key_columns(connection, address.database, table, names)
 
         failed: SourceUnavailable | None = None
         for shard in database.keyspace.serving_shards:
@@ -285,7 +288,7 @@ class Cache:
 
     def _make_lookup(self, object_name: str, key: Any) -> Lookup:
         definition = self._definition(object_name)
-        values = key if type(key) is tuple else (key,)
+        values = _order_key(definition, key)
         cache_key = definition.builder.build(values)
         item, _, is_exact = cache_key
         identity = definition.identity(cache_key)
@@ -358,3 +361,16 @@ class Cache:
             witness=self._recorder,
         )
         return _Reader(os.getpid(), nodes, BlockingDriver(nodes, self._sleep, load=self._load), context)
+
+
+def _order_key(definition: ObjectDefinition, key: Any) -> Sequence[object]:
+    """The values of a key in the order of its columns. Raises `FormatError` for a mapping with other names."""
+    if not isinstance(key, Mapping):
+        return key if type(key) is tuple else (key,)
+    names = [column.name for column in definition.builder.columns]
+    if set(key) != set(names):
+        raise FormatError(
+            f"the key of {definition.config.name} got {', '.join(map(str, key)) or 'no column'}",
+            hint=f"expected {', '.join(names)}, each with its value",
+        )
+    return [key[name] for name in names]

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from freshness.config.hostport import parse_host_port, read_password
 from freshness.config.settings import (
@@ -473,17 +473,31 @@ class _Reader:
         elif has_key != has_members:
             missing = "members" if has_key else "key"
             self.report(f"{where}.{missing}", "nothing", '"key" and "members" together')
-        for key in ("table", "key"):
-            if key in values:
-                self.check_text(f"{where}.{key}", values[key], _IDENTIFIER, _IDENTIFIER_EXPECTED)
+        if "table" in values:
+            self.check_text(f"{where}.table", values["table"], _IDENTIFIER, _IDENTIFIER_EXPECTED)
+        if "key" in values:
+            self.check_columns(f"{where}.key", values["key"])
+            if not values["key"]:
+                self.report(f"{where}.key", "an empty array", "at least one column")
         if values.get("fill_from_log") and "table" not in values:
             self.report(f"{where}.fill_from_log", "true", "false for a composite: no log has its value")
         members = values.get("members", {})
         if members == {} and "members" in values:
             self.report(f"{where}.members", "an empty table", "at least one table = column")
-        for member, column in members.items():
-            for text in (member, column):
-                self.check_text(f"{where}.members.{member}", text, _IDENTIFIER, _IDENTIFIER_EXPECTED)
+        for member, columns in members.items():
+            self.check_text(f"{where}.members.{member}", member, _IDENTIFIER, _IDENTIFIER_EXPECTED)
+            self.check_columns(f"{where}.members.{member}", columns)
+            names = values.get("key") or columns
+            if len(columns) != len(names):
+                found = ", ".join(columns) or "an empty array"
+                expected = f"a column for each of the key's, in their order: {', '.join(names)}"
+                self.report(f"{where}.members.{member}", found, expected)
+
+    def check_columns(self, where: str, columns: tuple[str, ...]) -> None:
+        for column in columns:
+            self.check_text(where, column, _IDENTIFIER, _IDENTIFIER_EXPECTED)
+        if len(set(columns)) < len(columns):
+            self.report(where, "a column twice", "each column once")
 
     def read_http(self, table: dict[str, Any]) -> HttpConfig | None:
         before = len(self.problems)
@@ -590,9 +604,15 @@ class _Reader:
         elif get_origin(hint) is tuple:
             if isinstance(value, list) and all(isinstance(part, str) for part in value):
                 return tuple(value)
+        elif get_origin(hint) is Annotated:
+            if (columns := _as_columns(value)) is not None:
+                return columns
         elif get_origin(hint) is Mapping:
-            if isinstance(value, dict) and all(isinstance(part, str) for part in value.values()):
-                return dict(value)
+            found = (
+                {name: _as_columns(part) for name, part in value.items()} if isinstance(value, dict) else {}
+            )
+            if isinstance(value, dict) and None not in found.values():
+                return found
         elif hint is bool:
             if isinstance(value, bool):
                 return value
@@ -625,6 +645,12 @@ class _Reader:
                 self.report(full, "an unknown key", f'a known one; did you mean "{nearest[0]}"?')
             else:
                 self.report(full, "an unknown key", f"one of {', '.join(sorted(known))}")
+
+
+def _as_columns(value: object) -> tuple[str, ...] | None:
+    """The names of columns: one text, or an array of them. None for anything else."""
+    names: list[Any] = value if isinstance(value, list) else [value]
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 
 def _is_required(item: Field[Any]) -> bool:

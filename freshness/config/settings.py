@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
 from freshness.config.hostport import parse_host_port, read_password
@@ -34,6 +34,9 @@ ShardingFunction: TypeAlias = Literal[
     "unicode_loose_md5",
     "unicode_loose_xxhash",
 ]
+
+Columns: TypeAlias = Annotated[tuple[str, ...], "text or array of text"]
+"""Names of columns. The file may have one name without the brackets of an array."""
 
 TTL_SECONDS_MAX = 30 * 86_400
 """memcached takes a longer TTL for a point in time (F50)."""
@@ -344,9 +347,14 @@ class ObjectConfig:
     name: str
     keyspace: str = setting("The keyspace that the object lives in.", default_text="the only keyspace")
     table: str | None = setting("For an object that is one row: its table. The key is the primary key.", None)
-    key: str | None = setting("For a composite object: the name of its key.", None)
-    members: Mapping[str, str] = setting(
-        "For a composite object: each table that it is built from = the column of that table with the key.",
+    key: Columns = setting(
+        "For a composite object: the name of its key, or the names of its key columns.",
+        (),
+        default_text="none",
+    )
+    members: Mapping[str, Columns] = setting(
+        "For a composite object: each table that it is built from = the column of that table with the key, or as "
+        "many columns as the key has, in its order.",
         default_text="{}",
         default_factory=dict,
     )
@@ -550,7 +558,7 @@ def describe_settings() -> list[Setting]:
 
 def settings_of(kind: type) -> Iterator[tuple[Field[Any], Any]]:
     """The fields of a dataclass that are keys of the file, each with its type."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return ((item, hints[item.name]) for item in fields(kind) if "doc" in item.metadata)
 
 
@@ -559,10 +567,12 @@ def describe_type(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " | ".join(f'"{choice}"' for choice in get_args(hint))
     arguments = [argument for argument in get_args(hint) if argument not in (type(None), ...)]
+    if get_origin(hint) is Annotated:
+        return str(arguments[1])
     if get_origin(hint) is tuple:
         return f"array of {describe_type(arguments[0])}"
     if get_origin(hint) is Mapping:
-        return "table of text"
+        return f"table of {describe_type(arguments[1])}"
     if arguments:
         return describe_type(arguments[0])
     kinds = {int: "whole number", float: "number", bool: "true | false", str: "text"}

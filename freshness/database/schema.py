@@ -50,9 +50,9 @@ _TABLES = "SELECT table_name, table_type FROM information_schema.tables WHERE ta
 
 
 def key_columns(
-    connection: Connection, database: str, table: str, column: str | None = None
+    connection: Connection, database: str, table: str, names: tuple[str, ...] = ()
 ) -> tuple[KeyColumn, ...]:
-    """The columns of the primary key, in the key's order; or ``column`` alone, where that is the key of an object.
+    """The columns of the primary key, in the key's order; or those of ``names``, where they are the key of an object.
 
     ``database``: that of the session, as messages name it. Where a session of vtgate names a shard, `DATABASE()` is
     the one that its tablets have, and no other name is known there.
@@ -61,8 +61,8 @@ def key_columns(
     type that cannot be a key.
     """
     columns = _read_columns(connection, database, table)
-    if column is not None:
-        return (_get_column(columns, database, table, column),)
+    if names:
+        return tuple(_get_column(columns, database, table, name) for name in names)
     parts = read_rows(connection, _PRIMARY_KEY, (table,))
     if not parts:
         raise ConfigError(
@@ -151,12 +151,12 @@ def load_registry(config: Config, keyspaces: Collection[str] | None = None) -> d
     """
     connections: dict[str, tuple[Connection, ServerAddress]] = {}
 
-    def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
+    def find_columns(keyspace: str, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
         if keyspace not in connections:
             connections[keyspace] = _connect_any(config.keyspaces[keyspace])
         connection, address = connections[keyspace]
         try:
-            return key_columns(connection, address.database, table, column)
+            return key_columns(connection, address.database, table, names)
         except Exception as error:
             raise translated(error, address, "reading the schema") from error
 

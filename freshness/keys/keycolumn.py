@@ -184,7 +184,7 @@ class KeyColumn:
         """The error for a value that does not fit. It names the type and not the value, which may be private."""
         if value is None:
             return FormatError(
-                f"column {self.name} is NULL in a key", hint="no row has NULL in its primary key"
+                f"column {self.name} is NULL in a key", hint="a row with NULL there belongs to no object"
             )
         return FormatError(
             f"column {self.name} ({self.kind.value}) got {type(value).__name__}", hint=f"expected {expected}"

@@ -72,8 +72,8 @@ class ObjectDefinition:
         return self.policy.fingerprint.to_bytes(4, "big") + key.identity
 
 
-KeyColumns = Callable[[str, str, str | None], tuple[KeyColumn, ...]]
-"""(keyspace, table, column) → that column, or the primary key in key order where the column is None."""
+KeyColumns = Callable[[str, str, tuple[str, ...]], tuple[KeyColumn, ...]]
+"""(keyspace, table, columns) → those columns, in this order; the primary key in key order where none is named."""
 
 
 def build_registry(
@@ -95,13 +95,16 @@ def _define(
     config: Config, entry: ObjectConfig, find_columns: KeyColumns, keyspace_id: KeyspaceId
 ) -> ObjectDefinition:
     if entry.table is not None:
-        columns = find_columns(entry.keyspace, entry.table, None)
+        columns = find_columns(entry.keyspace, entry.table, ())
         by_table = {entry.table: columns}
     else:
         by_table = {
-            table: find_columns(entry.keyspace, table, column) for table, column in entry.members.items()
+            table: find_columns(entry.keyspace, table, names) for table, names in entry.members.items()
         }
-        columns = (_common_key(entry, by_table),)
+        columns = tuple(
+            _common_column(entry, name, {table: of_table[place] for table, of_table in by_table.items()})
+            for place, name in enumerate(entry.key)
+        )
     builder = KeyBuilder(config.cache.namespace, entry.name, columns)
     keyspace = config.keyspaces[entry.keyspace]
     policy = ObjectPolicy(
@@ -141,34 +144,35 @@ def _find_shards(
     return ShardFinder(place, columns[place], sharding.function, policies, keyspace_id)
 
 
-def _common_key(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]) -> KeyColumn:
-    """The key of a composite. All members must spell it alike, or a change would name another key (F24)."""
-    members = {table: columns[0] for table, columns in by_table.items()}
+def _common_column(entry: ObjectConfig, name: str, members: Mapping[str, KeyColumn]) -> KeyColumn:
+    """A column of a composite's key, which each member has under a name of its own. All must spell it alike, or a
+    change would name another key (F24)."""
     kinds = {column.kind for column in members.values()}
     described = ", ".join(
         f"{table}.{column.name} is {column.kind.value}" for table, column in members.items()
     )
     if len(kinds) > 1:
         raise ConfigError(
-            f"objects.{entry.name}: its key has several types: {described}",
+            f"objects.{entry.name}: {name} in its key has several types: {described}",
             hint="give the columns of all members one type",
         )
     if not all(column.is_exact for column in members.values()):
         raise ConfigError(
-            f"objects.{entry.name}: rows can share its key in several spellings: {described}",
-            hint="a composite needs an integer, binary, decimal or date key, or a column with a _bin collation, "
+            f"objects.{entry.name}: rows can share {name} in its key in several spellings: {described}",
+            hint="a composite needs integer, binary, decimal or date columns, or columns with a _bin collation, "
             "which in cp932 and tis620 is not enough",
         )
     if len({(column.length, column.scale) for column in members.values()}) > 1:
         raise ConfigError(
-            f"objects.{entry.name}: its key has several lengths: {described}",
+            f"objects.{entry.name}: {name} in its key has several lengths: {described}",
             hint="in all members BINARY(n) must have one n, DECIMAL and DATETIME as many digits after the point",
         )
-    return replace(next(iter(members.values())), name=str(entry.key))
+    return replace(next(iter(members.values())), name=name)
 
 
 def _fingerprint(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]) -> int:
-    parts = [entry.name, str(entry.key)]
+    # No name of a column has a slash. A row's key is spelled None, as in every release.
+    parts = [entry.name, "/".join(entry.key) or "None"]
     for table, columns in sorted(by_table.items()):
         parts += [table, *(f"{c.name} {c.kind.value} {c.collation} {c.length}" for c in columns)]
     return zlib.crc32("\n".join(parts).encode())

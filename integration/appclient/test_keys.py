@@ -315,7 +315,8 @@ def text_types(connection: Connection, chance: random.Random) -> tuple[list[Type
 @dataclass(frozen=True)
 class Table:
     """A table with the columns ``types`` as its primary key, and the first of them twice more: ``i`` has an index,
-    ``n`` has none."""
+    ``n`` has none. A composite has the key of each of these two, and where there are several types, one has the
+    columns of the primary key in the other order."""
 
     name: str
     types: Sequence[Type]
@@ -369,18 +370,22 @@ class World:
         is_whole = all(each.is_indexed_whole for each in types)
         lines = [f"{key} {each.sql} NOT NULL" for key, each in zip(keys, types, strict=True)]
         lines += [f"{each} {types[0].sql} NOT NULL" for each in ("i", "n")]
-        lines += [f"PRIMARY KEY ({', '.join(keys)})", "KEY (i)"] if is_whole else ["KEY (i(20))"]
+        lines += [f"PRIMARY KEY ({', '.join(keys)})"] if is_whole else []
+        lines.append("KEY (i)" if types[0].is_indexed_whole else "KEY (i(20))")
         self.run(f"DROP TABLE IF EXISTS {name}")
         self.run(f"CREATE TABLE {name} ({', '.join(lines)})")
-        row = ObjectConfig(name=f"row_{name}", keyspace="shop", table=name, key=None, members={})
-        members = {
-            each: ObjectConfig(
-                name=f"{each}_{name}", keyspace="shop", table=None, key="k", members={name: each}
+        row = ObjectConfig(name=f"row_{name}", keyspace="shop", table=name)
+        composites = [
+            ObjectConfig(
+                name=f"{columns[0]}_{name}",
+                keyspace="shop",
+                key=tuple(f"of_{each}" for each in columns),
+                members={name: columns},
             )
-            for each in ("i", "n")
-        }
+            for columns in (("i",), ("n",), tuple(reversed(keys)))
+        ]
         definitions: dict[str, ObjectDefinition] = {}
-        for entry in (*([row] if is_whole else []), *members.values()):
+        for entry in (*([row] if is_whole else []), *composites):
             with suppress(ConfigError):
                 definitions |= self.define(entry)
         return Table(name, types, definitions)
@@ -388,7 +393,7 @@ class World:
     def define(self, entry: ObjectConfig) -> dict[str, ObjectDefinition]:
         return build_registry(
             replace(self.config, objects={entry.name: entry}),
-            lambda _, table, column: key_columns(self.connection, "shop", table, column),
+            lambda _, table, names: key_columns(self.connection, "shop", table, names),
             keyspace_id,
         )
 
@@ -419,10 +424,12 @@ class World:
 
     def load(self, definition: ObjectDefinition, lookups: Sequence[Lookup]) -> list[Loaded] | None:
         """None where the server refuses the question, which stores nothing."""
-        ((table, (column, *_)),) = definition.columns_by_table.items()
+        ((table, columns),) = definition.columns_by_table.items()
+        names = [column.name for column in columns]
+        condition = " AND ".join(f"{name} = %s" for name in names)
 
-        def composite(opened: LoaderConnection, key: Any) -> Any:
-            return opened.query(f"SELECT {column.name} FROM {table} WHERE {column.name} = %s", (key,))
+        def composite(opened: LoaderConnection, *key: Any) -> Any:
+            return opened.query(f"SELECT {', '.join(names)} FROM {table} WHERE {condition}", key)
 
         try:
             return ObjectLoader(definition, self.database, composite).load(lookups)
@@ -435,7 +442,9 @@ class World:
         return None
 
     def ask(self, table: Table, definition: ObjectDefinition, stored: Sequence[tuple[Any, ...]]) -> None:
-        chance, types = self.chance, table.types if definition.config.table else table.types[:1]
+        chance, by_name = self.chance, dict.fromkeys(("i", "n"), table.types[0])
+        by_name |= {f"k{place}": each for place, each in enumerate(table.types)}
+        types = [by_name[column.name] for column in definition.columns_by_table[table.name]]
         spelled = [tuple(map(self.draw, types)) for _ in range(SPELLINGS_MAX)]
         for row in stored:
             choices = [list(spellings_of(value)) for value in row]
@@ -477,6 +486,8 @@ class World:
         rows = loaded.value if definition.config.is_composite else [loaded.value] if loaded.value else []
         found = {tuple(row[name] for name in names) for row in rows}
         self.counts["found" if found else "nothing found"] += 1
+        if found and definition.config.is_composite and len(names) > 1:
+            self.counts["composites of several columns"] += 1
         told = (
             f"{table.columns}: {spelled} of {definition.config.name}, asked as {lookup.values}, finds {found}"
         )
@@ -569,6 +580,7 @@ def test_a_row_that_a_key_finds_has_the_item_of_the_key(pair: Pair, tmp_path: Pa
         print(world.counts)
         assert not world.wrong, "\n".join(world.wrong)
         assert min(world.counts[each] for each in ("found", "nothing found", "refused")) > 500
+        assert world.counts["composites of several columns"] > 50
 
 
 def test_types_whose_equal_values_have_several_spellings_are_refused(pair: Pair, tmp_path: Path) -> None:
@@ -577,7 +589,7 @@ def test_types_whose_equal_values_have_several_spellings_are_refused(pair: Pair,
             world.run("DROP TABLE IF EXISTS t")
             world.run(f"CREATE TABLE t (id INT PRIMARY KEY, k {sql})")
             with pytest.raises(ConfigError, match="cannot be a key") as caught:
-                key_columns(world.connection, "shop", "t", "k")
+                key_columns(world.connection, "shop", "t", ("k",))
             assert caught.value.hint, sql
 
 

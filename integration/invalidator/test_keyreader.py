@@ -248,25 +248,25 @@ def random_columns(chance: random.Random, flavor: str) -> list[Column]:
     return columns
 
 
-def define(connection: Connection, name: str, column: str | None) -> ObjectDefinition | None:
-    """An object over the primary key, or over one column of any kind that can be a key."""
+def define(connection: Connection, names: tuple[str, ...]) -> ObjectDefinition | None:
+    """An object over the primary key, or over columns of any kind that can be a key."""
     try:
-        columns = key_columns(connection, "shop", "goods", column)
+        columns = key_columns(connection, "shop", "goods", names)
     except ConfigError as error:
         if "it is in" not in str(error) and "is in" not in str(error):
             return None
         # A character set that the configuration refuses and the log tells.
         with connection.cursor() as cursor:
             cursor.execute("SHOW KEYS FROM shop.goods WHERE Key_name = 'PRIMARY'")
-            names = [str(row[4]) for row in cursor.fetchall()] if column is None else [column]
+            names = names or tuple(str(row[4]) for row in cursor.fetchall())
         columns = tuple(_any_column(connection, each) for each in names)
-    builder = KeyBuilder("n", name, columns)
+    builder = KeyBuilder("n", "-".join(("o", *names)), columns)
     return ObjectDefinition(cast(Any, None), cast(Any, None), builder, {"goods": columns})
 
 
 def _any_column(connection: Connection, name: str) -> KeyColumn:
     try:
-        return key_columns(connection, "shop", "goods", name)[0]
+        return key_columns(connection, "shop", "goods", (name,))[0]
     except ConfigError:
         return KeyColumn(name, ColumnKind.STRING, "utf8mb4_bin")
 
@@ -356,10 +356,17 @@ def test_items_are_those_of_the_full_decoding_and_of_the_server(
                 f"CREATE TABLE goods ({', '.join(c.definition for c in columns)}, PRIMARY KEY ({keys}))"
             )
             definitions = {
-                name: definition
-                for name in ("", *names)
-                if (definition := define(connection, f"o{name}", name or None)) is not None
+                key: definition
+                for key in ((), *((name,) for name in names))
+                if (definition := define(connection, key)) is not None
             }
+            single = [name for key in definitions for name in key]
+            for count in (2, 2, 3):
+                key = tuple(chance.sample(single, min(count, len(single))))
+                definition = define(connection, key)
+                assert definition is not None
+                definitions[key] = definition
+                counts["keys of several columns"] += len(key) > 1
             for statement in random_statements(chance, columns):
                 start = executed_position(connection, flavor)
                 before = select_all(connection, columns)
@@ -367,7 +374,8 @@ def test_items_are_those_of_the_full_decoding_and_of_the_server(
                 after = select_all(connection, columns)
                 changed = [*(before - after), *(after - before)]
                 packets = read_log(server, start)
-                for name, definition in definitions.items():
+                for definition in definitions.values():
+                    name = definition.builder.object_name
                     decoded = decode(flavor, packets, {name: definition})
                     expected = items_of_rows(iter(changed), names, definition)
                     _compare(decoded, {name: definition}, expected, statement, counts)
@@ -375,6 +383,7 @@ def test_items_are_those_of_the_full_decoding_and_of_the_server(
     assert counts["server"] > 200
     assert counts["full"] > 100
     assert counts["by stride"] > 5
+    assert counts["keys of several columns"] > ROUNDS
 
 
 def _compare(
@@ -509,8 +518,8 @@ def test_both_kinds_of_source_find_the_same_keys(pair: Pair, piece_rows: int | N
     with connect(address_of(server), read_timeout_seconds=20.0) as connection:
         run(server, *SCHEMA)
         definitions = definitions_of(connection, "goods", "child")
-        [owner] = key_columns(connection, "shop", "goods", "owner")
-        [parent] = key_columns(connection, "shop", "child", "goods_id")
+        [owner] = key_columns(connection, "shop", "goods", ("owner",))
+        [parent] = key_columns(connection, "shop", "child", ("goods_id",))
         for name, columns in (
             ("by_owner", {"goods": (owner,)}),
             ("both", {"goods": (owner,), "child": (parent,)}),

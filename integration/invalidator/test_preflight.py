@@ -336,7 +336,7 @@ def test_key_columns_come_in_the_order_of_the_key(server: DatabaseServer) -> Non
     )
     with connect(address_of(server)) as connection:
         columns = key_columns(connection, "shop", "k")
-        assert key_columns(connection, "shop", "k", "c") == (KeyColumn("c", ColumnKind.INTEGER),)
+        assert key_columns(connection, "shop", "k", ("c",)) == (KeyColumn("c", ColumnKind.INTEGER),)
     assert [(column.name, column.kind) for column in columns] == [
         ("c", ColumnKind.INTEGER),
         ("a", ColumnKind.STRING),
@@ -386,7 +386,7 @@ def test_what_is_not_there_is_named(server: DatabaseServer) -> None:
         with pytest.raises(ConfigError, match="is a view"):
             key_columns(connection, "shop", "v")
         with pytest.raises(ConfigError, match=r"no column other.*it has id"):
-            key_columns(connection, "shop", "goods", "other")
+            key_columns(connection, "shop", "goods", ("other",))
 
 
 def test_uuid_and_inet_keys_are_refused_on_mariadb(mariadb_pair: Pair) -> None:
@@ -397,4 +397,4 @@ def test_uuid_and_inet_keys_are_refused_on_mariadb(mariadb_pair: Pair) -> None:
         with pytest.raises(ConfigError, match="uuid cannot be a key"):
             key_columns(connection, "shop", "k")
         with pytest.raises(FreshnessError, match="inet6 cannot be a key"):
-            key_columns(connection, "shop", "k", "b")
+            key_columns(connection, "shop", "k", ("b",))

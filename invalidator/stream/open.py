@@ -385,7 +385,7 @@ def _read_columns(address: ServerAddress, tables: Set[str], name: str) -> dict[s
     try:
         for table in tables:
             with suppress(ConfigError):
-                (found[table],) = key_columns(connection, address.database, table, name)
+                (found[table],) = key_columns(connection, address.database, table, (name,))
         return found
     except Exception as error:
         raise translated(error, address, "reading the schema") from error

@@ -230,8 +230,8 @@ class World:
                 name=name,
                 keyspace="sim",
                 table=tables[0] if is_single else None,
-                key=None if is_single else "id",
-                members={} if is_single else dict.fromkeys(tables, "id"),
+                key=() if is_single else ("id",),
+                members={} if is_single else dict.fromkeys(tables, ("id",)),
             )
             policy = ObjectPolicy(name, number, tables, of_lineages, 3600)
             builder = KeyBuilder(NAMESPACE, name, (column,))

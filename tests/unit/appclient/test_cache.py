@@ -226,6 +226,66 @@ def test_a_database_that_is_down_concerns_its_own_keyspace(
     assert "customer, report" in unknown.value.hint
 
 
+PAGE = """
+[objects.page]
+key = ["tenant_id", "slug"]
+members = { pages = ["tenant_id", "slug"], blocks = ["tenant_id", "page"] }
+"""
+
+
+@pytest.fixture
+def page(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """A cache whose loader tells what it was called with."""
+    kinds = {"tenant_id": ColumnKind.INTEGER, "slug": ColumnKind.STRING, "page": ColumnKind.STRING}
+
+    def columns_of(_: object, __: str, table: str, names: tuple[str, ...] = ()) -> tuple[KeyColumn, ...]:
+        collations = {ColumnKind.STRING: "utf8mb4_bin"}
+        return tuple(KeyColumn(each, kinds[each], collations.get(kinds[each], "")) for each in names)
+
+    monkeypatch.setattr("appclient.cache.key_columns", columns_of)
+    monkeypatch.setattr(ShardDatabase, "run", lambda shard, read: read(None, shard._shard.primary))
+    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load: (load(None), None))
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG.partition("[objects")[0] + PAGE)
+    cache = Cache(load_config(path, {}), open_node=nodes.open)
+
+    @cache.loader("page")
+    def load_page(_: Any, tenant_id: int, slug: str) -> list[Any]:
+        return [tenant_id, slug]
+
+    return cache
+
+
+def test_a_key_of_several_columns_is_a_tuple_or_a_mapping(page: Cache) -> None:
+    assert page.get("page", (7, "a")) == [7, "a"]
+    assert page.get("page", {"slug": "a", "tenant_id": "07"}) == [7, "a"], "as the columns have it"
+    assert page.get_many("page", [(7, "a"), (8, "b")]) == {(7, "a"): [7, "a"], (8, "b"): [8, "b"]}
+    one, other = (page.get("page", key, explain=True) for key in ((7, "a "), {"tenant_id": 7, "slug": "a"}))
+    assert one.item == other.item == b"shop:page:7:a"
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (7, "got 1 values"),
+        ((7,), "got 1 values"),
+        ((7, "a", "b"), "got 3 values"),
+        ([7, "a"], "got 1 values"),
+        (("a", 7), r"column tenant_id \(integer\) got str"),
+        ((7, None), "column slug is NULL in a key"),
+        ({}, "got no column"),
+        ({"tenant_id": 7}, "got tenant_id"),
+        ({"tenant_id": 7, "page": "a"}, "got tenant_id, page"),
+        ({"tenant_id": 7, "slug": "a", "page": "a"}, "got tenant_id, slug, page"),
+        ({"tenant_id": 7, "slug": None}, "column slug is NULL in a key"),
+    ],
+)
+def test_a_key_that_does_not_fit_its_columns_is_refused(page: Cache, key: Any, says: str) -> None:
+    with pytest.raises(FormatError, match=f"the key of page:? {says}") as refused:
+        page.get("page", key)
+    assert refused.value.hint
+
+
 def test_a_schema_is_read_from_the_first_shard_that_answers(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

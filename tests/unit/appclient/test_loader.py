@@ -85,7 +85,7 @@ def test_a_row_that_is_spelled_otherwise_is_not_stored(monkeypatch: pytest.Monke
 def test_a_composite_looks_alike_from_a_miss_and_from_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hit decodes what was stored, and stores keep no tuples."""
     policy = ObjectPolicy("report", 5, ("customers",), LINEAGES[:1], 60)
-    config = ObjectConfig(name="report", keyspace="shop", key="id", members={"customers": "id"})
+    config = ObjectConfig(name="report", keyspace="shop", key=("id",), members={"customers": ("id",)})
     definition = ObjectDefinition(
         config, policy, KeyBuilder("shop", "report", (NUMBER,)), {"customers": (NUMBER,)}
     )

@@ -108,9 +108,9 @@ def test_the_example_of_the_interface_document(load: Load, tmp_path: Path) -> No
     customer, profile = config.objects["customer"], config.objects["profile"]
     assert (customer.name, customer.keyspace, customer.is_composite) == ("customer", "shop", False)
     assert customer.tables == ("customers",)
-    assert (profile.key, profile.is_composite) == ("customer_id", True)
+    assert (profile.key, profile.is_composite) == (("customer_id",), True)
     assert profile.tables == ("customers", "addresses", "orders")
-    assert profile.members["orders"] == "customer_id"
+    assert profile.members["orders"] == ("customer_id",)
     assert config.http.listen == "127.0.0.1:8080"
 
 
@@ -376,6 +376,27 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     ),
     (OBJECT, 'key = "id"\nmembers = {"shop.t" = "id"}', ["objects.customer.members.shop.t: found 'shop.t'"]),
     (OBJECT, 'key = "id"\nmembers = {t = ""}', ["objects.customer.members.t: found ''"]),
+    (OBJECT, 'key = ["a", 1]\nmembers = {t = "id"}', ["key: found an array; expected text or array of text"]),
+    (OBJECT, 'key = ["a", "b.c"]\nmembers = {t = ["a", "b"]}', ["objects.customer.key: found 'b.c'"]),
+    (OBJECT, 'key = ["a", "b"]\nmembers = {t = ["a", "b/c"]}', ["members.t: found 'b/c'"]),
+    (OBJECT, "key = []\nmembers = {t = []}", ["objects.customer.key: found an empty array"]),
+    (OBJECT, 'key = ["a", "a"]\nmembers = {t = ["a", "b"]}', ["objects.customer.key: found a column twice"]),
+    (OBJECT, 'key = ["a", "b"]\nmembers = {t = ["a", "a"]}', ["members.t: found a column twice"]),
+    (
+        OBJECT,
+        'key = ["a", "b"]\nmembers = {t = ["b", "c"], u = "a"}',
+        ["customer.members.u: found a; expected a column for each of the key's, in their order: a, b"],
+    ),
+    (
+        OBJECT,
+        'key = ["a", "b"]\nmembers = {t = []}',
+        ["members.t: found an empty array; expected a column for"],
+    ),
+    (
+        OBJECT,
+        'key = "a"\nmembers = {t = ["a", "b"]}',
+        ["members.t: found a, b; expected a column for each of"],
+    ),
     (
         OBJECT,
         'table = "shop.customers"',
@@ -694,7 +715,7 @@ def test_settings_describe_every_key_with_its_type_and_default() -> None:
     assert settings["keyspaces.NAME.shards.primary"][1:3] == ("URL", "required")
     assert settings["keyspaces.NAME.shards.replicas"][1:3] == ("array of URL", "[]")
     assert settings["keyspaces.NAME.shards.lineage"][1:3] == ("text", "KEYSPACE/SHARD")
-    assert settings["objects.NAME.members"][1:3] == ("table of text", "{}")
+    assert settings["objects.NAME.members"][1:3] == ("table of text or array of text", "{}")
     assert settings["http.listen"][1:3] == ("text", "none")
 
 

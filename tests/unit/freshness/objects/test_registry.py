@@ -35,13 +35,29 @@ key = "customer_id"
 members = { customers = "id", orders = "customer_id" }
 """
 INTEGER = KeyColumn("id", ColumnKind.INTEGER)
-Columns = dict[tuple[str, str | None], tuple[KeyColumn, ...]]
-SCHEMA: Columns = {
-    ("customers", None): (INTEGER,),
-    ("customers", "id"): (INTEGER,),
-    ("orders", "customer_id"): (KeyColumn("customer_id", ColumnKind.INTEGER),),
-    ("customers", "customer_id"): (KeyColumn("customer_id", ColumnKind.INTEGER),),
+PAGE = """
+[objects.page]
+key = ["tenant_id", "slug"]
+members = { pages = ["tenant_id", "slug"], blocks = ["tenant", "page"] }
+"""
+SLUG = KeyColumn("slug", ColumnKind.STRING, "utf8mb4_bin")
+SCHEMA: dict[str, KeyColumn] = {
+    "customers": INTEGER,
+    "customers_id": INTEGER,
+    "customers_customer_id": KeyColumn("customer_id", ColumnKind.INTEGER),
+    "orders_customer_id": KeyColumn("customer_id", ColumnKind.INTEGER),
+    "pages_tenant_id": KeyColumn("tenant_id", ColumnKind.INTEGER),
+    "pages_slug": SLUG,
+    "blocks_tenant": KeyColumn("tenant", ColumnKind.INTEGER),
+    "blocks_page": replace(SLUG, name="page"),
+    "blocks_tenant_id": KeyColumn("tenant_id", ColumnKind.INTEGER),
+    **{
+        f"{table}_{name}": KeyColumn(name, ColumnKind.INTEGER)
+        for table in ("cells", "others")
+        for name in ("x", "y")
+    },
 }
+"""By table and column; by table alone, its primary key."""
 Define = Callable[..., dict[str, ObjectDefinition]]
 
 
@@ -53,14 +69,13 @@ def define(tmp_path: Path) -> Define:
         path = tmp_path / "freshness.toml"
         path.write_text(HEAD + objects)
         config: Config = load_config(path, {})
-        schema = {
-            (table, column): changes.get(f"{table}_{column}", changes.get(table, columns))
-            for (table, column), columns in SCHEMA.items()
-        }
 
-        def find_columns(keyspace: str, table: str, column: str | None) -> tuple[KeyColumn, ...]:
+        def find_columns(keyspace: str, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
             assert keyspace == "shop"
-            return schema[table, column]
+            if table in changes:
+                return changes[table]
+            places = [f"{table}_{name}" for name in names] or [table]
+            return tuple(column for each in places for column in changes.get(each) or (SCHEMA[each],))
 
         return build_registry(config, find_columns, keyspace_id)
 
@@ -97,6 +112,16 @@ def test_a_composite_has_one_key_in_all_its_tables(define: Define) -> None:
     assert profile.builder.build((42,)).item == b"shop:profile:42"
 
 
+def test_a_composite_of_several_key_columns_has_each_under_the_tables_own_name(define: Define) -> None:
+    page = define(PAGE)["page"]
+    assert {table: [c.name for c in columns] for table, columns in page.columns_by_table.items()} == {
+        "pages": ["tenant_id", "slug"],
+        "blocks": ["tenant", "page"],
+    }
+    assert [column.name for column in page.builder.columns] == ["tenant_id", "slug"]
+    assert page.builder.build((7, "a:b")).item == b"shop:page:7:a%3Ab"
+
+
 def test_two_objects_never_share_an_item_or_an_identity(define: Define) -> None:
     both = define(CUSTOMER + PROFILE)
     keys = {name: definition.builder.build((1,)) for name, definition in both.items()}
@@ -109,6 +134,42 @@ def test_the_fingerprint_depends_on_the_definition_alone(define: Define) -> None
     first = define(CUSTOMER)["customer"].policy.fingerprint
     assert define(CUSTOMER + PROFILE)["customer"].policy.fingerprint == first
     assert 0 <= first < 2**32
+
+
+def test_an_upgrade_empties_no_cache(define: Define) -> None:
+    """Golden: the fingerprints of rows and of composites with one key column, as entries and records have them."""
+    both = define(CUSTOMER + PROFILE)
+    assert {name: each.policy.fingerprint for name, each in both.items()} == {
+        "customer": 3563967583,
+        "profile": 1188957880,
+    }
+    in_brackets = define(PROFILE.replace('"customer_id"', '["customer_id"]'))["profile"]
+    assert in_brackets.policy.fingerprint == 1188957880, "one name needs no brackets, and they change nothing"
+
+
+@pytest.mark.parametrize(
+    ("former", "new"),
+    [
+        ('key = ["tenant_id", "slug"]', 'key = ["slug", "tenant_id"]'),
+        ('key = ["tenant_id", "slug"]', 'key = ["tenant_id", "path"]'),
+        ('"tenant", "page"]', '"tenant_id", "page"]'),
+        (', blocks = ["tenant", "page"]', ""),
+    ],
+)
+def test_a_changed_key_of_several_columns_changes_the_fingerprint(
+    define: Define, former: str, new: str
+) -> None:
+    assert former in PAGE
+    changed = define(PAGE.replace(former, new))["page"].policy.fingerprint
+    assert changed != define(PAGE)["page"].policy.fingerprint
+
+
+def test_the_order_of_a_members_columns_changes_the_fingerprint(define: Define) -> None:
+    """Of one type, they can be turned: then an entry is of another key."""
+    grid = '[objects.cell]\nkey = ["x", "y"]\nmembers = { cells = ["x", "y"] }\n'
+    turned = define(grid.replace('cells = ["x", "y"]', 'cells = ["y", "x"]'))["cell"]
+    assert turned.policy.fingerprint != define(grid)["cell"].policy.fingerprint
+    assert [column.name for column in turned.columns_by_table["cells"]] == ["y", "x"]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +239,33 @@ def test_members_with_keys_of_several_lengths_are_refused(define: Define) -> Non
     assert "several lengths" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (KeyColumn("page", ColumnKind.BINARY), "slug in its key has several types"),
+        (
+            KeyColumn("page", ColumnKind.STRING, "utf8mb4_general_ci"),
+            "share slug in its key in several spellings",
+        ),
+    ],
+)
+def test_each_column_of_a_key_is_checked(define: Define, column: KeyColumn, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as raised:
+        define(PAGE, blocks_page=(column,))
+    assert f"pages.slug is string, blocks.page is {column.kind.value}" in str(raised.value)
+
+
+def test_columns_in_another_order_than_the_keys_are_refused_where_types_differ(define: Define) -> None:
+    with pytest.raises(ConfigError, match="tenant_id in its key has several types"):
+        define(PAGE.replace('["tenant", "page"]', '["page", "tenant"]'))
+
+
+def test_a_key_of_several_columns_needs_one_scale_in_each(define: Define) -> None:
+    number = KeyColumn("n", ColumnKind.DECIMAL, scale=2)
+    with pytest.raises(ConfigError, match="slug in its key has several lengths"):
+        define(PAGE, pages_slug=(number,), blocks_page=(replace(number, scale=3),))
+
+
 def test_a_row_object_may_have_a_key_of_several_spellings(define: Define) -> None:
     customer = define(CUSTOMER, customers=(KeyColumn("id", ColumnKind.STRING, "utf8mb4_general_ci"),))
     assert not customer["customer"].builder.is_exact
@@ -208,7 +296,11 @@ def sharded(tmp_path: Path, column: str, objects: str) -> dict[str, ObjectDefini
     head = HEAD.partition("[[")[0] + f'sharding = {{ column = "{column}", function = "hash" }}\n' + SHARDS
     path = tmp_path / "freshness.toml"
     path.write_text(head + objects)
-    return build_registry(load_config(path, {}), lambda _, table, name: SCHEMA[table, name], keyspace_id)
+
+    def find_columns(_: str, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
+        return tuple(SCHEMA[f"{table}_{name}"] for name in names) or (SCHEMA[table],)
+
+    return build_registry(load_config(path, {}), find_columns, keyspace_id)
 
 
 def test_a_key_names_its_shard(tmp_path: Path) -> None:
@@ -236,6 +328,22 @@ def test_a_composite_is_of_one_shard_only_where_all_members_are(tmp_path: Path) 
     assert apart.policy_for((1,)).lineages == ("shop/-80", "shop/80-"), "customers may lie elsewhere"
     together = sharded(tmp_path, "customer_id", PROFILE.replace('"id"', '"customer_id"'))["profile"]
     assert together.policy_for((1,)).lineages == ("shop/-80",)
+
+
+def test_a_composite_is_of_one_shard_where_all_members_have_the_sharding_column_at_one_place(
+    tmp_path: Path,
+) -> None:
+    page = PAGE.replace('"tenant", "page"', '"tenant_id", "page"')
+    together = sharded(tmp_path, "tenant_id", page)["page"]
+    assert together.policy_for((1, "a")).lineages == ("shop/-80",)
+    assert together.policy_for((4, "a")).lineages == ("shop/80-",)
+    apart = sharded(tmp_path, "tenant_id", PAGE)["page"]
+    assert apart.policy_for((1, "a")).lineages == ("shop/-80", "shop/80-"), "blocks may lie elsewhere"
+    turned = '[objects.pair]\nkey = ["a", "b"]\nmembers = { cells = ["x", "y"], others = ["y", "x"] }\n'
+    pair = sharded(tmp_path, "x", turned)["pair"]
+    assert pair.policy_for((1, 1)).lineages == ("shop/-80", "shop/80-"), (
+        "each tells its shard by another value"
+    )
 
 
 def test_a_value_without_keyspace_id_is_refused(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def make_config(folder: Path, text: str = CONFIG) -> Config:
 def make_registry(config: Config) -> dict[str, ObjectDefinition]:
     """All keys are integers: ``id``, or as the configuration names them."""
 
-    def find_columns(_: str, __: str, column: str | None) -> tuple[KeyColumn, ...]:
-        return (KeyColumn(column or "id", ColumnKind.INTEGER, "", 0),)
+    def find_columns(_: str, __: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
+        return tuple(KeyColumn(name, ColumnKind.INTEGER, "", 0) for name in names or ("id",))
 
     return build_registry(config, find_columns, keyspace_id)
 

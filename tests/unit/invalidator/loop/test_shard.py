@@ -50,11 +50,19 @@ from invalidator.loop.shard import ShardInvalidator
 SOURCE = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 NODES = ("n1:1", "n2:1")
 LINEAGE = "shop/-"
-COLUMNS = {
-    ("customers", None): (KeyColumn("id", ColumnKind.INTEGER),),
-    ("customers", "id"): (KeyColumn("id", ColumnKind.INTEGER),),
-    ("orders", "customer_id"): (KeyColumn("customer_id", ColumnKind.INTEGER),),
-    ("seats", None): (
+COLUMNS: dict[tuple[str, tuple[str, ...]], tuple[KeyColumn, ...]] = {
+    ("customers", ()): (KeyColumn("id", ColumnKind.INTEGER),),
+    ("customers", ("id",)): (KeyColumn("id", ColumnKind.INTEGER),),
+    ("orders", ("customer_id",)): (KeyColumn("customer_id", ColumnKind.INTEGER),),
+    ("pages", ("tenant", "slug")): (
+        KeyColumn("tenant", ColumnKind.INTEGER),
+        KeyColumn("slug", ColumnKind.STRING, "utf8mb4_bin"),
+    ),
+    ("blocks", ("tenant", "slug")): (
+        KeyColumn("tenant", ColumnKind.INTEGER),
+        KeyColumn("slug", ColumnKind.STRING, "utf8mb4_bin"),
+    ),
+    ("seats", ()): (
         KeyColumn("hall", ColumnKind.DECIMAL),
         KeyColumn("seat", ColumnKind.BINARY, length=4),
     ),
@@ -69,8 +77,14 @@ def config() -> Config:
         "profile": ObjectConfig(
             name="profile",
             keyspace="shop",
-            key="customer_id",
-            members={"customers": "id", "orders": "customer_id"},
+            key=("customer_id",),
+            members={"customers": ("id",), "orders": ("customer_id",)},
+        ),
+        "page": ObjectConfig(
+            name="page",
+            keyspace="shop",
+            key=("tenant", "slug"),
+            members={"pages": ("tenant", "slug"), "blocks": ("tenant", "slug")},
         ),
     }
     return Config(
@@ -87,7 +101,7 @@ def config() -> Config:
     )
 
 
-REGISTRY = build_registry(config(), lambda _, table, column: COLUMNS[table, column], keyspace_id)
+REGISTRY = build_registry(config(), lambda _, table, names: COLUMNS[table, names], keyspace_id)
 
 
 def up_to(number: int) -> Position:
@@ -143,6 +157,26 @@ def test_null_is_no_key_and_hides_no_other() -> None:
     assert find(change("orders", "insert", None, {"id": 1, "customer_id": None})) == (set(), {})
 
 
+@pytest.mark.parametrize("column", ["tenant", "slug"])
+def test_a_member_that_moves_by_one_column_of_its_key_invalidates_both_owners(column: str) -> None:
+    before: dict[str, object] = {"tenant": 7, "slug": "a"}
+    moved = before | {column: {"tenant": 8, "slug": "b"}[column]}
+    owners = {f"shop:page:{row['tenant']}:{row['slug']}".encode() for row in (before, moved)}
+    assert len(owners) == 2
+    assert find(change("blocks", "update", before, moved)) == (owners, {})
+    # A MINIMAL after-image has the column that changed.
+    assert find(change("blocks", "update", before, {column: moved[column]})) == (owners, {})
+
+
+@pytest.mark.parametrize("column", ["tenant", "slug"])
+def test_null_in_any_column_of_a_key_is_no_owner(column: str) -> None:
+    whole: dict[str, object] = {"tenant": 7, "slug": "a"}
+    apart = whole | {column: None}
+    for before, after in ((whole, apart), (apart, whole), (None, whole), (whole, None)):
+        assert find(change("blocks", "update", before, after)) == ({b"shop:page:7:a"}, {})
+    assert find(change("blocks", "insert", None, apart)) == (set(), {})
+
+
 def test_a_minimal_after_image_is_completed_from_the_one_before() -> None:
     items, raised = find(change("customers", "update", {"id": 5}, {"v": 2}))
     assert (items, raised) == ({b"shop:customer:5", b"shop:profile:5"}, {})
@@ -181,7 +215,7 @@ def test_raised_tables_keep_their_reason_and_only_ours_count() -> None:
     )
     assert find(change("other", "insert", None, {"id": 1})) == (set(), {})
     assert find(raised_tables=frozenset(("seats",)))[1]["seats"]
-    assert KeyFinder(REGISTRY).tables == {"customers", "orders", "seats"}
+    assert KeyFinder(REGISTRY).tables == {"customers", "orders", "pages", "blocks", "seats"}
 
 
 # -- memberships ---------------------------------------------------------------------------------------

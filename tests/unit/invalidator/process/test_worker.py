@@ -41,7 +41,9 @@ def worker_of(folder: Path) -> ShardWorker:
     path.write_text(CONFIG)
     config: Config = load_config(path, {})
     registry = build_registry(
-        config, lambda _, __, name: (KeyColumn(name or "id", ColumnKind.INTEGER),), lambda *_: b""
+        config,
+        lambda _, __, names: tuple(KeyColumn(name, ColumnKind.INTEGER) for name in names or ("id",)),
+        lambda *_: b"",
     )
     keyspace = config.keyspaces["shop"]
     assignment = Assignment(

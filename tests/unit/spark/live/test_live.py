@@ -57,9 +57,11 @@ def at(sequence: int) -> Position:
 
 
 def define(name: str, *columns: KeyColumn, table: str | None = "customers") -> ObjectDefinition:
-    members = {} if table else {"customers": "id"}
+    members = {} if table else {"customers": tuple(column.name for column in columns)}
     return ObjectDefinition(
-        ObjectConfig(name=name, keyspace="shop", table=table, key=None if table else "id", members=members),
+        ObjectConfig(
+            name=name, keyspace="shop", table=table, key=members.get("customers", ()), members=members
+        ),
         ObjectPolicy(name, 5, ("customers",), (LINEAGE,), 60),
         KeyBuilder("shop", name, columns),
         {"customers": columns},

@@ -315,6 +315,46 @@ def test_a_composite_takes_the_name_of_its_tables_own_column() -> None:
     assert reader.read_rows(rows(30, 1, image([i4(9)]))).items == [b"n:o:9"]
 
 
+PAGE = (KeyColumn("tenant_id", ColumnKind.INTEGER), KeyColumn("slug", ColumnKind.STRING, "utf8mb4_bin"))
+BLOCK = [ID, integer("tenant"), varchar("page")]
+
+
+def read_blocks(row_event: Any) -> list[bytes]:
+    """The items of a composite with two key columns, which its member has under names of its own."""
+    of_table = (KeyColumn("tenant", PAGE[0].kind), KeyColumn("page", PAGE[1].kind, PAGE[1].collation))
+    composite = ObjectDefinition(
+        cast(Any, None), cast(Any, None), KeyBuilder("n", "o", PAGE), {"goods": of_table}
+    )
+    reader = reader_of(composite)
+    reader.map_table(table_map(BLOCK))
+    for _ in range(2):  # a NULL pattern has a branch of its own when it comes again
+        answer = reader.read_rows(row_event)
+    assert answer.problem == ""
+    assert answer.items is not None
+    return answer.items
+
+
+def test_a_member_row_that_moves_by_one_column_of_its_key_names_both_owners() -> None:
+    row, other = image([i4(1), i4(7), b"\1a"]), image([i4(1), i4(7), b"\1b"])
+    assert read_blocks(rows(31, 3, row, other)) == [b"n:o:7:a", b"n:o:7:b"]
+    other = image([i4(1), i4(8), b"\1a"])
+    assert read_blocks(rows(31, 3, row, other)) == [b"n:o:7:a", b"n:o:8:a"]
+    other = image([i4(2), i4(7), b"\1a"])
+    assert read_blocks(rows(31, 3, row, other)) == [b"n:o:7:a"], "the key is the same"
+    many = [row, image([i4(1), i4(7), b"\1b"])] * 40
+    assert set(read_blocks(rows(31, 3, *many))) == {b"n:o:7:a", b"n:o:7:b"}, "rows that are all alike"
+
+
+def test_a_member_row_with_null_in_any_column_of_its_key_has_no_owner() -> None:
+    row = [i4(1), i4(7), b"\1a"]
+    for place in (1, 2):
+        apart = image([None if place == each else value for each, value in enumerate(row)])
+        assert read_blocks(rows(30, 3, apart)) == []
+        assert read_blocks(rows(31, 3, image(row), apart)) == [b"n:o:7:a"]
+        assert read_blocks(rows(31, 3, apart, image(row))) == [b"n:o:7:a"]
+        assert read_blocks(rows(30, 3, *[apart] * 80)) == [], "rows that are all alike"
+
+
 # -- kinds of events --------------------------------------------------------------------------------------
 
 
