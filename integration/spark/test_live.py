@@ -68,14 +68,25 @@ def load_profile(database: LoaderConnection, customer_id: int) -> Any:
     return database.query_one("SELECT * FROM customers WHERE id = %s", (customer_id,))
 
 
+PLACED = """[objects.placed]
+key = ["customer_id", "number"]
+members = { customers = ["id", "v"], orders = ["customer_id", "id"] }
+"""
+
+
+def load_placed(database: LoaderConnection, customer_id: int, number: int) -> Any:
+    return database.query("SELECT * FROM orders WHERE customer_id = %s AND id = %s", (customer_id, number))
+
+
 @pytest.fixture
 def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
-    """A settled system with all keys cached, a missing row, a composite, and a key of four columns."""
+    """A settled system with all keys cached, a missing row, composites of one and of two key columns, and a key of
+    four columns."""
     with running_system(
         pair,
         tmp_path,
         tables=(CUSTOMERS_TABLE, ORDERS_TABLE, SEAT_TABLE),
-        objects=CUSTOMER + PROFILE + SEAT,
+        objects=CUSTOMER + PROFILE + SEAT + PLACED,
     ) as started:
         for key in KEYS:
             started.execute("INSERT INTO customers VALUES (%s, 'n', 0)", key)
@@ -84,7 +95,9 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
         cache: Cache = started.open_cache()
         cache.loader("profile")(load_profile)
         wait_for_hits(cache, "customer", [*KEYS, ABSENT], started.describe)
+        cache.loader("placed")(load_placed)
         wait_for_hits(cache, "profile", [1, 2], started.describe)
+        wait_for_hits(cache, "placed", [(1, 7)], started.describe)
         wait_for_hits(cache, "seat", [SEAT_KEY], started.describe)
         cache.close()
         yield started
@@ -136,8 +149,8 @@ def test_a_clean_cache_is_clean_and_a_planted_value_is_found(
     code, clean = audit_surely(system.config_path, session, capsys)
     assert code == 0, clean
     rows = len(KEYS) + 2  # and the missing row, and the seat
-    assert (clean["nodes"], clean["live"], clean["compared"]) == (2, rows + 2, rows), clean
-    assert (clean["entries"], clean["not_comparable"]) == (rows + 2, 2)
+    assert (clean["nodes"], clean["live"], clean["compared"]) == (2, rows + 3, rows), clean
+    assert (clean["entries"], clean["not_comparable"]) == (rows + 3, 3)
     assert (clean["poisoned"], clean["unknown"], clean["in_flight"]) == (0, 0, 0)
     assert clean["examples"] == []
 

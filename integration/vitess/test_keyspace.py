@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -85,6 +85,9 @@ table = "orders"
 [objects.profile]
 key = "customer_id"
 members = { customers = "customer_id", orders = "customer_id" }
+[objects.basket]
+key = ["customer_id", "total"]
+members = { orders = ["customer_id", "total"] }
 """
 OPERATOR: Final = 4
 
@@ -260,6 +263,11 @@ def open_cache(path: Path) -> Cache:
         customer = db.query_one("SELECT name, v FROM customers WHERE customer_id = %s", (customer_id,))
         return {"customer": customer, "orders": orders}
 
+    @cache.loader("basket")
+    def load_basket(db: Any, customer_id: int, total: int) -> list[int]:
+        found = db.query("SELECT id FROM orders WHERE customer_id = %s AND total = %s", (customer_id, total))
+        return [row["id"] for row in found]
+
     return cache
 
 
@@ -274,8 +282,11 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
         cache = open_cache(made.path)
         stack.callback(cache.close)
         orders = [100 + key for key in CUSTOMERS]
+        baskets = [(key, key + more) for key in CUSTOMERS[:10] for more in range(6)]
+        asked: list[tuple[str, Sequence[Any]]] = [("customer", CUSTOMERS), ("profile", CUSTOMERS)]
+        asked += [("order", orders), ("basket", baskets)]
         for turn in range(1, 6):
-            for name, keys in (("customer", CUSTOMERS), ("profile", CUSTOMERS), ("order", orders)):
+            for name, keys in asked:
                 wait_for_hits(cache, name, keys, invalidator.log)
             for key in CUSTOMERS[turn::3]:
                 made.execute(key, "UPDATE customers SET v = %s WHERE customer_id = %s", turn, key)
@@ -288,6 +299,11 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
             assert {key: each["customer"]["v"] for key, each in profiles.items()} == {
                 key: row["v"] for key, row in wanted.items()
             }
+            # An order moves from one basket to the next by the second column of their key.
+            stored = made.read_all("orders", "id").values()
+            placed = {(row["customer_id"], row["total"]): [row["id"]] for row in stored}
+            assert cache.get_many("basket", baskets) == {key: placed.get(key, []) for key in baskets}
+        assert all(len(cache._lookup("basket", key).policy.lineages) == 1 for key in baskets), "of one shard"
         assert len(made.vtgate.requests) > len(NAMES), "streams were opened again"
         shard = made.shards[0]
         answer = cache.database().query(
