@@ -365,8 +365,10 @@ class Cache:
 
 def _order_key(definition: ObjectDefinition, key: Any) -> Sequence[object]:
     """The values of a key in the order of its columns. Raises `FormatError` for a mapping with other names."""
+    if type(key) is tuple:
+        return key
     if not isinstance(key, Mapping):
-        return key if type(key) is tuple else (key,)
+        return (key,)
     names = [column.name for column in definition.builder.columns]
     if set(key) != set(names):
         raise FormatError(

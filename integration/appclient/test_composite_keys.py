@@ -12,7 +12,7 @@ import pytest
 from appclient import Cache, Explanation, LoaderConnection, ReadOutcome
 from freshness.errors import ConfigError
 from integration.configuration import write_config
-from integration.harness import System, running_system, wait_for_hits
+from integration.harness import System, call_cli, running_system, wait_for_hits
 from integration.servers import Pair
 
 Key = tuple[int, str]
@@ -93,6 +93,14 @@ def test_a_member_row_that_moves_by_one_column_of_its_key(system: System, cache:
     system.settle()
     assert outcomes_of(cache, keys) == ["HIT", "HIT", "FILLED"]
     assert [cache.get("page", key)["page"] for key in (tenant, (6, "c"))] == [None, 3]
+    # The operator names one by as many values, in the key's order.
+    wait_for_hits(cache, "page", keys, system.describe)
+    assert "shop:page:5:b" in call_cli("inspect", "page", "5", "b", "-c", system.config_path).stdout
+    assert call_cli("invalidate", "page", "5", "b", "-c", system.config_path).returncode == 0
+    assert [outcome == "HIT" for outcome in outcomes_of(cache, keys)] == [True, False, True]
+    refused = call_cli("inspect", "page", "5", "-c", system.config_path)
+    assert refused.returncode != 0
+    assert "give tenant_id, slug" in refused.stderr
 
 
 PLACES: Final[Sequence[Key]] = ((7, "a"), (7, "b"), (8, "b"), (8, "a"), (7, "b"), (8, "a"))
