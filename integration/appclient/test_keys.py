@@ -571,6 +571,7 @@ def test_a_row_that_a_key_finds_has_the_item_of_the_key(pair: Pair, tmp_path: Pa
     with opened(pair.primary, tmp_path) as world:
         exact, others = text_types(world.connection, world.chance)
         drawn: list[Sequence[Type]] = [[each] for each in (*PLAIN_TYPES, *exact)]
+        drawn += [world.chance.sample([*PLAIN_TYPES, *exact], 2) for _ in range(TABLES_PER_LOG)]
         for start in range(0, len(drawn), TABLES_PER_LOG):
             world.check(drawn[start : start + TABLES_PER_LOG])
         every = [*PLAIN_TYPES, *PLAIN_TYPES, *exact, *others]
