@@ -37,10 +37,10 @@ def in_database(table: str, *servers: DatabaseServer) -> list[str]:
 
 def in_frame(rows: DataFrame) -> list[str]:
     """The same of a copy."""
-    return sorted(str(tuple(map(_shown, row))) for row in rows.collect())
+    return sorted(str(tuple(map(shown, row))) for row in rows.collect())
 
 
-def _shown(cell: Any) -> Any:
+def shown(cell: Any) -> Any:
     """As PyMySQL gives it: BIGINT UNSIGNED is a DECIMAL(20, 0) in the copy."""
     if isinstance(cell, bytearray):
         return bytes(cell)

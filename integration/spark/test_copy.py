@@ -19,7 +19,8 @@ from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_un
 from integration.servers import Pair
 from integration.spark.seats import REPLACE_SEAT, SEAT, SEATS_TABLE, in_database, in_frame
 from spark.copy import __main__ as command
-from spark.copy.job import Snapshot, find_floor, require_format
+from spark.copy.folder import FolderTarget, require_format
+from spark.copy.job import Snapshot, find_floor
 from spark.copy.state import TableState, read_copy, read_state
 from spark.copy.table import CopyColumn, CopyTable, dump_span, find_spans, read_table
 
@@ -134,13 +135,17 @@ def test_a_table_that_nobody_caches_is_copied_from_the_service(
         options = [*arguments, "--out", str(tmp_path / out), *followed]
         assert command.main(options, session) == (0 if out == "copy" else 2), capsys.readouterr().err
     assert "there is no file of an archive" in capsys.readouterr().err
-    system.execute("UPDATE weights SET w = 2.5 WHERE v = 2")
     arguments += ["--out", str(tmp_path / "copy"), "--url", f"http://127.0.0.1:{port}"]
-    assert command.main(arguments, session) == 0, capsys.readouterr().err
-    assert in_copy(session, tmp_path / "copy", "weights") == in_database("weights", system.pair.primary)
+    for weight in (2.5, 3.5):
+        system.execute("UPDATE weights SET w = %s WHERE v = 2", weight)
+        assert command.main(arguments, session) == 0, capsys.readouterr().err
+        assert in_copy(session, tmp_path / "copy", "weights") == in_database("weights", system.pair.primary)
+        # The position says where the next run begins, and nothing of Spark's
+        kept = {path.name for path in (tmp_path / "copy").iterdir()}
+        assert kept == {"weights", "state.json", ".copying.lock"}
     state = read_state(tmp_path / "copy")
     assert state is not None
-    assert state.tables["weights"].generation > 1, "the stream was not applied"
+    assert state.tables["weights"].generation > 2, "the stream was not applied"
 
 
 @pytest.mark.parametrize("flavor", ["mysql"])
@@ -215,7 +220,7 @@ def test_a_row_that_moves_to_another_shard_is_there_once(
     """The order of two shards is not known: the delete may have the higher number, or come in a later batch."""
     layout = CopyTable("goods", (CopyColumn("id", LongType()), CopyColumn("v", StringType())), ("id",))
     nobody: Any = None
-    copy = Snapshot(session, nobody, tmp_path, ["goods"], {})
+    copy = Snapshot(session, nobody, FolderTarget(session, tmp_path), ["goods"], {})
     told = "table STRING, op STRING, lineage STRING, ordinal LONG, row LONG, before STRING, after STRING"
 
     def batch(*changes: tuple[str, int, dict[str, Any] | None, dict[str, Any] | None]) -> DataFrame:

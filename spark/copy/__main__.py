@@ -1,15 +1,17 @@
 """The command line of the copy: ``python -m spark.copy``, or spark-submit with this file.
 
-``--config freshness.toml --out DIR --archive PATH|--url URL [--tables a,b]``; a later run continues from the state of
-the former one. Exit codes: 0 published, 2 usage or configuration, 3 not yet: the stream has not come so far.
+``--config freshness.toml --out DIR|--database URL --archive PATH|--url URL [--tables a,b]``; a later run continues
+from the state of the former one. Exit codes: 0 published, 2 usage or configuration, 3 not yet: the stream has not
+come so far, 4 changes are missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,11 +21,14 @@ with required_packages("spark.copy", "spark"):
     from pyspark.sql import SparkSession
 
     from freshness.config.reader import load_config
-    from freshness.config.settings import Config, Keyspace
+    from freshness.config.settings import Config, Keyspace, ServerAddress
     from freshness.position import FLAVORS
     from spark.arguments import parse_arguments
+    from spark.copy.database import DatabaseTarget
+    from spark.copy.folder import FolderTarget
     from spark.copy.job import ROWS_PER_RANGE, WAIT_SECONDS, Snapshot
     from spark.copy.state import PARQUET
+    from spark.copy.target import Target
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.session import open_session
 
@@ -34,7 +39,12 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         prog="spark.copy", description="Copy tables, and keep the copy up to date."
     )
     parser.add_argument("--config", default="freshness.toml", help="the configuration file")
-    parser.add_argument("--out", required=True, help="folder of the copy, local or mounted on all executors")
+    parser.add_argument("--out", help="folder of the copy, local or mounted on all executors")
+    parser.add_argument(
+        "--database",
+        metavar="URL",
+        help="keep the copy in another database: mysql://USER:${VARIABLE}@HOST:PORT/DATABASE, or ?password_file=PATH",
+    )
     parser.add_argument("--archive", help="follow an archive: a folder or URI")
     parser.add_argument("--url", help="follow the service of `invalidator run`, as http://HOST:PORT")
     parser.add_argument("--token-file", help="the access token of the service")
@@ -54,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         help="the server whose rows are read: the primary, or the first replica of each shard",
     )
     parser.add_argument("--wait-seconds", type=float, default=WAIT_SECONDS, help="for a stream that lags")
-    parser.add_argument("--format", default=PARQUET, help="what Spark writes: parquet, or what is installed")
+    parser.add_argument("--format", help="what Spark writes to --out: parquet (the default), orc")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parse_arguments(parser, arguments)
@@ -63,6 +73,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         config = load_config(options.config)
         keyspace, tables = _choose(config, options)
         source = _source(options, tables)
+        make_target = _target(options)
         used = session or open_session("freshness snapshot", options.master)
         left_out: dict[str, list[str]] = {}
         for text in options.leave_out:
@@ -71,13 +82,12 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         state = Snapshot(
             used,
             keyspace,
-            Path(options.out).absolute(),
+            make_target(used),
             tables,
             source,
             left_out,
             options.rows_per_range,
             options.wait_seconds,
-            options.format,
             options.dump_from == "replica",
             options.rows_per_second,
         ).run()
@@ -132,6 +142,23 @@ def _source(options: argparse.Namespace, tables: Sequence[str]) -> dict[str, str
     token = {"token_file": options.token_file} if options.token_file and options.url else {}
     place = {"path": options.archive} if options.archive else {"url": options.url}
     return {**place, **token, "tables": ",".join(tables)}
+
+
+def _target(options: argparse.Namespace) -> Callable[[SparkSession], Target]:
+    """Checked before there is a session, which a folder needs."""
+    if bool(options.out) == bool(options.database):
+        raise ConfigError("keep the copy where?", hint="give either --out or --database")
+    if not options.database:
+        return lambda used: FolderTarget(used, Path(options.out).absolute(), options.format or PARQUET)
+    if options.format:
+        raise ConfigError("--format says what is written to a folder", hint="leave it out with --database")
+    try:
+        target = DatabaseTarget(ServerAddress.parse(options.database, os.environ))
+    except ConfigError as error:
+        raise ConfigError(
+            f"--database: {error.message}", hint="expected mysql://USER:${VARIABLE}@HOST:PORT/DATABASE"
+        ) from None
+    return lambda _: target
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The state of a copy: its published tables, and the position up to which the stream is applied.
 
-``state.json`` in the copy's folder is replaced as a whole, and names for each table the folder that readers get.
-Programs that use a copy call `read_copy`; the job, `spark.copy.job`, reads and writes the rest.
+A copy in a folder has it as ``state.json``, which is replaced as a whole, and names for each table the folder that
+readers get. A copy in a database has it as a row. Programs that use a copy in a folder call `read_copy`; the targets,
+`spark.copy.folder` and `spark.copy.database`, read and write the rest.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from spark.copy.table import KEY
 
 STATE: Final = "state.json"
 PARQUET: Final = "parquet"
-VERSION: Final = 3
+VERSION: Final = 4
 GENERATIONS_KEPT: Final = 2
 """The published one and the one before it, for those that read it."""
 
 
 @dataclass(slots=True)
 class TableState:
-    """``folder``: what is made; ``published``: what readers get, "" for nothing yet. ``until``: by lineage, the head
-    after the dump, before which it is not published. ``needs_dump``: not dumped yet, or changed as a whole.
-    ``layout``: the columns of the dump, as `spark.copy.table.CopyTable.to_json` gives them."""
+    """``folder``: what is made, as the target names it; ``published``: what readers get, "" for nothing yet.
+    ``until``: by lineage, the head after the dump, before which it is not published. ``needs_dump``: not dumped yet,
+    or changed as a whole. ``layout``: the columns of the dump, as `spark.copy.table.CopyTable.to_json` gives them."""
 
     needs_dump: bool = True
     folder: str = ""
@@ -44,7 +45,7 @@ class TableState:
 class CopyState:
     """``begin``: by lineage the token from which the stream is applied; ``position``: up to where. ``former``: by
     lineage of a shard that is not copied, the end of what the archive had of it when the copy began; more of it ends
-    the copy. ``batch``: the micro-batch that was applied last."""
+    the copy."""
 
     keyspace: str
     flavor: str
@@ -52,7 +53,6 @@ class CopyState:
     position: dict[str, str]
     tables: dict[str, TableState]
     former: dict[str, str] = field(default_factory=dict)
-    batch: int = -1
     version: int = VERSION
 
     def contains(self, position: Mapping[str, str]) -> bool:
@@ -65,33 +65,47 @@ class CopyState:
         )
 
 
+def decode_state(text: str, where: str) -> CopyState:
+    """Read what `encode_state` gave. ``where`` it was found. Raises `FormatError`."""
+    try:
+        found = json.loads(text)
+        if found["version"] != VERSION:
+            raise FormatError(
+                f"{where}: version {found['version']}",
+                hint=f"this program reads version {VERSION}; begin anew in another folder or database",
+            )
+        tables = {name: TableState(**each) for name, each in found.pop("tables").items()}
+        return CopyState(tables=tables, **found)
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{where} is no state of a copy: {error}",
+            hint="move it away and run the copy again: it starts over",
+        ) from error
+
+
+def encode_state(state: CopyState) -> str:
+    """The state as JSON."""
+    return json.dumps(asdict(state), indent=1)
+
+
 def read_state(out: Path) -> CopyState | None:
     """None where there is none yet. Raises `FormatError`."""
     path = out / STATE
     try:
-        found = json.loads(path.read_text())
-        if found["version"] != VERSION:
-            raise FormatError(
-                f"{path}: version {found['version']}", hint=f"this program reads version {VERSION}"
-            )
-        tables = {name: TableState(**each) for name, each in found.pop("tables").items()}
-        return CopyState(tables=tables, **found)
+        return decode_state(path.read_text(), str(path))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(
-            f"{path} is no state of a copy: {error}",
-            hint="move the folder away and run the copy again: it starts over",
-        ) from error
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error}", hint="is it the folder of a copy?") from error
 
 
 def write_state(out: Path, state: CopyState) -> None:
     """As a whole, or not at all."""
     draft = out / f".{STATE}.draft"
     with draft.open("w") as file:
-        json.dump(asdict(state), file, indent=1)
+        file.write(encode_state(state))
         file.flush()
         os.fsync(file.fileno())
     draft.replace(out / STATE)

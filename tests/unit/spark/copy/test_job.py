@@ -15,6 +15,7 @@ from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import MysqlGtidSet, Position
 from freshness.position.token import EventToken
 from spark.copy import job
+from spark.copy.folder import FolderTarget
 from spark.copy.job import Snapshot
 from spark.copy.state import CopyState, TableState, read_state, require_kept, write_state
 from spark.copy.table import CopyColumn, CopyTable
@@ -74,7 +75,15 @@ class Scene:
         self.layout = GOODS
         self._shown: Iterator[int] = iter(range(shown, 1000))
         nothing: Any = None
-        self.copy = Snapshot(nothing, KEYSPACE, out, ["goods"], {}, clock=lambda: self.now, sleep=self.sleep)
+        self.copy = Snapshot(
+            nothing,
+            KEYSPACE,
+            FolderTarget(nothing, out),
+            ["goods"],
+            {},
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
         monkeypatch.setattr(job, "find_floor", self.find_floor)
         monkeypatch.setattr(job, "read_head", lambda *_: up_to(99))
         monkeypatch.setattr(job, "read_table", lambda *_: self.layout)
@@ -167,7 +176,7 @@ def test_the_state_is_on_the_disk_before_it_has_its_name(
 
 
 def test_two_runs_do_not_write_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would share its checkpoint, its folders and its state."""
+    """They would share its folders and its state."""
     first, second = Scene(tmp_path, monkeypatch, shown=1), Scene(tmp_path, monkeypatch, shown=1)
 
     def run_another(_: Snapshot) -> CopyState:
@@ -177,7 +186,7 @@ def test_two_runs_do_not_write_one_copy(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Snapshot, "_run", run_another)
     assert first.copy.run() == state(applied(1, 1), TableState())
-    assert second.copy.out == first.copy.out
+    assert second.copy.target == first.copy.target
 
 
 def test_a_generation_that_was_removed_while_it_was_read(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""A copy in a folder: each dump and each merge of a table is a folder of files of its own, a generation.
+
+``state.json`` names the one that readers get, so a copy is replaced as a whole, and never half. Called by
+``spark.copy``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from freshness.errors import ConfigError
+from freshness.history.folder_lock import lock_folder
+from spark.copy.merge import merge_changes
+from spark.copy.state import GENERATIONS_KEPT, PARQUET, CopyState, TableState, read_state, write_state
+from spark.copy.table import CopyTable
+from spark.failure import SPARK_ERRORS
+
+PROBE: Final = (
+    "key binary, number bigint, amount decimal(38,0), text string, day date, at timestamp, share double"
+)
+"""A column of each type that a copy can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTarget:
+    """``out``: the folder; ``file_format``: what Spark writes there."""
+
+    session: SparkSession
+    out: Path
+    file_format: str = PARQUET
+
+    def __str__(self) -> str:
+        return str(self.out)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """`Target.opened`: a lock on a file in the folder."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with lock_folder(self.out, ".copying.lock", "written"):
+            yield
+
+    def open_state(self, tables: Sequence[str]) -> CopyState | None:
+        """`Target.open_state`."""
+        require_format(self.session, self.out, self.file_format)
+        return read_state(self.out)
+
+    def dump(self, name: str, table: TableState, layout: CopyTable, rows: DataFrame) -> None:
+        """`Target.dump`: a new generation."""
+        self._write(name, table, rows)
+
+    def merge(self, name: str, table: TableState, layout: CopyTable, changes: DataFrame) -> None:
+        """`Target.merge`: a new generation, the last one with the newest change of each key."""
+        former = self.session.read.schema(layout.schema()).format(self.file_format)
+        merged = merge_changes(former.load(str(self.out / table.folder)), changes, layout)
+        self._write(name, table, merged)
+
+    def _write(self, name: str, table: TableState, rows: DataFrame) -> None:
+        table.generation += 1
+        folder = f"{name}/{table.generation:09d}"
+        rows.write.format(self.file_format).mode("overwrite").save(str(self.out / folder))
+        table.folder = folder
+
+    def commit(self, state: CopyState, exact: Collection[str]) -> None:
+        """`Target.commit`: replace ``state.json``, then remove the generations that nobody reads."""
+        for name in exact:
+            state.tables[name].published = state.tables[name].folder
+        write_state(self.out, state)
+        for name, table in state.tables.items():
+            folders = sorted(path for path in (self.out / name).glob("0*") if path.is_dir())
+            for path in folders[:-GENERATIONS_KEPT]:
+                if f"{name}/{path.name}" not in (table.folder, table.published):
+                    shutil.rmtree(path)
+
+
+def require_format(session: SparkSession, out: Path, file_format: str) -> None:
+    """Write an empty table into a folder, read it back, and compare. Raises `ConfigError` where that does not go.
+
+    A format without its package, one that writes elsewhere than to a folder (jdbc, kafka), and one that keeps no
+    types (csv, json) are found out before the first row is read.
+    """
+    if file_format == PARQUET:
+        return
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=out) as folder:
+        try:
+            empty = session.createDataFrame([], PROBE)
+            empty.write.format(file_format).mode("overwrite").save(folder)
+            found = session.read.format(file_format).load(folder).dtypes
+        except SPARK_ERRORS as error:
+            # A class that is missing comes as Java's own error
+            text = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
+            told = next(iter(str(text).splitlines()), "")[:300]
+            raise ConfigError(
+                f"a copy cannot be kept as {file_format!r}: {told}",
+                hint="is Spark's package for it there (spark-submit --packages …), and does it write to folders? "
+                "--format parquet needs nothing",
+            ) from error
+    if found != empty.dtypes:
+        raise ConfigError(
+            f"a copy cannot be kept as {file_format!r}: columns come back with other types, or not at all",
+            hint="take --format parquet or orc, or what else keeps types",
+        )
