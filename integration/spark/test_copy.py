@@ -11,7 +11,14 @@ from typing import Any, Final
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import LongType, StringType
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import LongType, StringType, StructType
 
 from freshness.errors import ConfigError, FormatError
 from integration.configuration import CUSTOMER, write_config
@@ -19,7 +26,7 @@ from integration.harness import CUSTOMERS_TABLE, System, running_system, wait_un
 from integration.servers import Pair
 from integration.spark.seats import REPLACE_SEAT, SEAT, SEATS_TABLE, in_database, in_frame
 from spark.copy import __main__ as command
-from spark.copy.folder import FolderTarget, require_format
+from spark.copy.folder import PROBE, FolderTarget, require_format
 from spark.copy.job import Snapshot, find_floor
 from spark.copy.state import TableState, read_copy, read_state
 from spark.copy.table import CopyColumn, CopyTable, dump_span, find_spans, read_table
@@ -273,6 +280,38 @@ def test_a_format_that_cannot_keep_a_copy_is_refused_before_anything_is_read(
     assert told in err
     assert "Traceback" not in err
     assert [each for each in (tmp_path / "copy").iterdir() if each.suffix != ".lock"] == []
+
+
+class Forgetful(DataSource):  # type: ignore[misc]
+    """A package that writes without an error, knows the columns, and cannot read the rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "forgetful"
+
+    def schema(self) -> str:
+        return PROBE
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        class Writer(DataSourceWriter):  # type: ignore[misc]
+            def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+                return WriterCommitMessage()
+
+        return Writer()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        class Reader(DataSourceReader):  # type: ignore[misc]
+            def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+                return iter(())
+
+        return Reader()
+
+
+def test_a_format_whose_rows_do_not_come_back_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    """As Delta's package for another Spark: the columns are read from its log, and no row from its files."""
+    session.dataSource.register(Forgetful)
+    with pytest.raises(ConfigError, match="rows do not come back"):
+        require_format(session, tmp_path, "forgetful")
 
 
 def test_a_format_that_keeps_types_will_do(session: SparkSession, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,15 @@ PROBE: Final = (
     "key binary, number bigint, amount decimal(38,0), text string, day date, at timestamp, share double"
 )
 """A column of each type that a copy can have."""
+_PROBE_ROW: Final = (
+    b"\0",
+    1,
+    Decimal(10**37),
+    "ü",
+    date(2026, 1, 31),
+    datetime(2026, 1, 31, 10, tzinfo=UTC),
+    0.1,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +93,31 @@ class FolderTarget:
 
 
 def require_format(session: SparkSession, out: Path, file_format: str) -> None:
-    """Write an empty table into a folder, read it back, and compare. Raises `ConfigError` where that does not go.
+    """Write a row into a folder, read it back, and compare. Raises `ConfigError` where that does not go.
 
-    A format without its package, one that writes elsewhere than to a folder (jdbc, kafka), and one that keeps no
-    types (csv, json) are found out before the first row is read.
+    A format without its package, or with one that is made for another Spark, one that writes elsewhere than to a
+    folder (jdbc, kafka), and one that keeps no types (csv, json) are found out before the first row is read.
     """
     if file_format == PARQUET:
         return
     with tempfile.TemporaryDirectory(prefix=".probe-", dir=out) as folder:
         try:
-            empty = session.createDataFrame([], PROBE)
-            empty.write.format(file_format).mode("overwrite").save(folder)
-            found = session.read.format(file_format).load(folder).dtypes
+            probe = session.createDataFrame([_PROBE_ROW], PROBE)
+            probe.write.format(file_format).mode("overwrite").save(folder)
+            found = session.read.format(file_format).load(folder)
+            # Delta has the columns in its log: rows show whether its package can read
+            are_rows_back = found.dtypes == probe.dtypes and found.collect() == probe.collect()
         except SPARK_ERRORS as error:
             # A class that is missing comes as Java's own error
             text = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
             told = next(iter(str(text).splitlines()), "")[:300]
             raise ConfigError(
                 f"a copy cannot be kept as {file_format!r}: {told}",
-                hint="is Spark's package for it there (spark-submit --packages …), and does it write to folders? "
+                hint="is Spark's package for it there, is it made for this Spark, and does it write to folders? "
                 "--format parquet needs nothing",
             ) from error
-    if found != empty.dtypes:
+    if not are_rows_back:
         raise ConfigError(
-            f"a copy cannot be kept as {file_format!r}: columns come back with other types, or not at all",
+            f"a copy cannot be kept as {file_format!r}: rows do not come back, or with other types",
             hint="take --format parquet or orc, or what else keeps types",
         )
