@@ -21,3 +21,21 @@ def test_a_keyspace_of_vitess_is_refused_by_name(tmp_path: Path, capsys: pytest.
     assert (code, told.out) == (2, "")
     assert "keyspace shop is neither MySQL nor MariaDB" in told.err
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ([], "give either --out or --database"),
+        (["--out", "copy", "--database", "mysql://app@127.0.0.1:1/kept"], "give either --out or --database"),
+        (["--database", "mysql://app@127.0.0.1:1/kept", "--format", "orc"], "leave it out with --database"),
+        (["--database", "kept"], "--database: not a mysql:// or mariadb:// URL"),
+        (["--database", "mysql://app:${NOT_SET_HERE}@127.0.0.1:1/kept"], "not set: NOT_SET_HERE"),
+    ],
+)
+def test_where_the_copy_is_kept_must_be_clear(
+    place: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, "mysql", "mysql://app@127.0.0.1:1/shop", ["127.0.0.1:1"])
+    assert command.main(["--config", str(path), "--url", "http://127.0.0.1:1", *place]) == 2
+    assert told in capsys.readouterr().err

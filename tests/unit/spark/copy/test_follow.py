@@ -14,6 +14,7 @@ from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.errors import ConfigError
 from freshness.stream.source import RowChange
 from spark.copy import job
+from spark.copy.folder import FolderTarget
 from spark.copy.job import Snapshot
 from spark.copy.state import CopyState, read_copy
 from spark.failure import find_failure
@@ -59,11 +60,14 @@ def copy(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     shards = (Shard(name=name, primary=ServerAddress("primary"), lineage=f"shop/{name}") for name in SERVING)
     keyspace = Keyspace(name="shop", flavor="mysql", shards=tuple(shards))
     source = {"path": str(tmp_path / "archive"), "tables": "customers"}
-    return Snapshot(session, keyspace, tmp_path / "copy", ["customers"], source, sleep=lambda _: None)
+    target = FolderTarget(session, tmp_path / "copy")
+    return Snapshot(session, keyspace, target, ["customers"], source, sleep=lambda _: None)
 
 
 def rows(copy: Snapshot) -> list[tuple[int, str]]:
-    return sorted((row["id"], row["v"]) for row in read_copy(copy.session, copy.out, "customers").collect())
+    return sorted(
+        (row["id"], row["v"]) for row in read_copy(copy.session, str(copy.target), "customers").collect()
+    )
 
 
 def test_a_copy_that_begins_after_a_reshard_has_the_shards_of_now(copy: Snapshot, tmp_path: Path) -> None:
