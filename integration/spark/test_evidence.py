@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -13,9 +14,9 @@ from spark.audit import actions as audit_actions
 from spark.audit import evidence, verdict
 from spark.audit.actions import collect_lives, find_published, take_stock
 from spark.audit.archive import read_archive
-from spark.audit.evidence import find_gtid_gaps, find_recorder_gaps
+from spark.audit.evidence import Names, find_gtid_gaps, find_recorder_gaps, name_violations
 from spark.audit.finding import Rules
-from spark.schema import ACTIONS, CHANGES
+from spark.schema import ACTIONS, CHANGES, FINDING
 
 SOURCE: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 _EMPTY: Final = {"string": "", "int64": 0, "bool": False, "list<string>": [], "list<binary>": []}
@@ -108,3 +109,26 @@ def test_more_holes_than_are_looked_for_are_refused(
     monkeypatch.setattr(evidence, "HOLES_MAX", 2)
     with pytest.raises(FormatError, match="more than 2 places"):
         find_gtid_gaps(actions, archive, frozenset())
+
+
+def test_violations_are_computed_again_where_their_executor_is_lost(session: SparkSession) -> None:
+    changes = session.createDataFrame([*map(change, (1, 2, 5))], CHANGES)
+    actions = session.createDataFrame([], ACTIONS)
+    archive = read_archive(changes, Rules(0))
+    names = Names.of(archive, [], None)
+    findings = session.createDataFrame([], FINDING)
+    violations = name_violations(findings, names, changes, actions, archive.damages)
+    told = violations.collect()
+    assert {row["kind"] for row in told} == {verdict.ARCHIVE_GAP}
+    # What an executor has kept goes with it
+    kept: Any = session.sparkContext._jsc.sc().getPersistentRDDs()
+    for rdd in iterate(kept.values().toSeq()):
+        rdd.unpersist(True)
+    assert violations.collect() == told
+    violations.unpersist()
+
+
+def iterate(sequence: Any) -> Iterator[Any]:
+    """The elements of a sequence of Scala."""
+    for at in range(sequence.size()):
+        yield sequence.apply(at)

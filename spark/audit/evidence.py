@@ -204,10 +204,12 @@ def name_violations(
         both = both.unionByName(_damage_rows(session, damages))
     named_by = ("kind", "failure", "h1", "h2", "node", "version", "lineage", "clients", "evidence")
     both = both.withColumn("id", F.xxhash64(*named_by)).persist()
+    named = _named(both, names, changes, actions, items, count + len(damages)).persist()
     try:
-        return _named(both, names, changes, actions, items, count + len(damages)).localCheckpoint()
+        named.count()  # kept, and can be computed again where an executor that keeps them is lost
     finally:
         both.unpersist()
+    return named
 
 
 def _damage_rows(session: SparkSession, damages: Sequence[Damage]) -> DataFrame:
@@ -291,9 +293,9 @@ def _records(
     placed = F.posexplode("evidence").alias("place", "reference")
     held = both.select("id", "h1", "h2", placed).select("id", "h1", "h2", "place", "reference.*")
     hint = F.broadcast(held) if is_small else held
-    on = ["source", "sequence", "row"]
-    found = _action_records(actions).join(hint, on).unionByName(_change_records(changes).join(hint, on))
-    found = found.select("id", "place", "item", "items", "record").dropDuplicates(["id", "place"])
+    # What is not evidence is never made JSON.
+    found = _action_records(actions, hint).unionByName(_change_records(changes, hint))
+    found = found.dropDuplicates(["id", "place"])
     names = table.select(F.col("number").alias("source"), "name")
     joined = held.join(found, ["id", "place"], "left").join(F.broadcast(names), "source", "left")
     is_mine = lambda item: (F.xxhash64(item) == F.col("h1")) & (F.hash(item) == F.col("h2"))  # noqa: E731
@@ -331,24 +333,43 @@ _ACTION_FIELDS: Final = (
 _CHANGE_FIELDS: Final = ("gtid", "timestamp_us", "received_us", "op", "table", "key")
 
 
-def _action_records(actions: DataFrame) -> DataFrame:
-    record = F.to_json(F.struct(*_ACTION_FIELDS, F.hex("digest").alias("digest")))
-    return actions.select(
+_REFERENCE: Final = ["source", "sequence", "row"]
+
+
+def _action_records(actions: DataFrame, held: DataFrame) -> DataFrame:
+    """(id, place, item, items, record) of the actions that are held as evidence."""
+    keyed = actions.select(
         F.xxhash64("client").alias("source"),
         "sequence",
         F.lit(NO_ROW).cast("long").alias("row"),
         "item",
+        "digest",
+        *_ACTION_FIELDS,
+    )
+    return keyed.join(held, _REFERENCE).select(
+        "id",
+        "place",
+        "item",
         F.lit(None).cast("array<binary>").alias("items"),
-        record.alias("record"),
+        F.to_json(F.struct(*_ACTION_FIELDS, F.hex("digest").alias("digest"))).alias("record"),
     )
 
 
-def _change_records(changes: DataFrame) -> DataFrame:
-    digests = [F.hex(name).alias(name) for name in ("before_digest", "after_digest")]
-    return changes.select(
+def _change_records(changes: DataFrame, held: DataFrame) -> DataFrame:
+    """As `_action_records`, of changes."""
+    keyed = changes.select(
         F.xxhash64("lineage").alias("source"),
         F.col("ordinal").alias("sequence"),
         F.greatest("row", F.lit(0)).cast("long").alias("row"),
+        "items",
+        *_CHANGE_FIELDS,
+        "before_digest",
+        "after_digest",
+    )
+    digests = [F.hex(name).alias(name) for name in ("before_digest", "after_digest")]
+    return keyed.join(held, _REFERENCE).select(
+        "id",
+        "place",
         F.lit(None).cast("binary").alias("item"),
         "items",
         F.to_json(F.struct(*_CHANGE_FIELDS, *digests)).alias("record"),

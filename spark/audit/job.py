@@ -115,7 +115,7 @@ def audit(
     tally = sum_tallies(replayed)
     findings, wrong_clocks = judge_clocks(replayed, tally, survey.names)
     items = previous.items if previous else None
-    violations = name_violations(findings, survey.names, changes, actions, survey.damages, items).persist()
+    violations = name_violations(findings, survey.names, changes, actions, survey.damages, items)
     state = _carry(rows, replayed, survey, changes, actions, items)
     summary = summarize(
         violations,
