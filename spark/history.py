@@ -69,7 +69,7 @@ def _read(session: SparkSession, path: str, kind: str, version: int, schema: Str
 def _find_problems(
     session: SparkSession, files: Sequence[str], kind: str, version: int, columns: Sequence[str]
 ) -> list[str]:
-    """What is wrong with the footers. Executors read them: they must see the files, too."""
+    """The faults of the footers. Executors read them: they must see the files, too."""
 
     def find(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
         with ThreadPoolExecutor(_READERS) as pool:

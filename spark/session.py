@@ -32,7 +32,7 @@ _OF_THIS_MACHINE: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
 }
-"""Of a local session alone: a terabyte on a cluster needs other settings, and a page to see it."""
+"""Settings of a local session alone: a terabyte on a cluster needs others, and a page to see it."""
 
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which also chooses the master."""
