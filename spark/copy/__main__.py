@@ -28,7 +28,7 @@ with required_packages("spark.copy", "spark"):
     from spark.copy.folder import FolderTarget
     from spark.copy.job import ROWS_PER_RANGE, WAIT_SECONDS, Snapshot
     from spark.copy.state import PARQUET
-    from spark.copy.target import Target
+    from spark.copy.target import CopyTarget
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.session import open_session
 
@@ -144,7 +144,7 @@ def _source(options: argparse.Namespace, tables: Sequence[str]) -> dict[str, str
     return {**place, **token, "tables": ",".join(tables)}
 
 
-def _target(options: argparse.Namespace) -> Callable[[SparkSession], Target]:
+def _target(options: argparse.Namespace) -> Callable[[SparkSession], CopyTarget]:
     """Checked before there is a session, which a folder needs."""
     if bool(options.out) == bool(options.database):
         raise ConfigError("keep the copy where?", hint="give either --out or --database")

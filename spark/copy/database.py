@@ -79,7 +79,7 @@ class DatabaseTarget:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """`Target.opened`: a lock of the server, which ends with the connection."""
+        """`CopyTarget.opened`: a lock of the server, which ends with the connection."""
         with closing(connect(self.address, read_timeout_seconds=READ_SECONDS)) as connection:
             self._connection, self._is_writing = connection, False
             self._run(_MODE)
@@ -91,8 +91,8 @@ class DatabaseTarget:
                 self._connection = None
 
     def open_state(self, tables: Sequence[str]) -> CopyState | None:
-        """`Target.open_state`. A table that somebody dropped is dumped again; one that is not of this copy is never
-        touched."""
+        """`CopyTarget.open_state`. A table that somebody dropped is dumped again; one that is not of this copy is
+        never touched."""
         for name in tables:
             if len(name) > NAME_LENGTH_MAX or name.startswith(OWN):
                 raise ConfigError(
@@ -120,7 +120,7 @@ class DatabaseTarget:
         return state
 
     def dump(self, name: str, table: TableState, layout: CopyTable, rows: DataFrame) -> None:
-        """`Target.dump`: written by the executors, each in transactions of its own."""
+        """`CopyTarget.dump`: written by the executors, each in transactions of its own."""
         table.generation += 1
         folder, loading = f"{OWN}{table.generation:09d}_{name}", f"{OWN}load_{secrets.token_hex(8)}"
         self._run(f"DROP TABLE IF EXISTS {quote_name(folder)}")
@@ -146,7 +146,7 @@ class DatabaseTarget:
         table.folder = folder
 
     def merge(self, name: str, table: TableState, layout: CopyTable, changes: DataFrame) -> None:
-        """`Target.merge`: rows are replaced and deleted by primary key, in the transaction that `commit` ends."""
+        """`CopyTarget.merge`: rows are replaced and deleted by primary key, in the transaction that `commit` ends."""
         self._begin()
         place = name if table.folder == table.published else table.folder
         replace, delete = _replace_sql(place, layout), f"DELETE FROM {quote_name(place)} WHERE {KEY} IN %s"
@@ -164,8 +164,8 @@ class DatabaseTarget:
         self._write(replace, here, delete, gone)
 
     def commit(self, state: CopyState, exact: Collection[str]) -> None:
-        """`Target.commit`. A table that is exact for the first time since its dump gets the name that readers know;
-        the one that had it before goes, in the same step."""
+        """`CopyTarget.commit`. A table that is exact for the first time since its dump gets the name that readers
+        know; the one that had it before goes, in the same step."""
         self._save(state)
         renamed = [name for name in exact if state.tables[name].folder != state.tables[name].published]
         for name in renamed:

@@ -54,22 +54,22 @@ class FolderTarget:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """`Target.opened`: a lock on a file in the folder."""
+        """`CopyTarget.opened`: a lock on a file in the folder."""
         self.out.mkdir(parents=True, exist_ok=True)
         with lock_folder(self.out, ".copying.lock", "written"):
             yield
 
     def open_state(self, tables: Sequence[str]) -> CopyState | None:
-        """`Target.open_state`."""
+        """`CopyTarget.open_state`."""
         require_format(self.session, self.out, self.file_format)
         return read_state(self.out)
 
     def dump(self, name: str, table: TableState, layout: CopyTable, rows: DataFrame) -> None:
-        """`Target.dump`: a new generation."""
+        """`CopyTarget.dump`: a new generation."""
         self._write(name, table, rows)
 
     def merge(self, name: str, table: TableState, layout: CopyTable, changes: DataFrame) -> None:
-        """`Target.merge`: a new generation, the last one with the newest change of each key."""
+        """`CopyTarget.merge`: a new generation, the last one with the newest change of each key."""
         former = self.session.read.schema(layout.schema()).format(self.file_format)
         merged = merge_changes(former.load(str(self.out / table.folder)), changes, layout)
         self._write(name, table, merged)
@@ -81,7 +81,7 @@ class FolderTarget:
         table.folder = folder
 
     def commit(self, state: CopyState, exact: Collection[str]) -> None:
-        """`Target.commit`: replace ``state.json``, then remove the generations that nobody reads."""
+        """`CopyTarget.commit`: replace ``state.json``, then remove the generations that nobody reads."""
         for name in exact:
             state.tables[name].published = state.tables[name].folder
         write_state(self.out, state)

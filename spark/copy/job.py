@@ -34,7 +34,7 @@ from spark.batch import to_batches
 from spark.copy.merge import ANEW, ROW_OPERATIONS, advance, drop_applied, tell_changes
 from spark.copy.state import CopyState, TableState
 from spark.copy.table import IS_WHOLE, CopyTable, dump_span, find_spans, read_table
-from spark.copy.target import Target
+from spark.copy.target import CopyTarget
 from spark.stream import source as updatestream
 from spark.stream.archive_folder import ArchiveFolder
 
@@ -76,7 +76,7 @@ class Snapshot:
 
     session: SparkSession
     keyspace: Keyspace
-    target: Target
+    target: CopyTarget
     tables: Sequence[str]
     source: Mapping[str, str]
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -16,9 +16,9 @@ from spark.copy.state import CopyState, TableState
 from spark.copy.table import CopyTable
 
 
-class Target(Protocol):
-    """What `dump` and `merge` write counts from the next `commit` on; before that it counts for nothing, whatever
-    happens to the process. ``str`` names the place for messages."""
+class CopyTarget(Protocol):
+    """Rows that `dump` and `merge` write count from the next `commit` on; before that they count for nothing,
+    whatever happens to the process. ``str`` names the place for messages."""
 
     def opened(self) -> AbstractContextManager[None]:
         """For one run at a time. Raises `ConfigError` where another run is at work."""
