@@ -293,7 +293,7 @@ def _records(
     placed = F.posexplode("evidence").alias("place", "reference")
     held = both.select("id", "h1", "h2", placed).select("id", "h1", "h2", "place", "reference.*")
     hint = F.broadcast(held) if is_small else held
-    # What is not evidence is never made JSON.
+    # Records that are no evidence never become JSON.
     found = _action_records(actions, hint).unionByName(_change_records(changes, hint))
     found = found.dropDuplicates(["id", "place"])
     names = table.select(F.col("number").alias("source"), "name")

@@ -20,13 +20,13 @@ from spark.audit.timeline import UNKNOWN_FLAGS
 
 Integers: TypeAlias = NDArray[numpy.int64]
 Booleans: TypeAlias = NDArray[numpy.bool_]
-Columns: TypeAlias = dict[str, NDArray[Any]]
+NumberColumns: TypeAlias = dict[str, NDArray[Any]]
 
 _MIX: Final = numpy.uint64(0x9E3779B97F4A7C15)
 _NUMBERS: Final = tuple(name for name in ReplayRow._fields if name != "stamps")
 
 
-def to_numbers(table: pyarrow.Table) -> Columns:
+def to_numbers(table: pyarrow.Table) -> NumberColumns:
     """The columns of integers. Null is `NO_NUMBER`, and 0 in a column of 32 bits."""
     columns = {}
     for name in _NUMBERS:
@@ -148,7 +148,7 @@ class Actions:
     """Rows of one kind: their places in the table (``at``), their columns, and their stamps."""
 
     at: Integers
-    columns: Columns
+    columns: NumberColumns
     item: Integers
     book: StampBook
     value: Integers
@@ -174,13 +174,13 @@ class Actions:
 
     @cached_property
     def row(self) -> Integers:
-        """Of each stamp: its row."""
+        """The row of each stamp."""
         rows = numpy.arange(len(self), dtype=numpy.int64)
         return rows if self.is_single else numpy.repeat(rows, self.counts)
 
     @cached_property
     def stamp(self) -> Integers:
-        """Of each stamp: its place in the book."""
+        """The place of each stamp in the book."""
         first: Integers = self.book.starts[self.value]
         if self.is_single:
             return first
@@ -188,7 +188,7 @@ class Actions:
 
     @cached_property
     def starts(self) -> Integers:
-        """Of each row: its first stamp."""
+        """The first stamp of each row."""
         ends: Integers = numpy.cumsum(self.counts)
         return ends - self.counts
 

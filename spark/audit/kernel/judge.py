@@ -13,8 +13,9 @@ that its verdict rests on (its **witnesses**), and is counted there and not here
     any      a clock contradicts the order
 
 Witnesses of a stamp are the last change that it holds, the first that it lacks, and the earliest acknowledgement of
-what it lacks, with its change. Of a value that is not its row, they are all changes of the item; of a hit, the fill
-that stored it. An item is replayed whole where arrays would need more than that. Called by `spark.audit.job`.
+what it lacks, with its change. A value that is not its row has all changes of its item as witnesses, and a hit the
+fill that stored its value. An item is replayed whole where arrays would need more than that. Called by
+`spark.audit.job`.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import (
     Actions,
     Booleans,
-    Columns,
     Integers,
+    NumberColumns,
     mix,
     number_items,
     read_stamps,
     to_numbers,
 )
-from spark.audit.kernel.order import Acks, Changes
+from spark.audit.kernel.order import AckOrder, Changes
 from spark.audit.kernel.standing import ROW_OTHER, ROW_UNKNOWN, Book, Placed, compare, find_ends, place
 from spark.audit.replay import explain_flags, replay, replay_witnesses
 from spark.audit.row import (
@@ -97,7 +98,7 @@ def _read_rows(table: pyarrow.Table) -> tuple[list[ReplayRow], list[int]]:
     return list(map(ReplayRow._make, zip(*lists, strict=True))), order.tolist()
 
 
-def _order(columns: Columns) -> tuple[NDArray[Any], ...]:
+def _order(columns: NumberColumns) -> tuple[NDArray[Any], ...]:
     """Keys for `numpy.lexsort`, the last one first."""
     is_change = columns["kind"] == CHANGE
     first = numpy.where(is_change, columns["ordinal"], columns["begin_us"])
@@ -109,7 +110,7 @@ class _Piece:
     def __init__(
         self,
         table: pyarrow.Table,
-        columns: Columns,
+        columns: NumberColumns,
         items: Integers,
         rules: Rules,
         known: Knowledge,
@@ -129,7 +130,7 @@ class _Piece:
             of_kind = {name: column[at] for name, column in columns.items()}
             parts.append(Actions(at, of_kind, items[at], stamps, values[at]))
         self._invalidations, self._fills, self._hits = parts
-        self._acks = Acks(self._invalidations, self._changes)
+        self._acks = AckOrder(self._invalidations, self._changes)
         self._placed_fills = self._place(self._fills)
         self._told_hits = self._hits.where(self._is_told(self._hits))
         self._placed_hits = self._place(self._told_hits)

@@ -1,6 +1,6 @@
 """Changes of items in the archive's order, and the earliest acknowledgement of each and all after it, as arrays.
 
-What `spark.audit.itemlog.Log` answers for one position of one item is answered here for all positions at once. Called
+The answers of `spark.audit.itemlog.Log` for one position of one item are given here for all positions at once. Called
 by `spark.audit.kernel.judge`.
 """
 
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from spark.audit.finding import Knowledge
 from spark.audit.itemlog import NEVER
-from spark.audit.kernel.arrays import Actions, Booleans, Columns, Integers, mix, spread
+from spark.audit.kernel.arrays import Actions, Booleans, Integers, NumberColumns, mix, spread
 from spark.audit.row import AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
 from spark.audit.timeline import BEFORE_ARCHIVE, UNKNOWN_FLAGS
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What rows were: whether it is known, whether there was none, and its digest."""
+    """States of rows: whether each is known, whether there was no row, and its digest."""
 
     is_known: Booleans
     is_absent: Booleans
@@ -38,7 +38,7 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of each stamp: its place among the changes. ``at``: the first change that it lacks, ``lacks``: whether there is
+    """The place of each stamp among the changes. ``at``: the first change that it lacks, ``lacks``: whether there is
     one; ``before``: the last one that it holds, ``holds``: whether there is one."""
 
     at: Integers
@@ -54,7 +54,7 @@ class Changes:
     ``log``: of each change its log, from 0 on.
     """
 
-    def __init__(self, at: Integers, item: Integers, columns: Columns, known: Knowledge) -> None:
+    def __init__(self, at: Integers, item: Integers, columns: NumberColumns, known: Knowledge) -> None:
         self._lineages = numpy.unique(columns["lineage"])
         ordinals = columns["ordinal"]
         self._levels = numpy.unique(ordinals)
@@ -149,7 +149,7 @@ def find_suffix_minima(groups: Integers, values: Integers, ties: Integers) -> In
     return best
 
 
-class Acks:
+class AckOrder:
     """The acknowledged invalidations of each log by node and life, in the order of their changes.
 
     ``covered``: when each change was first invalidated, on any node. ``odd``: items that must be replayed whole.
@@ -202,7 +202,7 @@ class Acks:
         )
         turn = numpy.empty(len(begun), numpy.int64)
         turn[begun] = numpy.arange(len(begun))
-        # Exact events: the first change, then the first to acknowledge it. Wide ones: whoever came first.
+        # Exact events: the first change, then the first to acknowledge it. Wide ones: the first to acknowledge.
         ties = numpy.where(is_wide, turn, self._change * (len(turn) + 1) + turn)[order]
         self._groups = self._group[order][self._group_starts]
         self._sorted_group, self._sorted_change = group, self._change[order]

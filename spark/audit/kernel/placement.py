@@ -1,8 +1,8 @@
 """Positions of many actions at once: columns of texts become packed stamps, as `read_stamps` makes them one by one.
 
-Nearly every position names one interval of each source, and few interrupt the archive's order. Those are placed by
-searches in sorted arrays; every other text goes to `Lineage.place`, each once. Called by `spark.audit.actions` on the
-executors.
+Nearly every position names one interval of each source, and few interrupt the archive's order. Such positions are
+placed by searches in sorted arrays; every other text goes to `Lineage.place`, each once. Called by
+`spark.audit.actions` on the executors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PIECE: Final = {
     r":(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?$",
     "mariadb": r"^(?P<source>0|[1-9][0-9]{0,8})-(?P<first>[0-9]{1,9})-(?P<last>[0-9]{1,18})$",
 }
-"""One interval of one source. What is written otherwise is parsed by `parse_position`."""
+"""One interval of one source. Other texts are parsed by `parse_position`."""
 _NONE: Final = numpy.int64(1 << 62)
 
 
@@ -110,7 +110,7 @@ def _split(flavor: str, texts: pyarrow.Array) -> _Pieces:
     source = names.indices.fill_null(0).to_numpy().astype(numpy.int64)
     is_plain = numpy.ones(len(texts), numpy.bool_)
     is_plain[of[~is_read | (first < 1) | (last < first)]] = False
-    # Of a source that is named twice, the intervals must be united.
+    # The intervals of a source that is named twice must be united.
     order = numpy.lexsort((source, of))
     is_twice = (of[order][1:] == of[order][:-1]) & (source[order][1:] == source[order][:-1])
     is_plain[of[order][1:][is_twice]] = False

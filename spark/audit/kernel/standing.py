@@ -14,14 +14,17 @@ import numpy
 from spark.audit.finding import Knowledge, Rules
 from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, StampBook, mix, number_values
-from spark.audit.kernel.order import Acks, Changes, Found
+from spark.audit.kernel.order import AckOrder, Changes, Found
 from spark.audit.row import ABSENT, NO_NUMBER
 from spark.audit.timeline import NOTHING
 
 
 class Book:
-    """What is known of each stamp whatever entry has it. ``committed``: when its newest transaction was committed at
-    the earliest; ``history``: since when actions of its lineage were recorded; ``lost``: whether some were lost."""
+    """Facts about each stamp, the same for every entry that has it.
+
+    ``committed``: when its newest transaction was committed at the earliest; ``history``: since when actions of its
+    lineage were recorded; ``lost``: whether some were lost.
+    """
 
     def __init__(self, book: StampBook, known: Knowledge) -> None:
         count = len(book.lineage)
@@ -39,8 +42,8 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What statements on whole tables do to each stamp: since when it lacks one (``since``), from when on it must not
-    be served (``stale_after``), and whether one stands between the row that it knows and it (``hides_row``).
+    """The effect of statements on whole tables on each stamp: since when it lacks one (``since``), from when on it
+    must not be served (``stale_after``), and whether one stands between the row that it knows and it (``hides_row``).
 
     ``concerns``: whether there is any for the tables of its object.
     """
@@ -117,7 +120,7 @@ class Placed:
     is_odd: Booleans
 
 
-def place(actions: Actions, changes: Changes, acks: Acks, known: Knowledge, rules: Rules) -> Placed:
+def place(actions: Actions, changes: Changes, acks: AckOrder, known: Knowledge, rules: Rules) -> Placed:
     row = actions.row
     lineage, prefix = actions.of_stamps("lineage"), actions.of_stamps("prefix")
     found = changes.find(actions.item[row], lineage, prefix)
