@@ -49,6 +49,15 @@ BOUND_SECONDS: Final = 120.0
 GOODS: Final = "CREATE TABLE goods (kind INT, name VARCHAR(20), v BIGINT, PRIMARY KEY (kind, name))"
 
 
+RAW: Final = (
+    ("VARCHAR(20) CHARACTER SET dec8", "'abc'"),
+    ("CHAR(20) CHARACTER SET dec8", "'größe'"),
+    ("TEXT CHARACTER SET utf16le", "'€'"),
+    ("VARCHAR(20) CHARACTER SET dec8", "NULL"),
+)
+"""Text in character sets that Python lacks."""
+
+
 def address_of(server: DatabaseServer) -> ServerAddress:
     return ServerAddress("127.0.0.1", server.port, "app", "app", "shop")
 
@@ -268,7 +277,7 @@ def test_a_table_that_is_altered_meanwhile_begins_again(pair: Pair, config_path:
 
 def test_a_row_reads_the_same_as_in_the_log(pair: Pair, config_path: Path, flavor: Flavor) -> None:
     unsure = [case for case in UNTOLD if "cp1251" in case[0]]
-    cases = [*TOLD, *UNTOLD]
+    cases = [*TOLD, *RAW, *UNTOLD]
     cases += [*TOLD_MYSQL, *UNTOLD_MYSQL] if flavor == "mysql" else [*TOLD_MARIADB, *UNTOLD_MARIADB]
     names = [f"t{number}" for number in range(len(cases))]
     for name, (kind, _) in zip(names, cases, strict=True):
@@ -336,6 +345,10 @@ BAD: Final = (
     (RefreshRequest(("keyless",)), "has no primary key"),
     (RefreshRequest(("shares",)), "rows cannot be read in its order"),
     (
+        RefreshRequest(("raws",)),
+        "name of its primary key is varchar\\(9\\), and rows cannot be read in its order",
+    ),
+    (
         RefreshRequest(("goods",), selection=Selection(hidden=("name",))),
         "a column of its primary key is hidden",
     ),
@@ -345,6 +358,8 @@ BAD: Final = (
 def test_a_refresh_that_cannot_be_is_refused(pair: Pair, config_path: Path) -> None:
     pair.primary.execute("CREATE TABLE keyless (id INT)", database="shop")
     pair.primary.execute("CREATE TABLE shares (id FLOAT PRIMARY KEY)", database="shop")
+    raws = "CREATE TABLE raws (name VARCHAR(9) CHARACTER SET dec8 PRIMARY KEY)"
+    pair.primary.execute(raws, database="shop")
     for request, problem in BAD:
         with pytest.raises(ConfigError, match=problem), opened(config_path, request):
             pass

@@ -23,7 +23,7 @@ from freshness.position import Position
 from freshness.position.token import EventToken
 from freshness.stream.source import UNREADABLE
 from freshness.values.json import from_json, to_json
-from invalidator.charset import is_exact
+from invalidator.charset import find_codec, is_exact
 
 READ_SECONDS: Final = 20.0
 """How long the server may take for a chunk."""
@@ -98,7 +98,7 @@ class LogTable:
 def make_log_table(walked: WalkedTable) -> LogTable:
     """Raises `ConfigError` for a primary key by which rows cannot be read in order."""
     for column in walked.columns:
-        if column.name in walked.key and column.kind not in _ORDERED:
+        if column.name in walked.key and (column.kind not in _ORDERED or _is_raw(column)):
             raise ConfigError(
                 f"table {walked.name} cannot be refreshed: {column.name} of its primary key is {column.whole_type},"
                 " and rows cannot be read in its order",
@@ -113,6 +113,8 @@ def _find_form(column: WalkedColumn) -> tuple[str, Convert]:
     name, kind = quote_name(column.name), column.kind
     if kind in _INTEGERS or kind in _GEOMETRIES or kind in ("decimal", "double", "time"):
         return name, _SAME
+    if _is_raw(column):
+        return f"CAST({name} AS BINARY)", _SAME
     if kind in _TEXTS or kind == "enum":
         return name, _SAME if _is_exact(column) else _to_ascii
     if kind == "set":
@@ -138,7 +140,16 @@ def _find_form(column: WalkedColumn) -> tuple[str, Convert]:
 
 
 def _is_exact(column: WalkedColumn) -> bool:
-    return is_exact("utf8mb3" if column.charset == "utf8" else column.charset)
+    return is_exact(_charset_of(column))
+
+
+def _is_raw(column: WalkedColumn) -> bool:
+    """Whether the log has bytes of the text: Python lacks the character set."""
+    return column.kind in _TEXTS and find_codec(_charset_of(column)) is None
+
+
+def _charset_of(column: WalkedColumn) -> str:
+    return "utf8mb3" if column.charset == "utf8" else column.charset
 
 
 def _to_ascii(text: str) -> object:

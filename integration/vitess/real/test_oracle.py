@@ -53,6 +53,7 @@ TYPES: Final[dict[str, tuple[str, ...]]] = {
     "VARCHAR(20) CHARACTER SET latin1 COLLATE latin1_bin": ("'größe'", "''"),
     "VARCHAR(20) CHARACTER SET utf16": ("'ü😀'", "''"),
     "VARCHAR(20) CHARACTER SET sjis": ("'日本'", "'x'"),
+    "VARCHAR(20) CHARACTER SET dec8": ("'größe'", "'x'"),
     "TEXT": ("'long'", "REPEAT('x', 3000)"),
     "LONGTEXT CHARACTER SET latin1": ("'größe'", "''"),
     "BINARY(4)": ("'A1'", "X'00'", "X'FF00FF00'"),
