@@ -74,6 +74,7 @@ _FUTURE = re.compile(
     r"|position > file size",
     re.IGNORECASE,
 )
+_TOO_MANY_ROWS = re.compile(r"Row count exceeded \d+")
 _KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"max_allowed_packet", re.IGNORECASE)
 
@@ -123,6 +124,11 @@ def translated(error: Exception, address: ServerAddress, doing: str) -> Freshnes
         return QueryTimedOut(f"{where}: {doing}: {text} [{code}]", hint=TIMEOUT_HINT)
     if code in _UNSUITABLE:
         return SourceUnsuitable(f"{where}: {doing}: {text} [{code}]", hint=_UNSUITABLE[code])
+    if _TOO_MANY_ROWS.search(text):
+        return SourceUnsuitable(
+            f"{where}: {doing}: {text} [{code}]",
+            hint="ask for fewer rows at once, or raise --queryserver-config-max-result-size of vttablet",
+        )
     if isinstance(error, RuntimeError):  # pymysql's word for a missing package
         return SourceUnsuitable(
             f"{where}: {doing}: {text}", hint="install the package, or change the login method"

@@ -10,7 +10,8 @@ asked its name before and after. The position comes from a statement of its own,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
@@ -89,27 +90,44 @@ def read_purged(shard: Shard) -> Position:
         connection.close()
 
 
-def read_with_token(
-    connection: Connection, shard: VitessShard, read: Callable[[Connection], Result]
-) -> tuple[Result, EventToken | None]:
-    """The result of ``read``, and a token whose position all of the result reflects.
+@dataclass(slots=True)
+class TabletRead:
+    """``token``: all that is read shows its position. None where no invalidator has prepared the shard yet, and, at
+    the end of the transaction, where vtgate changed the tablet on the way."""
 
-    The token is None, and such a value must not be cached, where no invalidator has prepared the shard yet, or where
-    vtgate changed the tablet on the way. ``read`` uses the connection and neither commits nor chooses another
-    database. The connection stays on the shard. Errors of pymysql and of ``read`` come out as they are.
-    """
+    token: EventToken | None
+
+
+@contextmanager
+def on_one_tablet(connection: Connection, shard: VitessShard) -> Iterator[TabletRead]:
+    """A transaction on one tablet of the shard, and what that tablet shows. The connection stays on the shard. Errors
+    of pymysql come out as they are."""
     read_rows(connection, f"USE `{shard.target}`")
     read_rows(connection, "BEGIN")
     try:
         [(position, server)] = read_rows(connection, _POSITION)
         rows = [(position, *row) for row in _read_heartbeats(connection)]
-        result = read(connection)
+        found = TabletRead(parse_token(_FLAVOR, shard.lineage, shard.shard, rows))
+        yield found
         [(server_after,)] = read_rows(connection, _SERVER)
     finally:
         connection.rollback()
     if not server or server != server_after:
-        return result, None
-    return result, parse_token(_FLAVOR, shard.lineage, shard.shard, rows)
+        found.token = None
+
+
+def read_with_token(
+    connection: Connection, shard: VitessShard, read: Callable[[Connection], Result]
+) -> tuple[Result, EventToken | None]:
+    """The result of ``read``, and a token whose position all of the result reflects.
+
+    A value without a token must not be cached (`TabletRead`). ``read`` uses the connection and neither commits nor
+    chooses another database. The connection stays on the shard. Errors of pymysql and of ``read`` come out as they
+    are.
+    """
+    with on_one_tablet(connection, shard) as tablet:
+        result = read(connection)
+    return result, tablet.token
 
 
 def _read_heartbeats(connection: Connection) -> list[tuple[object, ...]]:

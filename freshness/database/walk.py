@@ -6,13 +6,15 @@ writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from freshness.config.settings import Shard
 from freshness.database.connection import Connection, quote_name, read_rows
-from freshness.errors import ConfigError
+from freshness.database.vitess import VitessShard, on_one_tablet
+from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import parse_token, token_sql
 
@@ -89,7 +91,28 @@ def above_key(key: Sequence[str], border: Sequence[Any] | None) -> tuple[str, li
 def read_floor(connection: Connection, flavor: str, shard: Shard) -> EventToken:
     """A position that every SELECT on this server shows from now on (F2), with the time of the newest heartbeat that
     it shows. Raises `ConfigError` without heartbeats. Errors of pymysql come out as they are."""
-    token = parse_token(flavor, shard.lineage, shard.name, read_rows(connection, token_sql(flavor)))
+    found = read_rows(connection, token_sql(flavor))
+    return _require_token(shard, parse_token(flavor, shard.lineage, shard.name, found))
+
+
+@contextmanager
+def reading_above(connection: Connection, flavor: str, shard: Shard) -> Iterator[EventToken]:
+    """`read_floor`, for what is read in here. The reads of a shard of Vitess are in a transaction, on one tablet.
+
+    Raises `SourceUnavailable` at the end where vtgate changed the tablet: then what was read counts for nothing.
+    """
+    if shard.vtgate is None:
+        yield read_floor(connection, flavor, shard)
+        return
+    with on_one_tablet(connection, VitessShard.of(shard)) as tablet:
+        yield _require_token(shard, tablet.token)
+    if tablet.token is None:
+        raise SourceUnavailable(
+            f"vtgate changed the tablet of {shard.lineage} within a transaction", hint="it is read again"
+        )
+
+
+def _require_token(shard: Shard, token: EventToken | None) -> EventToken:
     if token is None or token.position.is_empty:
         raise ConfigError(
             f"shard {shard.lineage} has no heartbeats: nothing is known of what its servers show",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,7 +17,7 @@ import pytest
 
 from freshness.config.reader import load_config
 from freshness.config.settings import ServerAddress, Shard
-from freshness.database.connection import connect, executed_position
+from freshness.database.connection import connect, executed_position, read_rows
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.database.pulse import Pulse
 from freshness.database.walk import read_floor
@@ -94,16 +95,19 @@ def opened(path: Path, request: RefreshRequest | None, since: str = "now") -> It
 
 @dataclass
 class Goods:
-    """Writers of the table. Each row has a number that only rises, also when it is deleted and comes again."""
+    """Writers of the table. Each row has a number that only rises, also when it is deleted and comes again.
+    ``replace``: the statement that makes a row, whether it is there or not."""
 
-    pair: Pair
+    address: ServerAddress
+    replace: str = "REPLACE INTO goods VALUES (%s, %s, %s)"
     stopping: threading.Event = field(default_factory=threading.Event)
     errors: list[Exception] = field(default_factory=list)
+    versions: Iterator[int] = field(default_factory=lambda: count(1))
 
     def fill(self) -> None:
-        with connect(address_of(self.pair.primary)) as connection, connection.cursor() as cursor:
+        with connect(self.address) as connection, connection.cursor() as cursor:
             rows = [(number % 7, f"n{number}", 0) for number in range(ROWS)]
-            cursor.executemany("INSERT INTO goods VALUES (%s, %s, %s)", rows)
+            cursor.executemany("INSERT INTO goods (kind, name, v) VALUES (%s, %s, %s)", rows)
 
     @contextmanager
     def being_written(self) -> Iterator[None]:
@@ -119,11 +123,11 @@ class Goods:
         assert self.errors == []
 
     def _write(self, place: int) -> None:
-        chance, version = random.Random(place), 0
+        chance = random.Random(place)
         try:
-            with connect(address_of(self.pair.primary)) as connection, connection.cursor() as cursor:
+            with connect(self.address) as connection, connection.cursor() as cursor:
                 while not self.stopping.is_set():
-                    number, version = 2 * chance.randrange(ROWS // 2) + place, version + 1
+                    number, version = 2 * chance.randrange(ROWS // 2) + place, next(self.versions)
                     key = number % 7, f"n{number}"
                     sql = chance.choice(("UPDATE", "UPDATE", "REPLACE", "DELETE"))
                     if sql == "UPDATE":
@@ -131,14 +135,15 @@ class Goods:
                             "UPDATE goods SET v = %s WHERE kind = %s AND name = %s", (version, *key)
                         )
                     elif sql == "REPLACE":
-                        cursor.execute("REPLACE INTO goods VALUES (%s, %s, %s)", (*key, version))
+                        cursor.execute(self.replace, (*key, version))
                     else:
                         cursor.execute("DELETE FROM goods WHERE kind = %s AND name = %s", key)
         except Exception as error:  # noqa: BLE001 - the test reports it
             self.errors.append(error)
 
     def read(self) -> dict[tuple[Any, ...], Any]:
-        rows = self.pair.primary.execute("SELECT kind, name, v FROM goods", database="shop")
+        with connect(self.address) as connection:
+            rows = read_rows(connection, "SELECT kind, name, v FROM goods")
         return {(kind, name): v for kind, name, v in rows}
 
 
@@ -205,21 +210,22 @@ def follow_rows(stream: OpenedStream, consumer: Consumer, rows: int) -> None:
     follow(stream, consumer, lambda: consumer.is_over or consumer.refreshed >= wanted)
 
 
-def follow_to_head(stream: OpenedStream, consumer: Consumer, server: DatabaseServer) -> None:
-    with connect(address_of(server)) as connection:
-        head = executed_position(connection, server.flavor)
-    follow(
-        stream,
-        consumer,
-        lambda: all(each.position.contains(head) for each in stream.stream.resume.tokens.values()),
-    )
+def follow_to_head(stream: OpenedStream, consumer: Consumer) -> None:
+    opener = StreamOpener(lambda: stream.config)
+    heads = {shard.lineage: opener.read_token(None, shard.name) for shard in stream.keyspace.shards}
+
+    def is_there() -> bool:
+        tokens = stream.stream.resume.tokens
+        return all(tokens[lineage].position.contains(head.position) for lineage, head in heads.items())
+
+    follow(stream, consumer, is_there)
 
 
 @pytest.mark.parametrize("read_from", ["primary", "replica"])
 def test_a_consumer_has_the_table_and_no_row_goes_back(
     pair: Pair, config_path: Path, read_from: Literal["primary", "replica"]
 ) -> None:
-    goods, consumer = Goods(pair), Consumer()
+    goods, consumer = Goods(address_of(pair.primary)), Consumer()
     goods.fill()
     request = RefreshRequest(("goods", "empties"), read_from, chunk_rows=CHUNK_ROWS)
     with opened(config_path, request) as stream:
@@ -227,13 +233,13 @@ def test_a_consumer_has_the_table_and_no_row_goes_back(
         with goods.being_written():
             follow(stream, consumer, lambda: consumer.is_over)
         assert consumer.resume.startswith(TEXT_PREFIX), "the refresh is over"
-        follow_to_head(stream, consumer, pair.primary)
+        follow_to_head(stream, consumer)
     assert 0 < consumer.refreshed <= 2 * ROWS
     assert consumer.rows == goods.read()
 
 
 def test_a_refresh_that_is_cut_goes_on_where_it_was(pair: Pair, config_path: Path) -> None:
-    goods, consumer = Goods(pair), Consumer()
+    goods, consumer = Goods(address_of(pair.primary)), Consumer()
     goods.fill()
     request = RefreshRequest(("goods",), chunk_rows=CHUNK_ROWS, rows_per_second=5_000)
     cuts = 0
@@ -246,12 +252,12 @@ def test_a_refresh_that_is_cut_goes_on_where_it_was(pair: Pair, config_path: Pat
     assert cuts > 3
     assert consumer.refreshed <= ROWS + cuts * CHUNK_ROWS, "it did not begin again"
     with opened(config_path, None, consumer.resume) as stream:
-        follow_to_head(stream, consumer, pair.primary)
+        follow_to_head(stream, consumer)
     assert consumer.rows == goods.read()
 
 
 def test_a_table_that_is_altered_meanwhile_begins_again(pair: Pair, config_path: Path) -> None:
-    goods = Goods(pair)
+    goods = Goods(address_of(pair.primary))
     goods.fill()
     rows: dict[tuple[Any, ...], Any] = {}
     is_altered = False

@@ -1,9 +1,9 @@
 """A chunk of a table: the next rows by primary key, as the log would have them, between two positions of the server.
 
-The position before the SELECT is one that it shows (`read_floor`), the one after it holds all that it may have shown.
-Values come in the log's form, so that a row reads the same whether it was changed or read again; a value whose form
-in the log cannot be told is `UNREADABLE`. Called by ``invalidator.stream.refresh``, in a thread of its own. Takes no
-lock and writes nothing.
+The position before the SELECT is one that it shows (`reading_above`), the one after it holds all that it may have
+shown. Values come in the log's form, so that a row reads the same whether it was changed or read again; a value whose
+form in the log cannot be told is `UNREADABLE`. Called by ``invalidator.stream.refresh``, in a thread of its own.
+Takes no lock and writes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import connect, quote_name, read_rows, translated
-from freshness.database.walk import WalkedColumn, WalkedTable, above_key, read_floor, read_walked_table
+from freshness.database.walk import WalkedColumn, WalkedTable, above_key, read_walked_table, reading_above
 from freshness.errors import ConfigError, FormatError
 from freshness.position import Position
 from freshness.position.token import EventToken
@@ -190,17 +190,18 @@ def read_chunk(
     """
     with closing(connect(server, read_timeout_seconds=READ_SECONDS)) as connection:
         try:
-            low = read_floor(connection, flavor, shard)
-            if not is_shown_enough(low):
-                return low
-            walked = read_walked_table(connection, table)
-            if walked is None:
-                return Chunk(low, read_head(), (), None, frozenset(), ())
-            log_table = make_log_table(walked)
-            found = read_rows(connection, *_select(log_table, after, rows))
+            with reading_above(connection, flavor, shard) as low:
+                if not is_shown_enough(low):
+                    return low
+                walked = read_walked_table(connection, table)
+                if walked is not None:
+                    log_table = make_log_table(walked)
+                    found = read_rows(connection, *_select(log_table, after, rows))
         except Exception as error:
             raise translated(error, server, f"reading {table}") from error
     high = read_head()
+    if walked is None:
+        return Chunk(low, high, (), None, frozenset(), ())
     last = None
     if len(found) == rows:
         places = [[column.name for column in walked.columns].index(name) for name in walked.key]

@@ -161,7 +161,7 @@ class StreamOpener:
         layouts = LayoutBook(partial(_read_layouts, self.read_config, keyspace.name))
         opened = OpenedStream(keyspace, stream, layouts, finder, config, self.read_config, tables)
         if place and refresh:
-            read = partial(_read_chunk, keyspace.flavor, access.find_head, refresh)
+            read = partial(_read_chunk, keyspace.gtid_flavor, access.find_head, refresh)
             opened.stream = RefreshedStream(stream, place, keys, read, refresh)
         return opened
 
@@ -211,17 +211,8 @@ def find_keys(
     stream does not carry, or that cannot be read in the order of its key."""
     keys: dict[str, tuple[str, ...]] = {}
     shards = keyspace.serving_shards
-    if any(shard.vtgate is not None for shard in shards):
-        raise ConfigError(
-            f"keyspace {keyspace.name} is Vitess's: its tables are not refreshed here",
-            hint="a VStream from an empty position copies them first (Vitess's own copy)",
-        )
-    lacking = [shard.name for shard in shards if refresh.read_from == "replica" and not shard.replicas]
-    if lacking:
-        raise ConfigError(
-            f"shard {', '.join(lacking)} has no replica to read a refresh from",
-            hint="configure its replicas, or read the primary",
-        )
+    for shard in shards:
+        refresh.find_server(shard)
     carried = choose(shards[0])
     for name in tables:
         if is_pattern(name) or name not in carried:
@@ -247,9 +238,15 @@ def _read_chunk(
     after: list[object] | None,
     is_shown_enough: Callable[[EventToken], bool],
 ) -> Chunk | EventToken:
-    server, rows = refresh.find_server(shard), refresh.rows_at_once
     return read_chunk(
-        server, flavor, shard, lambda: find_head(shard).position, is_shown_enough, table, after, rows
+        refresh.find_server(shard),
+        flavor,
+        refresh.aim(shard),
+        lambda: find_head(shard).position,
+        is_shown_enough,
+        table,
+        after,
+        refresh.rows_at_once,
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from freshness.config.settings import ServerAddress, Shard
+from freshness.database.vitess import readable
 from freshness.errors import ConfigError
 from invalidator.stream.selection import WHOLE, Selection
 
@@ -17,7 +18,8 @@ CHUNK_ROWS_MAX: Final = 100_000
 @dataclass(frozen=True, slots=True)
 class RefreshRequest:
     """The refresh that a consumer asks for. ``tables``: none where it goes on with the one of its resume text.
-    ``read_from``: the primary, or the first replica of each shard. ``rows_per_second``: that are read, on the
+    ``read_from``: the primary, or the first replica of each shard; of Vitess, a tablet of the stream's type.
+    ``rows_per_second``: that are read, on the
     average; None for no bound. ``selection``: of its stream."""
 
     tables: tuple[str, ...] = ()
@@ -32,8 +34,24 @@ class RefreshRequest:
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigError(f"a refresh of {rate:g} rows per second", hint="expected a number above 0")
 
+    def aim(self, shard: Shard) -> Shard:
+        """The shard as it is read: a vtgate is asked for the primary, or for a tablet of the stream's type."""
+        if shard.vtgate is None or self.read_from == "replica":
+            return shard
+        return replace(shard, vtgate=replace(shard.vtgate, tablet_type="primary"))
+
     def find_server(self, shard: Shard) -> ServerAddress:
-        return shard.primary if self.read_from == "primary" else shard.replicas[0]
+        """Where the rows of the shard are read. Raises `ConfigError` for one without replicas to read them from."""
+        if self.read_from == "primary":
+            return shard.primary if shard.vtgate is None else readable(self.aim(shard))
+        if shard.vtgate is not None and shard.vtgate.tablet_type != "primary":
+            return readable(shard)
+        if not shard.replicas:
+            raise ConfigError(
+                f"shard {shard.name} has no replica to read a refresh from",
+                hint="configure its replicas (of Vitess: another tablet_type in vtgate), or read the primary",
+            )
+        return shard.replicas[0]
 
     @property
     def rows_at_once(self) -> int:

@@ -13,13 +13,22 @@ from typing import Any, Self
 import pymysql
 import pytest
 
+from freshness.config.settings import ServerAddress, Shard
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import Connection, read_rows
 from freshness.database.vitess import VitessShard, read_with_token
-from freshness.errors import ConfigError
+from freshness.database.walk import reading_above
+from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import MysqlGtidSet
 
 UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 SHARD = VitessShard("shop", "-80", "shop/-80")
+CONFIGURED = Shard(
+    name="-80",
+    primary=ServerAddress("127.0.0.1", 1, "app", "", "shop"),
+    lineage="shop/-80",
+    vtgate=VtgateAddress("127.0.0.1", "shop"),
+)
 
 
 @dataclass
@@ -180,6 +189,32 @@ def test_errors_come_out_and_the_transaction_ends(error: Exception) -> None:
         read_with_token(vtgate.connection, SHARD, one_row)
     assert caught.value is error
     assert vtgate.statements[-1] == "ROLLBACK"
+
+
+def test_all_reads_above_a_position_are_of_one_tablet() -> None:
+    vtgate = Vtgate([Tablet("a", 10), Tablet("b", 50), Tablet("c", 3)])
+    for _ in range(6):
+        with reading_above(vtgate.connection, "mysql", CONFIGURED) as low:
+            number = one_row(vtgate.connection)
+        assert MysqlGtidSet.parse(f"{UUID}:1-{number}").contains(low.position)
+
+
+def test_reads_above_a_position_count_for_nothing_where_vtgate_changes_the_tablet() -> None:
+    vtgate = Vtgate([Tablet("ahead", 1000), Tablet("x", 9), Tablet("behind", 3), Tablet("y", 9)], pins=False)
+    with (
+        pytest.raises(SourceUnavailable, match="changed the tablet"),
+        reading_above(vtgate.connection, "mysql", CONFIGURED),
+    ):
+        assert one_row(vtgate.connection) < 1000
+
+
+def test_nothing_is_read_above_a_position_that_no_heartbeat_tells() -> None:
+    vtgate = Vtgate([Tablet("a", 10)], beats=[])
+    with (
+        pytest.raises(ConfigError, match="no heartbeats"),
+        reading_above(vtgate.connection, "mysql", CONFIGURED),
+    ):
+        pytest.fail("there is no position")
 
 
 def test_targets() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 
 from freshness.config.reader import load_config
 from freshness.config.settings import Config, Shard
+from freshness.database.vitess import VitessShard
 from freshness.errors import ConfigError
 from freshness.objects.keyfinder import KeyFinder
 from invalidator.http.topology import describe_topology
@@ -110,8 +111,19 @@ def test_a_skipped_transaction_raises_all_tables_of_a_stream_of_any(tmp_path: Pa
 
 def test_a_refresh_needs_servers_that_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "freshness.toml"
-    for text, problem in ((CONFIG, "has no replica"), (VITESS, "keyspace shop is Vitess's")):
+    for text in (CONFIG, VITESS.replace(":1/shop", ":1/shop?tablet_type=primary")):
         path.write_text(text.format(port=1))
         keyspace = load_config(path).keyspaces["shop"]
-        with pytest.raises(ConfigError, match=problem):
+        with pytest.raises(ConfigError, match="has no replica"):
             find_keys(keyspace, ("a",), lambda _: {"a"}, RefreshRequest(("a",), "replica"))
+
+
+def test_a_refresh_of_vitess_reads_tablets_of_the_streams_type_or_the_primary(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(VITESS.replace(":1/shop", ":1/shop?tablet_type=rdonly").format(port=1))
+    [shard] = load_config(path).keyspaces["shop"].shards
+    targets = {"replica": "shop:-@rdonly", "primary": "shop:-@primary"}
+    for read_from, target in targets.items():
+        request = RefreshRequest(("a",), cast(Literal["primary", "replica"], read_from))
+        assert request.find_server(shard).database == target
+        assert VitessShard.of(request.aim(shard)).target == target
