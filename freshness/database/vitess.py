@@ -68,6 +68,13 @@ class VitessShard:
         return f"{self.keyspace}:{self.shard}@{self.tablet_type}{tablet}"
 
 
+def of_primary(shard: Shard) -> Shard:
+    """The same shard, whose reads through vtgate are of its primary tablet."""
+    return (
+        shard if shard.vtgate is None else replace(shard, vtgate=replace(shard.vtgate, tablet_type="primary"))
+    )
+
+
 def readable(shard: Shard) -> ServerAddress:
     """vtgate's MySQL port, for reads of that shard. The target is the database from the beginning: with the keyspace
     alone vtgate sets a session up on the primary of another shard, which may be down."""

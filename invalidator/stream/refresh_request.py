@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from freshness.config.settings import ServerAddress, Shard
-from freshness.database.vitess import readable
+from freshness.database.vitess import of_primary, readable
 from freshness.errors import ConfigError
 from invalidator.stream.selection import WHOLE, Selection
 
@@ -36,9 +36,7 @@ class RefreshRequest:
 
     def aim(self, shard: Shard) -> Shard:
         """The shard as it is read: a vtgate is asked for the primary, or for a tablet of the stream's type."""
-        if shard.vtgate is None or self.read_from == "replica":
-            return shard
-        return replace(shard, vtgate=replace(shard.vtgate, tablet_type="primary"))
+        return of_primary(shard) if self.read_from == "primary" else shard
 
     def find_server(self, shard: Shard) -> ServerAddress:
         """Where the rows of the shard are read. Raises `ConfigError` for one without replicas to read them from."""

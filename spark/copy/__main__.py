@@ -22,7 +22,6 @@ with required_packages("spark.copy", "spark"):
 
     from freshness.config.reader import load_config
     from freshness.config.settings import Config, Keyspace, ServerAddress
-    from freshness.position import FLAVORS
     from spark.arguments import parse_arguments
     from spark.copy.database import DatabaseTarget
     from spark.copy.folder import FolderTarget
@@ -114,11 +113,6 @@ def _choose(config: Config, options: argparse.Namespace) -> tuple[Keyspace, list
     name = options.keyspace or (next(iter(config.keyspaces)) if len(config.keyspaces) == 1 else "")
     if name not in config.keyspaces:
         raise ConfigError("which keyspace?", hint=f"give --keyspace, one of {', '.join(config.keyspaces)}")
-    if config.keyspaces[name].flavor not in FLAVORS:
-        raise ConfigError(
-            f"keyspace {name} is neither MySQL nor MariaDB",
-            hint="a copy reads whole tables from the primaries themselves, not through a vtgate",
-        )
     lacking = [shard.name for shard in config.keyspaces[name].serving_shards if not shard.replicas]
     if options.dump_from == "replica" and lacking:
         raise ConfigError(

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import pyarrow
@@ -26,23 +27,42 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.database.connection import connect, executed_position, translated
-from freshness.database.walk import read_floor
+from freshness.database.vitess import of_primary
+from freshness.database.walk import reading_above
 from freshness.errors import ConfigError, SourceUnavailable
 from freshness.position import Position, parse_position
 from freshness.position.token import EventToken
 from spark.batch import to_batches
 from spark.copy.merge import ANEW, ROW_OPERATIONS, advance, drop_applied, tell_changes
 from spark.copy.state import CopyState, TableState
-from spark.copy.table import IS_WHOLE, CopyTable, dump_span, find_spans, read_table
+from spark.copy.table import (
+    IS_WHOLE,
+    CopyTable,
+    ReadingBegin,
+    dump_span,
+    find_spans,
+    read_table,
+    reading_shown,
+)
 from spark.copy.target import CopyTarget
 from spark.stream import source as updatestream
 from spark.stream.archive_folder import ArchiveFolder
 
 ROWS_PER_RANGE: Final = 100_000
+TABLET_SECONDS: Final = 5.0
+"""How long a range of Vitess takes at the rate of a dump: vttablet ends its transaction, by default after 30 s."""
+
 WAIT_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 1.0
 ROUNDS_MAX: Final = 100
 """Rounds of stream and dump in one run; a table that is changed as a whole in each of them would never end."""
+
+
+def bound_range(rows_per_range: int, rows_per_second: float | None, tasks: int) -> int:
+    """Rows of a range of Vitess, of which so many tasks read at once at the rate of the dump."""
+    if rows_per_second is None:
+        return rows_per_range
+    return max(1, min(rows_per_range, int(TABLET_SECONDS * rows_per_second / tasks)))
 
 
 # -- positions of the primaries --------------------------------------------------------------------------------
@@ -52,18 +72,19 @@ def find_floor(keyspace: Keyspace, shard: Shard, server: ServerAddress) -> Event
     """`read_floor` on a connection of its own."""
     with closing(connect(server)) as connection:
         try:
-            return read_floor(connection, keyspace.flavor, shard)
+            with reading_above(connection, keyspace.gtid_flavor, of_primary(shard)) as token:
+                return token
         except Exception as error:
             raise translated(error, server, "reading the heartbeat table") from error
 
 
 def read_head(keyspace: Keyspace, shard: Shard) -> Position:
     """All that the primary has executed: more than any SELECT before it has shown."""
-    with closing(connect(shard.primary)) as connection:
+    with closing(connect(shard.writable)) as connection:
         try:
-            return executed_position(connection, keyspace.flavor)
+            return executed_position(connection, keyspace.gtid_flavor)
         except Exception as error:
-            raise translated(error, shard.primary, "reading the head") from error
+            raise translated(error, shard.writable, "reading the head") from error
 
 
 # -- the job ---------------------------------------------------------------------------------------------------
@@ -113,12 +134,12 @@ class Snapshot:
         state = self.target.open_state(self.tables)
         if state is None:
             begin = {
-                shard.lineage: find_floor(self.keyspace, shard, shard.primary)
+                shard.lineage: find_floor(self.keyspace, shard, shard.writable)
                 for shard in self.keyspace.serving_shards
             }
             state = CopyState(
                 self.keyspace.name,
-                self.keyspace.flavor,
+                self.keyspace.gtid_flavor,
                 {lineage: str(token) for lineage, token in begin.items()},
                 {lineage: str(token.position) for lineage, token in begin.items()},
                 {name: TableState() for name in self.tables},
@@ -165,7 +186,7 @@ class Snapshot:
                     )
                 self.sleep(POLL_SECONDS)
         layout, table = self._read_layout(name), state.tables[name]
-        frames = [self._dump_shard(layout, shard) for shard in self.keyspace.serving_shards]
+        frames = [self._dump_shard(state, layout, shard) for shard in self.keyspace.serving_shards]
         dumped = frames[0]
         for frame in frames[1:]:
             dumped = dumped.unionAll(frame)
@@ -177,12 +198,17 @@ class Snapshot:
         self.target.commit(state, ())
 
     def _server(self, shard: Shard) -> ServerAddress:
-        return shard.replicas[0] if self.is_from_replica else shard.primary
+        return shard.replicas[0] if self.is_from_replica else shard.writable
 
-    def _dump_shard(self, layout: CopyTable, shard: Shard) -> DataFrame:
+    def _dump_shard(self, state: CopyState, layout: CopyTable, shard: Shard) -> DataFrame:
         lineage, address = shard.lineage, self._server(shard)
-        spans = find_spans(address, layout, self.rows_per_range)
-        rate = self.rows_per_second
+        rows, rate = self.rows_per_range, self.rows_per_second
+        begin: ReadingBegin = nullcontext
+        if shard.vtgate is not None:
+            applied = parse_position(state.flavor, state.position[lineage])
+            begin = partial(reading_shown, of_primary(shard), applied)
+            rows = bound_range(rows, rate, self.session.sparkContext.defaultParallelism)
+        spans = find_spans(address, layout, rows)
         if rate is not None:
             rate /= min(len(spans), self.session.sparkContext.defaultParallelism)
         arrow = to_arrow_schema(layout.schema())
@@ -190,7 +216,9 @@ class Snapshot:
         def read(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
             for batch in batches:
                 for place in batch.column("id").to_pylist():
-                    yield from to_batches(dump_span(lineage, address, layout, spans[place], rate), arrow)
+                    yield from to_batches(
+                        dump_span(lineage, address, layout, spans[place], rate, begin), arrow
+                    )
 
         return self.session.range(0, len(spans), 1, len(spans)).mapInArrow(read, layout.schema())
 

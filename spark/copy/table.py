@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from pymysql.cursors import SSCursor
 from pyspark.sql.types import (
@@ -33,10 +33,11 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from freshness.config.settings import ServerAddress
+from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection, connect, quote_name, read_rows, translated
-from freshness.database.walk import WalkedColumn, above_key, read_walked_table
-from freshness.errors import ConfigError
+from freshness.database.walk import WalkedColumn, above_key, read_walked_table, reading_above
+from freshness.errors import ConfigError, SourceUnavailable
+from freshness.position import Position
 from freshness.stream.source import UNREADABLE
 from freshness.values.json import from_json_row
 
@@ -272,14 +273,36 @@ READ_SECONDS: Final = 600.0
 """How long the server may take for the next rows of a dump."""
 
 
+ReadingBegin: TypeAlias = Callable[[Connection], AbstractContextManager[object]]
+"""The frame of the SELECT of a range, on its connection."""
+
+
+@contextmanager
+def reading_shown(shard: Shard, position: Position, connection: Connection) -> Iterator[None]:
+    """A transaction on a tablet of Vitess that shows the position, for any number of rows.
+
+    Raises `SourceUnavailable` where the tablet does not show it, as after a failover that lost commits.
+    """
+    _run(connection, "SET workload = 'olap'")
+    with reading_above(connection, position.flavor, shard) as low:
+        if not low.position.contains(position):
+            raise SourceUnavailable(
+                f"the tablet of {shard.lineage} shows {low.position}, and not {position}",
+                hint="another one is the primary now: run it again",
+            )
+        yield
+
+
 def dump_span(
     lineage: str,
     address: ServerAddress,
     table: CopyTable,
     span: KeySpan,
     rows_per_second: float | None = None,
+    begin: ReadingBegin = nullcontext,
 ) -> Iterator[tuple[Any, ...]]:
-    """Rows of the copy, in one statement, which has a snapshot of its own. Raises as `connect`."""
+    """Rows of the copy, in one statement, which has a snapshot of its own. Raises as `connect`, and what ``begin``
+    raises."""
     above, first = above_key(table.key, span.after)
     upto, last = ("TRUE", []) if span.until is None else _upto(table.key, span.until)
     names = ", ".join(quote_name(column.name) for column in table.columns)
@@ -287,7 +310,7 @@ def dump_span(
     with closing(connect(address, read_timeout_seconds=READ_SECONDS)) as connection:
         try:
             _run(connection, "SET time_zone = '+00:00'")
-            with connection.cursor(SSCursor) as cursor:
+            with begin(connection), connection.cursor(SSCursor) as cursor:
                 cursor.execute(sql, [*first, *last])
                 for rows in pace(iter(lambda: cursor.fetchmany(FETCH_ROWS), ()), rows_per_second):
                     for row in rows:

@@ -8,18 +8,19 @@ import pytest
 
 from integration.configuration import write_config
 from spark.copy import __main__ as command
+from spark.copy.job import TABLET_SECONDS, bound_range
 
 
-def test_a_keyspace_of_vitess_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replicas_of_vitess_are_not_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """vtgate chooses among them for each statement, and the file names none."""
     path = write_config(tmp_path, "vitess", "mysql://app@127.0.0.1:1/shop", ["127.0.0.1:1"])
     text = path.read_text().replace("replicas = []", 'vtgate = "vitess://127.0.0.1:1/shop"')
     path.write_text(text)
-    code = command.main(
-        ["--config", str(path), "--out", str(tmp_path / "copy"), "--url", "http://127.0.0.1:1"]
-    )
+    arguments = ["--config", str(path), "--out", str(tmp_path / "copy"), "--url", "http://127.0.0.1:1"]
+    code = command.main([*arguments, "--dump-from", "replica"])
     told = capsys.readouterr()
     assert (code, told.out) == (2, "")
-    assert "keyspace shop is neither MySQL nor MariaDB" in told.err
+    assert "shard - has no replica" in told.err
     assert not (tmp_path / "copy").exists()
 
 
@@ -39,3 +40,12 @@ def test_where_the_copy_is_kept_must_be_clear(
     path = write_config(tmp_path, "mysql", "mysql://app@127.0.0.1:1/shop", ["127.0.0.1:1"])
     assert command.main(["--config", str(path), "--url", "http://127.0.0.1:1", *place]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_ranges_of_vitess_are_read_at_the_rate_before_their_transaction_is_ended() -> None:
+    for tasks in (1, 8):
+        rows = bound_range(100_000, 1_000, tasks)
+        assert 1_000 < rows * tasks <= TABLET_SECONDS * 1_000
+    assert bound_range(100_000, 0.1, 8) == 1
+    assert bound_range(50, 1_000, 1) == 50
+    assert bound_range(100_000, None, 8) == 100_000
