@@ -91,6 +91,7 @@ def config_path(cluster: Vitess, tmp_path: Path) -> Iterator[Path]:
         for shard in SHARDS:
             writer = HeartbeatWriter(cluster.mysql_address(shard), "mysql", "me", 0)
             writer.prepare()
+            cluster.wait_caught_up(shard)  # a late replica that has no heartbeat yet is refused
             pulse = Pulse(writer, BEAT_SECONDS, time.monotonic, lambda: None)
             pulse.start()
             stack.callback(pulse.stop)
