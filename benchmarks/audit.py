@@ -1,4 +1,4 @@
-"""The audit by replay against the same verdicts in Polars, on the same files in the same run.
+"""The audit by replay beside counts of a few verdicts in Polars, on the same files in the same run.
 
 ``python -m benchmarks.audit [--events 1000000 …] [--json]``. Not part of ``make bench``, which repeats everything:
 ten million events take minutes. The history has violations, which both must find.
@@ -43,7 +43,8 @@ def audit_on_spark(session: SparkSession, bench: Bench) -> tuple[Counts, list[in
 
 
 def audit_in_polars(bench: Bench) -> tuple[Counts, list[int]]:
-    """The same verdicts for such a history, as one would write them by hand: joins, and as-of joins by item."""
+    """Counts only, of the kinds that such a history has, as one would write them by hand: joins, and as-of joins by
+    item. No evidence, no positions of several sources, no lives."""
     number = polars.col("position").str.extract(r"(\d+)$").cast(polars.Int64)
     changes = polars.scan_parquet(bench.archive / "*.parquet").select(
         "ordinal",
