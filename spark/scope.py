@@ -38,6 +38,11 @@ class AuditScope:
     definitions: Mapping[str, ObjectDefinition]
     primaries: Mapping[str, PrimaryAddress]
 
+    @property
+    def servers(self) -> list[ServerAddress]:
+        """All databases that executors log in to."""
+        return [server for each in self.primaries.values() for server in (each.address, *each.replicas)]
+
 
 def load_scope(config: Config) -> AuditScope:
     """Read the schema of the primaries. Raises `ConfigError` for another backend than memcached, and what the

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
+from freshness.config.settings import ServerAddress
 from freshness.errors import ConfigError
 
 LOCAL_MASTER: Final = "local[*]"
@@ -34,6 +36,12 @@ _OF_THIS_MACHINE: Final = {
 }
 """Settings of a local session alone: a terabyte on a cluster needs others, and a page to see it."""
 
+_ENCRYPTION: Final = (
+    ("spark.authenticate",),
+    ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled"),
+    ("spark.io.encryption.enabled",),
+)
+"""One setting of each must be true: for who may ask, for sockets, for files."""
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which also chooses the master."""
 
@@ -61,6 +69,26 @@ def open_session(
     if not session.sparkContext.getConf().contains(_BATCH_ROWS):
         session.conf.set(_BATCH_ROWS, str(rows_per_batch_max))
     return session
+
+
+def require_encryption(session: SparkSession, servers: Iterable[ServerAddress]) -> None:
+    """Closures carry how to log in to ``servers``, and Spark writes closures to sockets and to disks.
+
+    Raises `ConfigError` where one has a password and the session is of a cluster that encrypts neither.
+    """
+    conf = session.conf
+    if str(conf.get("spark.master")).startswith("local") or not any(each.password for each in servers):
+        return
+    missing = [
+        " or ".join(names)
+        for names in _ENCRYPTION
+        if not any(str(conf.get(name, "false")).lower() == "true" for name in names)
+    ]
+    if missing:
+        raise ConfigError(
+            f"executors would get passwords of databases in clear: {', '.join(missing)} is not set",
+            hint="set it to true for spark-submit (--conf), as Spark's page on security says",
+        )
 
 
 def _require_java() -> None:

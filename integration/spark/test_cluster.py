@@ -17,8 +17,10 @@ from typing import Any, Final, NamedTuple
 import pytest
 from pyarrow import parquet
 
+from freshness.errors import ConfigError
 from freshness.history.archive_file import find_files
 from freshness.stream.source import RowChange
+from integration.configuration import write_config
 from integration.servers.spark import SparkMaster, SparkWorker
 from invalidator.archive.writer import RotationPolicy
 from spark.audit import verdict
@@ -159,6 +161,17 @@ def audit_command(folders: dict[str, str], master: str, out: Path) -> list[str]:
 
 def read_violations(out: Path) -> list[str]:
     return sorted(map(str, parquet.read_table(out / "violations").to_pylist()))
+
+
+def test_passwords_are_not_sent_to_a_cluster_that_does_not_encrypt(cluster: Cluster, tmp_path: Path) -> None:
+    config = write_config(tmp_path, "mysql", "mysql://app:hidden@127.0.0.1:1/shop", ["127.0.0.1:1"])
+    options = ("--config", str(config), "--url", "http://127.0.0.1:1", "--out", str(tmp_path / "copy"))
+    command = [sys.executable, "-m", "spark.copy", "--master", cluster.address, *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == ConfigError.exit_code, done.stderr
+    assert "spark.network.crypto.enabled" in done.stderr
+    assert "hidden" not in done.stderr
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ with required_packages("spark.copy", "spark"):
     from spark.copy.state import PARQUET
     from spark.copy.target import CopyTarget
     from spark.failure import SPARK_ERRORS, tell_failure
-    from spark.session import open_session
+    from spark.session import open_session, require_encryption
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         source = _source(options, tables)
         make_target = _target(options)
         used = session or open_session("freshness snapshot", options.master)
+        target = make_target(used)
+        require_encryption(used, _servers(keyspace, target))
         left_out: dict[str, list[str]] = {}
         for text in options.leave_out:
             table, _, column = text.partition(".")
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         state = Snapshot(
             used,
             keyspace,
-            make_target(used),
+            target,
             tables,
             source,
             left_out,
@@ -128,6 +130,12 @@ def _choose(config: Config, options: argparse.Namespace) -> tuple[Keyspace, list
             "which tables?", hint="give --tables a,b: no object is configured, or a name is empty"
         )
     return config.keyspaces[name], chosen
+
+
+def _servers(keyspace: Keyspace, target: CopyTarget) -> list[ServerAddress]:
+    """All databases that executors log in to."""
+    servers = [server for shard in keyspace.serving_shards for server in (shard.writable, *shard.replicas)]
+    return [*servers, target.address] if isinstance(target, DatabaseTarget) else servers
 
 
 def _source(options: argparse.Namespace, tables: Sequence[str]) -> dict[str, str]:

@@ -20,10 +20,11 @@ with required_packages("spark.live", "spark"):
 
     from freshness.config.reader import load_config
     from spark.arguments import parse_arguments
+    from spark.failure import SPARK_ERRORS, tell_failure
     from spark.live.job import audit
     from spark.live.report import print_summary
     from spark.scope import load_scope
-    from spark.session import open_session
+    from spark.session import open_session, require_encryption
 
 _PRINTED_WIDTH: Final = 160
 
@@ -42,13 +43,13 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         scope = load_scope(load_config(options.config))
         used = session if session is not None else open_session("freshness audit_live", options.master)
         try:
+            require_encryption(used, scope.servers)
             summary = audit(used, scope, repairs=options.repair)
         finally:
             if session is None:
                 used.stop()
-    except FreshnessError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    except (FreshnessError, *SPARK_ERRORS) as error:
+        return tell_failure(error)
     if options.json:
         sys.stdout.write(json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n")
     else:
