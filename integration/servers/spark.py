@@ -54,8 +54,13 @@ class SparkWorker(ServerProcess):
         return "Successfully registered with master" in self.log()
 
     def kill_executor(self) -> bool:
-        """Whether there was one. The worker starts another."""
-        return _kill(pid for pid, command in _find_descendants(self.pid) if _EXECUTOR in command)
+        """Kill one that has Python at work, so its driver knows it. Whether there was one. The worker starts
+        another."""
+        return _kill(
+            pid
+            for pid, command in _find_descendants(self.pid)
+            if _EXECUTOR in command and any(_PYTHON in of for _, of in _find_descendants(pid))
+        )
 
     def kill_python(self) -> bool:
         """Kill the Python processes of tasks. Whether there were any. A task that has one fails."""

@@ -238,7 +238,8 @@ def system(pair: Pair, tmp_path: Path, port: int) -> Iterator[System]:
         for key in range(1, 101):
             started.execute("INSERT INTO customers VALUES (%s, %s, 0)", key, f"näme {key} 'quoted' %% \\")
         started.execute(
-            "INSERT INTO seats VALUES ('A1', 'x', 1.25, '2026-01-31 10:00:00.125', '2026-02-01', %s, 'ü', %s, "
+            "INSERT INTO seats (hall, seat, price, at, day, big, note, raw, changed, share, mood) VALUES "
+            "('A1', 'x', 1.25, '2026-01-31 10:00:00.125', '2026-02-01', %s, 'ü', %s, "
             "'2026-03-01 00:00:00', 0.1, 'bad'), ('a1 ', 'x', NULL, NULL, NULL, 1, '', '', NULL, NULL, NULL)",
             2**63,
             b"\0\xff'",

@@ -45,18 +45,24 @@ def _stamps(row: Row) -> Iterator[tuple[str, bytes, str]]:
 
 
 def _lacking(history: History, row: Row, invalidation: Row) -> bool:
-    """Whether an entry lacks everything of an invalidation of its item in the same life of the node."""
+    """Whether an entry lacks everything of an invalidation of its item in the same life of the node. A position of
+    MariaDB names its end: an entry that lacks the end lacks the last change."""
     ((lineage, life, event),) = _stamps(invalidation)
     return any(
-        (name, of) == (lineage, life) and at(history, position).intersection(at(history, event)).is_empty
+        (name, of) == (lineage, life) and not _holds_any(history, position, event)
         for name, of, position in _stamps(row)
     )
 
 
+def _holds_any(history: History, position: str, event: str) -> bool:
+    """Whether a position has something of an event; of MariaDB, whether it has its end."""
+    if history.options.flavor == "mariadb":
+        return at(history, position).contains(at(history, event))
+    return not at(history, position).intersection(at(history, event)).is_empty
+
+
 def _pairs(history: History, kind: str) -> list[tuple[Row, Row]]:
     """(fill or hit, later invalidation that it lacks) on one node in one life."""
-    if history.options.flavor == "mariadb":
-        return []  # positions name only their ends: an intersection says nothing of single events
     return [
         (row, invalidation)
         for row in _of(history, kind)
@@ -134,16 +140,31 @@ def fill_below_floor(history: History, random: Random) -> set[Expected] | None:
     return {Expected(history.name, "fill_below_floor", "F16", fill["item"])}
 
 
-def poisoned_and_served(history: History, random: Random) -> set[Expected] | None:
-    found = _fill_again(history, random, 2 * SECOND, 899_999)
+def _served(
+    history: History, random: Random, failure: str, observed: int | None, floor: bool = False
+) -> set[Expected] | None:
+    """A fill that is wrong, and a hit of it: the hit is wrong by the fill's own failure."""
+    found = _fill_again(history, random, 2 * SECOND, observed, floor)
     if found is None:
         return None
     fill, _ = found
     _again(history, fill, fill["end_us"] + SECOND, action="hit", outcome="HIT", observed=None, floors=[])
     return {
-        Expected(history.name, "poisoned_fill", "F5", fill["item"]),
-        Expected(history.name, "stale_hit", "F5", fill["item"]),
+        Expected(history.name, "poisoned_fill", failure, fill["item"]),
+        Expected(history.name, "stale_hit", failure, fill["item"]),
     }
+
+
+def poisoned_and_served(history: History, random: Random) -> set[Expected] | None:
+    return _served(history, random, "F5", 899_999)
+
+
+def blindly_filled_and_served(history: History, random: Random) -> set[Expected] | None:
+    return _served(history, random, "F1", None)
+
+
+def filled_below_floor_and_served(history: History, random: Random) -> set[Expected] | None:
+    return _served(history, random, "F16", 899_999, floor=True)
 
 
 # -- values ----------------------------------------------------------------------------------------------
@@ -328,7 +349,7 @@ def _raise_ack(history: History, hit: Row) -> int | None:
 
 def missed_invalidation(history: History, random: Random) -> set[Expected] | None:
     """Progress names the change, and the item was not invalidated on any node."""
-    if history.options.flavor == "mariadb" or history.options.nodes > 1:
+    if history.options.nodes > 1:
         return None
     read = {row["item"] for row in _of(history, "fill", "hit")}
     candidates = [
@@ -339,13 +360,12 @@ def missed_invalidation(history: History, random: Random) -> set[Expected] | Non
     if not candidates:
         return None
     chosen = random.choice(candidates)
-    event = at(history, chosen["positions"][0])
     gone = [
         row
         for row in _of(history, "invalidation")
         if row["item"] == chosen["item"]
         and row["lineages"] == chosen["lineages"]
-        and not at(history, row["positions"][0]).intersection(event).is_empty
+        and _holds_any(history, row["positions"][0], chosen["positions"][0])
     ]
     if any(not _names_one(history, row) for row in gone):
         return None
@@ -531,6 +551,8 @@ OF_ITEMS: Final[tuple[Plant, ...]] = (
     poisoned_fill_below_floor,
     fill_below_floor,
     poisoned_and_served,
+    blindly_filled_and_served,
+    filled_below_floor_and_served,
     wrong_value,
     older_value,
     stale_hit,
@@ -569,7 +591,7 @@ def plant(history: History, seed: int) -> Planted:
     random = Random(f"plant {seed}")
     if seed % 4:
         order = random.sample(PLANTS, len(PLANTS))
-        if random.random() < 0.5:
+        if random.random() < 0.7:
             order.sort(key=lambda each: (each not in RARE, each in OF_ARCHIVES))
         for chosen in order:
             expected = chosen(history, random)
