@@ -37,16 +37,17 @@ class SparkMaster(ServerProcess):
 
 
 class SparkWorker(ServerProcess):
-    """One worker, with one core, that has found its master."""
+    """One worker, with one core, that has found its master. ``host``: Spark runs a task that it suspects to be slow
+    on another host only."""
 
     technology = "Spark"
 
-    def __init__(self, master: str) -> None:
+    def __init__(self, master: str, host: str = "127.0.0.1") -> None:
         super().__init__()
-        self._master = master
+        self._master, self._host = master, host
 
     def command(self) -> list[str]:
-        options = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0", "--cores", "1"]
+        options = ["--host", self._host, "--port", str(self.port), "--webui-port", "0", "--cores", "1"]
         options += ["--memory", "1g", "--work-dir", str(self.directory), self._master]
         return [str(SPARK_CLASS), "org.apache.spark.deploy.worker.Worker", *options]
 
@@ -62,21 +63,25 @@ class SparkWorker(ServerProcess):
             if _EXECUTOR in command and any(_PYTHON in of for _, of in _find_descendants(pid))
         )
 
-    def kill_python(self) -> bool:
-        """Kill the Python processes of tasks. Whether there were any. A task that has one fails."""
+    def signal_python(self, number: signal.Signals = signal.SIGKILL) -> bool:
+        """Send a signal to the Python processes of tasks. Whether there were any. A task whose process is killed
+        fails, and one whose process is stopped is slow."""
         return _kill(
-            pid
-            for daemon, command in _find_descendants(self.pid)
-            if _PYTHON in command
-            for pid, _ in _find_descendants(daemon)
+            (
+                pid
+                for daemon, command in _find_descendants(self.pid)
+                if _PYTHON in command
+                for pid, _ in _find_descendants(daemon)
+            ),
+            number,
         )
 
 
-def _kill(pids: Iterator[int]) -> bool:
+def _kill(pids: Iterator[int], number: signal.Signals = signal.SIGKILL) -> bool:
     is_any = False
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             continue  # it has ended meanwhile
         is_any = True

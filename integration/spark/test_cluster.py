@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,8 @@ PARTITIONS: Final = 4
 HOURS: Final = 80
 HOUR_US: Final = 3_600_000_000
 LOOK_SECONDS: Final = 0.1
+STOPPED_LOOKS: Final = 20
+"""For so long, and as long in between, the processes of tasks stand still once the rest was done."""
 
 CRASHED: Final = "Python worker exited unexpectedly"
 LOST_EXECUTOR: Final = "Lost executor"
@@ -46,6 +49,7 @@ SPECULATION: Final = {
     "spark.speculation.multiplier": "1.01",
     "spark.speculation.quantile": "0.1",
     "spark.speculation.minTaskRuntime": "20ms",
+    "spark.speculation.task.duration.threshold": "500ms",
     "spark.task.maxFailures": "50",
     "spark.eventLog.enabled": "true",
     "spark.eventLog.compress": "false",
@@ -84,7 +88,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)  # six programs of Java, for a minute
-    with SparkMaster() as master, SparkWorker(master.address) as one, SparkWorker(master.address) as two:
+    with (
+        SparkMaster() as master,
+        SparkWorker(master.address) as one,
+        SparkWorker(master.address, "127.0.0.2") as two,
+    ):
         yield Cluster(master.address, (one, two))
 
 
@@ -104,7 +112,8 @@ def run(
     may_kill: Callable[[], bool] = lambda: True,
 ) -> Done:
     """``python -m`` with the command. ``kills``: as soon as it may be, an executor is killed, and the process of a
-    task of the other one, until the job has noticed both; and slow tasks are started twice."""
+    task of the other one, until the job has noticed both. From then on processes of tasks stand still again and
+    again, and slow tasks are started twice."""
     folder.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if kills is not None:
@@ -116,12 +125,15 @@ def run(
     with out.open("wb") as stdout, err.open("wb") as stderr:
         arguments = [sys.executable, "-m", *command, "--json"]
         job = subprocess.Popen(arguments, stdout=stdout, stderr=stderr, cwd=ROOT, env=environment)
+        looks = 0
         try:
             while job.poll() is None:
                 if kills is not None and may_kill():
-                    _strike(kills, err.read_text(errors="replace"))
+                    looks += _strike(kills, err.read_text(errors="replace"), looks)
                 time.sleep(LOOK_SECONDS)
         finally:
+            if kills is not None:
+                kills.workers[1].signal_python(signal.SIGCONT)
             job.kill()
             job.wait()
     told = err.read_text(errors="replace")
@@ -129,12 +141,18 @@ def run(
     return Done(job.returncode, json.loads(out.read_text()), told)
 
 
-def _strike(cluster: Cluster, told: str) -> None:
+def _strike(cluster: Cluster, told: str, looks: int) -> bool:
+    """Whether both were noticed. ``looks``: how often that was so before."""
     one, two = cluster.workers
     if LOST_EXECUTOR not in told:
         one.kill_executor()
     if CRASHED not in told:
-        two.kill_python()
+        two.signal_python()
+    is_done = LOST_EXECUTOR in told and CRASHED in told
+    if is_done:
+        is_stopped = looks // STOPPED_LOOKS % 2 == 0
+        two.signal_python(signal.SIGSTOP if is_stopped else signal.SIGCONT)
+    return is_done
 
 
 def count_tasks(folder: Path) -> Counter[str]:
