@@ -269,7 +269,8 @@ def options(system: System, address: ServerAddress, port: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flavor", ["mariadb", "mysql"])
 def test_a_copy_in_a_database_of_the_other_kind_follows_all_changes(
     system: System,
     other: DatabaseServer,

@@ -216,7 +216,8 @@ class _Piece:
         ends = find_ends(actions, self._known, rules)
         is_late = begin_us > numpy.minimum(actions.least(stale_after), actions.least(ends))
         committed_us = self._committed(actions)
-        origin = self._trace(actions, committed_us)
+        fill, is_filled = self._find_fills(actions)
+        origin = self._trace(actions, committed_us, fill, is_filled)
         row, _ = compare(actions, placed, self._changes)
         is_compared = (origin == _UNANSWERED) | (origin == _BEFORE_HISTORY)
         bad = is_late & ((actions["flags"] & SERVED_STALE) == 0)
@@ -224,7 +225,7 @@ class _Piece:
         bad |= (origin == _SUSPICIOUS) | (is_compared & (row == ROW_OTHER))
         bad &= is_known
         self._bear_witness(actions, placed, bad, bad & is_compared & (row == ROW_OTHER))
-        self._name_fillers(actions, bad)
+        self._name_fillers(actions, bad, fill[bad & is_filled])
         good, counts = is_known & ~bad, self._tally.counts
         self._count_unknown(actions["who"], actions.first_unknown, ~is_known)
         staleness_us = numpy.maximum(0, begin_us - actions.least(since))
@@ -234,15 +235,16 @@ class _Piece:
         for who, count in _count(actions["who"][good & (origin == _LOST)]):
             self._tally.unknown[who, verdict.NOT_FILLED_LOST] += count
 
-    def _trace(self, actions: Actions, committed_us: Integers) -> Integers:
-        """Who stored each value: see `_STORED` and its like."""
+    def _trace(
+        self, actions: Actions, committed_us: Integers, fill: Integers, is_there: Booleans
+    ) -> Integers:
+        """Who stored each value: see `_STORED` and its like. ``fill``, ``is_there``: as of `_find_fills`."""
         book, rules = self._book, self._rules
         since = actions.fold(numpy.maximum, book.history[actions.stamp], NEVER)
         is_within = committed_us > since + rules.clock_error_us
         is_lost = actions.any(book.lost[actions.stamp])
         origin = numpy.where(is_within, numpy.where(is_lost, _LOST, _SUSPICIOUS), _BEFORE_HISTORY)
         origin[self._is_unanswered(actions)] = _UNANSWERED
-        fill, is_there = self._find_fills(actions)
         fills = self._fills
         is_same = fills.value[fill] == actions.value if len(fills) else is_there
         if len(fills):
@@ -358,10 +360,9 @@ class _Piece:
             needs_all = is_there & (whole | (changes.log_has_rows[log] & ~changes.is_row[at]))
             self._change_witnesses[numpy.isin(changes.log, numpy.unique(log[needs_all]))] = True
 
-    def _name_fillers(self, actions: Actions, bad: Booleans) -> None:
+    def _name_fillers(self, actions: Actions, bad: Booleans, fillers: Integers) -> None:
         """The fills that stored the values of bad hits, and those that may have."""
-        fill, is_there = self._find_fills(actions)
-        self._witnesses.append(self._fills.at[fill[bad & is_there]])
+        self._witnesses.append(self._fills.at[fillers])
         fills = self._fills
         may_have = ((fills["flags"] & UNANSWERED) > 0) | (fills["version"] == NO_NUMBER)
         may_have &= numpy.isin(_value_key(fills), _value_key(actions.where(bad)))

@@ -149,88 +149,69 @@ def find_suffix_minima(groups: Integers, values: Integers, ties: Integers) -> In
     return best
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Acknowledgements, one for each change that an invalidation names.
+
+    ``group``: a hash of log, node and life; ``at``: the invalidation's place in the table; ``turn``: its place in the
+    order of the replay; ``is_wide``: whether it names all changes before this one, too.
+    """
+
+    change: Integers
+    group: NDArray[numpy.uint64]
+    end_us: Integers
+    at: Integers
+    turn: Integers
+    is_wide: Booleans
+
+
+def _read_told(invalidations: Actions, changes: Changes) -> _Told:
+    book = invalidations.book
+    stamp, row = invalidations.stamp, invalidations.row
+    may_cover = (book.flags[stamp] & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE) == 0
+    stamp, row = stamp[may_cover], row[may_cover]
+    item, lineage = invalidations.item[row], book.lineage[stamp]
+    extra_counts = book.extra_counts[stamp]
+    prefix = changes.find(item, lineage, book.prefix[stamp])
+    by_prefix = numpy.flatnonzero(prefix.holds)
+    by_extra = numpy.repeat(numpy.arange(len(stamp)), extra_counts)
+    ordinal = book.extras[spread(book.extra_starts[stamp], extra_counts)]
+    exact = changes.find(item[by_extra], lineage[by_extra], ordinal)
+    is_exact = exact.holds.copy()
+    is_exact[is_exact] = changes.ordinal[exact.before[is_exact]] == ordinal[is_exact]
+    names = numpy.concatenate((by_prefix, by_extra[is_exact]))
+    change = numpy.concatenate((prefix.before[by_prefix], exact.before[is_exact]))
+    log = changes.log[change]
+    # A prefix that ends at the first change of a log covers nothing else.
+    is_wide = (numpy.arange(len(change)) < len(by_prefix)) & (change > changes.log_starts[log])
+    row = row[names]
+    order = numpy.lexsort([invalidations[name][row] for name in ("sequence", "client", "begin_us")])
+    turn = numpy.empty(len(order), numpy.int64)
+    turn[order] = numpy.arange(len(order))
+    group = mix(log, invalidations["node"][row], book.life[stamp[names]])
+    return _Told(change, group, invalidations["end_us"][row], invalidations.at[row], turn, is_wide)
+
+
 class AckOrder:
     """The acknowledged invalidations of each log by node and life, in the order of their changes.
 
-    ``covered``: when each change was first invalidated, on any node. ``odd``: items that must be replayed whole.
+    ``covered``: when each change was first invalidated, on any node. ``odd``: items of which one node was told by
+    single transactions and by prefixes in one life; they must be replayed whole.
     """
 
     def __init__(self, invalidations: Actions, changes: Changes) -> None:
-        book = invalidations.book
-        stamp, row = invalidations.stamp, invalidations.row
-        may_cover = (book.flags[stamp] & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE) == 0
-        stamp, row = stamp[may_cover], row[may_cover]
-        item, lineage = invalidations.item[row], book.lineage[stamp]
-        extra_counts = book.extra_counts[stamp]
-        prefix = changes.find(item, lineage, book.prefix[stamp])
-        by_prefix = numpy.flatnonzero(prefix.holds)
-        by_extra = numpy.repeat(numpy.arange(len(stamp)), extra_counts)
-        ordinal = book.extras[spread(book.extra_starts[stamp], extra_counts)]
-        exact = changes.find(item[by_extra], lineage[by_extra], ordinal)
-        is_exact = exact.holds.copy()
-        is_exact[is_exact] = changes.ordinal[exact.before[is_exact]] == ordinal[is_exact]
-        names = numpy.concatenate((by_prefix, by_extra[is_exact]))
-        change = numpy.concatenate((prefix.before[by_prefix], exact.before[is_exact]))
-        log = changes.log[change] if len(changes) else change
-        # A prefix that ends at the first change of a log covers nothing else.
-        is_wide = numpy.zeros(len(change), numpy.bool_)
-        is_wide[: len(by_prefix)] = True
-        if len(changes):
-            is_wide &= change > changes.log_starts[log]
-        self._row = row[names]
-        self._rows = invalidations.at
-        node, life = invalidations["node"][self._row], book.life[stamp[names]]
-        self._build(log, node, life, change, invalidations["end_us"][self._row])
-        self._order(invalidations, is_wide)
-        self.odd = self._find_odd(changes, log, is_wide)
-        self.covered = self._cover(changes, change, is_wide)
-
-    def _build(
-        self, log: Integers, node: Integers, life: Integers, change: Integers, end_us: Integers
-    ) -> None:
-        self._group = mix(log, node, life)
-        self._change, self._end = change, end_us
-
-    def _order(self, invalidations: Actions, is_wide: Booleans) -> None:
-        """Sort by group and change, the earliest of each first."""
-        row = self._row
-        order = numpy.lexsort((self._change, self._group))
-        self._wide = is_wide
-        group, self._group_starts = _number_runs(self._group[order])
-        begun = numpy.lexsort(
-            (invalidations["sequence"][row], invalidations["client"][row], invalidations["begin_us"][row])
-        )
-        turn = numpy.empty(len(begun), numpy.int64)
-        turn[begun] = numpy.arange(len(begun))
-        # Exact events: the first change, then the first to acknowledge it. Wide ones: the first to acknowledge.
-        ties = numpy.where(is_wide, turn, self._change * (len(turn) + 1) + turn)[order]
-        self._groups = self._group[order][self._group_starts]
-        self._sorted_group, self._sorted_change = group, self._change[order]
-        best = find_suffix_minima(group, self._end[order], ties)
-        self._best_end = self._end[order][best]
-        self._best_change = self._change[order][best]
-        self._best_row = self._rows[row[order][best]]
-        self._shift = int(len(order) and int(self._change.max()) + 2).bit_length()
-        self._keys = (group << self._shift) | self._sorted_change
-
-    def _find_odd(self, changes: Changes, log: Integers, is_wide: Booleans) -> Integers:
-        """Items of which one node was told by exact events and by prefixes in one life."""
-        if not is_wide.any() or is_wide.all():
-            return numpy.zeros(0, numpy.int64)
-        wide = numpy.unique(self._group[is_wide])
-        narrow = numpy.unique(self._group[~is_wide])
-        both = numpy.intersect1d(wide, narrow, assume_unique=True)
-        return numpy.unique(changes.item[self._change[numpy.isin(self._group, both)]])
-
-    def _cover(self, changes: Changes, change: Integers, is_wide: Booleans) -> Integers:
-        covered = numpy.full(len(changes), NEVER, numpy.int64)
-        numpy.minimum.at(covered, change[~is_wide], self._end[~is_wide])
-        if is_wide.any():
-            wide = numpy.full(len(changes), NEVER, numpy.int64)
-            numpy.minimum.at(wide, change[is_wide], self._end[is_wide])
-            places = numpy.arange(len(changes))
-            covered = numpy.minimum(covered, wide[find_suffix_minima(changes.log, wide, places)])
-        return covered
+        told = _read_told(invalidations, changes)
+        self.odd = _find_odd(told, changes)
+        self.covered = _find_covered(told, changes)
+        order = numpy.lexsort((told.change, told.group))
+        self._group, starts = _number_runs(told.group[order])
+        self._groups = told.group[order][starts]
+        # Single transactions: the first change, then the first to acknowledge it. Prefixes: the first to acknowledge.
+        ties = numpy.where(told.is_wide, told.turn, told.change * (len(order) + 1) + told.turn)
+        best = order[find_suffix_minima(self._group, told.end_us[order], ties[order])]
+        self._end, self._change, self._at = told.end_us[best], told.change[best], told.at[best]
+        self._shift = len(changes).bit_length()
+        self._keys = (self._group << self._shift) | told.change[order]
 
     def find(
         self, node: Integers, life: Integers, changes: Changes, found: Found
@@ -249,8 +230,23 @@ class AckOrder:
         asked, first, number = asked[is_there], first[is_there], number[is_there]
         at = numpy.searchsorted(self._keys, (number << self._shift) | first)
         inside = numpy.minimum(at, len(self._keys) - 1)
-        is_there = (at < len(self._keys)) & (self._sorted_group[inside] == number)
+        is_there = (at < len(self._keys)) & (self._group[inside] == number)
         asked, inside = asked[is_there], inside[is_there]
-        end[asked] = self._best_end[inside]
-        change[asked], row[asked] = self._best_change[inside], self._best_row[inside]
+        end[asked], change[asked], row[asked] = self._end[inside], self._change[inside], self._at[inside]
         return end, change, row
+
+
+def _find_odd(told: _Told, changes: Changes) -> Integers:
+    wide, narrow = (numpy.unique(told.group[chosen]) for chosen in (told.is_wide, ~told.is_wide))
+    both = numpy.intersect1d(wide, narrow, assume_unique=True)
+    return numpy.unique(changes.item[told.change[numpy.isin(told.group, both)]])
+
+
+def _find_covered(told: _Told, changes: Changes) -> Integers:
+    single, wide = (numpy.full(len(changes), NEVER, numpy.int64) for _ in range(2))
+    numpy.minimum.at(single, told.change[~told.is_wide], told.end_us[~told.is_wide])
+    if not told.is_wide.any():
+        return single
+    numpy.minimum.at(wide, told.change[told.is_wide], told.end_us[told.is_wide])
+    places = numpy.arange(len(changes))
+    return numpy.minimum(single, wide[find_suffix_minima(changes.log, wide, places)])
