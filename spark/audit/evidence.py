@@ -226,7 +226,7 @@ def _damage_rows(session: SparkSession, damages: Sequence[Damage]) -> DataFrame:
             "count": each.last - each.first + 1,
             "first_us": each.at_us,
             "last_us": each.at_us,
-            "evidence": each.evidence,
+            "evidence": list(each.evidence),
             "subject": each.source or each.lineage,
         }
         for each in damages
