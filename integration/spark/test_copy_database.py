@@ -345,7 +345,13 @@ def test_a_copy_whose_job_is_killed_again_and_again_is_exact(
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
 
+    def wait_gone() -> None:
+        """The server ends the connections of a killed job, and with them its lock, in its own time."""
+        connected = f"SELECT id FROM information_schema.processlist WHERE db = '{TARGET}'"
+        wait_until(lambda: not other.execute(connected), "the killed job is gone", seconds=60)
+
     kill_when(is_loading, "the dump is being written")
+    wait_gone()
     assert command.main(arguments, session) == 0, capsys.readouterr().err
     for number in range(2):
         system.execute("UPDATE customers SET v = v + 1 WHERE id = 1")
@@ -354,6 +360,7 @@ def test_a_copy_whose_job_is_killed_again_and_again_is_exact(
         with other.connect(TARGET, autocommit=False) as connection, connection.cursor() as cursor:
             cursor.execute(f"SELECT state FROM {STATE_TABLE} FOR UPDATE")
             kill_when(is_writing, "changes are being written")
+        wait_gone()
         seen.extend(v for (v,) in other.execute("SELECT v FROM customers WHERE id = 1", database=TARGET))
     assert seen == [0, 0], "a transaction without its position counts"
     assert command.main(arguments, session) == 0, capsys.readouterr().err
