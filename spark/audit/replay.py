@@ -572,14 +572,7 @@ def replay(
     for (h1, h2), of_item in groupby(rows, attrgetter("h1", "h2")):
         item = ItemReplay(h1, h2, rules, known, tally)
         for row in of_item:
-            if row.kind == CHANGE:
-                item.add_change(row.change())
-            elif row.kind == HIT:
-                item.add_hit(row.entry(), row.span())
-            elif row.kind == FILL:
-                item.add_fill(row.entry(), row.observed, row.span())
-            else:
-                item.add_invalidation(row.entry(), row.span())
+            _add(item, row, is_judged=False)
         yield from item.finish()
         yield from item.pending
 
@@ -598,20 +591,25 @@ def replay_witnesses(
     for (h1, h2), of_item in groupby(rows, lambda each: (each[0].h1, each[0].h2)):
         item = ItemReplay(h1, h2, rules, known, tally)
         for row, is_judged in of_item:
-            if row.kind == CHANGE:
-                item.add_change(row.change())
-            elif row.kind == HIT:
-                item.add_hit(row.entry(), row.span())
-            elif row.kind == FILL and is_judged:
-                item.note_fill(row.entry(), row.span())
-            elif row.kind == FILL:
-                item.add_fill(row.entry(), row.observed, row.span())
-            elif is_judged:
-                item.note_invalidation(row.entry(), row.span())
-            else:
-                item.add_invalidation(row.entry(), row.span())
+            _add(item, row, is_judged=is_judged)
         for lineage, ordinal in missed.get((h1, h2), ()):
             item.judge_missed(lineage, ordinal, nodes[h1, h2])
         tally.counts["items with poison"] += any(map(is_poison, item.findings))
         yield from item.findings
         yield from item.pending
+
+
+def _add(item: ItemReplay, row: ReplayRow, *, is_judged: bool) -> None:
+    """``is_judged``: the row is right, and is there for others that rest on it."""
+    if row.kind == CHANGE:
+        item.add_change(row.change())
+    elif row.kind == HIT:
+        item.add_hit(row.entry(), row.span())
+    elif row.kind == FILL and is_judged:
+        item.note_fill(row.entry(), row.span())
+    elif row.kind == FILL:
+        item.add_fill(row.entry(), row.observed, row.span())
+    elif is_judged:
+        item.note_invalidation(row.entry(), row.span())
+    else:
+        item.add_invalidation(row.entry(), row.span())

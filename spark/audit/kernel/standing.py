@@ -70,10 +70,7 @@ def find_raised(actions: Actions, found: Found, changes: Changes, known: Knowled
         actions.of_stamps("lineage"),
         actions.of_stamps("life"),
     )
-    code = numpy.zeros(count, numpy.int64)
-    for column in names:
-        numbers, kinds = number_values(column)
-        code, _ = number_values(code * kinds + numbers)
+    code, _ = number_values(mix(*names))
     order = numpy.argsort(code, kind="stable")
     starts = numpy.flatnonzero(numpy.diff(code[order], prepend=-1))
     prefix = actions.of_stamps("prefix")
