@@ -8,6 +8,7 @@ port that is taken, and leaves nothing behind: data live in one temporary direct
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import os
 import random
@@ -37,6 +38,7 @@ MEMORY_DIRECTORY = Path("/dev/shm")
 MEMORY_FREE_BYTES_MIN = 2 << 30
 
 _lock = threading.RLock()
+_claimed_ports: set[int] = set()
 
 
 class ServerFailed(FreshnessError):
@@ -94,8 +96,31 @@ def get_program(name: str) -> str:
     return found
 
 
+@functools.cache
+def _open_port_claims() -> int:
+    """A file with one lockable byte for each port, shared by all test processes of this user."""
+    path = Path(tempfile.gettempdir()) / f"freshness-ports-{os.getuid()}.lock"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _claim_port(port: int) -> bool:
+    """Claim a port until this process ends; false where this process or another one has claimed it before.
+
+    A lock of a record does not hold off its own process, so its own claims are remembered.
+    """
+    with _lock:
+        if port in _claimed_ports:
+            return False
+        try:
+            fcntl.lockf(_open_port_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except BlockingIOError:
+            return False
+        _claimed_ports.add(port)
+        return True
+
+
 def find_free_port() -> int:
-    """A loopback port that is free now.
+    """A loopback port that is free now, and that no other call gives to anybody before this process ends.
 
     From below the range that the kernel hands out to connecting clients: else a client could take the port of
     a killed server before it is started again on the same one.
@@ -108,6 +133,8 @@ def find_free_port() -> int:
     highest = first_ephemeral if first_ephemeral > lowest + 1000 else 65536
     for _ in range(200):
         port = random.SystemRandom().randrange(lowest, highest)
+        if not _claim_port(port):
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -158,6 +158,14 @@ def test_a_taken_port_is_given_up_for_another(monkeypatch: pytest.MonkeyPatch) -
             assert node.port != taken.getsockname()[1]
 
 
+def test_a_port_is_given_once_to_all_test_processes() -> None:
+    port = process_module.find_free_port()
+    assert not process_module._claim_port(port)
+    script = f"from integration.servers import process; print(process._claim_port({port}))"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert other.stdout == "False\n"
+
+
 def _is_gone(pid: int, start_ticks: int) -> bool:
     deadline = time.monotonic() + GONE_SECONDS
     while find_start_ticks(pid) == start_ticks:
