@@ -1,67 +1,132 @@
-"""The audit by replay beside counts of a few verdicts in Polars, on the same files in the same run.
+"""The audit by replay in one process and on Spark, beside a query that only counts, on the same files in one run.
 
 ``python -m benchmarks.audit [--events 1000000 …] [--json]``. Not part of ``make bench``, which repeats everything:
-ten million events take minutes. The history has violations, which both must find.
+thirty million events take minutes. The history has violations of every kind, and all must find what was planted.
+
+Each contestant is a process of its own, measured from its start: imports, the JVM and the opening of a session count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias
 
 import numpy
 import polars
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+import psutil
+from pyarrow import parquet
 
 from benchmarks.audit_history import ERROR_US, Bench, Counts, generate
 from benchmarks.report import describe_machine
+from spark.audit.engine.local import HELD_BYTES_MAX, LocalEngine
+from spark.audit.engine.progress import Progress
+from spark.audit.engine.step import Engine
 from spark.audit.finding import STALENESS_EDGES_US, Rules
-from spark.audit.job import ROWS_PER_BATCH_MAX, audit
-from spark.history import read_actions, read_changes
-from spark.session import open_session
+from spark.audit.job import audit
+from spark.audit.recording import open_actions, open_changes
 
 EVENTS: Final = (1_000_000, 3_000_000, 10_000_000)
-Result = TypeVar("Result")
+SAMPLE_SECONDS: Final = 0.2
+HELD_SMALL: Final = 64 << 20
+HEAP_SMALL: Final = "512m"
+HEAP_LARGE: Final = "4g"
+COUNTED: Final = ("poisoned_fill", "stale_hit", "thin_air_hit", "missed_invalidation", "digest_mismatch")
+"""Kinds that the query counts. It neither sees the others nor tells anything but a number."""
+COUNTS_ONLY: Final = "polars, counts only"
+
+Said: TypeAlias = tuple[Counts, list[int], list[tuple[Any, ...]]]
+"""(violations by kind, histogram of staleness, every violation)."""
+Contestant: TypeAlias = Callable[[Bench], AbstractContextManager[Said]]
+"""Its processes are there until the context ends."""
 
 
-def audit_on_spark(session: SparkSession, bench: Bench) -> tuple[Counts, list[int]]:
-    """(violations by kind, histogram of staleness)."""
-    changes, actions = read_changes(session, str(bench.archive)), read_actions(session, str(bench.history))
-    result = audit(changes, actions, rules=Rules(0), as_of_us=1 << 60)
-    rows: list[Any] = result.violations.groupBy("kind").agg(F.sum("count").alias("count")).collect()
-    found = {row["kind"]: row["count"] for row in rows}
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One contestant. MB are 10⁶ bytes of resident memory, at its most; ``python_mb`` of all processes of Python
+    together, ``java_mb`` of the JVM. CPU is that of all processes."""
+
+    name: str
+    seconds: float
+    cpu_seconds: float
+    cpu_us_per_event: float
+    python_mb: int
+    java_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One history. ``arrow_mb``: its columns in memory, as the recorders wrote them."""
+
+    events: int
+    parquet_mb: float
+    arrow_mb: float
+    violations: int
+    measured: Sequence[Measured]
+
+
+# -- the contestants -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def audit_in_one_process(bench: Bench, held_bytes_max: int = HELD_BYTES_MAX) -> Iterator[Said]:
+    yield _audit(LocalEngine(held_bytes_max=held_bytes_max), bench)
+
+
+@contextmanager
+def audit_on_spark(bench: Bench, master: str, heap: str) -> Iterator[Said]:
+    from spark.audit.engine.cluster import open_spark  # no contestant pays for what it does not use
+
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {heap} pyspark-shell"
+    with open_spark(Progress.none(), master) as engine:
+        yield _audit(engine, bench)
+
+
+def _audit(engine: Engine, bench: Bench) -> Said:
+    changes, actions = open_changes(engine, str(bench.archive)), open_actions(engine, str(bench.history))
+    result = audit(engine, changes, actions, rules=Rules(0), as_of_us=1 << 60)
+    found: dict[str, int] = {}
+    rows = result.violations.to_pylist()
+    for row in rows:
+        found[row["kind"]] = found.get(row["kind"], 0) + row["count"]
     result.close()
-    return found, list(result.summary.staleness)
+    return found, list(result.summary.staleness), sorted(tuple(map(str, row.values())) for row in rows)
 
 
-def audit_in_polars(bench: Bench) -> tuple[Counts, list[int]]:
-    """Counts only, of the kinds that such a history has, as one would write them by hand: joins, and as-of joins by
-    item. No evidence, no positions of several sources, no lives."""
+@contextmanager
+def count_in_polars(bench: Bench) -> Iterator[Said]:
+    """Counts as one would write them by hand for such a history: joins, and as-of joins by item. No evidence, no
+    positions of several sources, no lives, no floors, no damage."""
     number = polars.col("position").str.extract(r"(\d+)$").cast(polars.Int64)
-    changes = polars.scan_parquet(bench.archive / "*.parquet").select(
-        "ordinal",
-        polars.col("gtid").str.extract(r"(\d+)$").cast(polars.Int64).alias("number"),
-        polars.min_horizontal("timestamp_us", "received_us").alias("committed"),
-        polars.col("items").list.first().alias("item"),
-        "before_digest",
-        "after_digest",
+    changes = (
+        polars.scan_parquet(bench.archive / "*.parquet")
+        .filter(polars.col("keyspace") == "bench")
+        .select(
+            "ordinal",
+            polars.col("gtid").str.extract(r"(\d+)$").cast(polars.Int64).alias("number"),
+            polars.min_horizontal("timestamp_us", "received_us").alias("committed"),
+            polars.col("items").list.first().alias("item"),
+            "before_digest",
+            "after_digest",
+        )
     )
     actions = polars.scan_parquet(bench.history / "*.parquet").select(
         "action",
         "client",
-        "sequence",
         "item",
         "node",
         "version",
-        "observed",
         "begin_us",
         "end_us",
         "digest",
@@ -96,16 +161,6 @@ def audit_in_polars(bench: Bench) -> tuple[Counts, list[int]]:
     row = polars.coalesce("after_digest", "before_digest")
     wrong = rows.filter(~late.fill_null(False) & row.is_not_null() & (row != polars.col("digest")))
     same = ["node", "version", "item", "digest", "position"]
-    staleness = (hits["begin_us"] - hits["committed"]).clip(0).fill_null(0)
-    histogram = numpy.bincount(
-        numpy.searchsorted(STALENESS_EDGES_US, staleness.to_numpy()), minlength=len(STALENESS_EDGES_US) + 1
-    )
-    runs = (
-        actions.group_by("client")
-        .agg(polars.len().alias("n"), polars.col("sequence").max().alias("last"))
-        .collect()
-    )
-    assert (runs["n"] == runs["last"]).all(), "a recorder gap"
     found = {
         "poisoned_fill": fills.filter(late).height,
         "stale_hit": hits.filter(late).height,
@@ -113,41 +168,101 @@ def audit_in_polars(bench: Bench) -> tuple[Counts, list[int]]:
         "missed_invalidation": missed,
         "digest_mismatch": wrong.height,
     }
-    return found, histogram.tolist()
+    staleness = (hits["begin_us"] - hits["committed"]).clip(0).fill_null(0)
+    buckets = numpy.searchsorted(STALENESS_EDGES_US, staleness.to_numpy())
+    yield found, numpy.bincount(buckets, minlength=len(STALENESS_EDGES_US) + 1).tolist(), []
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One size: events per second of both."""
+def list_contestants(master: str) -> dict[str, Contestant]:
+    return {
+        COUNTS_ONLY: count_in_polars,
+        "one process, all verdicts": audit_in_one_process,
+        "one process, all verdicts, 64 MB of rows": partial(audit_in_one_process, held_bytes_max=HELD_SMALL),
+        f"Spark {master}, all verdicts": partial(audit_on_spark, master=master, heap=HEAP_LARGE),
+        f"Spark {master}, all verdicts, heap of {HEAP_SMALL}": partial(
+            audit_on_spark, master=master, heap=HEAP_SMALL
+        ),
+    }
 
-    events: int
-    spark_seconds: float
-    polars_seconds: float
-    spark_per_second: int
-    polars_per_second: int
+
+# -- measuring -------------------------------------------------------------------------------------------
 
 
-def measure(session: SparkSession, folder: Path, events: int) -> Measured:
-    """Generate, audit with both, compare. Raises `AssertionError` where they do not find what is there."""
+def measure(folder: Path, events: int, contestants: Mapping[str, Contestant]) -> Run:
+    """Generate a history, and let each audit it. Raises `AssertionError` where one does not find what is there, or
+    two audits differ in any violation."""
     bench = generate(folder, events)
-    theirs, polars_seconds = _timed(lambda: audit_in_polars(bench))
-    ours, spark_seconds = _timed(lambda: audit_on_spark(session, bench))
+    files = [*bench.archive.glob("*.parquet"), *bench.history.glob("*.parquet")]
+    arrow = sum(batch.nbytes for file in files for batch in parquet.ParquetFile(file).iter_batches())
     expected = {kind: count for kind, count in bench.expected.items() if count}
-    assert {kind: count for kind, count in theirs[0].items() if count} == expected, theirs[0]
-    assert dict(ours[0]) == expected, (ours[0], expected)
-    assert ours[1] == theirs[1], (ours[1], theirs[1])
-    return Measured(
-        bench.events,
-        round(spark_seconds, 1),
-        round(polars_seconds, 1),
-        round(bench.events / spark_seconds),
-        round(bench.events / polars_seconds),
-    )
+    told: list[Said] = []
+    measured = []
+    for name, contestant in contestants.items():
+        one, said = _measure_apart(name, contestant, bench)
+        is_query = name == COUNTS_ONLY
+        wanted = {kind: count for kind, count in expected.items() if not is_query or kind in COUNTED}
+        found = {kind: count for kind, count in said[0].items() if count}
+        assert found == wanted, (name, found, wanted)
+        told += [] if is_query else [said]
+        measured.append(one)
+        print(one, file=sys.stderr)
+    assert all(said == told[0] for said in told), "the verdicts differ"
+    parquet_mb = sum(file.stat().st_size for file in files) / 1e6
+    violations = sum(expected.values())
+    return Run(bench.events, round(parquet_mb, 1), round(arrow / 1e6, 1), violations, measured)
 
 
-def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
+def _measure_apart(name: str, contestant: Contestant, bench: Bench) -> tuple[Measured, Said]:
+    """In a new process, whose memory is watched from here."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run_and_tell, args=(theirs, contestant, bench))
+    python = java = 0
     start = time.perf_counter()
-    return work(), time.perf_counter() - start
+    process.start()
+    theirs.close()
+    try:
+        while not ours.poll(SAMPLE_SECONDS):
+            held = _find_resident(process.pid)
+            python, java = max(python, held[0]), max(java, held[1])
+        cpu_seconds, said = ours.recv()
+        seconds = time.perf_counter() - start
+    finally:
+        process.join()
+    measured = Measured(
+        name,
+        round(seconds, 1),
+        round(cpu_seconds, 1),
+        round(cpu_seconds / bench.events * 1e6, 2),
+        round(python / 1e6),
+        round(java / 1e6),
+    )
+    return measured, said
+
+
+def _run_and_tell(pipe: Connection, contestant: Contestant, bench: Bench) -> None:
+    """Sends (CPU seconds of this process and all below it, what was said)."""
+    own = psutil.Process()
+    with contestant(bench) as said:
+        pipe.send((sum(sum(each.cpu_times()[:4]) for each in (own, *own.children(recursive=True))), said))
+
+
+def _find_resident(pid: int | None) -> tuple[int, int]:
+    """(bytes of Python, bytes of Java) of a process and all below it."""
+    python = java = 0
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0, 0
+    for each in processes:
+        try:
+            resident, name = each.memory_info().rss, each.name()
+        except psutil.NoSuchProcess:
+            continue  # it has just ended
+        java += resident if name == "java" else 0
+        python += resident if name.startswith("python") else 0
+    return python, java
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,19 +273,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--master", default="local[2]", help="the Spark master, by default local[2]")
     options = parser.parse_args(arguments)
-    session = open_session("benchmark", options.master, ROWS_PER_BATCH_MAX)
-    measured = []
-    try:
+    runs = []
+    for events in options.events or EVENTS:
         with tempfile.TemporaryDirectory() as folder:
-            measure(session, Path(folder) / "warm", 50_000)
-            for events in options.events or EVENTS:
-                measured.append(measure(session, Path(folder) / str(events), events))
-                print(f"{measured[-1]}", file=sys.stderr)
-    finally:
-        session.stop()
+            runs.append(measure(Path(folder), events, list_contestants(options.master)))
     if options.json:
-        told = {"machine": describe_machine(), "results": [asdict(each) for each in measured]}
-        print(json.dumps(told, indent=2))
+        print(json.dumps({"machine": describe_machine(), "runs": [asdict(each) for each in runs]}, indent=2))
     return 0
 
 

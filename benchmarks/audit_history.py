@@ -1,6 +1,7 @@
-"""A large history with a known number of violations of each kind, generated as columns and written as Parquet files.
+"""A large history with a known number of violations of every kind, generated as columns and written as Parquet files.
 
-One lineage, one key with a tenth of everything. For the benchmarks of the audit by replay.
+One lineage, one key with a tenth of everything. A second lineage has an archive that is damaged in every way, and no
+actions: damage leaves open what comes after it. For the benchmark of the audit by replay.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ LATE_US: Final = 2_000_000
 SID: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 LINEAGE: Final = "bench/-"
 LIFE: Final = b"LIFELIFE"
+LIFE_AFTER: Final = b"LIFE-TWO"
+DAMAGED: Final = "damaged/-"
+DAMAGED_SID: Final = "7c2ad1f0-71ca-11e1-9e33-c80aa9429562"
 Integers = NDArray[numpy.int64]
 Counts = Mapping[str, int]
 
@@ -116,7 +120,8 @@ def generate(folder: Path, events: int) -> Bench:
         "stale_hit": len(outlived),
         "thin_air_hit": len(thin["key"]),
         "missed_invalidation": len(missed),
-        "digest_mismatch": 0,
+        **_write_odd_actions(history, changes, fills, kinds),
+        **_write_damages(archive),
     }
     rows = (
         count
@@ -159,6 +164,136 @@ def _hits(
     begins = hits["begin"] + 2_500
     hits["begin"] = begins + (random.random(count) * numpy.maximum(0, ends - begins)).astype(numpy.int64)
     return hits
+
+
+# -- violations of the other kinds -----------------------------------------------------------------------
+
+
+def _write_odd_actions(
+    folder: Path, changes: _Changes, fills: Mapping[str, Integers], kinds: int
+) -> dict[str, int]:
+    """A few hundred actions that no other violation touches: of items that never change, but for wrong digests."""
+    first_us, known = START_US + 100_000, changes.last(fills["key"], fills["prefix"])
+    planted = numpy.arange(PLANTED)
+    # A value that is not its row. Nobody reads it.
+    wrong = numpy.flatnonzero(known)[:PLANTED]
+    wrong_fills = {
+        "key": fills["key"][wrong],
+        "begin_us": fills["begin"][wrong],
+        "prefix": fills["prefix"][wrong],
+        "digest": known[wrong] + 1_000_000_000,
+    }
+    # A position that lacks the floor beside it.
+    low_fills = {"key": kinds + planted, "begin_us": first_us + planted, "prefix": planted + 1}
+    # Values of a life that had ended, of a node that nothing else uses.
+    dead_keys = 2 * kinds + planted
+    dead = {"key": dead_keys, "begin_us": first_us + planted, "prefix": planted + 1}
+    # Actions that ended before they began.
+    wrong_clock = {"key": 3 * kinds + planted, "begin_us": first_us + 2 * LIVED_US, "prefix": planted + 1}
+    groups: tuple[tuple[str, str, Mapping[str, Any], Mapping[str, Any]], ...] = (
+        ("fill", "bench/odd-reader/1", wrong_fills, {}),
+        ("fill", "bench/low-reader/1", low_fills, {"floors": [f"{SID}:1-{PLANTED + 2}"]}),
+        ("fill", "bench/dead-reader/1", dead, {"node": "n-dead"}),
+        ("hit", "bench/dead-hits/1", {**dead, "begin_us": first_us + LIVED_US}, {"node": "n-dead"}),
+        ("fill", "bench/wrong-clock/1", wrong_clock, {"end_us": first_us}),
+    )
+    rows: list[dict[str, Any]] = []
+    for action, client, columns, others in groups:
+        count = len(columns["key"])
+        each = {name: numpy.broadcast_to(column, count).tolist() for name, column in columns.items()}
+        for at in range(count):
+            key, begin_us = each["key"][at], each["begin_us"][at]
+            state = each["digest"][at] if "digest" in each else 0
+            rows.append(
+                {
+                    "client": client,
+                    "sequence": at + 1,
+                    "action": action,
+                    "outcome": "FILLED" if action == "fill" else "HIT",
+                    "object": "row",
+                    "tables": ["rows"],
+                    "item": f"bench:row:{key}".encode(),
+                    "node": f"n{key % NODES}",
+                    "lineages": [LINEAGE],
+                    "epochs": ["1"],
+                    "lives": [LIFE],
+                    "positions": [f"{SID}:1-{each['prefix'][at]}"],
+                    "floors": [""] if action == "fill" else [],
+                    "digest": (state * 1_000_003 + (0 if state else key)).to_bytes(8, "little"),
+                    "is_absent": False,
+                    "version": (1 << 50) + key,
+                    "observed": (1 << 50) + key - 1 if action == "fill" else None,
+                    "begin_us": begin_us,
+                    "end_us": begin_us + 2_000,
+                    "count": 1,
+                    **others,
+                }
+            )
+    for number, life in enumerate((LIFE, LIFE_AFTER)):
+        at_us = first_us + number * LIVED_US // 2
+        rows.append(_publish(number + 1, "n-dead", LINEAGE, life, f"{SID}:1-1", at_us))
+    # Two actions with one between them that is lost, before anything else; the second shows a number that the
+    # damaged archive never had.
+    for sequence, numbers in ((1, "1-2"), (3, "1-4")):
+        rows.append(
+            _publish(sequence, "n-damaged", DAMAGED, LIFE, f"{DAMAGED_SID}:{numbers}", START_US + sequence)
+        )
+        rows[-1]["client"] = "bench/lost/1"
+    schema = arrow_schema("actions")
+    parquet.write_table(pyarrow.Table.from_pylist(rows, schema), folder / "odd.parquet")
+    return {
+        "digest_mismatch": len(wrong),
+        "fill_below_floor": PLANTED,
+        "dead_life_hit": PLANTED,
+        "clock_anomaly": PLANTED,
+        "recorder_gap": 3,  # counted by the numbers among which one is lost
+    }
+
+
+def _publish(
+    sequence: int, node: str, lineage: str, life: bytes, position: str, begin_us: int
+) -> dict[str, Any]:
+    return {
+        "client": "bench/publisher/2",
+        "sequence": sequence,
+        "action": "publish",
+        "outcome": "stored",
+        "tables": [],
+        "node": node,
+        "lineages": [lineage],
+        "epochs": ["1"],
+        "lives": [life],
+        "positions": [position],
+        "floors": [""],
+        "is_absent": False,
+        "begin_us": begin_us,
+        "end_us": begin_us,
+        "count": 1,
+    }
+
+
+def _write_damages(folder: Path) -> dict[str, int]:
+    """An archive with each damage once: (ordinal, number) of its transactions; number 4 is nowhere."""
+    rows = [
+        {
+            "keyspace": "damaged",
+            "shard": "-",
+            "lineage": DAMAGED,
+            "epoch": 1,
+            "ordinal": ordinal,
+            "row": -1,
+            "rows": 0,
+            "gtid": f"{DAMAGED_SID}:{number}",
+            "timestamp_us": START_US + ordinal * STEP_US,
+            "received_us": START_US + ordinal * STEP_US,
+            "op": "empty",
+            "items": [],
+            "row_items": [],
+        }
+        for ordinal, number in ((1, 1), (2, 2), (3, 3), (4, 5), (5, 5), (7, 8), (8, 7))
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows, arrow_schema("changes")), folder / "damaged.parquet")
+    return {"archive_gap": 1, "gtid_gap": 1, "archive_duplicate": 1, "archive_reordering": 1}
 
 
 # -- files -----------------------------------------------------------------------------------------------

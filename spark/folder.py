@@ -1,8 +1,7 @@
 """A folder that a job reads or writes, with one meaning for everything that opens it.
 
 Spark opens folders by Hadoop's file systems, and takes a path without a scheme for one of the cluster's own file
-system. Python opens them by Arrow's, and takes it for one of this machine. So a path becomes a ``file:`` URI before
-either has it, and a URI is accepted where both know its scheme. Called by ``spark.history`` and by the jobs.
+system. So the jobs open their folders by Arrow, on executors too, and a path becomes an absolute one at once.
 """
 
 from __future__ import annotations
@@ -15,26 +14,23 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import pyarrow
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyarrow import fs
-from pyspark.sql import SparkSession
 
 from freshness.errors import ConfigError
-from spark.failure import SPARK_ERRORS
 
 S3: Final = {"s3", "s3a", "s3n"}
 """One store: Arrow calls it s3, and Hadoop s3a."""
 
 _HINT: Final = (
-    "give a folder that is mounted on all machines, or a URI that Spark and Arrow know, as hdfs: or s3a:"
+    "give a folder that is mounted on all machines, or a URI that Arrow knows, as hdfs:, gs: or s3:"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """``uri``: for Spark. ``path``: the same folder in Arrow's ``filesystem``."""
+    """``name``: for `open_folder` in any process, and for people. ``path``: the same folder in ``filesystem``."""
 
-    uri: str
+    name: str
     filesystem: fs.FileSystem
     path: str
 
@@ -43,12 +39,12 @@ def open_folder(text: str) -> Folder:
     """The folder that a user named; it need not be there. Raises `ConfigError` for a URI that Arrow cannot open."""
     path = find_local(text)
     if path is not None:
-        return Folder(f"file://{path}", fs.LocalFileSystem(), str(path))
+        return Folder(str(path), fs.LocalFileSystem(), str(path))
     try:
-        filesystem, inside = fs.FileSystem.from_uri(spell(text, "s3"))
+        filesystem, inside = fs.FileSystem.from_uri(_spell(text))
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{text} cannot be opened: {error}", hint=_HINT) from error
-    return Folder(spell(text, "s3a"), filesystem, inside)
+    return Folder(text, filesystem, inside)
 
 
 def open_local(text: str) -> Path:
@@ -72,38 +68,24 @@ def find_local(text: str) -> Path | None:
     return None if "://" in text else Path(os.path.abspath(text))
 
 
-def open_file(uri: str) -> tuple[fs.FileSystem, str]:
-    """A file as Spark names it, for Arrow."""
-    found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(spell(uri, "s3"))
-    return found
-
-
-def spell(uri: str, s3: str) -> str:
-    """The URI, with the scheme that Arrow ("s3") or Hadoop ("s3a") has for S3."""
+def _spell(uri: str) -> str:
+    """The URI as Arrow knows it."""
     scheme, rest = uri.split(":", 1)
-    return f"{s3}:{rest}" if scheme in S3 else uri
+    return f"s3:{rest}" if scheme in S3 else uri
 
 
-def require_shared(session: SparkSession, folder: Folder) -> None:
-    """Raises `ConfigError` unless this process sees what Spark's executors write there. Leaves nothing behind."""
-    name = f".probe-{uuid4().hex}"
+def require_writable(folder: Folder) -> None:
+    """Write a file there and delete it. Raises `ConfigError`."""
+    path = f"{folder.path}/.probe-{uuid4().hex}"
+    write_probe(folder.name, path)
+    folder.filesystem.delete_file(path)
+
+
+def write_probe(folder: str, path: str) -> None:
+    """Make the folder, and write an empty file of that path there. Raises `ConfigError`."""
+    filesystem = open_folder(folder).filesystem
     try:
-        session.range(1).coalesce(1).write.parquet(f"{folder.uri}/{name}")
-    except SPARK_ERRORS as error:
-        raise ConfigError(f"Spark cannot write to {folder.uri}: {tell(error)}", hint=_HINT) from error
-    try:
-        found = folder.filesystem.get_file_info(
-            fs.FileSelector(f"{folder.path}/{name}", allow_not_found=True)
-        )
-        if found:
-            folder.filesystem.delete_dir(f"{folder.path}/{name}")
+        filesystem.create_dir(path.rpartition("/")[0])
+        filesystem.open_output_stream(path).close()
     except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{folder.uri} cannot be read back: {error}", hint=_HINT) from error
-    if not any(info.base_name.startswith("part-") for info in found):
-        raise ConfigError(f"what Spark writes to {folder.uri} is not there for this process", hint=_HINT)
-
-
-def tell(error: Exception) -> str:
-    """The first line of an error of Spark's."""
-    text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
-    return str(text).splitlines()[0]
+        raise ConfigError(f"{folder} cannot be written to: {error}", hint=_HINT) from error

@@ -11,24 +11,26 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark.audit.engine.cluster import SparkEngine
+from spark.audit.engine.step import Engine
 from spark.audit.finding import Rules
 from spark.audit.job import audit
-from spark.history import read_actions, read_changes
+from spark.audit.recording import open_actions, open_changes
 from tests.simulation.planted import AS_OF_US
 
 
-def audit_folders(session: SparkSession, archive: str, history: str) -> dict[str, Any]:
+def audit_folders(engine: Engine, archive: str, history: str) -> dict[str, Any]:
     """What an audit says."""
-    changes, actions = read_changes(session, archive), read_actions(session, history)
-    result = audit(changes, actions, rules=Rules(0), as_of_us=AS_OF_US, partitions=4)
-    violations = sorted(str(row.asDict()) for row in result.violations.collect())
+    changes, actions = open_changes(engine, archive), open_actions(engine, history)
+    result = audit(engine, changes, actions, rules=Rules(0), as_of_us=AS_OF_US, pieces=4)
     result.close()
+    violations = list(map(str, result.violations.to_pylist()))
     return {"summary": json.loads(json.dumps(result.summary.to_json())), "violations": violations}
 
 
 if __name__ == "__main__":
     connected = SparkSession.builder.remote("local[2]").getOrCreate()
     try:
-        sys.stdout.write(json.dumps(audit_folders(connected, *sys.argv[1:])))
+        sys.stdout.write(json.dumps(audit_folders(SparkEngine(connected), *sys.argv[1:])))
     finally:
         connected.stop()

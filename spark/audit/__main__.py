@@ -11,38 +11,47 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from freshness.errors import ConfigError, FormatError, FreshnessError, required_packages
 
 with required_packages("spark.audit", "spark"):
-    from pyspark.sql import SparkSession
     from rich.console import Console
 
     from spark.arguments import parse_arguments
+    from spark.audit.choice import ENGINES, open_engine
+    from spark.audit.engine.progress import Progress
     from spark.audit.finding import Rules
-    from spark.audit.job import ROWS_PER_BATCH_MAX, audit
+    from spark.audit.job import audit
     from spark.audit.page import write_report
     from spark.audit.part import AuditPart
+    from spark.audit.recording import open_actions, open_changes
     from spark.audit.state import load_state, save_state
     from spark.audit.summary import Summary, print_summary
-    from spark.failure import SPARK_ERRORS, tell_failure
-    from spark.folder import open_folder, require_shared
-    from spark.history import read_actions, read_changes
-    from spark.session import open_session
+    from spark.folder import open_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark.audit.engine.step import Engine
 
 
 def main(arguments: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run the job and write its report. A session that is handed over is not stopped."""
     options = _parse(arguments)
+    console = Console(stderr=True)
     try:
-        used = session or open_session("freshness audit", options.master, ROWS_PER_BATCH_MAX)
-        try:
-            summary = _run(used, options)
-        finally:
-            if session is None:
-                used.stop()
-    except (FreshnessError, *SPARK_ERRORS) as error:
-        return tell_failure(error)
+        with open_engine(
+            options.engine,
+            (options.archive, options.history),
+            Progress(None if options.json else console),
+            master=options.master,
+            session=session,
+        ) as engine:
+            summary = _run(engine, options)
+    except FreshnessError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
     if options.json:
         sys.stdout.write(json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n")
     else:
@@ -50,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     return summary.exit_code
 
 
-def _run(session: SparkSession, options: argparse.Namespace) -> Summary:
+def _run(engine: Engine, options: argparse.Namespace) -> Summary:
     rules = Rules(
         0,
         clock_error_us=round(options.clock_error_seconds * 1e6),
@@ -66,20 +75,21 @@ def _run(session: SparkSession, options: argparse.Namespace) -> Summary:
     before = open_folder(options.state) if options.state else None
     after = open_folder(options.save_state) if options.save_state else None
     for folder in filter(None, (report, after)):
-        require_shared(session, folder)  # now, and not after hours
+        engine.require_shared(folder)  # now, and not after hours
     result = audit(
-        read_changes(session, options.archive),
-        read_actions(session, options.history),
+        engine,
+        open_changes(engine, options.archive),
+        open_actions(engine, options.history),
         rules=rules,
         as_of_us=_as_of_us(options.as_of),
-        previous=load_state(session, before) if before else None,
-        partitions=options.partitions,
+        previous=load_state(before) if before else None,
+        pieces=options.partitions,
         part=part,
     )
     try:
         write_report(result.summary, result.violations, report)
         if after:
-            save_state(result.state, after, round(options.carry_days * 86_400e6))
+            save_state(result.carry, after, round(options.carry_days * 86_400e6))
     finally:
         result.close()
     return result.summary
@@ -118,8 +128,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--sharding", metavar="COLUMN:FUNCTION", help="with --key-range: as in customer_id:hash"
     )
     parser.add_argument("--partitions", type=int, help="pieces that the replay is cut into")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="auto",
+        help="one process or Spark; by default by the size of the history",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
+    parser.add_argument("--master", help="the Spark master, which chooses Spark; spark-submit's, or local[*]")
     return parse_arguments(parser, arguments)
 
 

@@ -1,76 +1,301 @@
-"""Turns recorded actions and changes into the rows of the replay, and takes stock of who recorded what.
+"""Steps over recorded changes and actions: they become the rows of the replay, in their pieces, and a stock is taken.
 
-Position texts are resolved here, before the shuffle, each distinct one once. Functions of DataFrames; called by the
+Both are read once. Beside the rows a step tells what is small: which client did what how often (`Stock`), how far
+nodes had come (`spark.audit.published`), and which positions hold numbers that the archive leaves out. Called by the
 audit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy
 import pyarrow
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
+import pyarrow.compute
+from numpy.typing import NDArray
 
 from freshness.errors import FormatError
-from spark.audit.checksum import sum_of, sum_of_squares
-from spark.audit.finding import Life
-from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps, lacks
+from spark.audit.checksum import PRIME
+from spark.audit.engine.step import ScanPart, Told
+from spark.audit.hashing import combine, hash_items, hash_name, hash_names, join_lists, shorten
+from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
+from spark.audit.part import AuditPart
+from spark.audit.published import PublishedStep
+from spark.audit.recording import read_parts
 from spark.audit.row import (
     ABSENT,
     AFTER_ABSENT,
     BEFORE_ABSENT,
-    BELOW_FLOOR,
     CHANGE,
     FILL,
     HIT,
+    IN_PART,
     INVALIDATION,
     ROW,
     SERVED_STALE,
     UNANSWERED,
-    PlacedStamp,
 )
-from spark.audit.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, Place
-from spark.batch import Batches, BatchFunction
-from spark.schema import REPLAY
+from spark.audit.schema import REPLAY
+from spark.audit.timeline import Lineage
 
 ACTIONS: Final = ("fill", "hit", "refusal", "invalidation", "publish", "dropped")
-INVENTORY_MAX: Final = 1_000_000
+STOCK_MAX: Final = 1_000_000
 """The most combinations of client, object, node and outcome."""
-LIVES_MAX: Final = 1_000_000
 
-_PART, _LIST = "\x1e", "\x1f"
-
-
-def _joined(name: str) -> Column:
-    return F.array_join(F.col(name), _LIST)
+_KINDS: Final = {"fill": FILL, "hit": HIT, "invalidation": INVALIDATION}
+_LIST: Final = "\x1f"
+_PART: Final = "\x1e"
 
 
-_WHO: Final = ("client", "object", "node")
+# -- pieces ----------------------------------------------------------------------------------------------
 
 
-def who() -> Column:
-    """The hash of client, object, node, tables and lineages: what hits are counted by."""
-    named = [F.coalesce(F.col(name), F.lit("")) for name in _WHO]
-    return F.xxhash64(*named, _joined("tables"), _joined("lineages"))
+def divide(table: pyarrow.Table, pieces: int) -> Iterator[Told]:
+    """The rows (`REPLAY`) of each piece. All rows of an item are in one."""
+    number = table.column("h1").to_numpy().view(numpy.uint64) % numpy.uint64(pieces)
+    order = numpy.argsort(number.astype(numpy.int32), kind="stable")
+    sorted_rows = table.take(pyarrow.array(order))
+    found, starts = numpy.unique(number[order], return_index=True)
+    ends = numpy.append(starts[1:], len(order))
+    for piece, start, end in zip(found.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        yield int(piece), sorted_rows.slice(start, end - start)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """A step over rows that a former audit kept."""
+
+    pieces: int
+
+    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
+        for batch in read_parts(parts, REPLAY.names):
+            yield from divide(pyarrow.Table.from_batches([batch]).cast(REPLAY), self.pieces)
+
+
+# -- changes ---------------------------------------------------------------------------------------------
+
+_OF_CHANGE: Final = (
+    "lineage",
+    "ordinal",
+    "row",
+    "op",
+    "items",
+    "row_items",
+    "timestamp_us",
+    "received_us",
+    "before_digest",
+    "after_digest",
+)
+_IMAGES: Final = ("table", "before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeStep:
+    """A step: a row (`REPLAY`) for each item of each change.
+
+    ``duplicates``: (lineage, first ordinal, last ordinal) of transactions that were archived again. ``part``: changes
+    of its items are marked.
+    """
+
+    pieces: int
+    duplicates: Sequence[tuple[int, int, int]]
+    part: AuditPart | None = None
+
+    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
+        for batch in read_parts(parts, _OF_CHANGE if self.part is None else (*_OF_CHANGE, *_IMAGES)):
+            rows = self._encode(batch)
+            if rows.num_rows:
+                yield from divide(rows, self.pieces)
+
+    def _encode(self, batch: pyarrow.RecordBatch) -> pyarrow.Table:
+        counts = pyarrow.compute.list_value_length(batch.column("items")).fill_null(0)
+        lineage = hash_names(batch.column("lineage"))
+        chosen = counts.to_numpy() > 0
+        ordinal = batch.column("ordinal").to_numpy()
+        for number, first, last in self.duplicates:
+            chosen &= ~((lineage == number) & (first <= ordinal) & (ordinal <= last))
+        batch, lineage = batch.filter(pyarrow.array(chosen)), lineage[chosen]
+        if not batch.num_rows:
+            return REPLAY.empty_table()
+        at, items, is_row = _read_items(batch)
+        op = batch.column("op")
+        flags = numpy.where(_is(op, "delete"), AFTER_ABSENT, 0) | numpy.where(
+            _is(op, "insert"), BEFORE_ABSENT, 0
+        )
+        if self.part is not None:
+            flags |= numpy.where(self._find_mine(batch), IN_PART, 0)
+        h1, h2 = hash_items(items)
+        its = batch.take(pyarrow.array(at))
+        received = its.column("received_us")
+        return _replay(
+            h1=h1,
+            h2=h2,
+            kind=numpy.full(len(at), CHANGE, numpy.int32),
+            lineage=lineage[at],
+            ordinal=its.column("ordinal"),
+            row=its.column("row"),
+            begin_us=numpy.minimum(its.column("timestamp_us").to_numpy(), received.to_numpy()),
+            end_us=received,
+            digest=shorten(its.column("after_digest")),
+            before=shorten(its.column("before_digest")),
+            flags=(flags[at] | numpy.where(is_row, ROW, 0)).astype(numpy.int32),
+        )
+
+    def _find_mine(self, batch: pyarrow.RecordBatch) -> NDArray[numpy.bool_]:
+        assert self.part is not None
+        columns = [batch.column(name).to_pylist() for name in _IMAGES]
+        mine = [self.part.holds_change(*row) for row in zip(*columns, strict=True)]
+        return numpy.array(mine, numpy.bool_)
+
+
+def _read_items(
+    batch: pyarrow.RecordBatch,
+) -> tuple[NDArray[numpy.int64], pyarrow.Array, NDArray[numpy.bool_]]:
+    """(for each item the change's place in the batch, the items, whether its whole value is the row). A change names
+    an item once."""
+    compute = pyarrow.compute
+    listed = [batch.column(name) for name in ("items", "row_items")]
+    of = [compute.list_parent_indices(column).to_numpy().astype(numpy.int64) for column in listed]
+    flat = [compute.list_flatten(column) for column in listed]
+    codes = pyarrow.concat_arrays(flat).dictionary_encode().indices.to_numpy().astype(numpy.int64)
+    keys = numpy.concatenate(of) * (len(codes) + 1) + codes
+    mine, wanted = keys[: len(of[0])], keys[len(of[0]) :]
+    _, first = numpy.unique(mine, return_index=True)
+    first.sort()
+    return of[0][first], flat[0].take(pyarrow.array(first)), numpy.isin(mine[first], wanted)
+
+
+def _is(texts: pyarrow.Array, text: str) -> NDArray[numpy.bool_]:
+    found: NDArray[numpy.bool_] = (
+        pyarrow.compute.equal(texts, text).fill_null(False).to_numpy(zero_copy_only=False)
+    )
+    return found
+
+
+def _replay(**columns: Any) -> pyarrow.Table:
+    """`REPLAY`; columns that are not named are null."""
+    count = len(columns["h1"])
+    arrays = []
+    for field in REPLAY:
+        column = columns.get(field.name)
+        if column is None:
+            column = pyarrow.nulls(count, field.type)
+        elif not isinstance(column, pyarrow.Array):
+            column = pyarrow.array(column)
+        arrays.append(column.cast(field.type))
+    return pyarrow.Table.from_arrays(arrays, schema=REPLAY)
+
+
+# -- actions ---------------------------------------------------------------------------------------------
+
+_WHO: Final = ("client", "object", "node", "tables", "lineages")
+_OF_ACTION: Final = (
+    "client",
+    "sequence",
+    "action",
+    "outcome",
+    "object",
+    "tables",
+    "item",
+    "node",
+    *STAMP_COLUMNS,
+    "digest",
+    "is_absent",
+    "version",
+    "observed",
+    "begin_us",
+    "end_us",
+    "count",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionStep:
+    """A step: a row (`REPLAY`) for each fill, invalidation and hit; ``stock`` (`STOCK`), and what ``published``
+    tells."""
+
+    pieces: int
+    lineages: Mapping[str, Lineage]
+    published: PublishedStep
+
+    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
+        for batch in read_parts(parts, _OF_ACTION):
+            texts = [join_lists(batch.column(name), _LIST) for name in ("tables", "lineages")]
+            who = _number_who(batch, texts)
+            yield "stock", _take_stock(batch, texts, who)
+            yield from self.published.read(batch)
+            is_told = pyarrow.compute.is_in(batch.column("action"), pyarrow.array(list(_KINDS)))
+            is_told = pyarrow.compute.and_(is_told, batch.column("item").is_valid())
+            chosen = is_told.to_numpy(zero_copy_only=False)
+            if chosen.any():
+                yield from divide(self._encode(batch.filter(is_told), who[chosen]), self.pieces)
+
+    def _encode(self, batch: pyarrow.RecordBatch, who: NDArray[numpy.int64]) -> pyarrow.Table:
+        action, outcome = batch.column("action"), batch.column("outcome")
+        is_fill = _is(action, "fill")
+        flags = numpy.where(batch.column("is_absent").to_numpy(zero_copy_only=False), ABSENT, 0)
+        flags |= numpy.where(is_fill & _is(outcome, "NODE_DOWN"), UNANSWERED, 0)
+        flags |= numpy.where(_is(outcome, "STALE_SERVED"), SERVED_STALE, 0)
+        of_stamps = {name: batch.column(name) for name in STAMP_COLUMNS}
+        of_stamps["floors"] = pyarrow.compute.if_else(
+            pyarrow.array(is_fill), of_stamps["floors"], pyarrow.scalar([], of_stamps["floors"].type)
+        )
+        stamps, below = encode_stamps(self.lineages, of_stamps)
+        h1, h2 = hash_items(batch.column("item"))
+        kind = numpy.where(is_fill, FILL, numpy.where(_is(action, "hit"), HIT, INVALIDATION))
+        return _replay(
+            h1=h1,
+            h2=h2,
+            kind=kind.astype(numpy.int32),
+            node=hash_names(batch.column("node")),
+            digest=shorten(batch.column("digest")),
+            flags=flags.astype(numpy.int32) | below,
+            who=who,
+            client=hash_names(batch.column("client")),
+            stamps=stamps,
+            **{
+                name: batch.column(name) for name in ("version", "observed", "begin_us", "end_us", "sequence")
+            },
+        )
+
+
+def _number_who(batch: pyarrow.RecordBatch, texts: Sequence[pyarrow.Array]) -> NDArray[numpy.int64]:
+    """The key that hits are counted by: a hash of client, object, node, tables and lineages."""
+    columns = [*(batch.column(name).fill_null("") for name in ("client", "object", "node")), *texts]
+    code, first = combine(columns)
+    rows = zip(*(column.take(pyarrow.array(first)).to_pylist() for column in columns), strict=True)
+    return numpy.array([hash_name(_PART.join(row)) for row in rows], numpy.int64)[code]
 
 
 # -- stock -----------------------------------------------------------------------------------------------
+
+STOCK: Final = pyarrow.schema(
+    [
+        ("who", pyarrow.int64()),
+        *(
+            (name, pyarrow.string())
+            for name in ("client", "action", "outcome", "object", "tables", "node", "lineages")
+        ),
+        *(
+            (name, pyarrow.int64())
+            for name in ("actions", "lost", "first", "last", "begin_us", "total", "squares", "nameless")
+        ),
+    ]
+)
+_NAMES: Final = STOCK.names[:8]
+_FOLDS: Final = {"first": "min", "last": "max", "begin_us": "min"}
 
 
 class Stock(NamedTuple):
     """How many actions of one kind a client recorded about one object on one node.
 
-    ``lost``: how many actions the client dropped, by its own count. ``first``, ``last``: its sequence numbers;
-    ``total``, ``squares``: their sums (`spark.audit.checksum`).
-    Fields named ``number`` are hashes of names.
+    ``who``: the hash that hits are counted by. ``lost``: how many actions the client dropped, by its own count.
+    ``first``, ``last``: its sequence numbers; ``total``, ``squares``: their sums (`spark.audit.checksum`).
     """
 
     who: int
-    client_number: int
-    node_number: int
     client: str
     action: str
     outcome: str
@@ -87,284 +312,61 @@ class Stock(NamedTuple):
     squares: int
 
 
-def take_stock(actions: DataFrame) -> list[Stock]:
-    """Everything but items and times, once over all actions. Raises `FormatError` for what cannot be understood."""
-    has_no_item = F.col("item").isNull() & F.col("action").isin("fill", "hit", "invalidation")
-    rows: list[Any] = (
-        actions.groupBy(
-            "client",
-            "action",
-            "outcome",
-            F.coalesce("object", F.lit("")).alias("object"),
-            F.coalesce("node", F.lit("")).alias("node"),
-            _joined("tables").alias("tables"),
-            _joined("lineages").alias("lineages"),
-            who().alias("who"),
-            F.xxhash64("client").alias("client_number"),
-            F.xxhash64("node").alias("node_number"),
-        )
-        .agg(
-            F.count("*").alias("actions"),
-            F.sum(F.when(F.col("action") == "dropped", F.col("count")).otherwise(0)).alias("lost"),
-            F.min("sequence").alias("first"),
-            F.max("sequence").alias("last"),
-            F.min("begin_us").alias("begin_us"),
-            sum_of(F.col("sequence"), F.lit(1)).alias("total"),
-            sum_of_squares(F.col("sequence"), F.lit(1)).alias("squares"),
-            F.sum(has_no_item.cast("long")).alias("nameless"),
-        )
-        .limit(INVENTORY_MAX + 1)
-        .collect()
-    )
-    if len(rows) > INVENTORY_MAX:
+def _take_stock(
+    batch: pyarrow.RecordBatch, texts: Sequence[pyarrow.Array], who: NDArray[numpy.int64]
+) -> pyarrow.Table:
+    action = batch.column("action")
+    is_dropped = _is(action, "dropped")
+    needs_item = pyarrow.compute.is_in(action, pyarrow.array(list(_KINDS))).to_numpy(zero_copy_only=False)
+    has_item = batch.column("item").is_valid().to_numpy(zero_copy_only=False)
+    sequence = batch.column("sequence").to_numpy()
+    rest = sequence % PRIME
+    columns = {
+        "who": pyarrow.array(who),
+        **{
+            name: batch.column(name).fill_null("")
+            for name in ("client", "action", "outcome", "object", "node")
+        },
+        "tables": texts[0],
+        "lineages": texts[1],
+        "actions": pyarrow.array(numpy.ones(len(who), numpy.int64)),
+        "lost": pyarrow.array(numpy.where(is_dropped, batch.column("count").fill_null(0).to_numpy(), 0)),
+        "first": pyarrow.array(sequence),
+        "last": pyarrow.array(sequence),
+        "begin_us": batch.column("begin_us"),
+        "total": pyarrow.array(rest),
+        "squares": pyarrow.array(rest * rest % PRIME),
+        "nameless": pyarrow.array((needs_item & ~has_item).astype(numpy.int64)),
+    }
+    return _fold(pyarrow.Table.from_arrays([columns[name] for name in STOCK.names], schema=STOCK))
+
+
+def _fold(stock: pyarrow.Table) -> pyarrow.Table:
+    folds = [(name, _FOLDS.get(name, "sum")) for name in STOCK.names[len(_NAMES) :]]
+    found = stock.group_by(_NAMES).aggregate(folds)
+    return found.rename_columns(STOCK.names)
+
+
+def read_stock(told: pyarrow.Table) -> list[Stock]:
+    """The stock of all actions. Raises `FormatError` for actions that cannot be understood."""
+    table = _fold(told)
+    if table.num_rows > STOCK_MAX:
         raise FormatError(
-            f"more than {INVENTORY_MAX:,} clients, objects and nodes in one history",
+            f"more than {STOCK_MAX:,} clients, objects and nodes in one history",
             hint="audit a shorter span, or fewer clients",
         )
-    for row in rows:
-        if row["action"] not in ACTIONS or row["nameless"]:
+    stock = []
+    for row in table.to_pylist():
+        nameless = row.pop("nameless")
+        if row["action"] not in ACTIONS or nameless:
             what = "names no item" if row["action"] in ACTIONS else "is not known"
             raise FormatError(
                 f"the action {row['action']!r} of {row['client']} {what}",
                 hint="another release recorded it; audit with that one",
             )
-    return [
-        Stock(
-            row["who"],
-            row["client_number"],
-            row["node_number"],
-            row["client"],
-            row["action"],
-            row["outcome"],
-            row["object"],
-            _split(row["tables"]),
-            row["node"],
-            _split(row["lineages"]),
-            row["actions"],
-            row["lost"],
-            row["first"],
-            row["last"],
-            row["begin_us"],
-            row["total"],
-            row["squares"],
-        )
-        for row in rows
-    ]
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(text.split(_LIST)) if text else ()
-
-
-# -- rows ------------------------------------------------------------------------------------------------
-
-
-def encode_changes(changes: DataFrame, duplicates: Sequence[tuple[int, int, int]]) -> DataFrame:
-    """A row (`REPLAY`) for each item of each change, without transactions that were archived again."""
-    lineage = F.xxhash64("lineage")
-    first = changes.where(F.size("items") > 0)
-    if duplicates:
-        table = changes.sparkSession.createDataFrame(list(duplicates), "number long, first long, last long")
-        is_repeat = (lineage == F.col("number")) & F.col("ordinal").between(F.col("first"), F.col("last"))
-        first = first.join(F.broadcast(table), is_repeat, "left_anti")
-    item = F.col("item")
-    is_row = F.array_contains("row_items", item)
-    flags = (
-        _bit(is_row, ROW)
-        .bitwiseOR(_bit(F.col("op") == "delete", AFTER_ABSENT))
-        .bitwiseOR(_bit(F.col("op") == "insert", BEFORE_ABSENT))
-    )
-    exploded = first.withColumn("item", F.explode(F.array_distinct("items")))
-    return exploded.select(
-        F.xxhash64(item).alias("h1"),
-        F.hash(item).alias("h2"),
-        F.lit(CHANGE).alias("kind"),
-        lineage.alias("lineage"),
-        "ordinal",
-        "row",
-        *map(_none, ("node", "version", "observed")),
-        F.least("timestamp_us", "received_us").alias("begin_us"),
-        F.col("received_us").alias("end_us"),
-        _digest("after_digest").alias("digest"),
-        _digest("before_digest").alias("before"),
-        flags.alias("flags"),
-        *map(_none, ("who", "client", "sequence")),
-        F.lit(None).cast("binary").alias("stamps"),
-    )
-
-
-def encode_actions(actions: DataFrame, lineages: Mapping[str, Lineage]) -> DataFrame:
-    """A row (`REPLAY`) for each fill, invalidation and hit."""
-    item, action = F.col("item"), F.col("action")
-    flags = (
-        _bit(F.col("is_absent"), ABSENT)
-        .bitwiseOR(_bit((action == "fill") & (F.col("outcome") == "NODE_DOWN"), UNANSWERED))
-        .bitwiseOR(_bit(F.col("outcome") == "STALE_SERVED", SERVED_STALE))
-    )
-    kind = F.when(action == "hit", HIT).when(action == "fill", FILL).otherwise(INVALIDATION)
-    texts = actions.where(action.isin("fill", "hit", "invalidation")).select(
-        F.xxhash64(item).alias("h1"),
-        F.hash(item).alias("h2"),
-        kind.alias("kind"),
-        *map(_none, ("lineage", "ordinal")),
-        F.lit(None).cast("int").alias("row"),
-        F.xxhash64("node").alias("node"),
-        "version",
-        "observed",
-        "begin_us",
-        "end_us",
-        _digest("digest").alias("digest"),
-        _none("before"),
-        flags.alias("flags"),
-        who().alias("who"),
-        F.xxhash64("client").alias("client"),
-        "sequence",
-        *STAMP_COLUMNS[:-1],
-        F.when(action == "fill", F.col("floors")).otherwise(F.array().cast("array<string>")).alias("floors"),
-    )
-    return texts.mapInArrow(action_encoder(lineages), REPLAY)
-
-
-def _bit(condition: Column, bit: int) -> Column:
-    return F.when(condition, bit).otherwise(0)
-
-
-def _none(name: str) -> Column:
-    return F.lit(None).cast("long").alias(name)
-
-
-def _digest(name: str) -> Column:
-    return F.when(F.col(name).isNotNull(), F.xxhash64(name))
-
-
-def _positions(with_floors: Column) -> Column:
-    """All that a `PlacedStamp` is made of, as one text: batches hold few different ones."""
-    lives = F.array_join(F.transform("lives", F.hex), _LIST)
-    floors = F.when(with_floors, _joined("floors")).otherwise("")
-    return F.concat_ws(_PART, _joined("lineages"), _joined("epochs"), lives, _joined("positions"), floors)
-
-
-def action_encoder(lineages: Mapping[str, Lineage]) -> BatchFunction:
-    """Batches with `STAMP_COLUMNS` become batches of `REPLAY`."""
-    schema = to_arrow_schema(REPLAY)
-
-    def encode(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        for batch in batches:
-            stamps, flags = encode_stamps(lineages, {name: batch.column(name) for name in STAMP_COLUMNS})
-            columns = {name: batch.column(name) for name in batch.schema.names if name not in STAMP_COLUMNS}
-            columns["flags"] = pyarrow.array(columns["flags"].to_numpy() | flags)
-            columns["stamps"] = stamps
-            yield pyarrow.RecordBatch.from_arrays(
-                [columns[field.name].cast(field.type) for field in schema], schema=schema
-            )
-
-    return encode
-
-
-def read_stamps(lineages: Mapping[str, Lineage], text: str) -> tuple[list[PlacedStamp], int]:
-    """(stamps, `BELOW_FLOOR` or 0) of a text as `_positions` makes it."""
-    names, epochs, lives, positions, floors = text.split(_PART)
-    parts = [part.split(_LIST) for part in (epochs, lives, positions)]
-    wanted = names.split(_LIST)
-    if not names:
-        return [], 0
-    if any(len(part) != len(wanted) for part in parts):
-        return [PlacedStamp(0, NOTHING, Place(0, (), MALFORMED))], 0
-    bounds = floors.split(_LIST) if floors else []
-    stamps, flags = [], 0
-    for at, name in enumerate(wanted):
-        lineage, (epoch, life, position) = lineages.get(name), (part[at] for part in parts)
-        place = Place(0, (), NO_ARCHIVE) if lineage is None else _place(lineage, epoch, position)
-        stamps.append(PlacedStamp(0 if lineage is None else lineage.number, _life(life), place))
-        if lineage is not None and at < len(bounds) and lacks(lineage.flavor, position, bounds[at]):
-            flags = BELOW_FLOOR
-    return stamps, flags
-
-
-def _place(lineage: Lineage, epoch: str, position: str) -> Place:
-    return lineage.place(int(epoch), position) if epoch.isdigit() else Place(0, (), MALFORMED)
-
-
-def _life(text: str) -> int:
-    return int.from_bytes(bytes.fromhex(text), "big", signed=True) if text else NOTHING
-
-
-# -- lives -----------------------------------------------------------------------------------------------
-
-_PUBLISHED: Final = (
-    "node long, lineage long, life long, floor long, progress long, begin_us long, end_us long"
-)
-
-
-def find_published(actions: DataFrame, lineages: Mapping[str, Lineage]) -> DataFrame:
-    """(`_PUBLISHED`) for each lineage of each publish: how far floor and progress reach."""
-    published = actions.where(F.col("action") == "publish")
-    texts = published.select(
-        F.xxhash64("node").alias("node"), _positions(F.lit(True)).alias("positions"), "begin_us", "end_us"
-    )
-
-    def read(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        names = [part.split()[0] for part in _PUBLISHED.split(", ")]
-        for batch in batches:
-            rows = [
-                (row["node"], *reach, row["begin_us"], row["end_us"])
-                for row in batch.to_pylist()
-                for reach in _reaches(lineages, row["positions"])
-            ]
-            arrays = [pyarrow.array([row[at] for row in rows], pyarrow.int64()) for at in range(len(names))]
-            yield pyarrow.RecordBatch.from_arrays(arrays, names)
-
-    return texts.mapInArrow(read, _PUBLISHED)
-
-
-def _reaches(lineages: Mapping[str, Lineage], text: str) -> Iterator[tuple[int, int, int, int]]:
-    """(lineage, life, floor, progress) of each lineage that the archive has."""
-    names, epochs, lives, positions, floors = text.split(_PART)
-    progress, _ = read_stamps(lineages, _PART.join((names, epochs, lives, positions, "")))
-    floor, _ = read_stamps(lineages, _PART.join((names, epochs, lives, floors, "")))
-    for at, low in zip(progress, floor, strict=False):
-        if not (at.place.flags | low.place.flags) & (MALFORMED | NO_ARCHIVE):
-            yield at.lineage, at.life, low.place.prefix, at.place.prefix
-
-
-def collect_lives(published: DataFrame) -> dict[tuple[int, int], list[Life]]:
-    """By (node, lineage), in the order in which they began. Raises `FormatError` for more than `LIVES_MAX`."""
-    rows: list[Any] = (
-        published.groupBy("node", "lineage", "life")
-        .agg(
-            F.min("begin_us").alias("begin_us"),
-            F.min("end_us").alias("end_us"),
-            F.min("floor").alias("floor"),
-            F.max("progress").alias("progress"),
-        )
-        .limit(LIVES_MAX + 1)
-        .collect()
-    )
-    if len(rows) > LIVES_MAX:
-        raise FormatError(
-            f"nodes of the cache had more than {LIVES_MAX:,} lives in one history",
-            hint="audit a shorter span",
-        )
-    lives: dict[tuple[int, int], list[Life]] = {}
-    for row in sorted(rows, key=lambda row: row["begin_us"]):
-        life = Life(row["life"], row["begin_us"], row["end_us"], row["floor"], row["progress"])
-        lives.setdefault((row["node"], row["lineage"]), []).append(life)
-    return lives
-
-
-def collect_raise_acks(
-    published: DataFrame, raises: Iterable[tuple[int, str, int]]
-) -> dict[tuple[int, int, int, int], int]:
-    """By (node, lineage, life, ordinal): when a change of a whole table was acknowledged."""
-    wanted = sorted({(lineage, ordinal) for lineage, _, ordinal in raises})
-    if not wanted:
-        return {}
-    table = published.sparkSession.createDataFrame(wanted, "lineage long, ordinal long")
-    rows: list[Any] = (
-        published.join(F.broadcast(table), "lineage")
-        .where(F.col("progress") >= F.col("ordinal"))
-        .groupBy("node", "lineage", "life", "ordinal")
-        .agg(F.min("end_us").alias("end_us"))
-        .collect()
-    )
-    return {(row["node"], row["lineage"], row["life"], row["ordinal"]): row["end_us"] for row in rows}
+        for name in ("tables", "lineages"):
+            row[name] = tuple(row[name].split(_LIST)) if row[name] else ()
+        for name in ("total", "squares"):
+            row[name] %= PRIME
+        stock.append(Stock(**row))
+    return stock

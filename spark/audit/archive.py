@@ -1,7 +1,7 @@
 """The order of the archive (`spark.audit.timeline.Lineage`), and the damages in it.
 
-Runs of consecutive numbers are found by one aggregation, without a sort; only what is out of order is looked at row
-by row. Called by the audit, first of all. Functions of DataFrames; reads no file.
+Steps over the recorded changes find what follows one another (`spark.audit.heads`); here it is put in order. Called
+by the audit, first of all.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy
 import pyarrow
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import pyarrow.compute
 
 from freshness.errors import FormatError
 from spark.audit import verdict
-from spark.audit.checksum import has_each_once, sum_of, sum_of_squares
+from spark.audit.engine.step import Engine, Tables
 from spark.audit.finding import Evidence, Reference, Rules
+from spark.audit.hashing import hash_name
+from spark.audit.heads import ISLAND, ODD, TIME, Island, OddTimeStep, TimeStep, find_islands, merge_others
+from spark.audit.recording import RecordedFiles
 from spark.audit.timeline import NOTHING, Lineage, Run, build_chains, find_holes
 
 RUNS_MAX: Final = 1_000_000
@@ -61,7 +63,8 @@ class Archive:
     """``lineages`` by their hash. ``duplicates``: (lineage, first ordinal, last ordinal) that repeat others.
 
     ``times``: by lineage, the latest time of each bucket of ``bucket`` ordinals. ``end_us``: when the last
-    transaction was received.
+    transaction was received. ``raises``: (lineage, table, ordinal) of the statements that changed a table as a whole,
+    in this part of the archive.
     """
 
     runs: tuple[RunRow, ...]
@@ -71,190 +74,103 @@ class Archive:
     bucket: int
     times: Mapping[int, Mapping[int, int]]
     end_us: int
+    raises: frozenset[tuple[int, str, int]] = frozenset()
 
 
-def find_heads(changes: DataFrame) -> DataFrame:
-    """One row for each transaction: (lineage, number, epoch, ordinal, gtid, source, server, sequence, timestamp_us,
-    received_us, doubles), ``doubles`` being how often it is there.
-
-    A transaction with changes has a row 0, one without anything is ``empty``. Only those of heartbeats and of whole
-    tables alone can have several rows without being there several times.
-    """
-    of = ("lineage", "epoch", "ordinal", "gtid")
-    is_whole = (F.col("row") == 0) | (F.col("op") == "empty")
-    whole = changes.where(is_whole).select(
-        *of, "timestamp_us", "received_us", F.lit(1).cast("long").alias("doubles")
-    )
-    others = changes.where(~is_whole & (F.col("rows") == 0))
-    once = others.groupBy(*of, "op", "table", "detail").agg(
-        F.count("*").alias("doubles"),
-        F.min("timestamp_us").alias("timestamp_us"),
-        F.max("received_us").alias("received_us"),
-    )
-    single = once.groupBy(*of).agg(
-        F.min("timestamp_us").alias("timestamp_us"),
-        F.max("received_us").alias("received_us"),
-        F.max("doubles").alias("doubles"),
-    )
-    gtid = F.col("gtid")
-    is_mysql = gtid.contains(":")
-    mysql, mariadb = r"^(.*):([0-9]+)$", r"^([0-9]+)-([0-9]+)-([0-9]+)$"
-    return whole.unionByName(single).select(
-        "lineage",
-        F.xxhash64("lineage").alias("number"),
-        "epoch",
-        "ordinal",
-        F.when(is_mysql, F.regexp_extract(gtid, mysql, 1))
-        .otherwise(F.regexp_extract(gtid, mariadb, 1))
-        .alias("source"),
-        F.when(is_mysql, F.lit("")).otherwise(F.regexp_extract(gtid, mariadb, 2)).alias("server"),
-        F.when(is_mysql, F.regexp_extract(gtid, mysql, 2))
-        .otherwise(F.regexp_extract(gtid, mariadb, 3))
-        .try_cast("long")
-        .alias("sequence"),
-        "timestamp_us",
-        "received_us",
-        "doubles",
-    )
-
-
-_RUN: Final = ("lineage", "number", "epoch", "source", "server", "delta")
-
-
-def find_runs(heads: DataFrame) -> DataFrame:
-    """(`_RUN`, first, last, transactions, total, squares, received_us): what may be a run, and its sums."""
-    return (
-        heads.withColumn("delta", F.col("sequence") - F.col("ordinal"))
-        .groupBy(*_RUN)
-        .agg(
-            F.min("ordinal").alias("first"),
-            F.max("ordinal").alias("last"),
-            F.sum("doubles").alias("transactions"),
-            sum_of(F.col("ordinal"), F.col("doubles")).alias("total"),
-            sum_of_squares(F.col("ordinal"), F.col("doubles")).alias("squares"),
-            F.max("received_us").alias("received_us"),
-        )
-    )
-
-
-def find_islands(heads: DataFrame, lineages: Sequence[str]) -> DataFrame:
-    """Exact runs of lineages that are damaged: each consecutive piece, with its doubles counted."""
-    each = (
-        heads.where(F.col("lineage").isin(list(lineages)))
-        .withColumn("delta", F.col("sequence") - F.col("ordinal"))
-        .groupBy(*_RUN, "ordinal")
-        .agg(F.sum("doubles").alias("doubles"), F.max("received_us").alias("received_us"))
-    )
-    order = Window.partitionBy(*_RUN).orderBy("ordinal")
-    return (
-        each.withColumn("island", F.col("ordinal") - F.row_number().over(order))
-        .groupBy(*_RUN, "island")
-        .agg(
-            F.min("ordinal").alias("first"),
-            F.max("ordinal").alias("last"),
-            F.sum("doubles").alias("transactions"),
-            F.max("received_us").alias("received_us"),
-        )
-    )
-
-
-def find_times(heads: DataFrame, firsts: Mapping[int, int], bucket: int) -> DataFrame:
-    """(number, at, latest_us): of each bucket of ordinals the latest time that was not after its receipt."""
-    first = _lookup(heads, firsts)
-    at = F.floor((F.col("ordinal") - F.col("first")) / F.lit(bucket)).cast("long")
-    return (
-        first.withColumn("at", at)
-        .groupBy("number", "at")
-        .agg(F.max(F.least("timestamp_us", "received_us")).alias("latest_us"))
-    )
-
-
-def _lookup(heads: DataFrame, firsts: Mapping[int, int]) -> DataFrame:
-    table = heads.sparkSession.createDataFrame(list(firsts.items()), "number long, first long")
-    return heads.join(F.broadcast(table), "number")
-
-
-def find_raises(changes: DataFrame) -> DataFrame:
-    """(number, table, ordinal) of the statements that changed a table as a whole."""
-    raised = changes.where(F.col("op") == "raise")
-    return raised.select(F.xxhash64("lineage").alias("number"), "table", "ordinal").distinct()
-
-
-def read_archive(changes: DataFrame, rules: Rules, previous: Archive | None = None) -> Archive:
+def read_archive(
+    engine: Engine, changes: RecordedFiles, rules: Rules, previous: Archive | None = None
+) -> Archive:
     """The order and the damages of an archive that continues ``previous``. A damage is reported once, by the audit of
     its own part.
 
     Raises `FormatError` for a GTID that cannot be read, and for an archive of more than `RUNS_MAX` runs.
     """
-    heads = find_heads(changes)
-    found = _collect(find_runs(heads))
-    broken = sorted({row["lineage"] for row in found if not _is_whole(row)})
-    doubles: list[Damage] = []
-    if broken:
-        islands = _collect(find_islands(heads, broken))
-        doubles = [_double(row) for row in islands if row["transactions"] > row["last"] - row["first"] + 1]
-        found = [row for row in found if row["lineage"] not in broken] + islands
+    told = engine.scan("order of the archive", changes.parts, find_islands)
+    tables = [told["islands"]] if "islands" in told else []
+    if "others" in told:
+        tables.append(merge_others(told["others"]))
+    found = _merge_islands(tables)
+    if len(found) > RUNS_MAX:
+        raise FormatError(
+            f"the archive is in more than {RUNS_MAX:,} pieces",
+            hint="several sources alternate with every commit; audit a shorter span",
+        )
+    doubles = [_double(island) for island in found if island.transactions > island.last - island.first + 1]
     runs = _merge([*(previous.runs if previous else ()), *map(_run_row, found)])
     order = _order(runs, previous)
     bucket = _bucket(order.lineages.values(), previous)
-    times = _times(heads, order.lineages, bucket, previous)
+    times = _read_times(engine, changes, order.lineages, bucket)
+    merged = _merge_times(times, bucket, previous)
     lineages = {
-        number: _with_times(lineage, bucket, times.get(number, {}))
+        number: _with_times(lineage, bucket, merged.get(number, {}))
         for number, lineage in order.lineages.items()
     }
-    damages = [*order.damages, *doubles, *_find_odd_times(heads, lineages, rules)]
-    end_us = max((row["received_us"] for row in found), default=NOTHING)
+    damages = [*order.damages, *doubles, *_find_odd_times(engine, changes, times, lineages, rules)]
+    end_us = max((island.received_us for island in found), default=NOTHING)
     return Archive(
         runs,
         lineages,
         tuple(order.duplicates),
         tuple(damages),
         bucket,
-        times,
+        merged,
         max(end_us, previous.end_us if previous else NOTHING),
+        _read_raises(told),
     )
 
 
-def _collect(runs: DataFrame) -> list[Any]:
-    rows: list[Any] = runs.limit(RUNS_MAX + 1).collect()
-    if len(rows) > RUNS_MAX:
+def _read_raises(told: Tables) -> frozenset[tuple[int, str, int]]:
+    if "raises" not in told:
+        return frozenset()
+    rows = told["raises"].group_by(["lineage", "table", "ordinal"]).aggregate([])
+    if rows.num_rows > RAISES_MAX:
         raise FormatError(
-            f"the archive is in more than {RUNS_MAX:,} pieces",
-            hint="several sources alternate with every commit; audit a shorter span",
+            f"more than {RAISES_MAX:,} statements changed whole tables", hint="audit a shorter span"
         )
-    for row in rows:
-        if row["delta"] is None:
-            raise FormatError(
-                f"the archive of {row['lineage']} has a GTID that cannot be read, at ordinal {row['first']}",
-                hint="expected uuid:number, uuid:tag:number or domain-server-number",
+    columns = (rows.column(name).to_pylist() for name in ("lineage", "table", "ordinal"))
+    return frozenset((hash_name(name), table, ordinal) for name, table, ordinal in zip(*columns, strict=True))
+
+
+def _merge_islands(tables: Sequence[pyarrow.Table]) -> list[Island]:
+    """Islands that touch or overlap become one."""
+    if not tables:
+        return []
+    key = [name for name in ISLAND.names if name not in ("last", "transactions", "received_us")]
+    table = pyarrow.concat_tables(tables).sort_by([(name, "ascending") for name in key])
+    merged: list[Island] = []
+    for row in zip(*(table.column(name).to_pylist() for name in ISLAND.names), strict=True):
+        island = Island(*row)
+        last = merged[-1] if merged else None
+        if last is not None and last[:5] == island[:5] and island.first <= last.last + 1:
+            merged[-1] = last._replace(
+                last=max(last.last, island.last),
+                transactions=last.transactions + island.transactions,
+                received_us=max(last.received_us, island.received_us),
             )
-    return rows
+        else:
+            merged.append(island)
+    return merged
 
 
-def _is_whole(row: Any) -> bool:
-    return has_each_once(row["first"], row["last"], row["transactions"], row["total"], row["squares"])
+def _run_row(it: Island) -> RunRow:
+    length = it.last - it.first + 1
+    run = Run(it.source, it.server, it.first + it.delta, it.first, length, it.transactions)
+    flavor = "mariadb" if it.server else "mysql"
+    return RunRow(it.lineage, hash_name(it.lineage), flavor, it.epoch, run)
 
 
-def _run_row(row: Any) -> RunRow:
-    length = row["last"] - row["first"] + 1
-    run = Run(
-        row["source"], row["server"], row["first"] + row["delta"], row["first"], length, row["transactions"]
-    )
-    flavor = "mariadb" if row["server"] else "mysql"
-    return RunRow(row["lineage"], row["number"], flavor, row["epoch"], run)
-
-
-def _double(row: Any) -> Damage:
-    evidence: Evidence = (Reference("change", row["number"], row["first"], 0),)
+def _double(it: Island) -> Damage:
+    number = hash_name(it.lineage)
+    evidence: Evidence = (Reference("change", number, it.first, 0),)
     return Damage(
         verdict.ARCHIVE_DUPLICATE,
         "F32",
-        row["lineage"],
-        row["number"],
-        row["source"],
-        row["first"],
-        row["last"],
-        row["received_us"],
+        it.lineage,
+        number,
+        it.source,
+        it.first,
+        it.last,
+        it.received_us,
         evidence,
     )
 
@@ -422,20 +338,27 @@ def _bucket(lineages: Iterable[Lineage], previous: Archive | None) -> int:
     return bucket
 
 
-def _times(
-    heads: DataFrame, lineages: Mapping[int, Lineage], bucket: int, previous: Archive | None
-) -> dict[int, dict[int, int]]:
+def _read_times(
+    engine: Engine, changes: RecordedFiles, lineages: Mapping[int, Lineage], bucket: int
+) -> pyarrow.Table:
+    """`TIME`, once for each bucket."""
+    firsts = {number: lineage.first for number, lineage in lineages.items()}
+    told = engine.scan("times of the archive", changes.parts, TimeStep(firsts, bucket))
+    times = told.get("times", TIME.empty_table())
+    folded = [("latest_us", "max"), ("earliest_us", "min"), ("ahead_us", "max")]
+    merged = times.group_by(["number", "at"]).aggregate(folded).rename_columns(TIME.names)
+    return merged.sort_by([("number", "ascending"), ("at", "ascending")])
+
+
+def _merge_times(table: pyarrow.Table, bucket: int, previous: Archive | None) -> dict[int, dict[int, int]]:
     times: dict[int, dict[int, int]] = {}
     for number, held in (previous.times if previous else {}).items():
         mine = times.setdefault(number, {})
         for at, latest_us in held.items():
             place = at * previous.bucket // bucket if previous else at
             mine[place] = max(mine.get(place, NOTHING), latest_us)
-    firsts = {number: lineage.first for number, lineage in lineages.items()}
-    table = find_times(heads, firsts, bucket).toArrow()
-    for number, at, latest_us in zip(
-        *(table.column(name).to_pylist() for name in table.column_names), strict=True
-    ):
+    columns = (table.column(name).to_pylist() for name in ("number", "at", "latest_us"))
+    for number, at, latest_us in zip(*columns, strict=True):
         mine = times.setdefault(number, {})
         mine[at] = max(mine.get(at, NOTHING), latest_us)
     return times
@@ -460,46 +383,42 @@ def _with_times(lineage: Lineage, bucket: int, times: Mapping[int, int]) -> Line
     )
 
 
-_ODD: Final = "number long, ordinal long, timestamp_us long, by_us long"
-
-
-def _find_odd_times(heads: DataFrame, lineages: Mapping[int, Lineage], rules: Rules) -> list[Damage]:
-    """Commits whose time is far before that of an earlier one (F3), or after their receipt (F4)."""
-
-    def find(batches: Iterable[pyarrow.RecordBatch]) -> Iterable[pyarrow.RecordBatch]:
-        for batch in batches:
-            columns = [
-                batch.column(name).to_numpy() for name in ("number", "ordinal", "timestamp_us", "received_us")
-            ]
-            numbers, ordinals, stamps, received = columns
-            by_us = stamps - received
-            for number in numpy.unique(numbers):
-                lineage, mine = lineages[int(number)], numbers == number
-                before = (ordinals[mine] - lineage.first) // lineage.bucket - 1
-                latest = numpy.where(before >= 0, lineage.times[numpy.maximum(before, 0)], stamps[mine])
-                by_us[mine] = numpy.where(
-                    by_us[mine] > rules.clock_wrong_us, by_us[mine], stamps[mine] - latest
-                )
-            odd = numpy.abs(by_us) > rules.clock_wrong_us
-            arrays = [pyarrow.array(column[odd]) for column in (numbers, ordinals, stamps, by_us)]
-            yield pyarrow.RecordBatch.from_arrays(arrays, ["number", "ordinal", "timestamp_us", "by_us"])
-
-    columns: list[Column] = [F.col(name) for name in ("number", "ordinal", "timestamp_us", "received_us")]
-    rows = heads.select(*columns).mapInArrow(find, _ODD).limit(DAMAGES_MAX).collect()
+def _find_odd_times(
+    engine: Engine,
+    changes: RecordedFiles,
+    times: pyarrow.Table,
+    lineages: Mapping[int, Lineage],
+    rules: Rules,
+) -> list[Damage]:
+    """Commits whose time is far before that of an earlier one (F3), or after their receipt (F4). They are looked for
+    only where a bucket of ordinals may have one."""
+    if not any(_may_be_odd(times, number, lineage, rules) for number, lineage in lineages.items()):
+        return []
+    told = engine.scan("odd times", changes.parts, OddTimeStep(lineages, rules.clock_wrong_us))
+    rows = told["odd"].group_by(ODD.names).aggregate([]) if "odd" in told else ODD.empty_table()
+    columns = [rows.column(name).to_pylist() for name in ODD.names]
     return [
         Damage(
             verdict.CLOCK_ANOMALY,
-            "F4" if row["by_us"] > 0 else "F3",
-            lineages[row["number"]].name,
-            row["number"],
+            "F4" if by_us > 0 else "F3",
+            lineages[number].name,
+            number,
             "",
-            row["ordinal"],
-            row["ordinal"],
-            row["timestamp_us"],
-            (Reference("change", row["number"], row["ordinal"], 0),),
+            ordinal,
+            ordinal,
+            timestamp_us,
+            (Reference("change", number, ordinal, 0),),
         )
-        for row in rows
+        for number, ordinal, timestamp_us, by_us in sorted(zip(*columns, strict=True))[:DAMAGES_MAX]
     ]
+
+
+def _may_be_odd(times: pyarrow.Table, number: int, lineage: Lineage, rules: Rules) -> bool:
+    mine = times.filter(pyarrow.compute.equal(times.column("number"), number))
+    at, earliest, ahead = (mine.column(name).to_numpy() for name in ("at", "earliest_us", "ahead_us"))
+    before = lineage.times[numpy.maximum(at - 1, 0)]
+    is_behind = (at > 0) & (before - earliest > rules.clock_wrong_us)
+    return bool((is_behind | (ahead > rules.clock_wrong_us)).any())
 
 
 def rebuild(

@@ -9,21 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 PRIME: Final = 2**31 - 1
-
-
-def sum_of(number: Column, times: Column) -> Column:
-    """The sum of the numbers, each so many times, modulo `PRIME`."""
-    return F.sum(number % PRIME * times) % PRIME
-
-
-def sum_of_squares(number: Column, times: Column) -> Column:
-    """The sum of their squares, likewise."""
-    rest = number % PRIME
-    return F.sum(rest * rest % PRIME * times) % PRIME
 
 
 def has_each_once(first: int, last: int, count: int, total: int, squares: int) -> bool:

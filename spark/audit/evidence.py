@@ -6,28 +6,28 @@ history. The joins are done for findings alone, so a clean audit pays nothing. C
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy
 import pyarrow
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
 from freshness.errors import FormatError
 from spark.audit import verdict
 from spark.audit.actions import Stock
 from spark.audit.archive import Archive, Damage
 from spark.audit.checksum import PRIME, has_each_once
-from spark.audit.finding import NO_ROW, Evidence, Reference
+from spark.audit.engine.step import Engine, ScanPart, Told
+from spark.audit.finding import NO_ROW, Evidence, Finding, Reference
+from spark.audit.hashing import hash_items, hash_name, hash_names
+from spark.audit.published import Hole
+from spark.audit.recording import RecordedFiles, RowPart
 from spark.audit.row import NO_NUMBER
-from spark.audit.timeline import NOTHING, Lineage, find_holes, holds_any
-from spark.batch import Batches
-from spark.schema import FINDING, VIOLATION
+from spark.audit.schema import VIOLATION, to_table
+from spark.audit.timeline import NOTHING, Lineage, find_holes
 
-BROADCAST_MAX: Final = 100_000
-"""Findings up to which they travel to the history, and not the history to them."""
 HOLES_MAX: Final = 10_000
 """Numbers left out in one archive that are looked for in the positions of the history."""
 
@@ -51,15 +51,16 @@ class Names:
     clients: Mapping[int, int]
 
     @classmethod
-    def of(cls, archive: Archive, stock: Iterable[Stock], previous: Any | None) -> Names:
-        """``previous``: the `State` that is continued."""
-        before: Names = previous.names if previous is not None else cls({}, {}, {})
+    def of(cls, archive: Archive, stock: Iterable[Stock], previous: Names | None) -> Names:
+        """``previous``: those of the audit that is continued."""
+        before = previous or cls({}, {}, {})
         names, whos, clients = dict(before.names), dict(before.whos), dict(before.clients)
         names.update((number, lineage.name) for number, lineage in archive.lineages.items())
         for each in stock:
-            names[each.client_number], names[each.node_number] = each.client, each.node
+            client = hash_name(each.client)
+            names[client], names[hash_name(each.node)] = each.client, each.node
             whos[each.who] = Who(each.client, each.object, each.tables, each.node, each.lineages)
-            clients[each.who] = each.client_number
+            clients[each.who] = client
         return cls(names, whos, clients)
 
     def client_of(self, who: int) -> int:
@@ -78,10 +79,11 @@ class Recorded(NamedTuple):
 
 
 def find_recorder_gaps(
-    stock: Iterable[Stock], lineages: Mapping[str, Lineage], previous: Any | None
+    stock: Iterable[Stock], lineages: Mapping[str, Lineage], before: Mapping[str, int]
 ) -> Recorded:
-    """Clients whose sequences have gaps, or that recorded that they dropped actions."""
-    sequences: dict[str, int] = dict(previous.sequences) if previous is not None else {}
+    """Clients whose sequences have gaps, or that recorded that they dropped actions. ``before``: the last sequence
+    number of each client that a former audit saw."""
+    sequences = dict(before)
     by_client: dict[str, list[Stock]] = {}
     for each in stock:
         by_client.setdefault(each.client, []).append(each)
@@ -102,8 +104,8 @@ def find_recorder_gaps(
         mine = {lineages[name].number for each in its for name in each.lineages if name in lineages}
         lost |= mine or {lineage.number for lineage in lineages.values()}
         evidence: Evidence = (
-            Reference("action", its[0].client_number, first),
-            Reference("action", its[0].client_number, last),
+            Reference("action", hash_name(client), first),
+            Reference("action", hash_name(client), last),
         )
         begin_us = min(each.begin_us for each in its)
         told = f"{max(missing, dropped) if missing >= 0 else -missing}"
@@ -114,17 +116,11 @@ def find_recorder_gaps(
     return Recorded(damages, frozenset(lost), sequences)
 
 
-def find_gtid_gaps(
-    actions: DataFrame, archive: Archive, told: frozenset[tuple[int, str, int]]
-) -> list[Damage]:
-    """Numbers that the archive leaves out and that some server had executed: nothing was invalidated for
-    those changes.
-
-    Numbers that no position names were never executed (Group Replication hands out blocks). Raises `FormatError`
-    for more holes than `HOLES_MAX`.
-    """
+def find_archive_holes(archive: Archive, told: frozenset[tuple[int, str, int]]) -> list[Hole]:
+    """Numbers that the archive leaves out, without those that were ``told`` before. Raises `FormatError` for more
+    than `HOLES_MAX`."""
     holes = [
-        (number, lineage.flavor, lineage.name, source, first, last, ordinal)
+        Hole(number, lineage.flavor, lineage.name, source, first, last, ordinal)
         for number, lineage in archive.lineages.items()
         for source, first, last, ordinal in find_holes(
             [run for chains in lineage.chains.values() for chain in chains for run in chain.runs]
@@ -136,185 +132,130 @@ def find_gtid_gaps(
             f"the archive leaves out the numbers of transactions in more than {HOLES_MAX:,} places",
             hint="audit a shorter span",
         )
-    if not holes:
-        return []
-    names = {name for _, _, name, *_ in holes}
+    return holes
 
-    def find(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        for batch in batches:
-            rows = [
-                (at, row["client"], row["sequence"], row["begin_us"])
-                for row in batch.to_pylist()
-                for at, (_, flavor, name, source, first, last, _) in enumerate(holes)
-                if name == row["name"] and holds_any(flavor, row["position"], source, first, last)
-            ]
-            columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else ([], [], [], [])
-            arrays = [pyarrow.array(column, pyarrow.int64()) for column in columns]
-            yield pyarrow.RecordBatch.from_arrays(arrays, ["at", "client", "sequence", "begin_us"])
 
-    zipped = F.explode(F.arrays_zip(F.col("lineages").alias("name"), F.col("positions").alias("position")))
-    positions = (
-        actions.where(F.col("action").isin("fill", "publish"))
-        .select(zipped.alias("at"), F.xxhash64("client").alias("client"), "sequence", "begin_us")
-        .select("at.name", "at.position", "client", "sequence", "begin_us")
-        .where(F.col("name").isin(sorted(names)))
-        .groupBy("name", "position")
-        .agg(F.min(F.struct("begin_us", "client", "sequence")).alias("first"))
-        .select("name", "position", "first.client", "first.sequence", "first.begin_us")
-    )
-    rows: list[Any] = (
-        positions.mapInArrow(find, "at long, client long, sequence long, begin_us long")
-        .groupBy("at")
-        .agg(F.min(F.struct("begin_us", "client", "sequence")).alias("first"))
-        .collect()
-    )
+def find_gtid_gaps(holes: Sequence[Hole], held: Mapping[int, tuple[int, int, int]]) -> list[Damage]:
+    """Holes of which some server had executed a number: nothing was invalidated for those changes.
+
+    Numbers that no position names were never executed (Group Replication hands out blocks). ``held``: by hole, when a
+    position that holds a number of it was first recorded, by which client, in which action.
+    """
     damages = []
-    for row in rows:
-        number, _, name, source, first, last, ordinal = holes[row["at"]]
+    for at, (begin_us, client, sequence) in sorted(held.items()):
+        hole = holes[at]
         evidence: Evidence = (
-            Reference("change", number, ordinal, 0),
-            Reference("action", row["first"]["client"], row["first"]["sequence"]),
+            Reference("change", hole.number, hole.ordinal, 0),
+            Reference("action", client, sequence),
         )
-        begin_us = row["first"]["begin_us"]
-        damages.append(Damage(verdict.GTID_GAP, "F27", name, number, source, first, last, begin_us, evidence))
+        damages.append(
+            Damage(
+                verdict.GTID_GAP,
+                "F27",
+                hole.lineage,
+                hole.number,
+                hole.source,
+                hole.first,
+                hole.last,
+                begin_us,
+                evidence,
+            )
+        )
     return damages
 
 
 # -- names and records -----------------------------------------------------------------------------------
 
+Key = tuple[int, int, int]
+"""Source, sequence and row of a reference."""
+
+
+class HistoryRecord(NamedTuple):
+    """A record of the history, as JSON, and the items that it names."""
+
+    items: tuple[bytes, ...]
+    text: str
+
 
 def name_violations(
-    findings: DataFrame,
+    findings: Iterable[Finding],
+    damages: Iterable[Damage],
     names: Names,
-    changes: DataFrame,
-    actions: DataFrame,
-    damages: Sequence[Damage],
-    items: DataFrame | None = None,
-) -> DataFrame:
-    """Findings (`FINDING`) and damages as `VIOLATION`, with the records that show them.
+    records: Mapping[Key, HistoryRecord],
+    items: Mapping[tuple[int, int], bytes],
+) -> pyarrow.Table:
+    """Findings and damages as `VIOLATION`, with the records that show them.
 
-    ``items``: (h1, h2, item) of what an earlier audit left open, whose records may be in its history only.
+    ``items``: of what an earlier audit left open, whose records may be in its history only.
     """
-    session = findings.sparkSession
-    count = findings.count()
-    if not damages and not count:
-        return session.createDataFrame([], VIOLATION)
-    both = findings.withColumn("subject", F.lit(""))
-    if damages:
-        both = both.unionByName(_damage_rows(session, damages))
-    named_by = ("kind", "failure", "h1", "h2", "node", "version", "lineage", "clients", "evidence")
-    both = both.withColumn("id", F.xxhash64(*named_by)).persist()
-    named = _named(both, names, changes, actions, items, count + len(damages)).persist()
-    try:
-        named.count()  # kept, and can be computed again where an executor that keeps them is lost
-    finally:
-        both.unpersist()
-    return named
+    rows = [_name_finding(each, names, records, items) for each in findings]
+    rows += [_name_damage(each, names, records) for each in damages]
+    rows.sort(key=lambda row: (row[0], row[1], row[2] or b"", row[9] or 0, row[7] or 0, row[12]))
+    return to_table(rows, VIOLATION)
 
 
-def _damage_rows(session: SparkSession, damages: Sequence[Damage]) -> DataFrame:
-    """Damages as `FINDING`, with the column ``subject``: they concern no item, and carry their first number as the
-    version."""
-    rows = [
-        {
-            **dict.fromkeys(("h1", "h2", "node", "who", "longest_us"), 0),
-            "kind": each.kind,
-            "failure": each.failure,
-            "version": each.first,
-            "lineage": each.number,
-            "clients": [],
-            "count": each.last - each.first + 1,
-            "first_us": each.at_us,
-            "last_us": each.at_us,
-            "evidence": list(each.evidence),
-            "subject": each.source or each.lineage,
-        }
-        for each in damages
-    ]
-    return session.createDataFrame(rows, StructType([*FINDING.fields, StructField("subject", StringType())]))
-
-
-def _named(
-    both: DataFrame,
+def _name_finding(
+    it: Finding,
     names: Names,
-    changes: DataFrame,
-    actions: DataFrame,
-    items: DataFrame | None,
-    count: int,
-) -> DataFrame:
-    session = both.sparkSession
-    table = session.createDataFrame(list(names.names.items()) or [(0, "")], "number long, name string")
-    objects = session.createDataFrame(
-        [(who, it.object) for who, it in names.whos.items()] or [(0, "")], "who long, object string"
-    )
-    records = _records(both, table, changes, actions, is_small=count <= BROADCAST_MAX)
-
-    def named(frame: DataFrame, number: str, name: str) -> DataFrame:
-        renamed = table.select(F.col("number").alias(number), F.col("name").alias(name))
-        return frame.join(F.broadcast(renamed), number, "left")
-
-    frame = named(named(both, "node", "node_name"), "lineage", "lineage_name")
-    frame = frame.join(F.broadcast(objects), "who", "left").join(records, "id", "left")
-    clients = (
-        both.select("id", F.explode("clients").alias("number"))
-        .join(F.broadcast(table), "number", "left")
-        .groupBy("id")
-        .agg(
-            F.array_sort(F.collect_list(F.coalesce("name", F.col("number").cast("string")))).alias(
-                "client_names"
-            )
-        )
-    )
-    frame = frame.join(clients, "id", "left")
-    if items is not None:
-        known = items.withColumnRenamed("item", "known_item").dropDuplicates(["h1", "h2"])
-        frame = frame.join(known, ["h1", "h2"], "left")
-    return frame.select(
-        "kind",
-        "failure",
-        (F.col("first_item") if items is None else F.coalesce("first_item", "known_item")).alias("item"),
-        F.when(F.col("subject") == "", F.col("object")).otherwise(F.col("subject")).alias("object"),
-        F.col("node_name").alias("node"),
-        F.col("lineage_name").alias("lineage"),
-        F.coalesce("client_names", F.array().cast("array<string>")).alias("clients"),
-        F.when(F.col("version") != NO_NUMBER, F.col("version")).alias("version"),
-        "count",
-        F.when(F.col("first_us") != NOTHING, F.col("first_us")).alias("first_us"),
-        F.when(F.col("last_us") != NOTHING, F.col("last_us")).alias("last_us"),
-        "longest_us",
-        F.coalesce("records", F.lit("[]")).alias("evidence"),
-    )
-
-
-def _records(
-    both: DataFrame, table: DataFrame, changes: DataFrame, actions: DataFrame, *, is_small: bool
-) -> DataFrame:
-    """(id, first_item, records): the records that each finding refers to, in its order, as JSON."""
-    placed = F.posexplode("evidence").alias("place", "reference")
-    held = both.select("id", "h1", "h2", placed).select("id", "h1", "h2", "place", "reference.*")
-    hint = F.broadcast(held) if is_small else held
-    # Records that are no evidence never become JSON.
-    found = _action_records(actions, hint).unionByName(_change_records(changes, hint))
-    found = found.dropDuplicates(["id", "place"])
-    names = table.select(F.col("number").alias("source"), "name")
-    joined = held.join(found, ["id", "place"], "left").join(F.broadcast(names), "source", "left")
-    is_mine = lambda item: (F.xxhash64(item) == F.col("h1")) & (F.hash(item) == F.col("h2"))  # noqa: E731
-    item = F.coalesce("item", F.get(F.filter("items", is_mine), F.lit(0)))
-    told = F.struct("role", "name", "sequence", "record")
+    records: Mapping[Key, HistoryRecord],
+    items: Mapping[tuple[int, int], bytes],
+) -> tuple[Any, ...]:
+    who = names.whos.get(it.who)
     return (
-        joined.withColumn("item", F.when(F.col("h1") != 0, item))
-        .withColumn("name", F.coalesce("name", F.col("source").cast("string")))
-        .groupBy("id")
-        .agg(
-            F.max("item").alias("first_item"),
-            F.to_json(
-                F.transform(
-                    F.array_sort(F.collect_list(F.struct("place", told.alias("told")))), lambda it: it["told"]
-                )
-            ).alias("records"),
-        )
+        it.kind,
+        it.failure,
+        _find_item(it, records) or items.get((it.h1, it.h2)),
+        None if who is None else who.object,
+        names.names.get(it.node),
+        names.names.get(it.lineage),
+        sorted(names.names.get(client, str(client)) for client in it.clients),
+        None if it.version == NO_NUMBER else it.version,
+        it.count,
+        _time(it.first_us),
+        _time(it.last_us),
+        it.longest_us,
+        _tell_evidence(it.evidence, names, records),
     )
 
+
+def _name_damage(it: Damage, names: Names, records: Mapping[Key, HistoryRecord]) -> tuple[Any, ...]:
+    """Damages concern no item, and carry their first number as the version."""
+    at_us, evidence = _time(it.at_us), _tell_evidence(it.evidence, names, records)
+    lineage = names.names.get(it.number)
+    count, subject = it.last - it.first + 1, it.source or it.lineage
+    return it.kind, it.failure, None, subject, None, lineage, [], it.first, count, at_us, at_us, 0, evidence
+
+
+def _time(at_us: int) -> int | None:
+    return None if at_us == NOTHING else at_us
+
+
+def _find_item(it: Finding, records: Mapping[Key, HistoryRecord]) -> bytes | None:
+    """The item whose hashes the finding has."""
+    if not it.h1:
+        return None
+    found = {item for each in it.evidence if (record := records.get(each[1:])) for item in record.items}
+    for item in sorted(found):
+        h1, h2 = hash_items(pyarrow.array([item], pyarrow.binary()))
+        if (h1[0], h2[0]) == (it.h1, it.h2):
+            return item
+    return None
+
+
+def _tell_evidence(evidence: Evidence, names: Names, records: Mapping[Key, HistoryRecord]) -> str:
+    told = []
+    for each in evidence:
+        it = {
+            "role": each.role,
+            "name": names.names.get(each.source, str(each.source)),
+            "sequence": each.sequence,
+        }
+        record = records.get(each[1:])
+        told.append(it if record is None else {**it, "record": record.text})
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+
+
+# -- records ---------------------------------------------------------------------------------------------
 
 _ACTION_FIELDS: Final = (
     "action",
@@ -329,48 +270,104 @@ _ACTION_FIELDS: Final = (
     "observed",
     "begin_us",
     "end_us",
+    "digest",
 )
-_CHANGE_FIELDS: Final = ("gtid", "timestamp_us", "received_us", "op", "table", "key")
+_CHANGE_FIELDS: Final = (
+    "gtid",
+    "timestamp_us",
+    "received_us",
+    "op",
+    "table",
+    "key",
+    "before_digest",
+    "after_digest",
+)
+_RECORD: Final = pyarrow.schema(
+    [
+        *((name, pyarrow.int64()) for name in ("source", "sequence", "row")),
+        ("items", pyarrow.list_(pyarrow.binary())),
+        ("text", pyarrow.string()),
+    ]
+)
 
 
-_REFERENCE: Final = ["source", "sequence", "row"]
+def read_records(
+    engine: Engine, changes: RecordedFiles, actions: RecordedFiles, references: Iterable[Reference]
+) -> dict[Key, HistoryRecord]:
+    """The records that are referred to. A clean audit refers to few, and reads few columns of its history here."""
+    wanted = {each[1:] for each in references}
+    found: dict[Key, HistoryRecord] = {}
+    for what, recording, make, keys in (
+        ("evidence in actions", actions, ActionRecords, [key for key in wanted if key[2] == NO_ROW]),
+        ("evidence in changes", changes, ChangeRecords, [key for key in wanted if key[2] != NO_ROW]),
+    ):
+        if keys:
+            told = engine.scan(what, recording.parts, make(numpy.array(sorted(keys), numpy.int64)))
+            for row in told["records"].to_pylist() if "records" in told else ():
+                key = row["source"], row["sequence"], row["row"]
+                found.setdefault(key, HistoryRecord(tuple(row["items"]), row["text"]))
+    return found
 
 
-def _action_records(actions: DataFrame, held: DataFrame) -> DataFrame:
-    """(id, place, item, items, record) of the actions that are held as evidence."""
-    keyed = actions.select(
-        F.xxhash64("client").alias("source"),
-        "sequence",
-        F.lit(NO_ROW).cast("long").alias("row"),
-        "item",
-        "digest",
-        *_ACTION_FIELDS,
-    )
-    return keyed.join(held, _REFERENCE).select(
-        "id",
-        "place",
-        "item",
-        F.lit(None).cast("array<binary>").alias("items"),
-        F.to_json(F.struct(*_ACTION_FIELDS, F.hex("digest").alias("digest"))).alias("record"),
-    )
+@dataclass(frozen=True, slots=True)
+class ActionRecords:
+    """A step: ``records`` (`_RECORD`) of actions. ``wanted``: (n, 3), keys."""
+
+    wanted: numpy.ndarray[Any, Any]
+
+    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
+        for part in parts:
+            assert isinstance(part, RowPart)
+            named = part.read(["client", "sequence"])
+            sequence = named.column("sequence").to_numpy()
+            at = numpy.flatnonzero(numpy.isin(sequence, self.wanted[:, 1]))
+            client = hash_names(named.column("client").combine_chunks().take(pyarrow.array(at)))
+            yield from _tell(part, self.wanted, at, client, sequence[at], None, ("item", *_ACTION_FIELDS))
 
 
-def _change_records(changes: DataFrame, held: DataFrame) -> DataFrame:
-    """As `_action_records`, of changes."""
-    keyed = changes.select(
-        F.xxhash64("lineage").alias("source"),
-        F.col("ordinal").alias("sequence"),
-        F.greatest("row", F.lit(0)).cast("long").alias("row"),
-        "items",
-        *_CHANGE_FIELDS,
-        "before_digest",
-        "after_digest",
-    )
-    digests = [F.hex(name).alias(name) for name in ("before_digest", "after_digest")]
-    return keyed.join(held, _REFERENCE).select(
-        "id",
-        "place",
-        F.lit(None).cast("binary").alias("item"),
-        "items",
-        F.to_json(F.struct(*_CHANGE_FIELDS, *digests)).alias("record"),
-    )
+@dataclass(frozen=True, slots=True)
+class ChangeRecords:
+    """As `ActionRecords`, of changes."""
+
+    wanted: numpy.ndarray[Any, Any]
+
+    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
+        for part in parts:
+            assert isinstance(part, RowPart)
+            named = part.read(["lineage", "ordinal", "row"])
+            ordinal = named.column("ordinal").to_numpy()
+            at = numpy.flatnonzero(numpy.isin(ordinal, self.wanted[:, 1]))
+            lineage = hash_names(named.column("lineage").combine_chunks().take(pyarrow.array(at)))
+            row = numpy.maximum(named.column("row").to_numpy()[at], 0)
+            yield from _tell(part, self.wanted, at, lineage, ordinal[at], row, ("items", *_CHANGE_FIELDS))
+
+
+def _tell(
+    part: RowPart,
+    wanted: numpy.ndarray[Any, Any],
+    at: numpy.ndarray[Any, Any],
+    source: numpy.ndarray[Any, Any],
+    sequence: numpy.ndarray[Any, Any],
+    row: numpy.ndarray[Any, Any] | None,
+    fields: Sequence[str],
+) -> Iterator[Told]:
+    keys = set(map(tuple, wanted.tolist()))
+    rows = [NO_ROW] * len(at) if row is None else row.tolist()
+    held = [*zip(at.tolist(), zip(source.tolist(), sequence.tolist(), rows, strict=True), strict=True)]
+    held = [(place, key) for place, key in held if key in keys]
+    if held:
+        records = part.read(fields).take(pyarrow.array([place for place, _ in held])).to_pylist()
+        told = [(*key, *_read_record(record)) for (_, key), record in zip(held, records, strict=True)]
+        yield "records", to_table(told, _RECORD)
+
+
+def _read_record(record: dict[str, Any]) -> tuple[list[bytes], str]:
+    """(items, the rest as JSON), without what is null."""
+    item = record.pop("item", None)
+    items = record.pop("items", None) or ([] if item is None else [item])
+    told = {
+        name: value.hex().upper() if isinstance(value, bytes) else value
+        for name, value in record.items()
+        if value is not None
+    }
+    return items, json.dumps(told, ensure_ascii=False, separators=(",", ":"))

@@ -10,7 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from spark.audit.timeline import Lineage
 
@@ -130,19 +130,19 @@ class TallyRow(NamedTuple):
     unknown: Sequence[tuple[int, str, int]]
     counts: Sequence[tuple[str, int]]
     delays: Sequence[int]
-    hot: Sequence[tuple[int, int, int]]
+    hot: Sequence[tuple[int, int, int, int, int]]
 
 
 @dataclass(slots=True)
 class Tally:
     """Counts of a partition. ``hits``: by `who`, how many up to each of `STALENESS_EDGES_US`. ``hot``: the items with
-    the most hits, as (hits, h1, h2)."""
+    the most hits, as (hits, h1, h2, client, sequence), the last two of any of its hits."""
 
     hits: dict[int, list[int]] = field(default_factory=dict)
     unknown: Counter[tuple[int, str]] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     delays: list[int] = field(default_factory=lambda: [0] * (len(STALENESS_EDGES_US) + 1))
-    hot: list[tuple[int, int, int]] = field(default_factory=list)
+    hot: list[tuple[int, int, int, int, int]] = field(default_factory=list)
 
     def staleness(self, who: int) -> list[int]:
         held = self.hits.get(who)
@@ -150,11 +150,12 @@ class Tally:
             held = self.hits[who] = [0] * (len(STALENESS_EDGES_US) + 1)
         return held
 
-    def add_hot(self, hits: int, h1: int, h2: int) -> None:
+    def add_hot(self, hits: int, h1: int, h2: int, client: int, sequence: int) -> None:
+        item = hits, h1, h2, client, sequence
         if len(self.hot) < HOT_ITEMS:
-            heapq.heappush(self.hot, (hits, h1, h2))
-        elif hits > self.hot[0][0]:
-            heapq.heapreplace(self.hot, (hits, h1, h2))
+            heapq.heappush(self.hot, item)
+        elif item > self.hot[0]:
+            heapq.heapreplace(self.hot, item)
 
     def to_row(self) -> TallyRow:
         unknown = [(who, why, count) for (who, why), count in self.unknown.items() if count]
@@ -171,13 +172,5 @@ class Tally:
         for name, count in other.counts:
             self.counts[name] += count
         self.delays = [mine + theirs for mine, theirs in zip(self.delays, other.delays, strict=True)]
-        for hits, h1, h2 in other.hot:
-            self.add_hot(hits, h1, h2)
-
-
-class Replayed(NamedTuple):
-    """A row of `spark.schema.REPLAYED`: one of the three is there, the others are None. ``finding``: as a row."""
-
-    finding: tuple[Any, ...] | None = None
-    pending: PendingChange | None = None
-    tally: TallyRow | None = None
+        for item in other.hot:
+            self.add_hot(*item)

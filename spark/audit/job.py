@@ -5,26 +5,23 @@ Theory of operation
 
 A value is stale if a change that its position lacks was acknowledged before it was served. To decide that for every
 action, the audit brings together all rows of one item: its changes, invalidations, fills and hits. There is one
-shuffle, by item, and it moves numbers only. Everything that is not of one item is small: the driver collects it once,
-and it travels to the executors in the closure of the replay.
+shuffle, by item, and it moves numbers only. Everything that is not of one item is small, and known before anything is
+judged.
 
 ::
 
     archive: changes                            history: actions
-      |          |                                |          |
-      |          +--- read_archive                |          +--- take_stock, find_published
-      |               order, damages, times       |               clients, lives, acknowledged raises
-      |                         |                 |                         |
-      |                         +------ survey_history: on the driver ------+
+      |          |                                       |
+      |     read_archive                                 |
+      |       order, damages, times                      |
+      |          |                                       |
+      v          v                                       v
+    ChangeStep   +--------- Archive ----------------> ActionStep
+    a row for each item of a change         a row for each fill, invalidation and hit, positions resolved;
+      |                                     stock, lives, acknowledged raises: told beside the rows
       |                                           |         |
-      |                                     Archive, Names, Knowledge
-      v                                           |         |
-    encode_changes                          encode_actions  |
-    a row for each item of a change         a row for each fill, invalidation and hit;
-      |                                     positions resolved to places
-      |                                           |         |
-      +-------------- ReplayRow ------------------+         | broadcast
-                          | + rows of the former audit      |
+      +-------------- ReplayRow ------------------+         v
+                          | + rows of the former audit   Names, Knowledge
                           v                                 |
       ===== THE SHUFFLE: by item (h1, h2) ==============    |
                           |                                 |
@@ -32,91 +29,99 @@ and it travels to the executors in the closure of the replay.
                        judge, many items at once <----------+
                           |
                           v
-      Replayed:  Finding       PendingChange       TallyRow, one for each partition
-                    |                |                 |
-                    v                |                 v
-         judge_clocks drops          |        Tally, added up on the driver
-         what rests on a wrong       |                 |
-         clock                       |                 |
-                    |                v                 |
-                    |              State               |
-                    v           (next audit)           v
-         name_violations                            Summary
-         findings are broadcast to the records
-         of the history that show them
+                 Finding, PendingChange, Tally
+                    |                |        |
+                    v                v        v
+         judge_clocks drops        Carry   Summary
+         what rests on a wrong   (next audit)
+         clock
+                    |
+                    v
+         read_records: the records of the
+         history that show what was found
                     |
                     v
                 violations
 
-A clean audit has no findings, so it joins nothing after the replay. Called by ``spark.audit``'s main.
+The steps read and judge batches of columns. An engine runs them: one process, or Spark. Called by ``spark.audit``'s
+main.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
+import numpy
 import pyarrow
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
+from freshness.errors import FormatError
 from spark.audit import verdict
-from spark.audit.actions import encode_actions, encode_changes
-from spark.audit.evidence import Names, name_violations
-from spark.audit.finding import Finding, Knowledge, PendingChange, Replayed, Rules, Tally
+from spark.audit.engine.step import Engine, Tables
+from spark.audit.evidence import Names, name_violations, read_records
+from spark.audit.finding import Finding, Knowledge, PendingChange, Reference, Rules, Tally, TallyRow
+from spark.audit.kernel.arrays import number_items, to_numbers
 from spark.audit.kernel.judge import judge
-from spark.audit.part import AuditPart, find_items
-from spark.audit.state import State
+from spark.audit.part import AuditPart
+from spark.audit.recording import RecordedFiles
+from spark.audit.row import IN_PART
+from spark.audit.schema import FINDING, PENDING, TALLY, to_table
+from spark.audit.state import Carry, State
 from spark.audit.summary import Summary, summarize
-from spark.audit.survey import Survey, survey_history
-from spark.batch import Batches, BatchFunction, to_batches
-from spark.schema import FINDING, REPLAY, REPLAYED
+from spark.audit.survey import survey_history
 
-ROWS_PER_BATCH_MAX: Final = 20_000
-ROWS_PER_PIECE: Final = 250_000
-"""A piece is in memory as a whole, with up to 1,000 bytes for each row."""
-PIECES_MIN: Final = 8
+FINDINGS_MAX: Final = 1_000_000
+"""The most findings that one audit can list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result. ``violations`` (`VIOLATION`) and what ``state`` refers to are persisted until `close`."""
+    """The result. ``violations`` as `VIOLATION`. ``carry``: what can be saved for the next audit until `close`."""
 
     summary: Summary
-    violations: DataFrame
-    state: State
-    _held: tuple[DataFrame, ...]
+    violations: pyarrow.Table
+    carry: Carry
 
     def close(self) -> None:
-        for frame in self._held:
-            frame.unpersist()
+        self.carry.shuffled.close()
 
 
 def audit(
-    changes: DataFrame,
-    actions: DataFrame,
+    engine: Engine,
+    changes: RecordedFiles,
+    actions: RecordedFiles,
     *,
     rules: Rules | None = None,
     as_of_us: int | None = None,
     previous: State | None = None,
-    partitions: int | None = None,
+    pieces: int | None = None,
     part: AuditPart | None = None,
 ) -> Audit:
     """Audit recorded history that continues ``previous``. ``rules.as_of_us`` is set from ``as_of_us``, which is by
     default a little before the archive's end. ``part``: the only items that are judged, without a ``previous``.
-    Raises `FormatError` for history that cannot be understood."""
+    Raises `FormatError` for history that cannot be understood, and for more than `FINDINGS_MAX` findings."""
     assert part is None or previous is None, "a state is never of a part"
-    survey = survey_history(changes, actions, rules or Rules(0), as_of_us, previous)
-    rows = encode_rows(changes, actions, survey, previous, part)
-    replayed = replay_rows(rows, survey.rules, survey.known, partitions or count_pieces(survey)).persist()
+    survey = survey_history(
+        engine,
+        changes,
+        actions,
+        rules or Rules(0),
+        as_of_us=as_of_us,
+        previous=previous,
+        part=part,
+        pieces=pieces,
+    )
+    replayed = survey.shuffled.reduce("replay", JudgeStep(survey.rules, survey.known, part is not None))
     tally = sum_tallies(replayed)
-    findings, wrong_clocks = judge_clocks(replayed, tally, survey.names)
-    items = previous.items if previous else None
-    violations = name_violations(findings, survey.names, changes, actions, survey.damages, items)
-    state = _carry(rows, replayed, survey, changes, actions, items)
+    findings, wrong_clocks = judge_clocks(_read_findings(replayed), tally, survey.names)
+    shown = [*(it.evidence for it in findings), *(it.evidence for it in survey.damages)]
+    hot = {Reference("hit", client, sequence): hits for hits, _, _, client, sequence in tally.hot}
+    records = read_records(engine, changes, actions, chain(*shown, hot))
+    items = previous.items if previous else {}
+    violations = name_violations(findings, survey.damages, survey.names, records, items)
     summary = summarize(
         violations,
         tally,
@@ -125,157 +130,121 @@ def audit(
         survey.stock,
         survey.rules,
         wrong_clocks,
-        changes,
-        actions,
+        [(records[each[1:]].items[0], hits) for each, hits in hot.items() if each[1:] in records],
     )
-    held = (survey.published, replayed, violations)
-    return Audit(replace(summary, part=str(part or "")), violations, state, held)
+    pending = replayed.get("pending", PENDING.empty_table())
+    carry = Carry(survey.kept, engine, survey.shuffled, changes, actions, pending, items)
+    return Audit(replace(summary, part=str(part or "")), violations, carry)
 
 
-# -- rows ------------------------------------------------------------------------------------------------
+# -- the step that judges --------------------------------------------------------------------------------
 
 
-def encode_rows(
-    changes: DataFrame,
-    actions: DataFrame,
-    survey: Survey,
-    previous: State | None = None,
-    part: AuditPart | None = None,
-) -> DataFrame:
-    """All rows of the replay (`REPLAY`), those that a former audit kept too."""
-    rows = encode_changes(changes, survey.archive.duplicates)
-    rows = rows.unionByName(encode_actions(actions, survey.lineages))
-    if part is not None:
-        rows = rows.join(find_items(changes, part), ["h1", "h2"], "left_semi")
-    return rows if previous is None else rows.unionByName(previous.rows)
+@dataclass(frozen=True, slots=True)
+class JudgeStep:
+    """A step for each piece: ``findings``, ``pending``, and one ``tally``. ``is_part``: only items with a change that
+    is marked are judged."""
 
+    rules: Rules
+    known: Knowledge
+    is_part: bool
 
-def count_pieces(survey: Survey) -> int:
-    """How many pieces the replay is cut into: by its rows, and not by the cores that happen to be there."""
-    transactions = sum(lineage.last - lineage.first + 1 for lineage in survey.archive.lineages.values())
-    rows = transactions + sum(each.actions for each in survey.stock)
-    return max(PIECES_MIN, -(-rows // ROWS_PER_PIECE))
-
-
-def replay_rows(rows: DataFrame, rules: Rules, known: Knowledge, partitions: int) -> DataFrame:
-    """Rows (`REPLAY`) in any order become what was found (`REPLAYED`): one shuffle, no sort."""
-    return rows.repartition(partitions, "h1", "h2").mapInArrow(replayer(rules, known), REPLAYED)
-
-
-# -- on the executors ------------------------------------------------------------------------------------
-
-
-def replayer(rules: Rules, known: Knowledge) -> BatchFunction:
-    """Batches of `REPLAY` become batches of `REPLAYED`, with one tally for the partition."""
-
-    def run(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        tally, schema = Tally(), to_arrow_schema(REPLAY)
-        # A join before the shuffle makes columns that cannot be null, which is another schema.
-        pieces = [pyarrow.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches]
-        table = pyarrow.Table.from_batches(pieces, schema)
-
-        def results() -> Iterator[Replayed]:
-            for found in judge(table, rules, known, tally):
-                yield _replayed(found)
-            yield Replayed(tally=tally.to_row())
-
-        yield from to_batches(results(), to_arrow_schema(REPLAYED), ROWS_PER_BATCH_MAX)
-
-    return run
+    def __call__(self, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+        tally = Tally()
+        rows = _choose_part(table) if self.is_part else table
+        found: list[Finding] = []
+        pending: list[PendingChange] = []
+        for each in judge(rows, self.rules, self.known, tally):
+            if isinstance(each, PendingChange):
+                pending.append(each)
+            else:
+                found.append(each)
+        if found:
+            yield "findings", to_table(map(_cells, found), FINDING)
+        if pending:
+            yield "pending", to_table(pending, PENDING)
+        yield "tally", to_table([tally.to_row()], TALLY)
 
 
 _cells = attrgetter(*FINDING.names)
 
 
-def _replayed(found: Finding | PendingChange) -> Replayed:
-    return Replayed(pending=found) if isinstance(found, PendingChange) else Replayed(finding=_cells(found))
+def _choose_part(table: pyarrow.Table) -> pyarrow.Table:
+    """The rows of items that are marked, without the marks."""
+    columns = to_numbers(table)
+    item, flags = number_items(columns["h1"], columns["h2"]), columns["flags"]
+    chosen = numpy.isin(item, item[flags & IN_PART > 0])
+    place = table.schema.get_field_index("flags")
+    unmarked = table.set_column(place, "flags", pyarrow.array(flags & ~numpy.int32(IN_PART)))
+    return unmarked.filter(pyarrow.array(chosen))
 
 
 # -- what the replay found -------------------------------------------------------------------------------
 
 
-def sum_tallies(replayed: DataFrame) -> Tally:
-    """The counts of all partitions."""
+def sum_tallies(replayed: Tables) -> Tally:
+    """The counts of all pieces."""
     total = Tally()
-    for row in replayed.where(F.col("tally").isNotNull()).select("tally.*").toLocalIterator():
-        total.add(row)
+    for row in replayed["tally"].to_pylist() if "tally" in replayed else ():
+        lists = {
+            name: [tuple(each.values()) for each in row[name]]
+            for name in ("hits", "unknown", "counts", "hot")
+        }
+        total.add(TallyRow(**{**row, **lists}))
     return total
 
 
-def judge_clocks(replayed: DataFrame, tally: Tally, names: Names) -> tuple[DataFrame, frozenset[int]]:
-    """The findings (`FINDING`) that stand, and the clients whose clocks are wrong.
+def _read_findings(replayed: Tables) -> list[Finding]:
+    if "findings" not in replayed:
+        return []
+    table = replayed["findings"]
+    if table.num_rows > FINDINGS_MAX:
+        kinds = {row["values"]: row["counts"] for row in table.column("kind").value_counts().to_pylist()}
+        told = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(kinds.items()))
+        raise FormatError(
+            f"more than {FINDINGS_MAX:,} violations ({told})",
+            hint="they cannot all be listed: audit a shorter span, or one key range",
+        )
+    found = []
+    for row in table.to_pylist():
+        evidence = tuple(Reference(**each) for each in row["evidence"])
+        found.append(Finding(**{**row, "evidence": evidence, "clients": tuple(row["clients"])}))
+    return found
+
+
+def judge_clocks(
+    findings: Iterable[Finding], tally: Tally, names: Names
+) -> tuple[list[Finding], frozenset[int]]:
+    """The findings that stand, and the clients whose clocks are wrong.
 
     A finding that rests on a wrong clock proves nothing: it is counted as unknown in ``tally``, and so are the hits
     of such a client. Each wrong clock is one finding itself.
     """
-    findings = replayed.where(F.col("finding").isNotNull()).select("finding.*")
-    is_clock = F.col("kind") == verdict.CLOCK_ANOMALY
-    clocks = _once_for_each_client(findings.where(is_clock))
-    rows: list[Any] = (
-        findings.where(is_clock).select(F.explode("clients").alias("client")).distinct().collect()
+    clocks: dict[tuple[str, tuple[int, ...]], list[Finding]] = {}
+    others = []
+    for each in findings:
+        if each.kind == verdict.CLOCK_ANOMALY:
+            clocks.setdefault((each.failure, each.clients), []).append(each)
+        else:
+            others.append(each)
+    wrong = frozenset(client for _, clients in clocks for client in clients)
+    stand = [each for each in others if wrong.isdisjoint(each.clients)]
+    if wrong:
+        resting = sum(each.count for each in others if not wrong.isdisjoint(each.clients))
+        tally.unknown[0, verdict.WRONG_CLOCK] += resting
+        for who in [who for who in tally.hits if names.client_of(who) in wrong]:
+            tally.unknown[who, verdict.WRONG_CLOCK] += sum(tally.hits.pop(who))
+    return [*stand, *map(_merge_clocks, clocks.values())], wrong
+
+
+def _merge_clocks(its: list[Finding]) -> Finding:
+    """All anomalies of one clock, shown by the first; they concern no item."""
+    first = min(its, key=lambda each: (each.first_us, each.h1, each.h2))
+    return replace(
+        first,
+        h1=0,
+        h2=0,
+        count=sum(each.count for each in its),
+        last_us=max(each.last_us for each in its),
+        longest_us=max(each.longest_us for each in its),
     )
-    wrong = frozenset(row["client"] for row in rows)
-    if not wrong:
-        return findings, wrong
-    rests_on_it = F.arrays_overlap("clients", F.array(*map(F.lit, sorted(wrong))))
-    (row,) = findings.where(~is_clock & rests_on_it).agg(F.sum("count").alias("count")).collect()
-    tally.unknown[0, verdict.WRONG_CLOCK] += row["count"] or 0
-    for who in [who for who in tally.hits if names.client_of(who) in wrong]:
-        tally.unknown[who, verdict.WRONG_CLOCK] += sum(tally.hits.pop(who))
-    return findings.where(~is_clock & ~rests_on_it).unionByName(clocks), wrong
-
-
-def _once_for_each_client(clocks: DataFrame) -> DataFrame:
-    return (
-        clocks.groupBy("kind", "failure", "clients")
-        .agg(
-            F.lit(0).cast("long").alias("h1"),
-            F.lit(0).cast("int").alias("h2"),
-            *(F.first(name).alias(name) for name in ("node", "version", "lineage", "who")),
-            F.sum("count").alias("count"),
-            F.min_by("evidence", "first_us").alias("evidence"),
-            F.min("first_us").alias("first_us"),
-            F.max("last_us").alias("last_us"),
-            F.max("longest_us").alias("longest_us"),
-        )
-        .select(*clocks.columns)
-    )
-
-
-# -- what the next audit gets ----------------------------------------------------------------------------
-
-
-def _carry(
-    rows: DataFrame,
-    replayed: DataFrame,
-    survey: Survey,
-    changes: DataFrame,
-    actions: DataFrame,
-    before: DataFrame | None,
-) -> State:
-    pending = replayed.where(F.col("pending").isNotNull()).select("pending.*")
-    return State(
-        rows=rows,
-        pending=pending,
-        items=_name_items(pending, changes, actions, survey.rules.as_of_us, before),
-        archive=survey.archive,
-        known=survey.known,
-        names=survey.names,
-        sequences=survey.sequences,
-        raises=survey.raises,
-        told=survey.told,
-        as_of_us=survey.rules.as_of_us,
-    )
-
-
-def _name_items(
-    pending: DataFrame, changes: DataFrame, actions: DataFrame, as_of_us: int, before: DataFrame | None
-) -> DataFrame:
-    """(h1, h2, item) of what is pending, and of actions that are judged next time: their records are here only."""
-    item = F.col("item")
-    hashed = F.xxhash64(item).alias("h1"), F.hash(item).alias("h2"), item
-    now = changes.select(F.explode("items").alias("item")).select(*hashed)
-    known = now if before is None else now.unionByName(before)
-    open_items = known.join(pending, ["h1", "h2"], "left_semi")
-    late = actions.where((F.col("end_us") > as_of_us) & item.isNotNull()).select(*hashed)
-    return open_items.unionByName(late).dropDuplicates(["h1", "h2"])

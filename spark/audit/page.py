@@ -12,7 +12,8 @@ from html import escape
 from math import floor, log10
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+import pyarrow
+from pyarrow import fs, parquet
 
 from spark.audit import verdict
 from spark.audit.summary import DIMENSIONS, GROUPS_MAX, WITHIN_SECONDS, Nines, Summary, conclude
@@ -45,15 +46,19 @@ svg .soft { fill: var(--soft) } svg { max-width: 100% }
 """
 
 
-def write_report(summary: Summary, violations: DataFrame, folder: Folder) -> None:
+def write_report(summary: Summary, violations: pyarrow.Table, folder: Folder) -> None:
     """Write ``violations`` (Parquet), ``summary.json`` and ``report.html`` into the folder, in place of the last."""
-    violations.write.mode("overwrite").parquet(f"{folder.uri}/violations")
+    filesystem = folder.filesystem
+    if filesystem.get_file_info(f"{folder.path}/violations").type == fs.FileType.Directory:
+        filesystem.delete_dir(f"{folder.path}/violations")
+    filesystem.create_dir(f"{folder.path}/violations")
+    parquet.write_table(violations, f"{folder.path}/violations/violations.parquet", filesystem=filesystem)
     texts = {
         "summary.json": json.dumps(summary.to_json(), indent=2, ensure_ascii=False) + "\n",
         "report.html": format_page(summary),
     }
     for name, text in texts.items():
-        with folder.filesystem.open_output_stream(f"{folder.path}/{name}") as stream:
+        with filesystem.open_output_stream(f"{folder.path}/{name}") as stream:
             stream.write(text.encode())
 
 

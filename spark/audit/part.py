@@ -12,19 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-import pyarrow
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from freshness.config.settings import ShardingFunction
 from freshness.errors import ConfigError, FormatError
 from freshness.keys.keyrange import KeyRange
 from freshness.values.json import from_json
-from spark.batch import Batches, BatchFunction
 
 _FUNCTIONS: Final = "freshness.database.sharding"
-_ITEMS: Final = "items array<binary>"
-_SCHEMA: Final = pyarrow.schema([("items", pyarrow.list_(pyarrow.binary()))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +61,10 @@ class AuditPart:
             )
         return any(map(self._contains, values))
 
+    def holds_change(self, table: str, before: str | None, after: str | None) -> bool:
+        """As `holds`, of images as JSON."""
+        return self.holds([json.loads(text) for text in (before, after) if text is not None], table)
+
     def _contains(self, value: Any) -> bool:
         from freshness.database.sharding import keyspace_id  # its packages are needed for parts alone
 
@@ -75,29 +72,3 @@ class AuditPart:
             return self.key_range.contains(keyspace_id(self.function, from_json(value)))
         except FormatError:
             return True
-
-
-def find_items(changes: DataFrame, part: AuditPart) -> DataFrame:
-    """(h1, h2) of the items of a part, each once."""
-    rows = changes.where(F.size("items") > 0).select("items", "table", "before", "after")
-    item = F.col("item")
-    items = rows.mapInArrow(_chooser(part), _ITEMS).select(F.explode("items").alias("item"))
-    return items.select(F.xxhash64(item).alias("h1"), F.hash(item).alias("h2")).distinct()
-
-
-def _chooser(part: AuditPart) -> BatchFunction:
-    def choose(batches: Batches) -> Any:
-        for batch in batches:
-            rows = zip(
-                *(batch.column(name).to_pylist() for name in ("table", "before", "after")), strict=True
-            )
-            chosen = [
-                part.holds([json.loads(text) for text in images if text is not None], table)
-                for table, *images in rows
-            ]
-            yield pyarrow.RecordBatch.from_arrays(
-                [batch.column("items").filter(pyarrow.array(chosen)).cast(_SCHEMA.field(0).type)],
-                schema=_SCHEMA,
-            )
-
-    return choose

@@ -85,6 +85,7 @@ class ItemReplay:
     __slots__ = (
         "_fills",
         "_findings",
+        "_first_hit",
         "_h1",
         "_h2",
         "_hits",
@@ -110,6 +111,7 @@ class ItemReplay:
         self._nodes: dict[int, bool] = {}
         self._was_recorded = False
         self._hits = 0
+        self._first_hit = 0, 0
         self.pending: list[PendingChange] = []
 
     # -- changes and their invalidations ------------------------------------------------------------------
@@ -272,6 +274,8 @@ class ItemReplay:
         self._was_recorded |= bool(entry.flags & JUDGED)
         if not self._is_told(entry, span):
             return
+        if not self._hits:
+            self._first_hit = span.client, span.sequence
         self._hits += 1
         standing = self._standing(entry)
         if standing.unknown:
@@ -429,7 +433,7 @@ class ItemReplay:
     def finish(self) -> list[Finding]:
         tally = self._tally
         if self._hits:
-            tally.add_hot(self._hits, self._h1, self._h2)
+            tally.add_hot(self._hits, self._h1, self._h2, *self._first_hit)
         tally.counts["items changed"] += bool(self._logs)
         if self._nodes:
             tally.counts["items recorded"] += 1

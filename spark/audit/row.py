@@ -34,6 +34,8 @@ BELOW_FLOOR: Final = 64
 """A fill: its position lacks the floor that came with it."""
 JUDGED: Final = 128
 """Judged by an earlier audit: it is only context now."""
+IN_PART: Final = 256
+"""A change of an item that belongs to the part that is judged; unknown to the judge."""
 
 NO_NUMBER: Final = -(1 << 63)
 """Stands for null in a column of integers."""

@@ -10,125 +10,228 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
+import numpy
 import pyarrow
-from pyarrow import fs
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow.compute
+from numpy.typing import NDArray
+from pyarrow import fs, parquet
 
 from freshness.errors import ConfigError, FormatError
 from spark.audit.archive import Archive, RunRow, rebuild
+from spark.audit.engine.step import Engine, ScanPart, Shuffled, Told
 from spark.audit.evidence import Names, Who
 from spark.audit.finding import Knowledge, Life
+from spark.audit.hashing import hash_items
+from spark.audit.kernel.arrays import number_items, to_numbers
+from spark.audit.recording import RecordedFiles, open_rows, read_parts
 from spark.audit.row import CHANGE, HIT, JUDGED
+from spark.audit.schema import ITEM, REPLAY
 from spark.audit.timeline import Run
-from spark.folder import Folder
-from spark.schema import PENDING, REPLAY
+from spark.folder import Folder, open_folder
 
-STATE_VERSION: Final = 3
+STATE_VERSION: Final = 4
 MANIFEST: Final = "manifest.json"
 DRAFT: Final = ".draft"
+ITEMS: Final = "items.parquet"
+SMALL: Final = "small.json"
 _GENERATION: Final = re.compile(r"[0-9]{8}-[0-9a-f]{32}")
-ITEMS: Final = "h1 long, h2 int, item binary"
+_FILE: Final = pyarrow.schema([("path", pyarrow.string()), ("rows", pyarrow.int64())])
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """``rows`` as `REPLAY`. ``pending`` as `PENDING`. ``told``: gaps reported, as (lineage, source, first number).
+class Kept:
+    """All that is small. ``told``: gaps reported, as (lineage, source, first number)."""
 
-    ``items``: (h1, h2, item), the names of what is pending: the next audit may not see them otherwise.
-    """
-
-    rows: DataFrame
-    pending: DataFrame | None
-    items: DataFrame
     archive: Archive
     known: Knowledge
     names: Names
-    sequences: dict[str, int]
+    sequences: Mapping[str, int]
     raises: frozenset[tuple[int, str, int]]
     told: frozenset[tuple[int, str, int]]
     as_of_us: int
 
 
-def keep_rows(state: State, carry_us: int) -> DataFrame:
-    """The rows that the next audit needs, with what is judged marked as such."""
-    assert state.pending is not None, "only an audit's own state can be saved"
-    rows, as_of_us = state.rows, state.as_of_us
-    since_us = as_of_us - carry_us
-    of_change = F.col("kind") == CHANGE
-    changes = rows.where(of_change)
-    waiting = changes.join(state.pending, PENDING.names, "left_semi")
-    judged = _judged(changes.join(state.pending, PENDING.names, "left_anti"))
-    others = rows.where(~of_change & (F.col("kind") != HIT))
-    late = others.where(F.col("begin_us") > as_of_us)
-    early = _judged(others.where(F.col("begin_us") <= as_of_us))
-    hits = rows.where(F.col("kind") == HIT)
-    places = _judged(hits.where(F.col("begin_us") <= as_of_us)).dropDuplicates(["h1", "h2", "node"])
-    kept = waiting.unionByName(late).unionByName(places)
-    kept = kept.unionByName(hits.where(F.col("begin_us") > as_of_us))
-    for frame, place, order in ((judged, "lineage", "ordinal"), (early, "node", "begin_us")):
-        kept = kept.unionByName(frame.where(F.col("begin_us") > since_us))
-        kept = kept.unionByName(_newest(frame.where(F.col("begin_us") <= since_us), place, order))
-    return kept.select(*REPLAY.names)
+@dataclass(frozen=True, slots=True)
+class State:
+    """As it was saved. ``rows`` as `REPLAY`. ``items``: by (h1, h2), the names of what is pending: the next audit may
+    not see them otherwise."""
+
+    kept: Kept
+    rows: RecordedFiles
+    items: Mapping[tuple[int, int], bytes]
 
 
-def _judged(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("flags", F.col("flags").bitwiseOR(F.lit(JUDGED)))
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """All that an audit hands on. ``pending`` as `PENDING`; ``items``: those of the state that it continued."""
+
+    kept: Kept
+    engine: Engine
+    shuffled: Shuffled
+    changes: RecordedFiles
+    actions: RecordedFiles
+    pending: pyarrow.Table
+    items: Mapping[tuple[int, int], bytes]
 
 
-def _newest(rows: DataFrame, place: str, order: str) -> DataFrame:
-    """The newest row of each item and kind in each place, a lineage or a node."""
-    whole = F.max_by(F.struct(*REPLAY.names), order).alias("row")
-    return rows.groupBy("h1", "h2", "kind", place).agg(whole).select("row.*")
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+def keep_rows(table: pyarrow.Table, pending: pyarrow.Table, as_of_us: int, carry_us: int) -> pyarrow.Table:
+    """The rows of a piece (`REPLAY`) that the next audit needs, with what is judged marked as such."""
+    columns = to_numbers(table)
+    item = number_items(columns["h1"], columns["h2"])
+    kind, begin_us, since_us = columns["kind"], columns["begin_us"], as_of_us - carry_us
+    is_change, is_hit = kind == CHANGE, kind == HIT
+    is_open = numpy.where(is_change, _find_waiting(columns, pending), begin_us > as_of_us)
+    place = numpy.where(is_change, columns["lineage"], columns["node"])
+    order = numpy.where(is_change, columns["ordinal"], begin_us)
+    is_old = ~is_open & (is_hit | (begin_us <= since_us))
+    old = numpy.flatnonzero(is_old)
+    sorted_rows = old[numpy.lexsort([values[old] for values in (columns["row"], order, place, kind, item)])]
+    # The newest of each kind in each place, a lineage or a node.
+    has_newer = numpy.zeros(len(old), numpy.bool_)
+    has_newer[:-1] = numpy.logical_and.reduce(
+        [values[sorted_rows][1:] == values[sorted_rows][:-1] for values in (place, kind, item)]
+    )
+    kept = ~is_old
+    kept[sorted_rows[~has_newer]] = True
+    flags = pyarrow.array(
+        numpy.where(is_open, columns["flags"], columns["flags"] | JUDGED).astype(numpy.int32)
+    )
+    marked = table.set_column(table.schema.get_field_index("flags"), "flags", flags)
+    return marked.filter(pyarrow.array(kept))
+
+
+def _find_waiting(columns: Mapping[str, NDArray[Any]], pending: pyarrow.Table) -> NDArray[numpy.bool_]:
+    names = pending.column_names
+    wanted = set(zip(*(pending.column(name).to_pylist() for name in names), strict=True))
+    waiting = numpy.zeros(len(columns["h1"]), numpy.bool_)
+    at = numpy.flatnonzero(numpy.isin(columns["h1"], pending.column("h1").to_numpy()))
+    rows = zip(at.tolist(), *(columns[name][at].tolist() for name in names), strict=True)
+    waiting[[place for place, *key in rows if tuple(key) in wanted]] = True
+    return waiting
+
+
+@dataclass(frozen=True, slots=True)
+class KeepStep:
+    """A step for each piece: rows that are kept go to a file, whose name is told (`_FILE`).
+
+    A task that is started again writes another file. Files whose names are not told are none of the state.
+    """
+
+    folder: str
+    path: str
+    pending: pyarrow.Table
+    as_of_us: int
+    carry_us: int
+
+    def __call__(self, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+        kept = keep_rows(table, self.pending, self.as_of_us, self.carry_us)
+        if kept.num_rows:
+            path = f"{self.path}/{uuid4().hex}.parquet"
+            parquet.write_table(kept, path, filesystem=open_folder(self.folder).filesystem)
+            yield "files", pyarrow.Table.from_arrays([[path], [kept.num_rows]], schema=_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemStep:
+    """A step: ``items`` (`ITEM`) of what is pending, and of actions that are judged next time."""
+
+    column: str
+    pending: pyarrow.Table
+    as_of_us: int
+
+    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
+        wanted = self.pending.column("h1").to_numpy()
+        for batch in read_parts(parts, [self.column, *(["end_us"] if self.column == "item" else [])]):
+            items = batch.column(self.column)
+            if self.column == "item":
+                is_late = pyarrow.compute.greater(batch.column("end_us"), self.as_of_us)
+                items = items.filter(pyarrow.compute.and_(is_late, items.is_valid())).unique()
+            else:
+                items = items.flatten().unique()
+            h1, h2 = hash_items(items)
+            chosen = numpy.isin(h1, wanted) if self.column == "items" else numpy.ones(len(h1), numpy.bool_)
+            columns = (
+                pyarrow.array(h1[chosen]),
+                pyarrow.array(h2[chosen]),
+                items.filter(pyarrow.array(chosen)),
+            )
+            yield "items", pyarrow.Table.from_arrays(list(columns), schema=ITEM)
+
+
+def _name_items(carry: Carry) -> pyarrow.Table:
+    """`ITEM`; records of what is pending are in this part of the history only."""
+    pending, as_of_us = carry.pending, carry.kept.as_of_us
+    told = [ITEM.empty_table()]
+    if pending.num_rows:
+        step = ItemStep("items", pending, as_of_us)
+        found = carry.engine.scan("items that are pending", carry.changes.parts, step)
+        told += [found["items"]] if "items" in found else []
+    found = carry.engine.scan(
+        "items of later actions", carry.actions.parts, ItemStep("item", pending, as_of_us)
+    )
+    told += [found["items"]] if "items" in found else []
+    wanted = set(zip(pending.column("h1").to_pylist(), pending.column("h2").to_pylist(), strict=True))
+    before = [(h1, h2, item) for (h1, h2), item in carry.items.items() if (h1, h2) in wanted]
+    told.append(pyarrow.Table.from_pylist([dict(zip(ITEM.names, row, strict=True)) for row in before], ITEM))
+    return pyarrow.concat_tables(told).group_by(ITEM.names).aggregate([])
 
 
 # -- the folder ------------------------------------------------------------------------------------------
 
 
-def save_state(state: State, folder: Folder, carry_us: int) -> None:
+def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
     """Write a new generation into the folder, which may be that of the state that was continued. ``carry_us``: how
     far back rows are kept.
 
     Its manifest comes last, and names every file with its size. Until then the former generation is the state. That
     one stays for those who read it; what is older is deleted.
     """
-    session, filesystem = state.rows.sparkSession, folder.filesystem
+    filesystem = folder.filesystem
     former = _find_generations(folder)
     number = max((int(name.partition("-")[0]) for name in former), default=0) + 1
     name = f"{number:08d}-{uuid4().hex}"
-    place = f"{folder.uri}/{name}"
-    keep_rows(state, carry_us).write.parquet(f"{place}/rows")
-    state.items.write.parquet(f"{place}/items")
-    table = session.createDataFrame([(text,) for text in _format(state)], "text string")
-    table.coalesce(1).write.parquet(f"{place}/small")
-    inside = f"{folder.path}/{name}"
-    manifest = {"version": STATE_VERSION, "files": _list_files(folder, name)}
-    with filesystem.open_output_stream(f"{inside}/{MANIFEST}{DRAFT}") as stream:
+    place = f"{folder.path}/{name}"
+    filesystem.create_dir(f"{place}/rows")
+    step = KeepStep(folder.name, f"{place}/rows", carry.pending, carry.kept.as_of_us, carry_us)
+    told = carry.shuffled.reduce("rows for the next audit", step).get("files", _FILE.empty_table())
+    counts = zip(told.column("path").to_pylist(), told.column("rows").to_pylist(), strict=True)
+    rows = {path.removeprefix(f"{place}/"): [count] for path, count in counts}
+    parquet.write_table(_name_items(carry), f"{place}/{ITEMS}", filesystem=filesystem)
+    with filesystem.open_output_stream(f"{place}/{SMALL}") as stream:
+        stream.write("\n".join(_format(carry.kept)).encode())
+    files = _find_sizes(folder, name, [*rows, ITEMS, SMALL])
+    manifest = {"version": STATE_VERSION, "files": files, "rows": rows}
+    with filesystem.open_output_stream(f"{place}/{MANIFEST}{DRAFT}") as stream:
         stream.write(json.dumps(manifest).encode())
-    filesystem.move(f"{inside}/{MANIFEST}{DRAFT}", f"{inside}/{MANIFEST}")
+    filesystem.move(f"{place}/{MANIFEST}{DRAFT}", f"{place}/{MANIFEST}")
     newest = max((each for each, has_manifest in former.items() if has_manifest), default="")
     for each in former:
         if each < newest:
             filesystem.delete_dir(f"{folder.path}/{each}")
 
 
-def load_state(session: SparkSession, folder: Folder) -> State:
+def load_state(folder: Folder) -> State:
     """Read what `save_state` wrote last. Raises `ConfigError` where there is none, `FormatError` for one of another
     version and for one that is not whole."""
     whole = sorted(name for name, has_manifest in _find_generations(folder).items() if has_manifest)
     if not whole:
-        raise ConfigError(f"{folder.uri} holds no state of an audit", hint="it is written by --save-state")
-    _check_files(folder, whole[-1])
-    place = f"{folder.uri}/{whole[-1]}"
-    texts = [row["text"] for row in session.read.parquet(f"{place}/small").collect()]
-    rows = session.read.schema(REPLAY).parquet(f"{place}/rows")
-    items = session.read.schema(ITEMS).parquet(f"{place}/items")
-    return _parse(rows, items, texts)
+        raise ConfigError(f"{folder.name} holds no state of an audit", hint="it is written by --save-state")
+    place = f"{folder.path}/{whole[-1]}"
+    counts = _check_files(folder, whole[-1])
+    rows = open_rows(folder, {f"{place}/{path}": count for path, count in counts.items()}, REPLAY)
+    with folder.filesystem.open_input_stream(f"{place}/{SMALL}") as stream:
+        texts = stream.read().decode().splitlines()
+    items = parquet.read_table(f"{place}/{ITEMS}", filesystem=folder.filesystem).to_pydict()
+    named = {(h1, h2): item for h1, h2, item in zip(*(items[name] for name in ITEM.names), strict=True)}
+    return State(_parse(texts), rows, named)
 
 
 def _find_generations(folder: Folder) -> dict[str, bool]:
@@ -137,23 +240,22 @@ def _find_generations(folder: Folder) -> dict[str, bool]:
     try:
         infos = filesystem.get_file_info(fs.FileSelector(folder.path, allow_not_found=True))
     except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{folder.uri} cannot be read: {error}", hint="is it the right folder?") from error
+        raise ConfigError(f"{folder.name} cannot be read: {error}", hint="is it the right folder?") from error
     names = [info.base_name for info in infos if _GENERATION.fullmatch(info.base_name)]
     manifests = filesystem.get_file_info([f"{folder.path}/{name}/{MANIFEST}" for name in names])
     return {name: info.type == fs.FileType.File for name, info in zip(names, manifests, strict=True)}
 
 
-def _list_files(folder: Folder, name: str) -> dict[str, int]:
-    """Sizes of the files of Parquet in a generation, by their paths in it."""
-    root = f"{folder.path}/{name}"
-    infos = folder.filesystem.get_file_info(fs.FileSelector(root, recursive=True))
-    return {
-        info.path.rpartition(f"{name}/")[2]: info.size for info in infos if info.path.endswith(".parquet")
-    }
+def _find_sizes(folder: Folder, name: str, paths: Iterable[str]) -> dict[str, int | None]:
+    """Sizes of files of a generation; None for one that is not there."""
+    wanted = list(paths)
+    infos = folder.filesystem.get_file_info([f"{folder.path}/{name}/{path}" for path in wanted])
+    return {path: info.size for path, info in zip(wanted, infos, strict=True)}
 
 
-def _check_files(folder: Folder, name: str) -> None:
-    """Raises `FormatError` unless the generation has the files of its manifest, and no others."""
+def _check_files(folder: Folder, name: str) -> dict[str, list[int]]:
+    """The files of rows, and how many each has. Raises `FormatError` unless the generation has the files of its
+    manifest. Others are of tasks that were started twice."""
     with folder.filesystem.open_input_stream(f"{folder.path}/{name}/{MANIFEST}") as stream:
         manifest = json.loads(stream.read())
     if manifest["version"] != STATE_VERSION:
@@ -161,17 +263,20 @@ def _check_files(folder: Folder, name: str) -> None:
             f"state of version {manifest['version']}, this program reads {STATE_VERSION}",
             hint="audit without it once",
         )
-    files, found = manifest["files"], _list_files(folder, name)
-    wrong = sorted(path for path in files.keys() | found.keys() if files.get(path) != found.get(path))
+    files = manifest["files"]
+    found = _find_sizes(folder, name, files)
+    wrong = sorted(path for path, size in files.items() if found[path] != size)
     if wrong:
         raise FormatError(
-            f"{folder.uri}/{name}/{wrong[0]} is not as it was saved: it has {found.get(wrong[0], 'no')} bytes, "
-            f"and had {files.get(wrong[0], 'none')}",
+            f"{folder.name}/{name}/{wrong[0]} is not as it was saved: it has {found[wrong[0]] or 'no'} bytes, "
+            f"and had {files[wrong[0]]}",
             hint="restore the folder as a whole, or audit without it once",
         )
+    rows: dict[str, list[int]] = manifest["rows"]
+    return rows
 
 
-def _format(state: State) -> Iterator[str]:
+def _format(state: Kept) -> Iterator[str]:
     """JSON texts, each (what, contents)."""
     archive, known = state.archive, state.known
     yield json.dumps(["span", [state.as_of_us, archive.bucket, archive.end_us]])
@@ -191,7 +296,7 @@ def _format(state: State) -> Iterator[str]:
         yield json.dumps(["times", [number, list(times.items())]])
 
 
-def _parse(rows: DataFrame, items: DataFrame, texts: list[str]) -> State:
+def _parse(texts: Iterable[str]) -> Kept:
     parts: dict[str, Any] = {}
     times: dict[int, dict[int, int]] = {}
     for text in texts:
@@ -218,10 +323,7 @@ def _parse(rows: DataFrame, items: DataFrame, texts: list[str]) -> State:
         {who: Who(it[0], it[1], tuple(it[2]), it[3], tuple(it[4])) for who, it in parts["whos"]},
         dict(parts["clients"]),
     )
-    return State(
-        rows,
-        None,
-        items,
+    return Kept(
         archive,
         known,
         names,

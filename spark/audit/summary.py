@@ -1,6 +1,6 @@
 """The result of an audit as a value: how fresh what was served was, what was wrong, what is not known.
 
-Knows Spark only to collect the few rows that are shown. Called by the audit; written by `spark.audit.page`.
+Called by the audit; written by `spark.audit.page`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
+import pyarrow
 from rich.console import Console
 from rich.table import Table
 
@@ -120,17 +119,16 @@ class Summary:
 
 
 def summarize(
-    violations: DataFrame,
+    violations: pyarrow.Table,
     tally: Tally,
     names: Names,
     archive: Archive,
     stock: Iterable[Stock],
     rules: Rules,
     wrong_clocks: Iterable[int],
-    changes: DataFrame,
-    actions: DataFrame,
+    hot: Sequence[tuple[bytes, int]],
 ) -> Summary:
-    """The summary of an audit. ``violations`` as `VIOLATION`."""
+    """The summary of an audit. ``violations`` as `VIOLATION`; ``hot``: items and their hits."""
     did: Counter[str] = Counter()
     for each in stock:
         did[each.action] += each.actions
@@ -154,11 +152,11 @@ def summarize(
         nines=_nines(tally, names),
         audited=Share.of_counts(tally.counts["items changed and recorded"], items[0]),
         poisoned=Share.of_counts(tally.counts["items with poison"], items[1]),
-        found=_count(violations),
+        found=_count(shown := violations.to_pylist()),
         unknown={why: count for why, count in unknown.items() if count},
         wrong_clocks=sorted(names.names.get(client, str(client)) for client in wrong_clocks),
-        hot=_name_hot(tally, changes, actions),
-        examples=_examples(violations),
+        hot=sorted(((_show(item), hits) for item, hits in hot), key=lambda pair: (-pair[1], pair[0])),
+        examples=_examples(shown),
     )
 
 
@@ -213,45 +211,44 @@ def _within(histogram: Sequence[int]) -> dict[str, Share]:
 # -- what is shown ---------------------------------------------------------------------------------------
 
 
-def _count(violations: DataFrame) -> list[ViolationCount]:
-    rows: list[Any] = (
-        violations.groupBy("kind", "failure")
-        .agg(
-            F.count("*").alias("entries"),
-            F.sum("count").alias("actions"),
-            F.max("longest_us").alias("longest_us"),
-        )
-        .collect()
-    )
+def _count(violations: Iterable[Mapping[str, Any]]) -> list[ViolationCount]:
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for each in violations:
+        groups.setdefault((each["kind"], each["failure"]), []).append(each)
     order = list(verdict.KIND_BY_NAME)
     found = [
         ViolationCount(
-            row["kind"], row["failure"], row["entries"], row["actions"], (row["longest_us"] or 0) / 1e6
+            kind,
+            failure,
+            len(its),
+            sum(each["count"] for each in its),
+            max(each["longest_us"] for each in its) / 1e6,
         )
-        for row in rows
+        for (kind, failure), its in groups.items()
     ]
     return sorted(found, key=lambda it: (order.index(it.kind), it.failure))
 
 
-def _examples(violations: DataFrame) -> list[dict[str, Any]]:
-    order = Window.partitionBy("kind").orderBy(
-        F.desc("longest_us"), F.desc("count"), "item", "version", "first_us", "clients", "evidence"
-    )
-    first = violations.withColumn("rank", F.row_number().over(order)).where(
-        F.col("rank") <= EXAMPLES_PER_KIND
-    )
+def _examples(violations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The worst of each kind."""
+    groups: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in verdict.KIND_BY_NAME}
+    for each in violations:
+        groups[each["kind"]].append(each)
     shown = []
-    for row in sorted(
-        first.collect(), key=lambda row: (list(verdict.KIND_BY_NAME).index(row["kind"]), row["rank"])
-    ):
-        held = row.asDict(recursive=True)
-        held.pop("rank")
-        held["item"] = (
-            None if held["item"] is None else bytes(held["item"]).decode("ascii", "backslashreplace")
-        )
-        held["evidence"] = _parse_evidence(held["evidence"])
-        shown.append(held)
+    for its in groups.values():
+        for each in sorted(its, key=_rank)[:EXAMPLES_PER_KIND]:
+            item = None if each["item"] is None else _show(each["item"])
+            shown.append({**each, "item": item, "evidence": _parse_evidence(each["evidence"])})
     return shown
+
+
+def _rank(it: Mapping[str, Any]) -> tuple[Any, ...]:
+    order = (it["item"] or b"", it["version"] or 0, it["first_us"] or 0, it["clients"], it["evidence"])
+    return -it["longest_us"], -it["count"], *order
+
+
+def _show(item: bytes) -> str:
+    return item.decode("ascii", "backslashreplace")
 
 
 def _parse_evidence(text: str) -> list[Any]:
@@ -260,23 +257,6 @@ def _parse_evidence(text: str) -> list[Any]:
         if isinstance(record, dict) and isinstance(record.get("record"), str):
             record["record"] = json.loads(record["record"])
     return records
-
-
-def _name_hot(tally: Tally, changes: DataFrame, actions: DataFrame) -> list[tuple[str, int]]:
-    if not tally.hot:
-        return []
-    session = changes.sparkSession
-    wanted = session.createDataFrame(
-        [(h1, h2, hits) for hits, h1, h2 in tally.hot], "h1 long, h2 int, hits long"
-    )
-    items = actions.where(F.col("action") == "hit").select(
-        F.xxhash64("item").alias("h1"), F.hash("item").alias("h2"), "item"
-    )
-    rows: list[Any] = (
-        items.join(F.broadcast(wanted), ["h1", "h2"]).groupBy("item", "hits").agg(F.lit(1)).collect()
-    )
-    named = [(bytes(row["item"]).decode("ascii", "backslashreplace"), row["hits"]) for row in rows]
-    return sorted(named, key=lambda pair: (-pair[1], pair[0]))
 
 
 def print_summary(summary: Summary, console: Console) -> None:

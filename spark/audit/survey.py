@@ -1,97 +1,127 @@
-"""The survey that the driver makes before the shuffle: the archive's order, and all of the history that is small.
+"""The survey before the replay: the archive's order, and all of the history that is small.
 
 It collects the clients, nodes and objects, the lives of nodes, the statements that changed whole tables, and the gaps
-in the evidence itself. Every executor judges by the `Knowledge` that is made of them. Called by the audit.
+in the evidence itself. Every piece is judged by the `Knowledge` that is made of them. The rows of the replay are read
+and divided by the same steps, so that the actions are read once. Called by the audit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
-
-from pyspark.sql import DataFrame
+from typing import Final
 
 from freshness.errors import FormatError
-from spark.audit.actions import Stock, collect_lives, collect_raise_acks, find_published, take_stock
-from spark.audit.archive import RAISES_MAX, Archive, Damage, find_raises, read_archive
-from spark.audit.evidence import Names, find_gtid_gaps, find_recorder_gaps
+from spark.audit.actions import ActionStep, ChangeStep, RowStep, Stock, read_stock
+from spark.audit.archive import Archive, Damage, read_archive
+from spark.audit.engine.step import Engine, PlannedScan, Shuffled
+from spark.audit.evidence import Names, find_archive_holes, find_gtid_gaps, find_recorder_gaps
 from spark.audit.finding import Knowledge, Life, Rules
-from spark.audit.state import State
-from spark.audit.timeline import Lineage
+from spark.audit.part import AuditPart
+from spark.audit.published import PublishedStep, read_acks, read_held, read_lives
+from spark.audit.recording import RecordedFiles
+from spark.audit.state import Kept, State
 
 SETTLE_US: Final = 5_000_000
 """How long before the archive's end an audit stops by itself: what was committed then may not be archived yet."""
+ROWS_PER_PIECE: Final = 250_000
+"""A piece is in memory as a whole, with up to 1,000 bytes for each row."""
+PIECES_MIN: Final = 8
+PIECES_MAX: Final = 256
+"""More pieces only where they would be larger than `ROWS_PER_LARGE_PIECE`: each task writes to each piece."""
+ROWS_PER_LARGE_PIECE: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """``rules``: with the time up to which actions are judged. ``lineages``: of the archive, by name. ``published``:
-    how far nodes had come, persisted until the audit is closed. ``damages``: of the evidence itself. ``raises``,
-    ``sequences`` and ``told`` are those of the `State` that the audit hands on."""
+    """``rules``: with the time up to which actions are judged. ``shuffled``: the rows of the replay, in their pieces;
+    its owner closes it. ``damages``: of the evidence itself. ``kept``: what the next audit gets."""
 
     rules: Rules
-    archive: Archive
-    lineages: Mapping[str, Lineage]
+    shuffled: Shuffled
     stock: Sequence[Stock]
-    published: DataFrame
-    known: Knowledge
-    names: Names
     damages: Sequence[Damage]
-    raises: frozenset[tuple[int, str, int]]
-    sequences: dict[str, int]
-    told: frozenset[tuple[int, str, int]]
+    kept: Kept
+
+    @property
+    def archive(self) -> Archive:
+        return self.kept.archive
+
+    @property
+    def known(self) -> Knowledge:
+        return self.kept.known
+
+    @property
+    def names(self) -> Names:
+        return self.kept.names
 
 
 def survey_history(
-    changes: DataFrame, actions: DataFrame, rules: Rules, as_of_us: int | None, previous: State | None
+    engine: Engine,
+    changes: RecordedFiles,
+    actions: RecordedFiles,
+    rules: Rules,
+    *,
+    as_of_us: int | None = None,
+    previous: State | None = None,
+    part: AuditPart | None = None,
+    pieces: int | None = None,
 ) -> Survey:
-    """Read the archive's order and take stock of the actions. Raises `FormatError` for history that cannot be
-    understood."""
-    archive = read_archive(changes, rules, previous.archive if previous else None)
+    """Read the archive's order, divide all rows into pieces, and take stock of the actions. Raises `FormatError` for
+    history that cannot be understood."""
+    before = previous.kept if previous else None
+    archive = read_archive(engine, changes, rules, before.archive if before else None)
     if not archive.lineages:
         raise FormatError(
             "the archive is empty", hint="nothing can be proved without the changes; is it the right folder?"
         )
     lineages = {lineage.name: lineage for lineage in archive.lineages.values()}
-    stock = take_stock(actions)
-    published = find_published(actions, lineages).persist()
-    raises = _collect_raises(changes, previous)
-    recorded = find_recorder_gaps(stock, lineages, previous)
-    told = previous.told if previous else frozenset()
-    gaps = find_gtid_gaps(actions, archive, told)
-    return Survey(
-        rules=replace(rules, as_of_us=archive.end_us - SETTLE_US if as_of_us is None else as_of_us),
-        archive=archive,
-        lineages=lineages,
-        stock=stock,
-        published=published,
-        known=_know(archive, stock, raises, published, recorded.lost, previous),
-        names=Names.of(archive, stock, previous),
-        damages=(*archive.damages, *recorded.damages, *gaps),
-        raises=raises,
-        sequences=recorded.sequences,
-        told=told | {(gap.number, gap.source, gap.first) for gap in gaps},
+    raises = archive.raises | (before.raises if before else frozenset())
+    told = before.told if before else frozenset()
+    holes = find_archive_holes(archive, told)
+    published = PublishedStep(lineages, sorted({(number, ordinal) for number, _, ordinal in raises}), holes)
+    rows = previous.rows if previous else RecordedFiles(())
+    count = pieces or count_pieces(changes.rows + actions.rows + rows.rows)
+    shuffled = engine.shuffle(
+        "changes and actions",
+        [
+            PlannedScan(changes.parts, ChangeStep(count, archive.duplicates, part)),
+            PlannedScan(actions.parts, ActionStep(count, lineages, published)),
+            PlannedScan(rows.parts, RowStep(count)),
+        ],
+        count,
     )
+    stock = read_stock(shuffled.told["stock"]) if "stock" in shuffled.told else []
+    recorded = find_recorder_gaps(stock, lineages, before.sequences if before else {})
+    gaps = find_gtid_gaps(holes, read_held(shuffled.told.get("held")))
+    used = replace(rules, as_of_us=archive.end_us - SETTLE_US if as_of_us is None else as_of_us)
+    kept = Kept(
+        archive=archive,
+        known=_know(
+            archive, stock, raises, shuffled, recorded.lost, before.known if before else Knowledge({})
+        ),
+        names=Names.of(archive, stock, before.names if before else None),
+        sequences=recorded.sequences,
+        raises=raises,
+        told=told | {(gap.number, gap.source, gap.first) for gap in gaps},
+        as_of_us=used.as_of_us,
+    )
+    return Survey(used, shuffled, stock, (*archive.damages, *recorded.damages, *gaps), kept)
 
 
-def _collect_raises(changes: DataFrame, previous: State | None) -> frozenset[tuple[int, str, int]]:
-    rows: list[Any] = find_raises(changes).limit(RAISES_MAX + 1).collect()
-    if len(rows) > RAISES_MAX:
-        raise FormatError(
-            f"more than {RAISES_MAX:,} statements changed whole tables", hint="audit a shorter span"
-        )
-    new = frozenset((row["number"], row["table"], row["ordinal"]) for row in rows)
-    return new | (previous.raises if previous else frozenset())
+def count_pieces(rows: int) -> int:
+    """How many pieces the replay is cut into: by its rows, and not by the cores that happen to be there."""
+    small, large = -(-rows // ROWS_PER_PIECE), -(-rows // ROWS_PER_LARGE_PIECE)
+    return max(PIECES_MIN, min(PIECES_MAX, small), large)
 
 
 def _know(
     archive: Archive,
     stock: Sequence[Stock],
     raises: frozenset[tuple[int, str, int]],
-    published: DataFrame,
+    shuffled: Shuffled,
     lost: frozenset[int],
-    previous: State | None,
+    before: Knowledge,
 ) -> Knowledge:
     numbers = {lineage.name: number for number, lineage in archive.lineages.items()}
     by_table: dict[tuple[int, str], list[int]] = {}
@@ -102,13 +132,12 @@ def _know(
         for name in each.lineages:
             if name in numbers:
                 since[numbers[name]] = min(since.get(numbers[name], each.begin_us), each.begin_us)
-    before = previous.known if previous else Knowledge({})
     acks = {**before.raise_acks}
-    for key, end_us in collect_raise_acks(published, raises).items():
+    for key, end_us in read_acks(shuffled.told.get("acks")).items():
         acks[key] = min(end_us, acks.get(key, end_us))
     return Knowledge(
         lineages=archive.lineages,
-        lives=_merge_lives(before.lives, collect_lives(published)),
+        lives=_merge_lives(before.lives, read_lives(shuffled.told.get("lives"))),
         raises=by_table,
         raise_acks=acks,
         tables={**before.tables, **{each.who: each.tables for each in stock if each.tables}},

@@ -330,12 +330,14 @@ class _Piece:
         counts["items recorded"] += int(recorded.sum())
         counts["items changed and recorded"] += int((changed & recorded).sum())
         hits = numpy.bincount(self._told_hits.item, minlength=size)
-        hottest = numpy.argsort(hits)[-HOT_ITEMS:]
-        first = numpy.zeros(size, numpy.int64)
-        first[items] = numpy.arange(len(items))
+        h1, h2 = numpy.zeros(size, numpy.int64), numpy.zeros(size, numpy.int64)
+        h1[items], h2[items] = self._columns["h1"], self._columns["h2"]
+        hottest = numpy.lexsort((h2, h1, hits))[-HOT_ITEMS:]
         for item in hottest[hits[hottest] > 0].tolist():
-            row = first[item]
-            self._tally.add_hot(int(hits[item]), int(self._columns["h1"][row]), int(self._columns["h2"][row]))
+            mine = self._told_hits.where(self._told_hits.item == item)
+            first = numpy.lexsort((mine["sequence"], mine["client"], mine["begin_us"]))[0]
+            reference = int(mine["client"][first]), int(mine["sequence"][first])
+            self._tally.add_hot(int(hits[item]), int(h1[item]), int(h2[item]), *reference)
 
     # -- witnesses ----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Positions of many actions at once: columns of texts become packed stamps, as `read_stamps` makes them one by one.
+"""Positions of many actions at once: columns of texts become packed stamps, as `Lineage.place` makes them one by one.
 
 Nearly every position names one interval of each source, and few interrupt the archive's order. Such positions are
 placed by searches in sorted arrays; every other text goes to `Lineage.place`, each once. Called by
@@ -382,17 +382,20 @@ def lacks(flavor: str, position: str, floor: str) -> bool:
         return False
 
 
+_WORDS: Final = STAMP.itemsize // 8
+
+
 def _pack(stamps: NDArray[Any], counts: Integers, extras: Integers) -> pyarrow.BinaryArray:
-    """As `spark.audit.row.pack_stamps`, for rows with these numbers of stamps."""
-    starts = to_starts(STAMP.itemsize + 8 * stamps["extras"].astype(numpy.int64))
-    data = numpy.zeros(int(starts[-1]), numpy.uint8)
-    data[starts[:-1][:, None] + numpy.arange(STAMP.itemsize)] = stamps.view(numpy.uint8).reshape(
-        -1, STAMP.itemsize
-    )
+    """As `spark.audit.row.pack_stamps`, for rows with these numbers of stamps. Written in words of 8 bytes."""
     of = stamps["extras"].astype(numpy.int64)
-    within = spread(numpy.zeros(len(of), numpy.int64), of)
-    at = numpy.repeat(starts[:-1] + STAMP.itemsize, of) + 8 * within
-    data[at[:, None] + numpy.arange(8)] = extras.view(numpy.uint8).reshape(-1, 8)
-    bounds = starts[to_starts(counts)].astype(numpy.int32)
+    starts = to_starts(_WORDS + of)
+    heads = stamps.view(numpy.int64).reshape(-1, _WORDS)
+    if len(extras):
+        data = numpy.empty(int(starts[-1]), numpy.int64)
+        data[starts[:-1, None] + numpy.arange(_WORDS)] = heads
+        data[spread(starts[:-1] + _WORDS, of)] = extras
+    else:
+        data = heads.reshape(-1)
+    bounds = (8 * starts[to_starts(counts)]).astype(numpy.int32)
     buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(data)]
     return pyarrow.BinaryArray.from_buffers(pyarrow.binary(), len(counts), buffers)

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 
 from freshness.errors import ConfigError
-from spark.folder import open_file, open_folder, open_local, spell
+from spark.folder import open_folder, open_local
 from spark.stream.archive_folder import ArchiveFolder
 
 
@@ -25,12 +25,12 @@ from spark.stream.archive_folder import ArchiveFolder
         ("file://{here}/with%20space", "with space"),
     ],
 )
-def test_a_path_is_one_of_this_machine_for_spark_too(
+def test_a_path_is_one_of_this_machine(
     text: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = open_folder(text.format(here=tmp_path))
-    assert (folder.uri, folder.path) == (f"file://{tmp_path}/{path}", f"{tmp_path}/{path}")
+    assert folder.name == folder.path == f"{tmp_path}/{path}"
     assert isinstance(folder.filesystem, fs.LocalFileSystem)
     assert open_local(text.format(here=tmp_path)) == tmp_path / path
 
@@ -53,17 +53,10 @@ def test_a_uri_is_no_local_folder(text: str) -> None:
         open_local(text)
 
 
-def test_s3_has_the_scheme_of_who_opens_it() -> None:
-    for scheme in ("s3", "s3a", "s3n"):
-        assert spell(f"{scheme}://b/x:y", "s3a") == "s3a://b/x:y"
-        assert spell(f"{scheme}://b/x:y", "s3") == "s3://b/x:y"
-    assert spell("gs://b/x", "s3a") == "gs://b/x"
-
-
-def test_a_file_is_found_as_spark_names_it(tmp_path: Path) -> None:
-    (tmp_path / "a b%c").write_text("x")
-    filesystem, path = open_file(f"file://{tmp_path}/a%20b%25c")
-    assert filesystem.get_file_info(path).size == 1
+def test_s3_has_several_schemes_and_is_one_store() -> None:
+    folders = [open_folder(f"{scheme}://b/x:y?region=r") for scheme in ("s3", "s3a", "s3n")]
+    assert {type(folder.filesystem) for folder in folders} == {fs.S3FileSystem}
+    assert {folder.path for folder in folders} == {"b/x:y"}
 
 
 def test_an_archive_is_the_same_folder_for_an_executor(

@@ -7,23 +7,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark.audit.finding import Finding, Knowledge, PendingChange, Rules, Tally
 from spark.audit.kernel.judge import judge, read_rows
 from spark.audit.replay import replay
 from spark.audit.row import NO_NUMBER, ReplayRow
-from spark.schema import REPLAY
+from spark.audit.schema import REPLAY
 
 
 def to_table(rows: Sequence[ReplayRow]) -> pyarrow.Table:
     """`REPLAY`, with nulls as an audit has them."""
-    schema = to_arrow_schema(REPLAY)
     arrays = []
-    for column, field in zip(zip(*rows, strict=True), schema, strict=True):
+    for column, field in zip(zip(*rows, strict=True), REPLAY, strict=True):
         missing = NO_NUMBER if field.type == pyarrow.int64() else None
         arrays.append(pyarrow.array([None if value == missing else value for value in column], field.type))
-    return pyarrow.Table.from_arrays(arrays, schema=schema)
+    return pyarrow.Table.from_arrays(arrays, schema=REPLAY)
 
 
 def judge_both(table: pyarrow.Table, rules: Rules, known: Knowledge) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,16 +8,15 @@ from typing import Any, Final
 import pyarrow
 import pytest
 
-from spark.audit.actions import read_stamps
 from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
 from spark.audit.row import BELOW_FLOOR, unpack_stamps
-from spark.audit.timeline import Lineage, Run, build_chains
+from spark.audit.timeline import MALFORMED, Lineage, Run, build_chains
+from tests.unit.spark.audit.stamps import read_stamps
 
 SIDS: Final = tuple(f"{letter * 8}-71ca-11e1-9e33-c80aa9429562" for letter in "abc")
 TYPES: Final = {
     name: pyarrow.list_(pyarrow.binary() if name == "lives" else pyarrow.string()) for name in STAMP_COLUMNS
 }
-_PART, _LIST = "\x1e", "\x1f"
 
 
 def lineage_of(name: str, flavor: str, random: Random) -> Lineage:
@@ -83,12 +82,6 @@ def row_of(lineages: dict[str, Lineage], random: Random) -> dict[str, list[Any]]
     return row
 
 
-def text_of(row: dict[str, list[Any]]) -> str:
-    lives = [life.hex().upper() for life in row["lives"]]
-    parts = (row["lineages"], row["epochs"], lives, row["positions"], row["floors"])
-    return _PART.join(_LIST.join(part) for part in parts)
-
-
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
 @pytest.mark.parametrize("hundred", range(5))
 def test_stamps_of_columns_are_those_of_each_row(flavor: str, hundred: int) -> None:
@@ -103,7 +96,7 @@ def test_stamps_of_columns_are_those_of_each_row(flavor: str, hundred: int) -> N
         columns = {name: pyarrow.array([row[name] for row in rows], types[name]) for name in STAMP_COLUMNS}
         stamps, flags = encode_stamps(lineages, columns)
         for row, packed, flag in zip(rows, stamps.to_pylist(), flags.tolist(), strict=True):
-            expected, below = read_stamps(lineages, text_of(row))
+            expected, below = read_stamps(lineages, *(row[name] for name in STAMP_COLUMNS))
             assert (list(unpack_stamps(packed)), flag) == (expected, below), (seed, row)
     assert below in (0, BELOW_FLOOR)
 
@@ -116,3 +109,12 @@ def test_rows_without_anything_have_no_stamps() -> None:
     columns = {name: pyarrow.array([[], None], types[name]) for name in STAMP_COLUMNS}
     stamps, flags = encode_stamps({}, columns)
     assert (stamps.to_pylist(), flags.tolist()) == ([b"", b""], [0, 0])
+
+
+def test_columns_of_different_lengths_are_a_position_that_cannot_be_read() -> None:
+    lists: dict[str, list[Any]] = {"lineages": ["a"], "epochs": ["1"], "lives": [b""], "floors": []}
+    lists["positions"] = [f"{SIDS[0]}:1", f"{SIDS[0]}:2"]
+    columns = {name: pyarrow.array([lists[name]], TYPES[name]) for name in STAMP_COLUMNS}
+    stamps, _ = encode_stamps({"a": lineage_of("a", "mysql", Random(1))}, columns)
+    [stamp] = unpack_stamps(stamps[0].as_py())
+    assert stamp.place.flags == MALFORMED

@@ -16,7 +16,6 @@ import pytest
 from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
 from spark.audit import itemlog, timeline, verdict
-from spark.audit.actions import read_stamps
 from spark.audit.finding import Finding, Knowledge, Life, Rules, Tally
 from spark.audit.kernel.judge import judge
 from spark.audit.page import format_page, format_percent, format_seconds
@@ -139,14 +138,6 @@ def test_a_clock_set_back_does_not_make_later_commits_earlier() -> None:
     lineage = lineage_of(run_of(1, 1, 20))
     assert lineage.lifted(10, 3 * SECOND) == 9 * SECOND
     assert lineage.lifted(10, 30 * SECOND) == 30 * SECOND
-
-
-def test_columns_of_different_lengths_are_a_position_that_cannot_be_read() -> None:
-    lineage = lineage_of(run_of(1, 1, 20))
-    (stamp,), _ = read_stamps(
-        {"shop/-": lineage}, "\x1e".join(("shop/-", "1", "", f"{SID}:1\x1f{SID}:2", ""))
-    )
-    assert stamp.place.flags == timeline.MALFORMED
 
 
 # -- one item --------------------------------------------------------------------------------------------

@@ -16,39 +16,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow
 import pytest
 from pyarrow import parquet
-from pyspark.sql import DataFrame, SparkSession
 
 from freshness.errors import ConfigError, FormatError
 from freshness.history.columns import VERSION_KEY
 from spark.audit import __main__ as command
 from spark.audit import verdict
+from spark.audit.engine.local import LocalEngine
+from spark.audit.engine.step import Engine
 from spark.audit.finding import Rules
-from spark.audit.job import ROWS_PER_BATCH_MAX, Audit, audit, encode_rows
+from spark.audit.job import Audit, audit
 from spark.audit.part import AuditPart
+from spark.audit.recording import RecordedFiles, open_actions, open_changes
 from spark.audit.state import load_state, save_state
 from spark.audit.survey import survey_history
 from spark.folder import open_folder
-from spark.history import read_actions, read_changes
-from spark.session import open_session
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, Expected, Planted, plant
-from tests.simulation.recorded import EPOCH_US, Row, arrow_schema, record, write_rows
+from tests.simulation.recorded import EPOCH_US, Row, record, write_rows
 from tests.unit.spark.audit.both import judge_both
 
 WORLDS: Final = int(os.environ.get("FRESHNESS_AUDIT_WORLDS", "400"))
 PARTS_WORLDS: Final = 120
 """Worlds whose audits in parts are compared with an audit of the whole."""
 RULES: Final = Rules(0)
-PARTITIONS: Final = 4
+PIECES: Final = 4
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    """One Spark session for the file."""
-    opened = open_session("tests", "local[2]", ROWS_PER_BATCH_MAX)
-    yield opened
-    opened.stop()
+@pytest.fixture
+def engine() -> Engine:
+    return LocalEngine()
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +64,8 @@ class Folders(NamedTuple):
     archive: str
     history: str
 
-    def read(self, session: SparkSession) -> tuple[DataFrame, DataFrame]:
-        return read_changes(session, self.archive), read_actions(session, self.history)
+    def read(self, engine: Engine) -> tuple[RecordedFiles, RecordedFiles]:
+        return open_changes(engine, self.archive), open_actions(engine, self.history)
 
 
 def write(worlds: Sequence[Planted], folder: Path) -> Folders:
@@ -78,16 +76,16 @@ def write(worlds: Sequence[Planted], folder: Path) -> Folders:
     )
 
 
-def run(session: SparkSession, folders: Folders, **options: Any) -> Audit:
-    options = {"rules": RULES, "as_of_us": AS_OF_US, "partitions": PARTITIONS, **options}
-    return audit(*folders.read(session), **options)
+def run(engine: Engine, folders: Folders, **options: Any) -> Audit:
+    options = {"rules": RULES, "as_of_us": AS_OF_US, "pieces": PIECES, **options}
+    return audit(engine, *folders.read(engine), **options)
 
 
 def found_in(result: Audit) -> Counter[Expected]:
     """What the audit found, each with how often."""
     found: Counter[Expected] = Counter()
-    for row in result.violations.collect():
-        item = None if row["item"] is None else bytes(row["item"])
+    for row in result.violations.to_pylist():
+        item = row["item"]
         named = item.decode() if item else row["lineage"] or next(iter(row["clients"]), None) or row["object"]
         (world,) = re.findall(r"^w\d+", named)
         found[Expected(world, row["kind"], row["failure"], item)] += row["count"]
@@ -98,30 +96,28 @@ def found_in(result: Audit) -> Counter[Expected]:
 
 
 def test_what_was_planted_is_found_and_nothing_else(
-    session: SparkSession, worlds: list[Planted], tmp_path: Path
+    engine: Engine, worlds: list[Planted], tmp_path: Path
 ) -> None:
     assert {world.plant for world in worlds} == {"", *(each.__name__ for each in PLANTS)}
-    result = run(session, write(worlds, tmp_path))
+    result = run(engine, write(worlds, tmp_path))
     expected = {each for world in worlds for each in world.expected}
     assert set(found_in(result)) == expected
     # A row may be newer than its token, by a change that a plant has taken out of the archive.
     assert set(result.summary.unknown) <= {verdict.WRONG_CLOCK, verdict.ROW_UNKNOWN}
     assert result.summary.exit_code == verdict.STALE_DATA
-    for row in result.violations.collect():
+    for row in result.violations.to_pylist():
         records = json.loads(row["evidence"])
         assert records, row
         assert all("record" in each for each in records), row
     result.close()
 
 
-def test_worlds_with_crashes_and_lag_are_clean(
-    session: SparkSession, worlds: list[Planted], tmp_path: Path
-) -> None:
+def test_worlds_with_crashes_and_lag_are_clean(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     clean = [world for world in worlds if not world.plant]
     assert len(clean) >= WORLDS / 4
     faults = {fault for world in clean for fault in world.history.options.faults}
     assert {"crash", "restart", "evict", "flush", "jump", "cut", "truncate", "lose_reply", "pause"} <= faults
-    result = run(session, write(clean, tmp_path))
+    result = run(engine, write(clean, tmp_path))
     summary = result.summary
     assert (summary.exit_code, summary.found, summary.unknown) == (verdict.CLEAN, [], {})
     assert sum(summary.staleness) > 1000
@@ -131,14 +127,18 @@ def test_worlds_with_crashes_and_lag_are_clean(
 
 
 def test_arrays_say_of_each_world_what_the_judge_says(
-    session: SparkSession, worlds: list[Planted], tmp_path: Path
+    engine: Engine, worlds: list[Planted], tmp_path: Path
 ) -> None:
-    changes, actions = write(worlds, tmp_path).read(session)
-    survey = survey_history(changes, actions, RULES, AS_OF_US, None)
-    table = encode_rows(changes, actions, survey).toArrow()
-    by_arrays, by_rows = judge_both(table, survey.rules, survey.known)
+    survey = survey_history(engine, *write(worlds, tmp_path).read(engine), RULES, as_of_us=AS_OF_US, pieces=1)
+    tables: list[pyarrow.Table] = []
+
+    def take(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+        tables.append(table)
+        yield from ()
+
+    survey.shuffled.reduce("all", take)
+    by_arrays, by_rows = judge_both(pyarrow.concat_tables(tables), survey.rules, survey.known)
     assert by_arrays == by_rows
-    survey.published.unpersist()
 
 
 # -- day by day ------------------------------------------------------------------------------------------
@@ -183,16 +183,14 @@ def _of_items(found: Counter[Expected]) -> Counter[Expected]:
 
 
 @pytest.mark.slow
-def test_two_days_are_one_audit_in_two_parts(
-    session: SparkSession, worlds: list[Planted], tmp_path: Path
-) -> None:
+def test_two_days_are_one_audit_in_two_parts(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     chosen = [world for world in worlds if world.plant not in _TIMELESS][:PARTS_WORLDS]
     split_us = EPOCH_US + 13_000_000
-    whole = run(session, write(chosen, tmp_path / "whole"))
+    whole = run(engine, write(chosen, tmp_path / "whole"))
     first, second = _days(chosen, tmp_path, split_us)
-    one = run(session, first, as_of_us=split_us - _SETTLE_US)
-    save_state(one.state, open_folder(str(tmp_path / "state")), HOUR)
-    two = run(session, second, previous=load_state(session, open_folder(str(tmp_path / "state"))))
+    one = run(engine, first, as_of_us=split_us - _SETTLE_US)
+    save_state(one.carry, open_folder(str(tmp_path / "state")), HOUR)
+    two = run(engine, second, previous=load_state(open_folder(str(tmp_path / "state"))))
     both, together = found_in(one) + found_in(two), found_in(whole)
     assert sum(found_in(one).values()) > 10
     assert sum(found_in(two).values()) > 10
@@ -220,11 +218,11 @@ def _with_rows(world: Planted) -> Planted:
 
 
 @pytest.mark.slow
-def test_parts_together_are_one_audit(session: SparkSession, worlds: list[Planted], tmp_path: Path) -> None:
+def test_parts_together_are_one_audit(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     chosen = [_with_rows(world) for world in worlds[:PARTS_WORLDS]]
     folders = write(chosen, tmp_path)
-    whole = run(session, folders)
-    parts = [run(session, folders, part=AuditPart.parse(text, "id:hash")) for text in ("-80", "80-")]
+    whole = run(engine, folders)
+    parts = [run(engine, folders, part=AuditPart.parse(text, "id:hash")) for text in ("-80", "80-")]
     one, two = (_of_items(found_in(part)) for part in parts)
     changed = {item for world in chosen for row in world.history.changes for item in row["items"]}
     together = _of_items(found_in(whole))
@@ -249,7 +247,7 @@ def test_parts_together_are_one_audit(session: SparkSession, worlds: list[Plante
     ],
 )
 def test_a_part_that_cannot_be_told_is_an_error(
-    session: SparkSession,
+    engine: Engine,
     worlds: list[Planted],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -258,7 +256,7 @@ def test_a_part_that_cannot_be_told_is_an_error(
 ) -> None:
     folders = write([_with_rows(worlds[0])], tmp_path)
     arguments = ["--archive", folders.archive, "--history", folders.history, "--report", str(tmp_path)]
-    assert command.main([*arguments, "--key-range=-80", *options], session) == 2
+    assert command.main([*arguments, "--key-range=-80", *options]) == 2
     err = capsys.readouterr().err
     assert told in err
     assert "Traceback" not in err
@@ -267,13 +265,11 @@ def test_a_part_that_cannot_be_told_is_an_error(
 # -- a hot key -------------------------------------------------------------------------------------------
 
 
-def test_hits_of_a_hot_key_are_all_counted(
-    session: SparkSession, worlds: list[Planted], tmp_path: Path
-) -> None:
+def test_hits_of_a_hot_key_are_all_counted(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     """20,000 hits more of one entry, half of them after it was invalidated."""
     world = next(world for world in worlds if world.plant == "stale_hit")
     (expected,) = world.expected
-    before = run(session, write([world], tmp_path / "before"))
+    before = run(engine, write([world], tmp_path / "before"))
     # The planted hit is the last one that was written down.
     stale = [row for row in world.history.actions if row["action"] == "hit" and row["item"] == expected.item][
         -1
@@ -287,7 +283,7 @@ def test_hits_of_a_hot_key_are_all_counted(
         world.history.clone(stale)
         world.history.clone(fresh)
     folders = write([world], tmp_path / "after")
-    after = run(session, folders)
+    after = run(engine, folders)
     assert found_in(after)[expected] == found_in(before)[expected] + 10_000
     assert sum(after.summary.staleness) == sum(before.summary.staleness) + 20_000
     hits = sum(row["item"] == expected.item for row in world.history.actions if row["action"] == "hit")
@@ -304,61 +300,61 @@ def good(worlds: list[Planted], tmp_path: Path) -> Folders:
     return write([world for world in worlds if not world.plant][:1], tmp_path)
 
 
-def test_a_truncated_file_is_an_error(session: SparkSession, good: Folders) -> None:
+def test_a_truncated_file_is_an_error(engine: Engine, good: Folders) -> None:
     path = Path(good.history) / "1.parquet"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(FormatError, match="no whole Parquet file"):
-        good.read(session)
+        good.read(engine)
 
 
-def test_another_version_is_an_error(session: SparkSession, good: Folders) -> None:
+def test_another_version_is_an_error(engine: Engine, good: Folders) -> None:
     path = Path(good.archive) / "1.parquet"
     table = parquet.read_table(path)
     parquet.write_table(
         table.replace_schema_metadata({**table.schema.metadata, VERSION_KEY.encode(): b"99"}), path
     )
     with pytest.raises(FormatError, match="version 99"):
-        good.read(session)
+        good.read(engine)
 
 
-def test_the_other_kind_of_file_is_an_error(session: SparkSession, good: Folders) -> None:
+def test_the_other_kind_of_file_is_an_error(engine: Engine, good: Folders) -> None:
     with pytest.raises(FormatError, match="holds actions, where changes were expected"):
-        read_changes(session, good.history)
+        open_changes(engine, good.history)
 
 
-def test_a_column_that_is_missing_is_an_error(session: SparkSession, good: Folders) -> None:
+def test_a_column_that_is_missing_is_an_error(engine: Engine, good: Folders) -> None:
     path = Path(good.history) / "1.parquet"
     parquet.write_table(parquet.read_table(path).drop_columns(["floors"]), path)
     with pytest.raises(FormatError, match="lacks the column floors"):
-        good.read(session)
+        good.read(engine)
 
 
 @pytest.mark.parametrize("name", ["empty", "absent"])
-def test_a_folder_without_files_is_an_error(session: SparkSession, tmp_path: Path, name: str) -> None:
+def test_a_folder_without_files_is_an_error(engine: Engine, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError):
-        read_changes(session, str(tmp_path / name))
+        open_changes(engine, str(tmp_path / name))
 
 
-def test_an_archive_without_rows_is_an_error(session: SparkSession, good: Folders, tmp_path: Path) -> None:
+def test_an_archive_without_rows_is_an_error(engine: Engine, good: Folders, tmp_path: Path) -> None:
     empty = Folders(write_rows("changes", [], tmp_path / "none"), good.history)
     with pytest.raises(FormatError, match="archive is empty"):
-        run(session, empty)
+        run(engine, empty)
 
 
-def test_a_history_without_rows_is_not_green(session: SparkSession, good: Folders, tmp_path: Path) -> None:
-    result = run(session, Folders(good.archive, write_rows("actions", [], tmp_path / "none")))
+def test_a_history_without_rows_is_not_green(engine: Engine, good: Folders, tmp_path: Path) -> None:
+    result = run(engine, Folders(good.archive, write_rows("actions", [], tmp_path / "none")))
     assert result.summary.exit_code == verdict.NOT_KNOWN
     assert result.summary.unknown == {verdict.NO_HISTORY: 1}
     result.close()
 
 
 def test_a_history_of_another_system_is_unknown(
-    session: SparkSession, worlds: list[Planted], good: Folders, tmp_path: Path
+    engine: Engine, worlds: list[Planted], good: Folders, tmp_path: Path
 ) -> None:
     """No archive for its span: not one hit can be judged, and all are counted."""
     other = next(world for world in worlds[4:] if not world.plant and _hits(world) > 10)
-    result = run(session, Folders(good.archive, write([other], tmp_path / "other").history))
+    result = run(engine, Folders(good.archive, write([other], tmp_path / "other").history))
     assert result.summary.exit_code == verdict.NOT_KNOWN
     assert result.summary.unknown[verdict.NO_POSITION] >= _hits(other)
     assert sum(result.summary.staleness) == 0
@@ -378,7 +374,7 @@ def _hits(world: Planted) -> int:
     ],
 )
 def test_rows_that_cannot_be_understood_are_an_error(
-    session: SparkSession, worlds: list[Planted], tmp_path: Path, column: str, value: Any, what: str
+    engine: Engine, worlds: list[Planted], tmp_path: Path, column: str, value: Any, what: str
 ) -> None:
     world = next(world for world in worlds if not world.plant and _hits(world))
     changes, actions = (
@@ -391,20 +387,14 @@ def test_rows_that_cannot_be_understood_are_an_error(
         write_rows("actions", actions, tmp_path / "history"),
     )
     with pytest.raises(FormatError, match=what):
-        run(session, folders)
-
-
-def test_schemas_are_those_of_the_history(session: SparkSession, good: Folders) -> None:
-    """What writers and readers share is one list of columns."""
-    for kind, frame in zip(("changes", "actions"), good.read(session), strict=True):
-        assert frame.columns == arrow_schema(kind).names
+        run(engine, folders)
 
 
 # -- the command -----------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_its_report(
-    session: SparkSession, worlds: list[Planted], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: Engine, worlds: list[Planted], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plants = ("", "stale_hit", "archive_gap")
     chosen = [world for name in plants for world in [each for each in worlds if each.plant == name][:7]]
@@ -419,21 +409,21 @@ def test_the_command_writes_its_report(
         "--json",
     ]
     options += ["--as-of", "2027-01-01T00:00:00Z", "--save-state", str(tmp_path / "state")]
-    assert command.main(options, session) == verdict.STALE_DATA
+    assert command.main(options) == verdict.STALE_DATA
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((tmp_path / "out/summary.json").read_text())
     assert {each["kind"] for each in printed["found"]} == {"stale_hit", "archive_gap"}
-    assert session.read.parquet(str(tmp_path / "out/violations")).count() == len(
+    assert parquet.read_table(tmp_path / "out/violations").num_rows == len(
         {each for world in chosen for each in world.expected}
     )
     page = (tmp_path / "out/report.html").read_text()
     assert "<svg" in page
     assert "stale hit" in page
-    assert load_state(session, open_folder(str(tmp_path / "state"))).archive.lineages
+    assert load_state(open_folder(str(tmp_path / "state"))).kept.archive.lineages
 
 
 def test_the_command_tells_mistakes_without_a_traceback(
-    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [
         "--archive",
@@ -443,7 +433,7 @@ def test_the_command_tells_mistakes_without_a_traceback(
         "--report",
         str(tmp_path / "out"),
     ]
-    assert command.main(options, session) == 2
+    assert command.main(options) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 

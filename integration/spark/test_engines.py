@@ -1,0 +1,145 @@
+"""All engines say the same of a history: one process, one with little memory, Spark, and Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+
+from integration.spark.connect_audit import audit_folders
+from spark.audit import __main__ as command
+from spark.audit.engine.cluster import SparkEngine
+from spark.audit.engine.local import LocalEngine
+from spark.audit.engine.step import Engine
+from spark.audit.finding import Rules
+from spark.audit.job import audit
+from spark.audit.recording import open_actions, open_changes
+from spark.audit.state import load_state, save_state
+from spark.folder import open_folder
+from tests.simulation.planted import AS_OF_US, HOUR, plant
+from tests.simulation.recorded import EPOCH_US, record, write_rows
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SEEDS: Final = range(40)
+
+
+class Written(NamedTuple):
+    """Where a history is."""
+
+    archive: str
+    history: str
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    logging.disable(logging.CRITICAL)  # what the production code logs of what is done to it
+    try:
+        worlds = [plant(record(seed), seed) for seed in SEEDS]
+    finally:
+        logging.disable(logging.NOTSET)
+    folder = tmp_path_factory.mktemp("recorded")
+    changes = [row for world in worlds for row in world.history.changes]
+    actions = [row for world in worlds for row in world.history.actions]
+    return Written(
+        write_rows("changes", changes, folder / "archive", files=5),
+        write_rows("actions", actions, folder / "history", files=7),
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(written: Written) -> dict[str, Any]:
+    told = audit_folders(LocalEngine(), *written)
+    assert len(told["violations"]) > 20
+    return told
+
+
+def test_spark_says_what_one_process_says(
+    session: SparkSession, written: Written, expected: dict[str, Any]
+) -> None:
+    assert audit_folders(SparkEngine(session), *written) == expected
+
+
+def test_rows_on_disk_are_judged_as_those_in_memory(written: Written, expected: dict[str, Any]) -> None:
+    assert audit_folders(LocalEngine(held_bytes_max=1 << 16), *written) == expected
+
+
+def two_days(engine: Engine, written: Written, folder: Path) -> tuple[list[Any], list[Any]]:
+    """What two audits say, of which the second one continues the first with no history of its own day."""
+    changes, actions = open_changes(engine, written.archive), open_actions(engine, written.history)
+    split_us = EPOCH_US + 7_000_000
+    first = audit(engine, changes, actions, rules=Rules(0), as_of_us=split_us, pieces=4)
+    save_state(first.carry, open_folder(str(folder)), HOUR)
+    first.close()
+    state = load_state(open_folder(str(folder)))
+    second = audit(engine, changes, actions, rules=Rules(0), as_of_us=AS_OF_US, previous=state, pieces=3)
+    second.close()
+    return first.violations.to_pylist(), second.violations.to_pylist()
+
+
+def test_a_state_of_spark_is_that_of_one_process(
+    session: SparkSession, written: Written, tmp_path: Path
+) -> None:
+    mine = two_days(SparkEngine(session), written, tmp_path / "spark")
+    assert mine == two_days(LocalEngine(), written, tmp_path / "local")
+    assert all(map(len, mine))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_spark_connect_says_what_one_process_says(written: Written, expected: dict[str, Any]) -> None:
+    """There the driver is elsewhere: a client has no context, no RDD and no JVM."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    program = [sys.executable, "-m", "integration.spark.connect_audit", *written]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4_000:]
+    assert json.loads(done.stdout) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "engine: local, for "),
+        (["--engine", "local"], "replay: "),
+        (["--master", "local[2]"], "replay, "),
+    ],
+)
+def test_the_engine_is_chosen_and_told(
+    session: SparkSession,
+    written: Written,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    told: str,
+) -> None:
+    places = ["--archive", written.archive, "--history", written.history, "--report", str(tmp_path / "out")]
+    assert command.main([*places, *options], session if "--master" in options else None) == 5
+    assert told in capsys.readouterr().err
+
+
+def test_one_process_needs_no_spark(written: Written, tmp_path: Path) -> None:
+    """Neither its packages nor Java are looked for."""
+    places = ["--archive", written.archive, "--history", written.history, "--report", str(tmp_path / "out")]
+    script = f"""
+import sys
+for name in ("pyspark", "py4j"):
+    sys.modules[name] = None
+from spark.audit.__main__ import main
+sys.exit(main({places}))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": "", "JAVA_HOME": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+    )
+    assert done.returncode == 5, done.stderr

@@ -1,0 +1,115 @@
+"""The engine of one process: for what fits one machine. Needs neither Java nor Spark.
+
+Rows of the shuffle are held in memory up to a limit, and go to temporary files beyond, so that the memory does not
+grow with the history.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow
+
+from spark.audit.engine.progress import Progress
+from spark.audit.engine.step import PieceStep, PlannedScan, ScanPart, ScanStep, Tables, collect
+from spark.folder import Folder, require_writable
+
+HELD_BYTES_MAX: Final = 2 << 30
+
+
+class LocalEngine:
+    """``held_bytes_max``: rows of a shuffle that are held in memory."""
+
+    def __init__(self, progress: Progress | None = None, held_bytes_max: int = HELD_BYTES_MAX) -> None:
+        self._progress, self._held_bytes_max = progress or Progress.none(), held_bytes_max
+
+    def scan(self, what: str, parts: Sequence[ScanPart], step: ScanStep) -> Tables:
+        return collect((str(name), table) for name, table in step(self._watch(what, parts)))
+
+    def shuffle(self, what: str, scans: Sequence[PlannedScan], pieces: int) -> LocalShuffled:
+        shuffled = LocalShuffled(self._progress, self._held_bytes_max)
+        parts = [part for scan in scans for part in scan.parts]
+        watched = iter(self._watch(what, parts))
+        told: list[tuple[str, pyarrow.Table]] = []
+        for scan in scans:
+            mine = (next(watched) for _ in scan.parts)
+            for name, table in scan.step(mine):
+                if isinstance(name, int):
+                    shuffled.add(name, table)
+                else:
+                    told.append((name, table))
+        shuffled.told = collect(told)
+        return shuffled
+
+    def _watch(self, what: str, parts: Sequence[ScanPart]) -> Iterator[ScanPart]:
+        with self._progress.watch(what, sum(part.rows for part in parts)) as done:
+            for part in parts:
+                yield part
+                done(part.rows)
+
+    def require_shared(self, folder: Folder) -> None:
+        require_writable(folder)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LocalShuffled:
+    """Rows in their pieces, in memory and in temporary files."""
+
+    told: Tables
+
+    def __init__(self, progress: Progress, held_bytes_max: int) -> None:
+        self.told = {}
+        self._progress, self._held_bytes_max = progress, held_bytes_max
+        self._held: dict[int, list[pyarrow.Table]] = {}
+        self._held_bytes = 0
+        self._rows: dict[int, int] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._files: dict[int, list[Path]] = {}
+
+    def add(self, piece: int, rows: pyarrow.Table) -> None:
+        self._held.setdefault(piece, []).append(rows)
+        self._rows[piece] = self._rows.get(piece, 0) + rows.num_rows
+        self._held_bytes += rows.nbytes
+        if self._held_bytes > self._held_bytes_max:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="freshness-audit-")
+        for piece, tables in self._held.items():
+            files = self._files.setdefault(piece, [])
+            path = Path(self._folder.name) / f"{piece}-{len(files)}.arrow"
+            table = pyarrow.concat_tables(tables)
+            options = pyarrow.ipc.IpcWriteOptions(compression="lz4")
+            with (
+                pyarrow.OSFile(str(path), "wb") as sink,
+                pyarrow.ipc.new_stream(sink, table.schema, options=options) as writer,
+            ):
+                writer.write_table(table)
+            files.append(path)
+        self._held, self._held_bytes = {}, 0
+
+    def reduce(self, what: str, step: PieceStep) -> Tables:
+        def run() -> Iterator[tuple[str, pyarrow.Table]]:
+            with self._progress.watch(what, sum(self._rows.values())) as done:
+                for piece in sorted(self._rows):
+                    yield from step(pyarrow.concat_tables(self._read(piece)))
+                    done(self._rows[piece])
+
+        return collect(run())
+
+    def _read(self, piece: int) -> Iterable[pyarrow.Table]:
+        for path in self._files.get(piece, []):
+            with pyarrow.OSFile(str(path), "rb") as source:
+                yield pyarrow.ipc.open_stream(source).read_all()
+        yield from self._held.get(piece, [])
+
+    def close(self) -> None:
+        self._held, self._rows = {}, {}
+        if self._folder is not None:
+            self._folder.cleanup()

@@ -1,0 +1,72 @@
+"""The steps of the audit, and the engine that runs them.
+
+A **step** reads parts of recorded history and tells tables, each under a name. A step before the shuffle tells pieces
+of rows too, each under its number; a step after it gets the rows of one piece. Steps are the same in every engine, so
+that all engines say the same. Implemented by `spark.audit.engine.local` and `spark.audit.engine.cluster`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import pyarrow
+
+from spark.folder import Folder
+
+
+class ScanPart(Protocol):
+    """What a step reads at once; it can be pickled."""
+
+    @property
+    def rows(self) -> int: ...
+
+
+Told: TypeAlias = tuple[str | int, pyarrow.Table]
+"""A table under its name, or some rows under the number of their piece."""
+ScanStep: TypeAlias = Callable[[Iterable[ScanPart]], Iterator[Told]]
+PieceStep: TypeAlias = Callable[[pyarrow.Table], Iterator[tuple[str, pyarrow.Table]]]
+Tables: TypeAlias = Mapping[str, pyarrow.Table]
+"""By name, everything that was told under it; a name under which nothing was told is missing."""
+
+
+class PlannedScan(NamedTuple):
+    """A step and the parts that it reads."""
+
+    parts: Sequence[ScanPart]
+    step: ScanStep
+
+
+class Shuffled(Protocol):
+    """Rows in their pieces. ``told``: the tables that were told with them."""
+
+    @property
+    def told(self) -> Tables: ...
+
+    def reduce(self, what: str, step: PieceStep) -> Tables:
+        """Run a step for each piece that has rows. It may be called several times."""
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """``what``: a few words for a person, for the progress that is shown."""
+
+    def scan(self, what: str, parts: Sequence[ScanPart], step: ScanStep) -> Tables:
+        """Read all parts, and collect what is told."""
+
+    def shuffle(self, what: str, scans: Sequence[PlannedScan], pieces: int) -> Shuffled:
+        """Read all parts of all scans, and bring the rows of each piece together."""
+
+    def require_shared(self, folder: Folder) -> None:
+        """Raises `ConfigError` unless steps can write there, and this process sees it. Leaves nothing behind."""
+
+    def close(self) -> None: ...
+
+
+def collect(told: Iterable[tuple[str, pyarrow.Table]]) -> Tables:
+    """Everything told, by its name."""
+    tables: dict[str, list[pyarrow.Table]] = {}
+    for name, table in told:
+        tables.setdefault(name, []).append(table)
+    return {name: pyarrow.concat_tables(its) for name, its in tables.items()}

@@ -1,0 +1,84 @@
+"""Hashes of names: the numbers that stand for items, clients, nodes and lineages in all steps of the audit.
+
+XXH3 is fast, and the same on every machine and in every release: a saved state holds its results. An item has 96
+bits, so that two of a thousand million items hardly ever are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy
+import pyarrow
+import pyarrow.compute
+import xxhash
+from numpy.typing import NDArray
+
+from spark.audit.row import NO_NUMBER
+
+DIGEST_BYTES: Final = 8
+"""So many bytes of a digest are compared; they are a hash already."""
+
+
+@lru_cache(65536)
+def hash_name(name: str) -> int:
+    """64 bits, signed."""
+    return int.from_bytes(xxhash.xxh3_64_digest(name.encode()), "little", signed=True)
+
+
+def hash_names(names: pyarrow.Array) -> NDArray[numpy.int64]:
+    """As `hash_name`; null is a name of no letter."""
+    distinct = names.dictionary_encode()
+    numbers = [hash_name(name) for name in distinct.dictionary.to_pylist()]
+    known = numpy.array([*numbers, hash_name("")], numpy.int64)
+    found: NDArray[numpy.int64] = known[distinct.indices.fill_null(len(numbers)).to_numpy()]
+    return found
+
+
+def hash_items(items: pyarrow.Array) -> tuple[NDArray[numpy.int64], NDArray[numpy.int32]]:
+    """(h1, h2) of each item; none of them is null."""
+    distinct = items.dictionary_encode()
+    digests = b"".join(map(xxhash.xxh3_128_digest, distinct.dictionary.to_pylist()))
+    at = distinct.indices.to_numpy()
+    h1 = numpy.frombuffer(digests, "<i8")[::2].astype(numpy.int64)
+    h2 = numpy.frombuffer(digests, "<i4")[2::4].astype(numpy.int32)
+    return h1[at], h2[at]
+
+
+def shorten(digests: pyarrow.Array) -> pyarrow.Array:
+    """The first `DIGEST_BYTES` of each digest as a number; a hash of one that is shorter; null for null."""
+    length = pyarrow.compute.binary_length(digests).fill_null(0).to_numpy(zero_copy_only=False)
+    is_long = length >= DIGEST_BYTES
+    numbers = numpy.zeros(len(digests), numpy.int64)
+    if is_long.any():
+        offsets = numpy.frombuffer(digests.buffers()[1], numpy.int32, len(digests) + 1, digests.offset * 4)
+        data = numpy.frombuffer(digests.buffers()[2], numpy.uint8)
+        starts = offsets[:-1][is_long].astype(numpy.int64)
+        numbers[is_long] = data[starts[:, None] + numpy.arange(DIGEST_BYTES)].view("<i8").reshape(-1)
+    for at in numpy.flatnonzero((length > 0) & ~is_long).tolist():
+        numbers[at] = numpy.frombuffer(xxhash.xxh3_64_digest(digests[at].as_py()), "<i8")[0]
+    is_there = digests.is_valid().to_numpy(zero_copy_only=False)
+    # The number that stands for null in the replay is no digest.
+    numbers[numbers == NO_NUMBER] = 0
+    return pyarrow.array(numbers, mask=~is_there)
+
+
+def combine(columns: Sequence[pyarrow.Array]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """(for each row the number of its combination of values, from 0 on, for each combination one of its rows)."""
+    keys = numpy.zeros(len(columns[0]), numpy.int64)
+    for column in columns:
+        encoded = column.dictionary_encode()
+        codes = encoded.indices.fill_null(-1).to_numpy().astype(numpy.int64) + 1
+        keys = keys * (len(encoded.dictionary) + 1) + codes
+        # Numbered anew, so that the product stays small.
+        _, keys = numpy.unique(keys, return_inverse=True)
+    _, first = numpy.unique(keys, return_index=True)
+    return keys, first
+
+
+def join_lists(lists: pyarrow.Array, separator: str) -> pyarrow.Array:
+    """Each list of texts as one text; "" for null."""
+    joined: Any = pyarrow.compute.binary_join(lists, separator)
+    return joined.fill_null("")

@@ -1,0 +1,223 @@
+"""Recorded history as files of Parquet: which files there are, and parts of them that a step reads at once.
+
+A file that cannot be understood is refused before anything is judged, since an audit without some of its files would
+prove nothing: the footer of every file is looked at first. Steps read columns of a part by Arrow, on one machine and
+on a cluster alike. Called by the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow
+from pyarrow import fs, parquet
+
+from freshness.errors import ConfigError, FormatError
+from freshness.history import columns as history
+from freshness.history.archive_file import choose_files, parse_name
+from freshness.history.arrow import make_schema
+from freshness.history.columns import KIND_KEY, VERSION_KEY
+from spark.audit.engine.step import Engine, ScanPart, Told
+from spark.audit.schema import to_table
+from spark.folder import Folder, open_folder
+
+CHANGES: Final = make_schema(history.CHANGES, "changes", history.CHANGES_VERSION).remove_metadata()
+ACTIONS: Final = make_schema(history.ACTIONS, "actions", history.ACTIONS_VERSION).remove_metadata()
+ROWS_PER_PART: Final = 250_000
+
+_READERS: Final = 16
+_FILES_PER_TASK: Final = 64
+_FOOTER: Final = pyarrow.schema(
+    [("path", pyarrow.string()), ("problem", pyarrow.string()), ("rows", pyarrow.list_(pyarrow.int64()))]
+)
+
+
+class FileRows(NamedTuple):
+    """Row groups of a file. ``folder``: as `open_folder` takes it; ``path``: in the file system of that."""
+
+    folder: str
+    path: str
+    groups: tuple[int, ...]
+
+
+class FileNames(NamedTuple):
+    """A part of a listing: files of a folder, of which nothing is known yet."""
+
+    folder: str
+    paths: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Rows that are read at once, of one file or of several small ones."""
+
+    pieces: tuple[FileRows, ...]
+    rows: int
+    schema: pyarrow.Schema
+
+    def read(self, columns: Sequence[str]) -> pyarrow.Table:
+        """Columns in the types of the schema. Raises `FormatError` for a file that is gone or broken."""
+        schema = pyarrow.schema([self.schema.field(name).with_nullable(True) for name in columns])
+        return pyarrow.concat_tables([_read(piece, schema) for piece in self.pieces]).combine_chunks()
+
+
+def _read(piece: FileRows, schema: pyarrow.Schema) -> pyarrow.Table:
+    try:
+        with parquet.ParquetFile(piece.path, filesystem=_open(piece.folder), pre_buffer=True) as file:
+            table = file.read_row_groups(list(piece.groups), schema.names, use_threads=False)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise FormatError(f"{piece.path} cannot be read any more: {error}", hint="audit again") from error
+    return table.select(schema.names).cast(schema)
+
+
+@lru_cache
+def _open(folder: str) -> fs.FileSystem:
+    return open_folder(folder).filesystem
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFiles:
+    """Recorded changes or actions. ``rows``: how many."""
+
+    parts: tuple[RowPart, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+
+def open_changes(engine: Engine, path: str) -> RecordedFiles:
+    """The archive. Raises `ConfigError` where there is none, `FormatError` for a file that will not do."""
+    return _open_recording(engine, path, "changes", history.CHANGES_VERSION, CHANGES)
+
+
+def open_actions(engine: Engine, path: str) -> RecordedFiles:
+    """The cache history. Raises as `open_changes`."""
+    return _open_recording(engine, path, "actions", history.ACTIONS_VERSION, ACTIONS)
+
+
+def _open_recording(
+    engine: Engine, path: str, kind: str, version: int, schema: pyarrow.Schema
+) -> RecordedFiles:
+    folder = open_folder(path)
+    files = drop_merged(list_files(folder))
+    if not files:
+        raise ConfigError(f"there is no Parquet file in {path}", hint=f"expected recorded {kind}")
+    names = [
+        FileNames(folder.name, tuple(files[at : at + _FILES_PER_TASK]))
+        for at in range(0, len(files), _FILES_PER_TASK)
+    ]
+    checker = _FooterCheck(kind, version, tuple(schema.names))
+    footers = engine.scan(f"footers of {kind}", names, checker)["footers"].sort_by("path")
+    problems = [text for text in footers.column("problem").to_pylist() if text]
+    if problems:
+        rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise FormatError(problems[0] + rest, hint="an audit without some of its files would prove nothing")
+    rows = dict(zip(footers.column("path").to_pylist(), footers.column("rows").to_pylist(), strict=True))
+    return RecordedFiles(tuple(make_parts(folder, rows, schema)))
+
+
+def list_files(folder: Folder) -> list[str]:
+    """The paths of files below a folder; hidden files are none, as for Spark. Raises `ConfigError` where there is no
+    such folder."""
+    try:
+        infos = folder.filesystem.get_file_info(fs.FileSelector(folder.path, recursive=True))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{folder.name} cannot be read: {error}", hint="is it the right folder?") from error
+    paths = [info.path for info in infos if info.type == fs.FileType.File]
+    return sorted(path for path in paths if not _is_hidden(path.removeprefix(folder.path)))
+
+
+def _is_hidden(path: str) -> bool:
+    return any(name[0] in "._" for name in path.split("/") if name)
+
+
+def drop_merged(files: Sequence[str]) -> list[str]:
+    """Without files of an archive that were merged into a larger one and wait to be deleted (``spark.archive``)."""
+    named = {path: file for file in files if parse_name(path := Path(file)) is not None}
+    merged = named.keys() - {file.path for file in choose_files(named)}
+    return [file for file in files if Path(file) not in merged]
+
+
+def make_parts(
+    folder: Folder, files: Mapping[str, Sequence[int]], schema: pyarrow.Schema
+) -> Iterator[RowPart]:
+    """Parts of about `ROWS_PER_PART`. ``files``: by path, the rows of each row group."""
+    held: list[FileRows] = []
+    count = 0
+    for path, rows in files.items():
+        groups: list[int] = []
+        for group, more in enumerate(rows):
+            groups.append(group)
+            count += more
+            if count >= ROWS_PER_PART:
+                yield RowPart((*held, FileRows(folder.name, path, tuple(groups))), count, schema)
+                held, groups, count = [], [], 0
+        if groups:
+            held.append(FileRows(folder.name, path, tuple(groups)))
+    if held:
+        yield RowPart(tuple(held), count, schema)
+
+
+def read_parts(parts: Iterable[ScanPart], columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of each part, without empty ones."""
+    for part in parts:
+        assert isinstance(part, RowPart)
+        yield from (batch for batch in part.read(columns).to_batches() if batch.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _FooterCheck:
+    """A step that reads footers. Executors must see the files, too."""
+
+    kind: str
+    version: int
+    columns: Sequence[str]
+
+    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
+        with ThreadPoolExecutor(_READERS) as pool:
+            for part in parts:
+                assert isinstance(part, FileNames)
+                found = pool.map(partial(self._check, _open(part.folder)), part.paths)
+                rows = ((path, *told) for path, told in zip(part.paths, found, strict=True))
+                yield "footers", to_table(rows, _FOOTER)
+
+    def _check(self, filesystem: fs.FileSystem, path: str) -> tuple[str, list[int]]:
+        """(the problem of a file, "" for none, the rows of each row group)."""
+        try:
+            footer = parquet.read_metadata(path, filesystem=filesystem)
+        except FileNotFoundError:
+            return f"{path} is not there for the process that reads it: is it mounted on all machines?", []
+        except (pyarrow.ArrowException, OSError) as error:
+            return f"{path} is no whole Parquet file: {error}", []
+        metadata = footer.metadata or {}
+        kind, version = (metadata.get(key.encode(), b"").decode() for key in (KIND_KEY, VERSION_KEY))
+        if kind != self.kind:
+            return (
+                f"{path} holds {kind or 'something that is not named'}, where {self.kind} were expected",
+                [],
+            )
+        if version != str(self.version):
+            return (
+                f"{path} has version {version or 'unknown'} of recorded {kind}, this program reads {self.version}",
+                [],
+            )
+        found = footer.schema.to_arrow_schema().names
+        missing = [name for name in self.columns if name not in found]
+        if missing:
+            return f"{path} lacks the column {missing[0]}", []
+        return "", [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+
+
+def open_rows(folder: Folder, files: Mapping[str, Sequence[int]], schema: pyarrow.Schema) -> RecordedFiles:
+    """Files that a former audit saved."""
+    return RecordedFiles(tuple(make_parts(folder, files, schema)))
