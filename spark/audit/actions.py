@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from freshness.errors import FormatError
 from spark.audit.checksum import PRIME
 from spark.audit.engine.step import ScanPart, Told
-from spark.audit.hashing import combine, hash_items, hash_name, hash_names, join_lists, shorten
+from spark.audit.hashing import (
+    combine,
+    find_firsts,
+    hash_items,
+    hash_name,
+    hash_names,
+    join_lists,
+    number_values,
+    shorten,
+)
 from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
 from spark.audit.part import AuditPart
 from spark.audit.published import PublishedStep
@@ -55,7 +64,7 @@ _PART: Final = "\x1e"
 def divide(table: pyarrow.Table, pieces: int) -> Iterator[Told]:
     """The rows (`REPLAY`) of each piece. All rows of an item are in one."""
     number = table.column("h1").to_numpy().view(numpy.uint64) % numpy.uint64(pieces)
-    order = numpy.argsort(number.astype(numpy.int32), kind="stable")
+    order = numpy.argsort(number.astype(numpy.min_scalar_type(pieces)), kind="stable")
     sorted_rows = table.take(pyarrow.array(order))
     found, starts = numpy.unique(number[order], return_index=True)
     ends = numpy.append(starts[1:], len(order))
@@ -88,6 +97,7 @@ _OF_CHANGE: Final = (
     "before_digest",
     "after_digest",
 )
+_TAKEN: Final = ("ordinal", "row", "timestamp_us", "received_us", "before_digest", "after_digest")
 _IMAGES: Final = ("table", "before", "after")
 
 
@@ -127,7 +137,7 @@ class ChangeStep:
         if self.part is not None:
             flags |= numpy.where(self._find_mine(batch), IN_PART, 0)
         h1, h2 = hash_items(items)
-        its = batch.take(pyarrow.array(at))
+        its = batch.select(_TAKEN).take(pyarrow.array(at))
         received = its.column("received_us")
         return _replay(
             h1=h1,
@@ -162,8 +172,7 @@ def _read_items(
     codes = pyarrow.concat_arrays(flat).dictionary_encode().indices.to_numpy().astype(numpy.int64)
     keys = numpy.concatenate(of) * (len(codes) + 1) + codes
     mine, wanted = keys[: len(of[0])], keys[len(of[0]) :]
-    _, first = numpy.unique(mine, return_index=True)
-    first.sort()
+    first = find_firsts(number_values(mine)[0])
     return of[0][first], flat[0].take(pyarrow.array(first)), numpy.isin(mine[first], wanted)
 
 

@@ -10,11 +10,12 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy
 import pyarrow
 import pyarrow.compute
+from numpy.typing import NDArray
 
 from freshness.errors import FormatError
 from spark.audit import verdict
@@ -31,7 +32,15 @@ TIMES_MAX: Final = 2_000_000
 """Times that are kept of an archive; with more transactions several share one."""
 RAISES_MAX: Final = 100_000
 DAMAGES_MAX: Final = 10_000
+Integers: TypeAlias = NDArray[numpy.int64]
 """The most damages of one archive that are reported one by one."""
+
+
+class Times(NamedTuple):
+    """Numbers of buckets, rising, and the latest time of each."""
+
+    at: Integers
+    latest_us: Integers
 
 
 class RunRow(NamedTuple):
@@ -62,7 +71,7 @@ class Damage(NamedTuple):
 class Archive:
     """``lineages`` by their hash. ``duplicates``: (lineage, first ordinal, last ordinal) that repeat others.
 
-    ``times``: by lineage, the latest time of each bucket of ``bucket`` ordinals. ``end_us``: when the last
+    ``times``: by lineage, of each bucket of ``bucket`` ordinals. ``end_us``: when the last
     transaction was received. ``raises``: (lineage, table, ordinal) of the statements that changed a table as a whole,
     in this part of the archive.
     """
@@ -72,7 +81,7 @@ class Archive:
     duplicates: tuple[tuple[int, int, int], ...]
     damages: tuple[Damage, ...]
     bucket: int
-    times: Mapping[int, Mapping[int, int]]
+    times: Mapping[int, Times]
     end_us: int
     raises: frozenset[tuple[int, str, int]] = frozenset()
 
@@ -102,8 +111,7 @@ def read_archive(
     times = _read_times(engine, changes, order.lineages, bucket)
     merged = _merge_times(times, bucket, previous)
     lineages = {
-        number: _with_times(lineage, bucket, merged.get(number, {}))
-        for number, lineage in order.lineages.items()
+        number: _with_times(lineage, bucket, merged.get(number)) for number, lineage in order.lineages.items()
     }
     damages = [*order.damages, *doubles, *_find_odd_times(engine, changes, times, lineages, rules)]
     end_us = max((island.received_us for island in found), default=NOTHING)
@@ -346,29 +354,30 @@ def _read_times(
     told = engine.scan("times of the archive", changes.parts, TimeStep(firsts, bucket))
     times = told.get("times", TIME.empty_table())
     folded = [("latest_us", "max"), ("earliest_us", "min"), ("ahead_us", "max")]
-    merged = times.group_by(["number", "at"]).aggregate(folded).rename_columns(TIME.names)
-    return merged.sort_by([("number", "ascending"), ("at", "ascending")])
+    return times.group_by(["number", "at"]).aggregate(folded).rename_columns(TIME.names)
 
 
-def _merge_times(table: pyarrow.Table, bucket: int, previous: Archive | None) -> dict[int, dict[int, int]]:
-    times: dict[int, dict[int, int]] = {}
-    for number, held in (previous.times if previous else {}).items():
-        mine = times.setdefault(number, {})
-        for at, latest_us in held.items():
-            place = at * previous.bucket // bucket if previous else at
-            mine[place] = max(mine.get(place, NOTHING), latest_us)
-    columns = (table.column(name).to_pylist() for name in ("number", "at", "latest_us"))
-    for number, at, latest_us in zip(*columns, strict=True):
-        mine = times.setdefault(number, {})
-        mine[at] = max(mine.get(at, NOTHING), latest_us)
+def _merge_times(table: pyarrow.Table, bucket: int, previous: Archive | None) -> dict[int, Times]:
+    before = previous.times if previous else {}
+    times: dict[int, Times] = {}
+    for number in {*before, *table.column("number").unique().to_pylist()}:
+        mine = table.filter(pyarrow.compute.equal(table.column("number"), number))
+        at, latest_us = (mine.column(name).to_numpy() for name in ("at", "latest_us"))
+        if previous and number in before:
+            at = numpy.append(at, before[number].at * previous.bucket // bucket)
+            latest_us = numpy.append(latest_us, before[number].latest_us)
+        order = numpy.argsort(at, kind="stable")
+        starts = numpy.flatnonzero(numpy.append(True, numpy.diff(at[order]) != 0))
+        times[number] = Times(at[order][starts], numpy.maximum.reduceat(latest_us[order], starts))
     return times
 
 
-def _with_times(lineage: Lineage, bucket: int, times: Mapping[int, int]) -> Lineage:
+def _with_times(lineage: Lineage, bucket: int, times: Times | None) -> Lineage:
     """With the latest time of every bucket and all before it."""
     count = (lineage.last - lineage.first) // bucket + 1
     latest = numpy.full(count, NOTHING, numpy.int64)
-    latest[list(times)] = list(times.values())
+    if times is not None:
+        latest[times.at] = times.latest_us
     return Lineage(
         lineage.name,
         lineage.number,
@@ -421,13 +430,10 @@ def _may_be_odd(times: pyarrow.Table, number: int, lineage: Lineage, rules: Rule
     return bool((is_behind | (ahead > rules.clock_wrong_us)).any())
 
 
-def rebuild(
-    runs: Sequence[RunRow], bucket: int, times: Mapping[int, Mapping[int, int]], end_us: int
-) -> Archive:
+def rebuild(runs: Sequence[RunRow], bucket: int, times: Mapping[int, Times], end_us: int) -> Archive:
     """The archive as an earlier audit left it, without its damages, which that audit has reported."""
     order = _order(runs, None)
     lineages = {
-        number: _with_times(lineage, bucket, times.get(number, {}))
-        for number, lineage in order.lineages.items()
+        number: _with_times(lineage, bucket, times.get(number)) for number, lineage in order.lineages.items()
     }
     return Archive(tuple(runs), lineages, tuple(order.duplicates), (), bucket, times, end_us)

@@ -54,9 +54,7 @@ def shorten(digests: pyarrow.Array) -> pyarrow.Array:
     numbers = numpy.zeros(len(digests), numpy.int64)
     if is_long.any():
         offsets = numpy.frombuffer(digests.buffers()[1], numpy.int32, len(digests) + 1, digests.offset * 4)
-        data = numpy.frombuffer(digests.buffers()[2], numpy.uint8)
-        starts = offsets[:-1][is_long].astype(numpy.int64)
-        numbers[is_long] = data[starts[:, None] + numpy.arange(DIGEST_BYTES)].view("<i8").reshape(-1)
+        numbers[is_long] = read_at(digests.buffers()[2], offsets[:-1][is_long], numpy.dtype("<i8"))
     for at in numpy.flatnonzero((length > 0) & ~is_long).tolist():
         numbers[at] = numpy.frombuffer(xxhash.xxh3_64_digest(digests[at].as_py()), "<i8")[0]
     is_there = digests.is_valid().to_numpy(zero_copy_only=False)
@@ -65,17 +63,35 @@ def shorten(digests: pyarrow.Array) -> pyarrow.Array:
     return pyarrow.array(numbers, mask=~is_there)
 
 
+def read_at(data: Any, starts: NDArray[Any], kind: numpy.dtype[Any]) -> NDArray[Any]:
+    """The element that begins at each of these bytes of a buffer."""
+    count = max(0, memoryview(data or b"").nbytes - kind.itemsize + 1)
+    found: NDArray[Any] = numpy.ndarray((count,), kind, data or b"", strides=(1,))[starts]
+    return found
+
+
+def number_values(values: NDArray[Any]) -> tuple[NDArray[numpy.int64], NDArray[Any]]:
+    """(for each value the number of its like, from 0 on, the different values in the order of their numbers)."""
+    encoded = pyarrow.array(values).dictionary_encode()
+    return encoded.indices.to_numpy().astype(numpy.int64), encoded.dictionary.to_numpy()
+
+
+def find_firsts(codes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+    """Where each number of `number_values` comes first."""
+    first = numpy.empty(int(codes.max()) + 1 if len(codes) else 0, numpy.int64)
+    first[codes[::-1]] = numpy.arange(len(codes))[::-1]
+    return first
+
+
 def combine(columns: Sequence[pyarrow.Array]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """(for each row the number of its combination of values, from 0 on, for each combination one of its rows)."""
     keys = numpy.zeros(len(columns[0]), numpy.int64)
     for column in columns:
         encoded = column.dictionary_encode()
         codes = encoded.indices.fill_null(-1).to_numpy().astype(numpy.int64) + 1
-        keys = keys * (len(encoded.dictionary) + 1) + codes
         # Numbered anew, so that the product stays small.
-        _, keys = numpy.unique(keys, return_inverse=True)
-    _, first = numpy.unique(keys, return_index=True)
-    return keys, first
+        keys, _ = number_values(keys * (len(encoded.dictionary) + 1) + codes)
+    return keys, find_firsts(keys)
 
 
 def join_lists(lists: pyarrow.Array, separator: str) -> pyarrow.Array:

@@ -29,6 +29,8 @@ from spark.folder import Folder, open_folder
 CHANGES: Final = make_schema(history.CHANGES, "changes", history.CHANGES_VERSION).remove_metadata()
 ACTIONS: Final = make_schema(history.ACTIONS, "actions", history.ACTIONS_VERSION).remove_metadata()
 ROWS_PER_PART: Final = 250_000
+ROWS_PER_BATCH_MIN: Final = 50_000
+"""Smaller pieces of a part become one."""
 
 _READERS: Final = 16
 _FILES_PER_TASK: Final = 64
@@ -67,7 +69,8 @@ class RowPart:
     def read(self, columns: Sequence[str]) -> pyarrow.Table:
         """Columns in the types of the schema. Raises `FormatError` for a file that is gone or broken."""
         schema = pyarrow.schema([self.schema.field(name).with_nullable(True) for name in columns])
-        return pyarrow.concat_tables([_read(piece, schema) for piece in self.pieces]).combine_chunks()
+        table = pyarrow.concat_tables([_read(piece, schema) for piece in self.pieces])
+        return table if table.num_rows > len(self.pieces) * ROWS_PER_BATCH_MIN else table.combine_chunks()
 
 
 def _read(piece: FileRows, schema: pyarrow.Schema) -> pyarrow.Table:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pyarrow import fs, parquet
 
 from freshness.errors import ConfigError, FormatError
-from spark.audit.archive import Archive, RunRow, rebuild
+from spark.audit.archive import Archive, RunRow, Times, rebuild
 from spark.audit.engine.step import Engine, ScanPart, Shuffled, Told
 from spark.audit.evidence import Names, Who
 from spark.audit.finding import Knowledge, Life
@@ -293,16 +293,17 @@ def _format(state: Kept) -> Iterator[str]:
     yield json.dumps(["whos", list(state.names.whos.items())])
     yield json.dumps(["clients", list(state.names.clients.items())])
     for number, times in archive.times.items():
-        yield json.dumps(["times", [number, list(times.items())]])
+        yield json.dumps(["times", [number, times.at.tolist(), times.latest_us.tolist()]])
 
 
 def _parse(texts: Iterable[str]) -> Kept:
     parts: dict[str, Any] = {}
-    times: dict[int, dict[int, int]] = {}
+    times: dict[int, Times] = {}
     for text in texts:
         what, contents = json.loads(text)
         if what == "times":
-            times[contents[0]] = dict(contents[1])
+            number, *columns = contents
+            times[number] = Times(*(numpy.array(column, numpy.int64) for column in columns))
         else:
             parts[what] = contents
     as_of_us, bucket, end_us = parts["span"]

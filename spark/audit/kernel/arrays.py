@@ -14,6 +14,7 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
+from spark.audit.hashing import find_firsts, number_values, read_at
 from spark.audit.itemlog import NEVER
 from spark.audit.row import NO_NUMBER, STAMP, ReplayRow, unpack_stamps
 from spark.audit.timeline import UNKNOWN_FLAGS
@@ -38,10 +39,8 @@ def to_numbers(table: pyarrow.Table) -> NumberColumns:
 
 def number_items(h1: Integers, h2: NDArray[numpy.int32]) -> Integers:
     """For each row the number of its item, from 0 on."""
-    codes, count = number_values(h1)
-    first = numpy.empty(count, h2.dtype)
-    first[codes[::-1]] = h2[::-1]
-    if (first[codes] == h2).all():
+    codes, _ = number_values(h1)
+    if (h2[find_firsts(codes)][codes] == h2).all():
         return codes
     order = numpy.lexsort((h2, h1))
     is_new = numpy.zeros(len(order), numpy.int64)
@@ -49,12 +48,6 @@ def number_items(h1: Integers, h2: NDArray[numpy.int32]) -> Integers:
     numbers = numpy.empty(len(order), numpy.int64)
     numbers[order] = numpy.cumsum(is_new)
     return numbers
-
-
-def number_values(values: NDArray[Any]) -> tuple[Integers, int]:
-    """(for each value the number of its like, from 0 on, how many there are)."""
-    encoded = pyarrow.array(values).dictionary_encode()
-    return encoded.indices.to_numpy().astype(numpy.int64), len(encoded.dictionary)
 
 
 def mix(*columns: NDArray[Any]) -> NDArray[numpy.uint64]:
@@ -82,7 +75,7 @@ class StampBook:
     def of(cls, values: pyarrow.BinaryArray) -> StampBook:
         """Values as `spark.audit.row.pack_stamps` makes them. Nearly all are of one stamp with at most one extra."""
         bounds = numpy.frombuffer(values.buffers()[1], numpy.int32, len(values) + 1, values.offset * 4)
-        data = numpy.frombuffer(values.buffers()[2] or b"", numpy.uint8)
+        data = values.buffers()[2]
         lengths = numpy.diff(bounds)
         is_plain = (lengths == STAMP.itemsize) | (lengths == STAMP.itemsize + 8)
         at = numpy.flatnonzero(is_plain)
@@ -91,7 +84,7 @@ class StampBook:
         counts[list(others)] = list(map(len, others.values()))
         starts = to_starts(counts)
         heads = numpy.zeros(int(starts[-1]), STAMP)
-        heads[starts[at]] = _bytes_at(data, bounds[at], STAMP.itemsize).view(STAMP).reshape(-1)
+        heads[starts[at]] = read_at(data, bounds[at], STAMP)
         placed = [(starts[each] + n, stamp) for each, its in others.items() for n, stamp in enumerate(its)]
         for place, stamp in placed:
             where = stamp.place
@@ -99,8 +92,7 @@ class StampBook:
         extra_starts = to_starts(heads["extras"])
         extras = numpy.zeros(int(extra_starts[-1]), numpy.int64)
         at = at[lengths[at] > STAMP.itemsize]
-        extra = _bytes_at(data, bounds[at] + STAMP.itemsize, 8).view("<i8")
-        extras[extra_starts[starts[at]]] = extra.reshape(-1)
+        extras[extra_starts[starts[at]]] = read_at(data, bounds[at] + STAMP.itemsize, numpy.dtype("<i8"))
         for place, stamp in placed:
             extras[extra_starts[place] : extra_starts[place + 1]] = stamp.place.extras
         return cls(
@@ -121,12 +113,6 @@ class StampBook:
 def to_starts(counts: NDArray[Any]) -> Integers:
     """Where ranges of these lengths start, one after the other, and where the last one ends."""
     return numpy.concatenate((numpy.zeros(1, numpy.int64), numpy.cumsum(counts, dtype=numpy.int64)))
-
-
-def _bytes_at(data: NDArray[numpy.uint8], starts: NDArray[Any], length: int) -> NDArray[numpy.uint8]:
-    """(len(starts), length): the bytes from each start on."""
-    found: NDArray[numpy.uint8] = data[starts.astype(numpy.int64)[:, None] + numpy.arange(length)]
-    return found
 
 
 def spread(starts: Integers, counts: Integers) -> Integers:

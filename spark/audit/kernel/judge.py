@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from spark.audit import verdict
 from spark.audit.finding import HOT_ITEMS, STALENESS_EDGES_US, Finding, Knowledge, PendingChange, Rules, Tally
+from spark.audit.hashing import number_values
 from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import (
     Actions,
@@ -312,7 +313,7 @@ class _Piece:
         self._tally.counts["values not comparable"] += int((chosen & ~is_known).sum())
 
     def _count_staleness(self, who: Integers, staleness_us: Integers) -> None:
-        whos, number = numpy.unique(who, return_inverse=True)
+        number, whos = number_values(who)
         places = number * _BUCKETS + numpy.searchsorted(_EDGES, staleness_us)
         table = numpy.bincount(places, minlength=len(whos) * _BUCKETS).reshape(len(whos), _BUCKETS)
         for each, counts in zip(whos.tolist(), table.tolist(), strict=True):

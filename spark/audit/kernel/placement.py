@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from freshness.errors import FormatError
 from freshness.position import parse_position
+from spark.audit.hashing import number_values
 from spark.audit.kernel.arrays import Booleans, Integers, spread, to_starts
 from spark.audit.row import BELOW_FLOOR, STAMP
 from spark.audit.timeline import (
@@ -289,7 +290,7 @@ def _place_all(
     name = names.indices.to_numpy().astype(numpy.int64)
     group = name * max(1, len(epoch.dictionary)) + epoch.indices.to_numpy()
     keys = group * max(1, len(text.dictionary)) + text.indices.to_numpy()
-    distinct, place = numpy.unique(keys, return_inverse=True)
+    place, distinct = number_values(keys)
     groups, codes = numpy.divmod(distinct, max(1, len(text.dictionary)))
     prefix, flags = (numpy.zeros(len(distinct), numpy.int64) for _ in range(2))
     counts = numpy.zeros(len(distinct), numpy.int64)
@@ -303,10 +304,11 @@ def _place_all(
         its = text.dictionary.take(pyarrow.array(codes[at]))
         found = place_positions(lineage, str(epoch.dictionary[each % len(epoch.dictionary)].as_py()), its)
         prefix[at], flags[at], counts[at] = found.prefix, found.flags, numpy.diff(found.starts)
-        parts.append(found.extras)
-    # ``distinct`` rises, so the parts follow one another as their positions do.
+        parts.append((at, found.extras))
     starts = to_starts(counts)
-    extras = numpy.concatenate(parts) if parts else numpy.zeros(0, numpy.int64)
+    extras = numpy.zeros(int(starts[-1]), numpy.int64)
+    for at, its in parts:
+        extras[spread(starts[at], counts[at])] = its
     of = counts[place]
     return Places(prefix[place], flags[place], to_starts(of), extras[spread(starts[:-1][place], of)])
 

@@ -12,8 +12,9 @@ from typing import Final
 import numpy
 
 from spark.audit.finding import Knowledge, Rules
+from spark.audit.hashing import find_firsts, number_values
 from spark.audit.itemlog import NEVER
-from spark.audit.kernel.arrays import Actions, Booleans, Integers, StampBook, mix, number_values
+from spark.audit.kernel.arrays import Actions, Booleans, Integers, StampBook, mix
 from spark.audit.kernel.order import AckOrder, Changes, Found
 from spark.audit.row import ABSENT, NO_NUMBER
 from spark.audit.timeline import NOTHING
@@ -173,11 +174,10 @@ def find_ends(actions: Actions, known: Knowledge, rules: Rules) -> Integers:
         actions.of_stamps("lineage"),
         actions.of_stamps("life"),
     )
-    code, kinds = number_values(mix(*names))
-    first = numpy.zeros(kinds, numpy.int64)
-    first[code[::-1]] = numpy.arange(len(code))[::-1]
-    ends = numpy.full(kinds, NEVER, numpy.int64)
-    for kind, at in enumerate(first.tolist() if len(code) else ()):
+    code, _ = number_values(mix(*names))
+    firsts = find_firsts(code)
+    ends = numpy.full(len(firsts), NEVER, numpy.int64)
+    for kind, at in enumerate(firsts.tolist()):
         node, lineage, life = (int(column[at]) for column in names)
         lives = known.lives.get((node, lineage), ())
         begun = next((it.first_begin_us for it in lives if it.life == life), NEVER)
