@@ -7,9 +7,11 @@ Spark.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final, NamedTuple, TypeAlias
 
 from spark.audit.timeline import Lineage
@@ -26,6 +28,12 @@ STALENESS_EDGES_US: Final = (
 )
 """Hits are counted by staleness: up to each of these, and beyond the last."""
 HOT_ITEMS: Final = 20
+
+SLICES_MAX: Final = 60
+SLICE_WIDTHS_US: Final = tuple(
+    seconds * 1_000_000
+    for seconds in (1, 2, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400)
+)
 
 NO_ROW: Final = -1
 
@@ -60,16 +68,42 @@ class Life(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Slices:
+    """The time of a history in slices of equal width, times in microseconds. An action before the first slice or
+    after the last one counts in that one. By default one slice has everything."""
+
+    begin_us: int = 0
+    width_us: int = 1 << 62
+    count: int = 1
+
+    @classmethod
+    def of(cls, begin_us: int, end_us: int) -> Slices:
+        """At most `SLICES_MAX` slices and one more, of a round width, at round times (UTC)."""
+        room_us = max(1, end_us - begin_us) / SLICES_MAX
+        day_us = SLICE_WIDTHS_US[-1]
+        width_us = next(
+            (each for each in SLICE_WIDTHS_US if each >= room_us), ceil(room_us / day_us) * day_us
+        )
+        first = begin_us // width_us
+        return cls(first * width_us, width_us, max(0, end_us // width_us - first) + 1)
+
+    def find(self, at_us: int) -> int:
+        """The number of the slice that a time counts in."""
+        return min(max((at_us - self.begin_us) // self.width_us, 0), self.count - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """``as_of_us``: later actions are not judged. ``clock_error_us``: what two clocks may differ; ``clock_wrong_us``:
     from where on a clock is wrong. ``missed_after_us``: how late an invalidation may be. ``view_us``: how long
-    readers trust a copy of the node's record."""
+    readers trust a copy of the node's record. ``slices``: what hits are counted by over time."""
 
     as_of_us: int
     clock_error_us: int = 500_000
     clock_wrong_us: int = 60_000_000
     missed_after_us: int = 60_000_000
     view_us: int = 2_000_000
+    slices: Slices = Slices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +122,10 @@ class Knowledge:
     tables: Mapping[int, Sequence[str]] = field(default_factory=dict)
     lost: frozenset[int] = frozenset()
     history_from_us: Mapping[int, int] = field(default_factory=dict)
+
+    def tables_of(self, who: int) -> tuple[str, ...]:
+        """The tables of the object, none where they are not known."""
+        return tuple(self.tables.get(who, ()))
 
 
 @dataclass(slots=True)
@@ -127,6 +165,8 @@ class TallyRow(NamedTuple):
     """A `Tally` as it travels; a row of `spark.schema.TALLY`. Dictionaries are lists of their keys and values."""
 
     hits: Sequence[tuple[int, Sequence[int]]]
+    slices: Sequence[tuple[Sequence[str], Sequence[int]]]
+    poison: Sequence[tuple[int, int, int, int, Sequence[int]]]
     unknown: Sequence[tuple[int, str, int]]
     counts: Sequence[tuple[str, int]]
     delays: Sequence[int]
@@ -134,11 +174,27 @@ class TallyRow(NamedTuple):
 
 
 @dataclass(slots=True)
+class PoisonedHits:
+    """How many hits of each slice were poison, when the first one began, and when the last one ended."""
+
+    first_us: int
+    last_us: int
+    counts: list[int]
+
+
+@dataclass(slots=True)
 class Tally:
-    """Counts of a partition. ``hits``: by `who`, how many up to each of `STALENESS_EDGES_US`. ``hot``: the items with
-    the most hits, as (hits, h1, h2, client, sequence), the last two of any of its hits."""
+    """Counts of a partition.
+
+    ``hits``: by `who`, how many up to each of `STALENESS_EDGES_US`. ``slices``: the same by an object's tables, one
+    such histogram after the other for each of `Rules.slices`. ``poison``: hits that are violations themselves, by
+    `who` and the other client whose clock that rests on, 0 for none. ``hot``: the items with the most hits, as
+    (hits, h1, h2, client, sequence), the last two of any of its hits.
+    """
 
     hits: dict[int, list[int]] = field(default_factory=dict)
+    slices: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
+    poison: dict[tuple[int, int], PoisonedHits] = field(default_factory=dict)
     unknown: Counter[tuple[int, str]] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     delays: list[int] = field(default_factory=lambda: [0] * (len(STALENESS_EDGES_US) + 1))
@@ -150,6 +206,21 @@ class Tally:
             held = self.hits[who] = [0] * (len(STALENESS_EDGES_US) + 1)
         return held
 
+    def count_hit(
+        self, who: int, tables: Sequence[str], slices: Slices, at_us: int, staleness_us: int
+    ) -> None:
+        bucket, buckets = bisect_left(STALENESS_EDGES_US, staleness_us), len(STALENESS_EDGES_US) + 1
+        self.staleness(who)[bucket] += 1
+        self.staleness_by_slice(tables, slices.count * buckets)[slices.find(at_us) * buckets + bucket] += 1
+
+    def staleness_by_slice(self, tables: Sequence[str], size: int) -> list[int]:
+        return self.slices.setdefault(tuple(tables), [0] * size)
+
+    def add_poison(self, who: int, other: int, first_us: int, last_us: int, counts: Sequence[int]) -> None:
+        held = self.poison.setdefault((who, other), PoisonedHits(first_us, last_us, [0] * len(counts)))
+        held.first_us, held.last_us = min(held.first_us, first_us), max(held.last_us, last_us)
+        add_counts(held.counts, counts)
+
     def add_hot(self, hits: int, h1: int, h2: int, client: int, sequence: int) -> None:
         item = hits, h1, h2, client, sequence
         if len(self.hot) < HOT_ITEMS:
@@ -158,19 +229,33 @@ class Tally:
             heapq.heapreplace(self.hot, item)
 
     def to_row(self) -> TallyRow:
-        unknown = [(who, why, count) for (who, why), count in self.unknown.items() if count]
-        return TallyRow(list(self.hits.items()), unknown, list(self.counts.items()), self.delays, self.hot)
+        return TallyRow(
+            list(self.hits.items()),
+            list(self.slices.items()),
+            [(*key, each.first_us, each.last_us, each.counts) for key, each in self.poison.items()],
+            [(who, why, count) for (who, why), count in self.unknown.items() if count],
+            list(self.counts.items()),
+            self.delays,
+            self.hot,
+        )
 
     def add(self, other: TallyRow) -> None:
         """Add what another partition counted."""
         for who, histogram in other.hits:
-            mine = self.staleness(who)
-            for at, count in enumerate(histogram):
-                mine[at] += count
+            add_counts(self.staleness(who), histogram)
+        for tables, counts in other.slices:
+            add_counts(self.staleness_by_slice(tables, len(counts)), counts)
+        for poison in other.poison:
+            self.add_poison(*poison)
         for who, why, count in other.unknown:
             self.unknown[who, why] += count
         for name, count in other.counts:
             self.counts[name] += count
-        self.delays = [mine + theirs for mine, theirs in zip(self.delays, other.delays, strict=True)]
+        add_counts(self.delays, other.delays)
         for item in other.hot:
             self.add_hot(*item)
+
+
+def add_counts(mine: list[int], more: Sequence[int]) -> None:
+    """Add to ``mine``, place by place."""
+    mine[:] = [one + other for one, other in zip(mine, more, strict=True)]

@@ -187,10 +187,9 @@ def sum_tallies(replayed: Tables) -> Tally:
     total = Tally()
     for row in replayed["tally"].to_pylist() if "tally" in replayed else ():
         lists = {
-            name: [tuple(each.values()) for each in row[name]]
-            for name in ("hits", "unknown", "counts", "hot")
+            name: [tuple(each.values()) for each in its] for name, its in row.items() if name != "delays"
         }
-        total.add(TallyRow(**{**row, **lists}))
+        total.add(TallyRow(**lists, delays=row["delays"]))
     return total
 
 

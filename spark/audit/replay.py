@@ -281,16 +281,23 @@ class ItemReplay:
         if standing.unknown:
             self._tally.unknown[entry.who, standing.unknown] += 1
             return
+        slices, tables = self._rules.slices, self._known.tables_of(entry.who)
         staleness_us = max(0, span.first_us - standing.missing_since_us)
-        self._tally.staleness(entry.who)[bisect_left(STALENESS_EDGES_US, staleness_us)] += 1
+        self._tally.count_hit(entry.who, tables, slices, span.first_us, staleness_us)
         self._check_clock(span, standing.committed_us)
-        failure = self._trace(entry, standing, span)
-        if entry.flags & SERVED_STALE:
-            return
-        if span.first_us > standing.stale_after_us:
+        failure, is_wrong = self._trace(entry, standing, span)
+        wants_fresh = not entry.flags & SERVED_STALE
+        is_stale = wants_fresh and span.first_us > standing.stale_after_us
+        is_dead = wants_fresh and not is_stale and span.first_us > standing.dead_after_us
+        if is_stale:
             self._stale(entry, standing, failure, span)
-        elif span.first_us > standing.dead_after_us:
+        elif is_dead:
             self._dead(entry, standing, span)
+        if is_wrong or is_stale or is_dead:
+            other = standing.acked_by if is_stale and not is_wrong else 0
+            counts = [0] * slices.count
+            counts[slices.find(span.first_us)] = 1
+            self._tally.add_poison(entry.who, other, span.first_us, span.last_us, counts)
 
     def _is_told(self, entry: AuditedEntry, span: ActionSpan) -> bool:
         return not entry.flags & JUDGED and span.first_us <= self._rules.as_of_us
@@ -363,8 +370,9 @@ class ItemReplay:
         later = (life.first_end_us for life in lives if life.first_begin_us > begun)
         return min(later, default=NEVER) + self._rules.clock_error_us + self._rules.view_us
 
-    def _trace(self, entry: AuditedEntry, standing: Standing, span: ActionSpan) -> str:
-        """Find who stored the value. The failure mode of that fill, "" where it was right or is not known."""
+    def _trace(self, entry: AuditedEntry, standing: Standing, span: ActionSpan) -> tuple[str, bool]:
+        """Find who stored the value: (the failure mode of that fill, "" where it was right or is not known; whether
+        the hit itself is reported for it)."""
         fill = self._fills.get((entry.node, entry.version, standing.life))
         evidence: Evidence = (span.reference("hit"),)
         if fill is not None:
@@ -375,18 +383,20 @@ class ItemReplay:
             ):
                 if span.last_us + self._rules.clock_wrong_us < fill.span.first_us:
                     self._check_filler(fill.span, span, standing)
-                return fill.failure
+                return fill.failure, False
             evidence = (fill.span.reference("fill"), *evidence)
         elif (entry.node, entry.stamps, entry.digest) in self._unanswered:
-            return self._judge_digest(entry, span, "hit", True)
+            failure = self._judge_digest(entry, span, "hit", True)
+            return failure, bool(failure)
         elif not self._is_within_history(entry, standing):
             self._tally.counts["hits of values stored before the history"] += span.actions
-            return self._judge_digest(entry, span, "hit", True)
+            failure = self._judge_digest(entry, span, "hit", True)
+            return failure, bool(failure)
         elif any(stamp.lineage in self._known.lost for stamp in unpack_stamps(entry.stamps)):
             self._tally.unknown[entry.who, verdict.NOT_FILLED_LOST] += span.actions
-            return ""
+            return "", False
         self._found(verdict.THIN_AIR_HIT, "F45", entry, span, evidence)
-        return "F45"
+        return "F45", True
 
     def _is_within_history(self, entry: AuditedEntry, standing: Standing) -> bool:
         """True if the value must have been stored while actions were recorded: its position is younger."""

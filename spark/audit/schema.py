@@ -13,6 +13,7 @@ import pyarrow
 
 _LONG: Final = pyarrow.int64()
 _TEXT: Final = pyarrow.string()
+_COUNTS: Final = pyarrow.field("counts", pyarrow.list_(_LONG))
 
 
 def _longs(*names: str) -> list[pyarrow.Field]:
@@ -60,7 +61,9 @@ PENDING: Final = pyarrow.schema([*_longs("h1"), ("h2", pyarrow.int32()), *_longs
 
 TALLY: Final = pyarrow.schema(
     [
-        _list("hits", *_longs("who"), pyarrow.field("counts", pyarrow.list_(_LONG))),
+        _list("hits", *_longs("who"), _COUNTS),
+        _list("slices", pyarrow.field("tables", pyarrow.list_(_TEXT)), _COUNTS),
+        _list("poison", *_longs("who", "other", "first_us", "last_us"), _COUNTS),
         _list("unknown", *_longs("who"), pyarrow.field("why", _TEXT), *_longs("count")),
         _list("counts", pyarrow.field("name", _TEXT), *_longs("count")),
         ("delays", pyarrow.list_(_LONG)),

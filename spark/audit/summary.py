@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -20,9 +20,14 @@ from spark.audit import verdict
 from spark.audit.actions import Stock
 from spark.audit.archive import Archive
 from spark.audit.evidence import Names, Who
-from spark.audit.finding import STALENESS_EDGES_US, Rules, Tally
+from spark.audit.finding import STALENESS_EDGES_US, PoisonedHits, Rules, Slices, Tally, add_counts
 
 WITHIN_SECONDS: Final = (1, 10, 60, 300)
+FRESH_SECONDS: Final = 1
+"""Hits over time are counted by this: how many were at most so far out of date."""
+TABLES_OVER_TIME_MAX: Final = 12
+PLACES_MAX: Final = 3
+"""Names of nodes, objects and versions that had the most poison."""
 EXAMPLES_PER_KIND: Final = 5
 GROUPS_MAX: Final = 200
 """Rows of one table of nines; the worst come first."""
@@ -71,6 +76,29 @@ class Nines:
 
 
 @dataclass(frozen=True, slots=True)
+class HitsOverTime:
+    """Hits of one group in each of `Summary.slices`: how many, how many of them were at most `FRESH_SECONDS` out of
+    date, and how many were poison. ``name``: a table, or "" for all hits."""
+
+    name: str
+    hits: list[int]
+    fresh: list[int]
+    poison: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How many hits of how many were violations themselves, and when: microseconds since 1970. ``places``: by
+    dimension (node, object, version), the names with the most of them."""
+
+    poison: int
+    of: int
+    first_us: int | None
+    last_us: int | None
+    places: Mapping[str, Sequence[tuple[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
 class ViolationCount:
     """Violations of one kind and failure mode: how many entries, how many actions, the longest in seconds."""
 
@@ -86,7 +114,7 @@ class Summary:
     """Times are microseconds since 1970. ``staleness``, ``delays``: counts up to each of ``edges_seconds``, and more.
 
     ``audited``: changed items of which the history has actions. ``poisoned``: audited or recorded items with poison.
-    ``part``: which items were judged; "" for all.
+    ``part``: which items were judged; "" for all. ``over_time``: all hits, then the tables, the worst first.
     """
 
     as_of_us: int
@@ -107,6 +135,9 @@ class Summary:
     hot: Sequence[tuple[str, int]]
     examples: Sequence[Mapping[str, Any]]
     part: str = ""
+    slices: Slices = Slices()
+    over_time: Sequence[HitsOverTime] = ()
+    served: Served = Served(0, 0, None, None, {})
 
     @property
     def exit_code(self) -> int:
@@ -139,6 +170,8 @@ def summarize(
     if not sum(staleness) and not tally.counts["fills"] and not unknown:
         unknown[verdict.NO_HISTORY] = 1
     items = tally.counts["items changed"], tally.counts["items recorded"]
+    wrong = frozenset(wrong_clocks)
+    poison = find_poison(tally, names, wrong)
     return Summary(
         as_of_us=rules.as_of_us,
         archive_end_us=archive.end_us,
@@ -154,9 +187,12 @@ def summarize(
         poisoned=Share.of_counts(tally.counts["items with poison"], items[1]),
         found=_count(shown := violations.to_pylist()),
         unknown={why: count for why, count in unknown.items() if count},
-        wrong_clocks=sorted(names.names.get(client, str(client)) for client in wrong_clocks),
+        wrong_clocks=sorted(names.names.get(client, str(client)) for client in wrong),
         hot=sorted(((_show(item), hits) for item, hits in hot), key=lambda pair: (-pair[1], pair[0])),
         examples=_examples(shown),
+        slices=rules.slices,
+        over_time=count_over_time(tally, poison, rules.slices),
+        served=count_served(poison, sum(staleness)),
     )
 
 
@@ -206,6 +242,65 @@ def _within(histogram: Sequence[int]) -> dict[str, Share]:
         )
         for seconds in WITHIN_SECONDS
     }
+
+
+# -- when and where --------------------------------------------------------------------------------------
+
+
+_NOBODY: Final = Who("", "", (), "", ())
+
+
+def find_poison(tally: Tally, names: Names, wrong_clocks: Collection[int]) -> list[tuple[Who, PoisonedHits]]:
+    """The hits that were poison, without those that rest on a wrong clock and prove nothing."""
+    return [
+        (names.whos.get(who, _NOBODY), hits)
+        for (who, other), hits in tally.poison.items()
+        if not {other, names.client_of(who)} & set(wrong_clocks)
+    ]
+
+
+def count_over_time(
+    tally: Tally, poison: Iterable[tuple[Who, PoisonedHits]], slices: Slices
+) -> list[HitsOverTime]:
+    """All hits, then the `TABLES_OVER_TIME_MAX` worst tables: those with the most poison, then those with the
+    smallest share of fresh hits. Empty for one slice. A hit counts for each of its tables."""
+    if slices.count == 1:
+        return []
+    groups: dict[str, HitsOverTime] = {}
+
+    def held(name: str) -> HitsOverTime:
+        zeros = ([0] * slices.count for _ in range(3))
+        return groups.setdefault(name, HitsOverTime(name, *zeros))
+
+    buckets, edge = len(STALENESS_EDGES_US) + 1, STALENESS_EDGES_US.index(FRESH_SECONDS * 1_000_000)
+    for tables, counts in tally.slices.items():
+        histograms = [counts[at : at + buckets] for at in range(0, len(counts), buckets)]
+        for name in ("", *tables):
+            group = held(name)
+            add_counts(group.hits, [sum(each) for each in histograms])
+            add_counts(group.fresh, [sum(each[: edge + 1]) for each in histograms])
+    for who, hits in poison:
+        for name in ("", *who.tables):
+            add_counts(held(name).poison, hits.counts)
+    worst = [each for name, each in groups.items() if name]
+    worst.sort(key=lambda it: (-sum(it.poison), sum(it.fresh) / max(1, sum(it.hits)), it.name))
+    return [held(""), *worst[:TABLES_OVER_TIME_MAX]]
+
+
+def count_served(poison: Collection[tuple[Who, PoisonedHits]], hits: int) -> Served:
+    """``hits``: how many were judged."""
+    places: dict[str, Counter[str]] = {"node": Counter(), "object": Counter(), "version": Counter()}
+    for who, each in poison:
+        names = (who.node, who.object, who.client.rpartition("/")[2])
+        for counts, name in zip(places.values(), names, strict=True):
+            counts[name] += sum(each.counts)
+    return Served(
+        sum(sum(each.counts) for _, each in poison),
+        hits,
+        min((each.first_us for _, each in poison), default=None),
+        max((each.last_us for _, each in poison), default=None),
+        {dimension: counts.most_common(PLACES_MAX) for dimension, counts in places.items()},
+    )
 
 
 # -- what is shown ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from spark.audit.actions import ActionStep, ChangeStep, RowStep, Stock, read_sto
 from spark.audit.archive import Archive, Damage, read_archive
 from spark.audit.engine.step import Engine, PlannedScan, Shuffled
 from spark.audit.evidence import Names, find_archive_holes, find_gtid_gaps, find_recorder_gaps
-from spark.audit.finding import Knowledge, Life, Rules
+from spark.audit.finding import Knowledge, Life, Rules, Slices
 from spark.audit.part import AuditPart
 from spark.audit.published import PublishedStep, read_acks, read_held, read_lives
 from spark.audit.recording import RecordedFiles
@@ -94,7 +94,11 @@ def survey_history(
     stock = read_stock(shuffled.told["stock"]) if "stock" in shuffled.told else []
     recorded = find_recorder_gaps(stock, lineages, before.sequences if before else {})
     gaps = find_gtid_gaps(holes, read_held(shuffled.told.get("held")))
-    used = replace(rules, as_of_us=archive.end_us - SETTLE_US if as_of_us is None else as_of_us)
+    used = replace(
+        rules,
+        as_of_us=archive.end_us - SETTLE_US if as_of_us is None else as_of_us,
+        slices=_slice_time(archive, stock),
+    )
     kept = Kept(
         archive=archive,
         known=_know(
@@ -107,6 +111,14 @@ def survey_history(
         as_of_us=used.as_of_us,
     )
     return Survey(used, shuffled, stock, (*archive.damages, *recorded.damages, *gaps), kept)
+
+
+def _slice_time(archive: Archive, stock: Sequence[Stock]) -> Slices:
+    """Slices over the time of the actions, as far as the archive reaches: clocks of clients may be wrong."""
+    end_us = archive.end_us
+    begins = [each.begin_us for each in stock if each.begin_us <= end_us]
+    first_us = min((int(it.times[0]) for it in archive.lineages.values() if len(it.times)), default=end_us)
+    return Slices.of(min(end_us, max(first_us, min(begins, default=end_us))), end_us)
 
 
 def count_pieces(rows: int) -> int:

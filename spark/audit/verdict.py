@@ -110,6 +110,28 @@ KINDS: Final = (
     ),
 )
 KIND_BY_NAME: Final = {kind.name: kind for kind in KINDS}
+FAILURE_TITLES: Final = {
+    "F1": "An old read is stored after the invalidation",
+    "F2": "The binary log shows a transaction before the engine does",
+    "F3": "Timestamps run backwards in the order of commits",
+    "F4": "Sessions, replays and statement replication set any timestamp",
+    "F5": "The mark of an invalidation is evicted, and an old value is stored",
+    "F7": "A flush or a restart removes the marks",
+    "F11": "The client library answers a default where the server did not",
+    "F14": "The checkpoint is ahead of what was invalidated",
+    "F15": "The binary log is purged before it was read",
+    "F16": "A value is stored from a replica that lags",
+    "F21": "TRUNCATE, DROP and partition exchange log no rows",
+    "F27": "Unknown or compressed events are dropped while the checkpoint goes on",
+    "F29": "RESET MASTER: GTIDs are used again",
+    "F32": "Resharding delivers events twice",
+    "F36": "Clocks of two machines are compared",
+    "F45": "Two keys share a place, or a key is too long",
+    "F46": "A driver hands out the answer to another query",
+    "I8": "Nothing in the stream is skipped silently",
+}
+"""The failure modes and the invariant that `KINDS` name, as docs/failure-modes.md and docs/invariants.md call them: a
+report has no links, and an installed job no docs."""
 
 # Why something could not be decided.
 NO_POSITION: Final = "position unreadable or of a source that the archive does not have"

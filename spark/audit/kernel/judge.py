@@ -28,7 +28,16 @@ import pyarrow
 from numpy.typing import NDArray
 
 from spark.audit import verdict
-from spark.audit.finding import HOT_ITEMS, STALENESS_EDGES_US, Finding, Knowledge, PendingChange, Rules, Tally
+from spark.audit.finding import (
+    HOT_ITEMS,
+    STALENESS_EDGES_US,
+    Finding,
+    Knowledge,
+    PendingChange,
+    Rules,
+    Tally,
+    add_counts,
+)
 from spark.audit.hashing import number_values
 from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import (
@@ -230,7 +239,7 @@ class _Piece:
         good, counts = is_known & ~bad, self._tally.counts
         self._count_unknown(actions["who"], actions.first_unknown, ~is_known)
         staleness_us = numpy.maximum(0, begin_us - actions.least(since))
-        self._count_staleness(actions["who"][good], staleness_us[good])
+        self._count_staleness(actions["who"][good], begin_us[good], staleness_us[good])
         counts["hits of values stored before the history"] += int((good & (origin == _BEFORE_HISTORY)).sum())
         self._count_compared(row, good & is_compared)
         for who, count in _count(actions["who"][good & (origin == _LOST)]):
@@ -294,8 +303,7 @@ class _Piece:
         counts["changes invalidated"] += len(delay_us)
         counts["changes invalidated late"] += int((delay_us > rules.missed_after_us).sum())
         found = numpy.bincount(numpy.searchsorted(_EDGES, delay_us), minlength=_BUCKETS).tolist()
-        delays = self._tally.delays
-        self._tally.delays = [mine + more for mine, more in zip(delays, found, strict=True)]
+        add_counts(self._tally.delays, found)
         return numpy.flatnonzero(is_open & ~waits & ~is_covered), numpy.flatnonzero(is_open & waits)
 
     # -- counts -------------------------------------------------------------------------------------------
@@ -312,14 +320,22 @@ class _Piece:
         self._tally.counts["values compared"] += int((chosen & is_known).sum())
         self._tally.counts["values not comparable"] += int((chosen & ~is_known).sum())
 
-    def _count_staleness(self, who: Integers, staleness_us: Integers) -> None:
+    def _count_staleness(self, who: Integers, begin_us: Integers, staleness_us: Integers) -> None:
         number, whos = number_values(who)
-        places = number * _BUCKETS + numpy.searchsorted(_EDGES, staleness_us)
-        table = numpy.bincount(places, minlength=len(whos) * _BUCKETS).reshape(len(whos), _BUCKETS)
-        for each, counts in zip(whos.tolist(), table.tolist(), strict=True):
-            held = self._tally.staleness(each)
-            for at, count in enumerate(counts):
-                held[at] += count
+        bucket = numpy.searchsorted(_EDGES, staleness_us)
+        for each, counts in zip(whos.tolist(), _count_rows(number, len(whos), bucket, _BUCKETS), strict=True):
+            add_counts(self._tally.staleness(each), counts)
+        slices = self._rules.slices
+        each_slice = numpy.clip((begin_us - slices.begin_us) // slices.width_us, 0, slices.count - 1)
+        groups: dict[tuple[str, ...], int] = {}
+        group = numpy.array(
+            [groups.setdefault(self._known.tables_of(each), len(groups)) for each in whos.tolist()],
+            numpy.int64,
+        )
+        size = slices.count * _BUCKETS
+        table = _count_rows(group[number], len(groups), each_slice * _BUCKETS + bucket, size)
+        for tables, counts in zip(groups, table, strict=True):
+            add_counts(self._tally.staleness_by_slice(tables, size), counts)
 
     def _count_items(self) -> None:
         counts, items = self._tally.counts, self._items
@@ -420,6 +436,14 @@ def _entry_key(actions: Actions) -> NDArray[numpy.uint64]:
 
 def _value_key(actions: Actions) -> NDArray[numpy.uint64]:
     return mix(actions.item, actions["node"], actions.value, actions["digest"])
+
+
+def _count_rows(row: Integers, rows: int, column: Integers, columns: int) -> list[list[int]]:
+    """How often each pair of a row and a column occurs, row by row."""
+    counts: list[list[int]] = (
+        numpy.bincount(row * columns + column, minlength=rows * columns).reshape(rows, columns).tolist()
+    )
+    return counts
 
 
 def _count(values: Integers) -> list[tuple[int, int]]:

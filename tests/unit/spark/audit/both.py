@@ -38,6 +38,8 @@ def _told(results: Iterable[Finding | PendingChange], tally: Tally) -> dict[str,
     return {
         "results": Counter(map(str, results)),
         "hits": {who: counts for who, counts in row.hits if any(counts)},
+        "slices": {tables: counts for tables, counts in row.slices if any(counts)},
+        "poison": sorted(row.poison),
         "unknown": sorted(row.unknown),
         "counts": {name: count for name, count in row.counts if count},
         "delays": list(row.delays),

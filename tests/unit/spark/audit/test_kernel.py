@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy
 import pytest
 
-from spark.audit.finding import Knowledge, Life, Rules
+from spark.audit.finding import Knowledge, Life, Rules, Slices
 from spark.audit.row import (
     ABSENT,
     AFTER_ABSENT,
@@ -46,6 +46,7 @@ RULES: Final = Rules(
     clock_wrong_us=40 * SECOND,
     missed_after_us=20 * SECOND,
     view_us=2 * SECOND,
+    slices=Slices(20 * SECOND, 30 * SECOND, 5),
 )
 NODES: Final = (11, 12)
 LIVES: Final = (21, 22)

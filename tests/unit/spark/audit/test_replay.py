@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import re
 import tomllib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,9 +15,8 @@ import pytest
 from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
 from spark.audit import itemlog, timeline, verdict
-from spark.audit.finding import Finding, Knowledge, Life, Rules, Tally
+from spark.audit.finding import Finding, Knowledge, Life, PoisonedHits, Rules, Tally
 from spark.audit.kernel.judge import judge
-from spark.audit.page import format_page, format_percent, format_seconds
 from spark.audit.replay import replay
 from spark.audit.row import (
     ABSENT,
@@ -36,14 +34,14 @@ from spark.audit.row import (
     ReplayRow,
     pack_stamps,
 )
-from spark.audit.summary import Share, Summary, ViolationCount
+from spark.audit.summary import Share
 from spark.audit.timeline import Lineage, Place, Run, build_chains, find_holes
 from tests.unit.spark.audit.both import judge_both, to_table
 
 SID: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 OTHER: Final = "4e11fa47-71ca-11e1-9e33-c80aa9429562"
 SECOND: Final = 1_000_000
-FAILURES: Final = Path(__file__).resolve().parents[4] / "docs/failure_modes.toml"
+DOCS: Final = Path(__file__).resolve().parents[4] / "docs"
 
 
 def lineage_of(*runs: Run, flavor: str = "mysql", second: int = SECOND) -> Lineage:
@@ -287,6 +285,18 @@ def test_stale_hits_count_from_the_acknowledgement_and_lag_from_the_commit() -> 
     assert tally.hits[WHO][:6] == [1, 0, 0, 0, 4, 0]
 
 
+def test_a_hit_that_is_poison_counts_once_and_by_the_clocks_that_it_rests_on() -> None:
+    tally = Tally()
+    rows = (change(10, 101, 100), invalidation(13, 10), fill(5, 5, 60, 55))
+    hits = hit(9, 5, 60), hit(12, 5, 60, digest=7), hit(15, 5, 60), hit(20, 5, 60, digest=7)
+    both = [("stale_hit", "F11", 2), ("thin_air_hit", "F45", 2)]
+    assert sorted(found(*rows, *hits, tally=tally)) == both
+    assert tally.poison == {
+        (WHO, WRITER): PoisonedHits(15 * SECOND, 15 * SECOND + 1000, [1]),
+        (WHO, 0): PoisonedHits(12 * SECOND, 20 * SECOND + 1000, [2]),
+    }
+
+
 @pytest.mark.parametrize("first_us", [14 * SECOND, 1000 * SECOND])
 def test_a_hit_in_a_life_that_has_ended_is_not_called_stale_too(first_us: int) -> None:
     """The life ended at 14 s, or after the change was acknowledged at 20 s."""
@@ -397,9 +407,13 @@ def test_tallies_add_up() -> None:
 # -- the result ------------------------------------------------------------------------------------------
 
 
-def test_every_verdict_names_failure_modes_that_exist() -> None:
-    named = {failure for kind in verdict.KINDS for failure in kind.failures} - {"I8"}
-    assert named <= tomllib.loads(FAILURES.read_text()).keys()
+def test_every_verdict_names_failure_modes_by_their_titles() -> None:
+    catalogue = tomllib.loads((DOCS / "failure_modes.toml").read_text())
+    titles = {number: entry["title"] for number, entry in catalogue.items()}
+    invariants = re.findall(r"^\| (I\d) \| ([^|]+?)\.? \|", (DOCS / "invariants.md").read_text(), re.M)
+    titles |= dict(reversed(invariants))
+    named = {failure for kind in verdict.KINDS for failure in kind.failures}
+    assert {number: titles[number] for number in named} == verdict.FAILURE_TITLES
 
 
 @pytest.mark.parametrize(
@@ -423,104 +437,3 @@ def test_bounds_of_shares_are_wilsons() -> None:
     assert (none.low, round(none.high, 4)) == (0.0, 0.2775)
     assert Share.of_counts(0, 0).high == 1.0
     assert round(Share.of_counts(999_999, 1_000_000).nines, 1) == 5.2
-
-
-def summary_of(*found: ViolationCount, examples: Sequence[Any] = ()) -> Summary:
-    share = Share.of_counts(1, 2)
-    return Summary(
-        1,
-        2,
-        None,
-        3,
-        {},
-        {},
-        [0.0, 1.0],
-        [1, 2, 3],
-        [0, 0, 0],
-        [],
-        share,
-        share,
-        list(found),
-        {"why": 1},
-        ["c"],
-        [("<i>", 1)],
-        list(examples),
-    )
-
-
-def test_the_page_needs_nothing_else_and_escapes_what_it_shows() -> None:
-    example = {
-        "kind": "stale_hit",
-        "failure": "F11",
-        "item": "<script>alert(1)</script>",
-        "object": "x",
-        "node": "n",
-        "count": 1,
-        "first_us": 1,
-        "evidence": [{"record": "<b>"}],
-    }
-    summary = summary_of(examples=[example])
-    page = format_page(summary)
-    assert "<script" not in page
-    assert "<i>" not in page
-    assert "http" not in page.replace("http-equiv", "")
-    assert json.dumps(summary.to_json())
-
-
-def test_the_page_says_what_was_found_and_does_not_point_at_itself() -> None:
-    found = (
-        ViolationCount(verdict.STALE_HIT, "F11", 1200, 4411, 3700.0),
-        ViolationCount(verdict.CLOCK_ANOMALY, "F36", 7, 7, 0.0),
-    )
-    page = format_page(summary_of(*found))
-    assert "poison: the cache held or served what it must not" in page
-    assert "see the report" not in page
-    assert "<td class=n>61.7 min</td>" in page
-
-
-def test_evidence_is_shown_in_lines_whatever_is_in_it() -> None:
-    records = [
-        {
-            "role": "change",
-            "name": "shop/-",
-            "sequence": 7,
-            "record": {"gtid": "0-1-7", "timestamp_us": 1_500_000},
-        },
-        {
-            "role": "fill",
-            "name": "web/1",
-            "sequence": 9,
-            "record": {"lineages": ["shop/-"], "positions": ["<0-1-6>"]},
-        },
-        {"role": "hit", "name": "web/2", "sequence": 3},
-        ["hit", 1, 2],
-    ]
-    example = {"kind": "stale_hit", "failure": "F11", "item": None, "object": "x", "node": "n", "count": 1}
-    page = format_page(summary_of(examples=[{**example, "first_us": 1, "evidence": records}]))
-    assert "<td class=s>01-01 00:00:01.500</td><td>0-1-7</td>" in page
-    assert "<td>shop/-: &lt;0-1-6&gt;</td>" in page
-    assert "the record is not in this history</td><td>web/2 #3</td>" in page
-
-
-@pytest.mark.parametrize(
-    ("share", "shown"),
-    [(1.0, "100.00000%"), (0.99999999, "99.99999%"), (0.0, "0.00000%"), (0.5, "50.00000%")],
-)
-def test_a_share_is_never_rounded_up(share: float, shown: str) -> None:
-    assert format_percent(share, 5) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0.01, "10 ms"),
-        (0.1234, "123 ms"),
-        (1, "1 s"),
-        (60, "1 min"),
-        (90, "90 s"),
-        (3600, "1 h"),
-        (3700, "61.7 min"),
-    ],
-)
-def test_durations_have_the_unit_that_suits_them(seconds: float, shown: str) -> None:
-    assert format_seconds(seconds) == shown

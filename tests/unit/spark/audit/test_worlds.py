@@ -285,6 +285,11 @@ def test_hits_of_a_hot_key_are_all_counted(engine: Engine, worlds: list[Planted]
     folders = write([world], tmp_path / "after")
     after = run(engine, folders)
     assert found_in(after)[expected] == found_in(before)[expected] + 10_000
+    served, over_time = after.summary.served, after.summary.over_time
+    assert served.poison == before.summary.served.poison + 10_000
+    assert sum(over_time[0].poison) == served.poison
+    assert sum(over_time[0].hits) == sum(after.summary.staleness) == served.of
+    assert sum(count > 0 for count in over_time[0].hits) > 1
     assert sum(after.summary.staleness) == sum(before.summary.staleness) + 20_000
     hits = sum(row["item"] == expected.item for row in world.history.actions if row["action"] == "hit")
     assert after.summary.hot[0] == (stale["item"].decode(), hits)
