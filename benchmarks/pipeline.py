@@ -206,9 +206,11 @@ def open_pipeline(
             connection.close()
 
 
-def put_stripes(connection: MemcachedNode, namespace: str, lineage: str, nothing: Position) -> None:
-    """All stripes of the life `LIFE`, as they are when nothing was invalidated yet."""
-    data = Stripe(LIFE, nothing).encode()
+def put_stripes(
+    connection: MemcachedNode, namespace: str, lineage: str, nothing: Position, life: bytes = LIFE
+) -> None:
+    """All stripes of a life, as they are when nothing was invalidated yet."""
+    data = Stripe(life, nothing).encode()
     keys = stripe_keys(namespace, lineage, STRIPES)
     for start in range(0, STRIPES, STRIPES_AT_ONCE):
         connection.perform(tuple(Add(key, data, 0) for key in keys[start : start + STRIPES_AT_ONCE]))

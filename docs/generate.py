@@ -19,6 +19,7 @@ from freshness.algorithm.rule import ReadOutcome
 from freshness.config.settings import describe_settings
 from freshness.errors import FreshnessError
 from invalidator.process.metrics import Metrics
+from spark.sink.metrics import SinkMetrics
 
 PAGES: Final = Path(__file__).resolve().parent
 README: Final = PAGES.parent / "README.md"
@@ -33,11 +34,11 @@ def settings_table() -> str:
     return _table(("key", "type", "default", "meaning"), rows)
 
 
-def metrics_table() -> str:
+def metrics_table(metrics: Metrics | SinkMetrics) -> str:
     # A counter is shown as it is scraped, with the suffix of its samples.
     rows = (
         (f"`{one.name}{'_total' if one.type == 'counter' else ''}`", one.type, one.documentation)
-        for one in Metrics().registry.collect()
+        for one in metrics.registry.collect()
     )
     return _table(("metric", "type", "meaning"), rows)
 
@@ -134,7 +135,8 @@ def _link(test: str) -> str:
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "settings": settings_table,
-    "metrics": metrics_table,
+    "metrics": lambda: metrics_table(Metrics()),
+    "sinkmetrics": lambda: metrics_table(SinkMetrics()),
     "outcomes": outcomes_table,
     "errors": errors_table,
     "layers": layers_table,

@@ -150,6 +150,10 @@ class System:
     def config(self) -> Config:
         return load_config(self.config_path)
 
+    @property
+    def namespace(self) -> str:
+        return self.config.cache.namespace
+
     def execute(self, sql: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """One statement on the primary."""
         return self.pair.primary.execute(sql, *arguments, database="shop")
@@ -212,7 +216,7 @@ class System:
 
         def is_resumable() -> bool:
             for node in self.nodes:
-                copy = self.find_raw(node.address, resume_key("shop", lineage))
+                copy = self.find_raw(node.address, resume_key(self.namespace, lineage))
                 record = find_record(copy, node.address) if copy is not None else None
                 if record is None or not record.progress.contains(head):
                     return False
@@ -243,7 +247,7 @@ class System:
         """The key of its stripe, of an object that lives in one lineage."""
         subject = self.subject(name, *key)
         (lineage,) = subject.policy.lineages
-        return stripe_key("shop", lineage, stripe_number(subject.item, self.config.cache.stripes))
+        return stripe_key(self.namespace, lineage, stripe_number(subject.item, self.config.cache.stripes))
 
     def find_raw(self, address: str, key: bytes) -> Item | None:
         node = MemcachedNode(address)
@@ -267,12 +271,12 @@ class System:
             cursor.execute(f"SELECT * FROM {table}")
             rows = {row[column]: row for row in cursor.fetchall()}
         connections = {node.address: MemcachedNode(node.address) for node in self.nodes}
-        live, stale = 0, []
+        live, stale, namespace = 0, [], self.namespace
         try:
             for key in keys:
                 subject = self.subject(name, key)
                 lineages = subject.policy.lineages
-                requests = [Get(record_key("shop", lineage), is_bound=True) for lineage in lineages]
+                requests = [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
                 reply, *records = connections[subject.node].perform([Get(subject.item), *requests])
                 if not isinstance(reply, Item) or reply.value == STUB:
                     continue

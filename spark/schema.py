@@ -73,8 +73,29 @@ VERDICT: Final = StructType(
         StructField("cached", StringType(), nullable=False),
         StructField("primary", StringType(), nullable=False),
         StructField("error", StringType(), nullable=False),
-        StructField("repaired", BooleanType(), nullable=False),
+        StructField("lineages", ArrayType(StringType(), containsNull=False), nullable=False),
+        StructField("entry_digest", StringType(), nullable=False),
+        StructField("count", LongType(), nullable=False),
     ]
 )
-"""The verdict on one entry: `spark.live.comparison.EntryVerdict`. ``cached`` and ``primary`` are shown values, and
-only of entries that differ."""
+"""The verdict on entries: `spark.live.comparison.EntryVerdict`. ``cached`` and ``primary`` are shown values, and
+only of entries that differ. ``item`` is null also in a row that stands for several entries."""
+
+CONDEMNED: Final = StructType(
+    [
+        StructField("node", StringType(), nullable=False),
+        StructField("item", BinaryType(), nullable=False),
+        StructField("entry_digest", StringType(), nullable=False),
+        StructField("lineages", ArrayType(StringType(), containsNull=False), nullable=False),
+    ]
+)
+"""A poisoned entry to remove: `spark.live.repair.Condemned`."""
+
+REPAIR: Final = StructType(
+    [
+        StructField("node", StringType(), nullable=False),
+        StructField("is_gone", BooleanType(), nullable=False),
+        StructField("error", StringType(), nullable=False),
+    ]
+)
+"""The result for one condemned entry: `spark.live.repair.Repair`."""

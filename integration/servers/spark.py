@@ -59,8 +59,8 @@ class SparkWorker(ServerProcess):
         another."""
         return _kill(
             pid
-            for pid, command in _find_descendants(self.pid)
-            if _EXECUTOR in command and any(_PYTHON in of for _, of in _find_descendants(pid))
+            for pid, command in find_descendants(self.pid)
+            if _EXECUTOR in command and any(_PYTHON in of for _, of in find_descendants(pid))
         )
 
     def signal_python(self, number: signal.Signals = signal.SIGKILL) -> bool:
@@ -69,9 +69,9 @@ class SparkWorker(ServerProcess):
         return _kill(
             (
                 pid
-                for daemon, command in _find_descendants(self.pid)
+                for daemon, command in find_descendants(self.pid)
                 if _PYTHON in command
-                for pid, _ in _find_descendants(daemon)
+                for pid, _ in find_descendants(daemon)
             ),
             number,
         )
@@ -88,7 +88,7 @@ def _kill(pids: Iterator[int], number: signal.Signals = signal.SIGKILL) -> bool:
     return is_any
 
 
-def _find_descendants(root: int) -> list[tuple[int, str]]:
+def find_descendants(root: int) -> list[tuple[int, str]]:
     """(process, command line) of all processes that a process has started, and those, too."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

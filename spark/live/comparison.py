@@ -11,24 +11,24 @@ Rows and head are those of the shard that holds the key, and of all shards if th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from freshness.algorithm.envelope import NodeRecord, encode_wanted, stripe_key, stripe_number, wanted_key
+from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.request import DONE, Append, Delete, Item, Request
+from freshness.algorithm.request import Item
 from freshness.errors import FreshnessError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from freshness.values.codec import decode_value
 from spark.live.entry import (
+    ENTRIES_PER_BATCH_MAX,
     LIVE,
     UNAVAILABLE,
     UNTRUSTED,
     NodeEntry,
-    digest_bytes,
     digest_value,
     find_key_values,
     judge,
@@ -39,6 +39,8 @@ from spark.scope import AuditScope
 RECHECK_WAIT_SECONDS: Final = 1.0
 RECHECKS_MAX: Final = 6
 RECHECKS_TO_CONDEMN: Final = 2
+SUSPECTS_MAX: Final = 10_000
+"""Entries that differ and wait for their next look together."""
 SHOWN_CHARACTERS_MAX: Final = 500
 
 EQUAL: Final = "equal"
@@ -51,7 +53,8 @@ NOT_SERVED: Final = "not_served"
 
 @dataclass(frozen=True, slots=True)
 class EntryVerdict:
-    """A row of `spark.schema.VERDICT`."""
+    """A row of `spark.schema.VERDICT`. ``lineages`` and ``entry_digest`` are those of the entry, where it is poisoned
+    or unknown. ``count``: of entries that the row stands for (see `spark.live.report.condense`)."""
 
     node: str
     item: bytes | None
@@ -62,9 +65,12 @@ class EntryVerdict:
     cached: str = ""
     primary: str = ""
     error: str = ""
-    repaired: bool = False
+    lineages: Sequence[str] = ()
+    entry_digest: str = ""
+    count: int = 1
 
 
+Member = TypeVar("Member")
 DatabaseRow: TypeAlias = dict[str, Any]
 RowsFound: TypeAlias = Mapping[bytes, Sequence[DatabaseRow]]
 """By identity. More than one: the row is in several shards, since it moves between them."""
@@ -80,9 +86,21 @@ class PrimaryReader(Protocol):
     def read_position(self) -> Position: ...
 
 
+@dataclass(slots=True)
+class Suspect:
+    """An entry that differed from its row. ``entry`` has no value any more: many are held, and a value can have a
+    megabyte. ``cached`` and ``primary``: as they are shown. ``looks``: those that speak against it."""
+
+    entry: NodeEntry
+    cached: str
+    primary: str = ""
+    looks: int = 0
+    is_row_in_several: bool = False
+
+
 class Comparison:
-    """Compares batches of entries. ``find_node`` and ``find_primary`` (by lineage) give open connections,
-    ``find_replicas`` those to a lineage's replicas, by name. ``repairs``: whether poisoned entries are removed."""
+    """Compares the entries of a partition. ``find_node`` and ``find_primary`` (by lineage) give open connections,
+    ``find_replicas`` those to a lineage's replicas, by name. Writes nothing."""
 
     def __init__(
         self,
@@ -92,80 +110,119 @@ class Comparison:
         sleep: Callable[[float], None] = time.sleep,
         *,
         find_replicas: Callable[[str], Mapping[str, PrimaryReader]] = lambda _: {},
-        repairs: bool = False,
     ) -> None:
         self._scope = scope
         self._find_node = find_node
         self._find_primary = find_primary
         self._find_replicas = find_replicas
         self._sleep = sleep
-        self._repairs = repairs
 
-    def compare(self, entries: Sequence[NodeEntry]) -> list[EntryVerdict]:
-        """One verdict for each entry, in any order. A database or node that fails makes its entries unknown."""
-        verdicts = [_verdict(entry, _find_early_verdict(self._scope, entry)) for entry in entries]
-        open_ones = [entry for entry in entries if not _find_early_verdict(self._scope, entry)]
-        verdicts = [verdict for verdict in verdicts if verdict.verdict]
-        for (name, lineages), group in groupby(
-            sorted(open_ones, key=_object_in_shards), key=_object_in_shards
-        ):
-            of_object = list(group)
+    def compare(self, batches: Iterable[Sequence[NodeEntry]]) -> Iterator[EntryVerdict]:
+        """One verdict for each entry, in any order. A database or node that fails makes its entries unknown.
+
+        Entries that differ wait for each other, so a partition waits as one, whatever its number of batches.
+        """
+        suspects: list[Suspect] = []
+        for entries in batches:
+            yield from self._compare_once(entries, suspects)
+            if len(suspects) >= SUSPECTS_MAX:
+                yield from self._look_again(suspects)
+                suspects = []
+        yield from self._look_again(suspects)
+
+    def _compare_once(self, entries: Sequence[NodeEntry], suspects: list[Suspect]) -> Iterator[EntryVerdict]:
+        """Verdicts of those that are equal or not to be compared; the others become suspects."""
+        open_ones = []
+        for entry in entries:
+            early = _find_early_verdict(self._scope, entry)
+            if early:
+                yield _verdict(entry, early)
+            else:
+                open_ones.append(entry)
+        for group in _in_groups(open_ones, _object_in_shards):
             try:
-                verdicts += self._compare_rows(self._scope.definitions[name], lineages, of_object)
+                rows = self._read_rows(group)
             except FreshnessError as error:
-                verdicts += [_verdict(entry, UNKNOWN, error=str(error)) for entry in of_object]
-        return verdicts
-
-    def _compare_rows(
-        self, definition: ObjectDefinition, lineages: Sequence[str], entries: Sequence[NodeEntry]
-    ) -> list[EntryVerdict]:
-        primaries = {lineage: self._find_primary(lineage) for lineage in lineages}
-        rows = _read_rows(primaries.values(), definition, entries)
-        differing = [entry for entry in entries if _differs(entry, rows)]
-        equal = [_verdict(entry, EQUAL) for entry in entries if not _differs(entry, rows)]
-        if not differing:
-            return equal
-        # After the rows: whatever made them differ is in these heads.
-        heads = {lineage: primary.read_position() for lineage, primary in primaries.items()}
-        return equal + self._look_again(primaries.values(), definition, differing, heads)
-
-    def _look_again(
-        self,
-        primaries: Iterable[PrimaryReader],
-        definition: ObjectDefinition,
-        entries: Sequence[NodeEntry],
-        heads: Mapping[str, Position],
-    ) -> list[EntryVerdict]:
-        verdicts: list[EntryVerdict] = []
-        looks = dict.fromkeys((_place(entry) for entry in entries), 0)
-        left: list[NodeEntry] = list(entries)
-        rows: RowsFound = {}
-        for _ in range(RECHECKS_MAX):
-            self._sleep(RECHECK_WAIT_SECONDS)
-            rows = _read_rows(primaries, definition, left)
-            undecided: list[NodeEntry] = []
-            for entry, (now, records) in zip(left, self._read_again(left), strict=True):
-                if _is_another(now, entry) or not _differs(entry, rows):
-                    verdicts.append(_verdict(entry, IN_FLIGHT))
-                    continue
-                is_sure = now is not None and now.state == LIVE and len(rows.get(entry.identity, ())) <= 1
-                if is_sure and _have(records, heads):
-                    looks[_place(entry)] += 1
-                if looks[_place(entry)] < RECHECKS_TO_CONDEMN:
-                    undecided.append(entry)
+                yield from (_verdict(entry, UNKNOWN, error=str(error)) for entry in group)
+                continue
+            for entry in group:
+                if _differs(entry, rows):
+                    cached = _shown(None if entry.value is None else decode_value(entry.value))
+                    suspects.append(Suspect(replace(entry, value=None), cached))
                 else:
-                    why = self._tell_origin(definition, entry)
-                    is_removed = self._repairs and self._remove(entry)
-                    verdicts.append(replace(_condemned(entry, POISONED, rows, why), repaired=is_removed))
+                    yield _verdict(entry, EQUAL)
+
+    def _look_again(self, suspects: Sequence[Suspect]) -> Iterator[EntryVerdict]:
+        # After the rows: whatever made them differ is in these heads.
+        heads = self._read_heads(suspects)
+        left = suspects
+        for _ in range(RECHECKS_MAX if suspects else 0):
+            self._sleep(RECHECK_WAIT_SECONDS)
+            undecided: list[Suspect] = []
+            for group in _in_groups(left, lambda each: (each.entry.node, *_object_in_shards(each.entry))):
+                try:
+                    verdicts, still = self._look(group, heads)
+                except FreshnessError as error:
+                    yield from (_verdict(each.entry, UNKNOWN, error=str(error)) for each in group)
+                else:
+                    yield from verdicts
+                    undecided += still
             left = undecided
             if not left:
-                break
-        return verdicts + [
-            _condemned(entry, UNKNOWN, rows, _why_unknown(entry, rows, heads)) for entry in left
-        ]
+                return
+        yield from (_condemned(each, UNKNOWN, _why_unknown(each, heads)) for each in left)
 
-    def _tell_origin(self, definition: ObjectDefinition, entry: NodeEntry) -> str:
+    def _read_heads(self, suspects: Iterable[Suspect]) -> dict[str, Position | FreshnessError]:
+        """By lineage: the head of its primary, or why it is not known."""
+        heads: dict[str, Position | FreshnessError] = {}
+        for lineage in sorted({name for each in suspects for name in each.entry.lineages}):
+            try:
+                heads[lineage] = self._find_primary(lineage).read_position()
+            except FreshnessError as error:
+                heads[lineage] = error
+        return heads
+
+    def _look(
+        self, suspects: Sequence[Suspect], heads: Mapping[str, Position | FreshnessError]
+    ) -> tuple[list[EntryVerdict], list[Suspect]]:
+        """Verdicts of those that are decided, and the others. All are of one node, and of one object in the same
+        shards."""
+        first = suspects[0].entry
+        found_heads = _require_known(heads, first.lineages)
+        rows = self._read_rows([each.entry for each in suspects])
+        items = [_item(each.entry) for each in suspects]
+        records, replies = read_items(self._scope, self._find_node(first.node), items)
+        has_acknowledged = _have(records, found_heads)
+        verdicts, undecided = [], []
+        for each, item, reply in zip(suspects, items, replies, strict=True):
+            entry, found = each.entry, rows.get(each.entry.identity, ())
+            now = (
+                judge(self._scope, entry.node, item, reply.value, records)
+                if isinstance(reply, Item)
+                else None
+            )
+            if now is None or _is_another(now, entry) or not _differs(entry, rows):
+                verdicts.append(_verdict(entry, IN_FLIGHT))
+                continue
+            each.is_row_in_several = len(found) > 1
+            each.primary = _shown(found if len(found) > 1 else found[0] if found else None)
+            if now.state == LIVE and not each.is_row_in_several and has_acknowledged:
+                each.looks += 1
+            if each.looks < RECHECKS_TO_CONDEMN:
+                undecided.append(each)
+            else:
+                verdicts.append(_condemned(each, POISONED, self._tell_origin(entry)))
+        return verdicts, undecided
+
+    def _read_rows(self, entries: Sequence[NodeEntry]) -> RowsFound:
+        """The rows of entries of one object in the same shards."""
+        first = entries[0]
+        primaries = [self._find_primary(lineage) for lineage in first.lineages]
+        return _read_rows(primaries, self._scope.definitions[first.object], entries)
+
+    def _tell_origin(self, entry: NodeEntry) -> str:
         """The replicas that have what the entry has: a repaired entry comes back from there."""
+        definition = self._scope.definitions[entry.object]
         have = []
         for lineage in entry.lineages:
             for name, replica in self._find_replicas(lineage).items():
@@ -177,42 +234,6 @@ class Comparison:
         if not have:
             return ""
         return f"a replica has the old row too: {', '.join(have)}; one that stays so must be built again"
-
-    def _remove(self, entry: NodeEntry) -> bool:
-        """Delete the entry's stripes, so that nothing older than now can be stored there, and then the entry by CAS:
-        what took its place meanwhile, or was written again, stays. False: it was not there, or nobody vouches for
-        the node any more."""
-        name, item = _place(entry)
-        node = self._find_node(name)
-        records, [held] = read_items(self._scope, node, [item])
-        if not isinstance(held, Item) or digest_bytes(held.value) != entry.entry_digest:
-            return False
-        stripes: list[Request] = []
-        wanted: list[Request] = []
-        for lineage in entry.lineages:
-            record = records[lineage]
-            if record is None:
-                return False
-            number = stripe_number(item, record.stripes)
-            stripes.append(Delete(stripe_key(self._scope.namespace, lineage, number)))
-            wanted.append(Append(wanted_key(self._scope.namespace, lineage), encode_wanted([number])))
-        replies = node.perform([*stripes, Delete(item, held.version), *wanted])
-        return replies[len(stripes)] is DONE
-
-    def _read_again(
-        self, entries: Sequence[NodeEntry]
-    ) -> list[tuple[NodeEntry | None, Mapping[str, NodeRecord | None]]]:
-        """The entries under the keys now, None for an absent one, and the records of their node, read before them."""
-        answers: dict[tuple[str, bytes], tuple[NodeEntry | None, Mapping[str, NodeRecord | None]]] = {}
-        for name, group in groupby(sorted(entries, key=_node), key=_node):
-            items = [_place(entry)[1] for entry in group]
-            records, replies = read_items(self._scope, self._find_node(name), items)
-            for item, reply in zip(items, replies, strict=True):
-                now = (
-                    judge(self._scope, name, item, reply.value, records) if isinstance(reply, Item) else None
-                )
-                answers[name, item] = now, records
-        return [answers[_place(entry)] for entry in entries]
 
 
 def _find_early_verdict(scope: AuditScope, entry: NodeEntry) -> str:
@@ -241,9 +262,22 @@ def _differs(entry: NodeEntry, rows: RowsFound) -> bool:
     return len(found) > 1 or entry.value_digest != (digest_value(found[0]) if found else "")
 
 
-def _is_another(now: NodeEntry | None, entry: NodeEntry) -> bool:
-    """The entry went, or was replaced, or is a hit no longer. An untrusted node says nothing of that."""
-    return now is None or now.entry_digest != entry.entry_digest or now.state not in (LIVE, UNTRUSTED)
+def _is_another(now: NodeEntry, entry: NodeEntry) -> bool:
+    """The entry was replaced, or is a hit no longer. An untrusted node says nothing of that."""
+    return now.entry_digest != entry.entry_digest or now.state not in (LIVE, UNTRUSTED)
+
+
+def _require_known(
+    heads: Mapping[str, Position | FreshnessError], lineages: Iterable[str]
+) -> dict[str, Position]:
+    """Raises the error of a head that is not known."""
+    known = {}
+    for lineage in lineages:
+        head = heads[lineage]
+        if isinstance(head, FreshnessError):
+            raise head
+        known[lineage] = head
+    return known
 
 
 def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Position]) -> bool:
@@ -252,10 +286,13 @@ def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Position
     return all(record is not None and record.progress.contains(heads[name]) for name, record in found.items())
 
 
-def _why_unknown(entry: NodeEntry, rows: RowsFound, heads: Mapping[str, Position]) -> str:
-    if len(rows.get(entry.identity, ())) > 1:
-        return f"the row is in several of the shards {', '.join(heads)}: does it move between them just now?"
-    told = ", ".join(f"{lineage}: {head}" for lineage, head in heads.items())
+def _why_unknown(suspect: Suspect, heads: Mapping[str, Position | FreshnessError]) -> str:
+    of_entry = {lineage: heads[lineage] for lineage in suspect.entry.lineages}
+    if suspect.is_row_in_several:
+        return (
+            f"the row is in several of the shards {', '.join(of_entry)}: does it move between them just now?"
+        )
+    told = ", ".join(f"{lineage}: {head}" for lineage, head in of_entry.items())
     return f"the node did not acknowledge the primary's head ({told}) in {RECHECKS_MAX} looks"
 
 
@@ -271,18 +308,15 @@ def _verdict(entry: NodeEntry, verdict: str, *, error: str = "") -> EntryVerdict
     )
 
 
-def _condemned(entry: NodeEntry, verdict: str, rows: RowsFound, why: str = "") -> EntryVerdict:
-    found = rows.get(entry.identity, ())
-    return EntryVerdict(
-        entry.node,
-        entry.item,
-        entry.object,
-        entry.state,
-        verdict,
-        entry.positions,
-        _shown(None if entry.value is None else decode_value(entry.value)),
-        _shown(found if len(found) > 1 else found[0] if found else None),
-        why,
+def _condemned(suspect: Suspect, verdict: str, why: str) -> EntryVerdict:
+    entry = suspect.entry
+    return replace(
+        _verdict(entry, verdict),
+        cached=suspect.cached,
+        primary=suspect.primary,
+        error=why,
+        lineages=entry.lineages,
+        entry_digest=entry.entry_digest,
     )
 
 
@@ -291,14 +325,18 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
 
 
-def _place(entry: NodeEntry) -> tuple[str, bytes]:
+def _item(entry: NodeEntry) -> bytes:
     assert entry.item is not None, "an entry to compare has a key"
-    return entry.node, entry.item
-
-
-def _node(entry: NodeEntry) -> str:
-    return entry.node
+    return entry.item
 
 
 def _object_in_shards(entry: NodeEntry) -> tuple[str, tuple[str, ...]]:
     return entry.object, tuple(entry.lineages)
+
+
+def _in_groups(members: Iterable[Member], key: Callable[[Member], Any]) -> Iterator[list[Member]]:
+    """Groups with the same key, none larger than one query asks for."""
+    for _, group in groupby(sorted(members, key=key), key=key):
+        held = list(group)
+        for at in range(0, len(held), ENTRIES_PER_BATCH_MAX):
+            yield held[at : at + ENTRIES_PER_BATCH_MAX]

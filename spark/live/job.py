@@ -1,35 +1,37 @@
 """The live audit: compares what every memcached node holds now with the primary.
 
-Reads only, but for ``repairs``, which removes poisoned entries by CAS. Every step is a function DataFrame →
-DataFrame; `spark.live.entry` and `spark.live.comparison` decide about one row and know nothing of Spark. Called by
-``spark.live``'s main.
+Reads only, but for ``repairs``, which removes poisoned entries by CAS. Entries are read and compared by one action,
+whose result is kept in the driver: a second look would find another cache. Repairs are a step of their own behind it.
+Tasks of either may run several times. `spark.live.entry`, `spark.live.comparison` and `spark.live.repair` decide
+about one row and know nothing of Spark. Called by ``spark.live``'s main.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import astuple
 from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from freshness.database.primary import Primary
 from freshness.nodes.memcached import MemcachedNode
 from spark.batch import Batches, BatchFunction, to_batches
-from spark.live.comparison import POISONED, UNKNOWN, Comparison
-from spark.live.entry import ENTRIES_PER_BATCH_MAX, LIVE, UNAVAILABLE, NodeEntry, read_node
-from spark.live.report import AuditSummary, Example
-from spark.schema import ENTRY, VERDICT
+from spark.live.comparison import Comparison, EntryVerdict
+from spark.live.entry import ENTRIES_PER_BATCH_MAX, NodeEntry, read_node
+from spark.live.repair import Condemned, repair
+from spark.live.report import AuditSummary, condense, find_condemned
+from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
 from spark.scope import AuditScope
 
-EXAMPLES_MAX: Final = 20
-ERRORS_MAX: Final = 20
+REPAIRS_PER_TASK_MAX: Final = 10_000
+"""Poisoned entries that one task of the comparison names to the driver."""
 
 
 # -- on the executors ------------------------------------------------------------------------------------
@@ -46,20 +48,13 @@ def entry_reader(scope: AuditScope) -> BatchFunction:
     return read
 
 
-def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction:
-    """Batches of `ENTRY` become batches of `VERDICT`. Connections are kept for a partition."""
+def entry_comparer(scope: AuditScope, *, repairs_max: int = 0) -> BatchFunction:
+    """Batches of `ENTRY` become condensed batches of `VERDICT`. Connections are kept for a partition."""
 
     def compare(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        nodes: dict[str, MemcachedNode] = {}
         primaries: dict[str, Primary] = {}
         replicas: dict[str, dict[str, Primary]] = defaultdict(dict)
         with ExitStack() as stack:
-
-            def find_node(name: str) -> MemcachedNode:
-                if name not in nodes:
-                    nodes[name] = MemcachedNode(name)
-                    stack.callback(nodes[name].close)
-                return nodes[name]
 
             def find_primary(lineage: str) -> Primary:
                 if lineage not in primaries:
@@ -76,14 +71,45 @@ def entry_comparer(scope: AuditScope, *, repairs: bool = False) -> BatchFunction
                         stack.callback(opened.close)
                 return replicas[lineage]
 
-            comparison = Comparison(
-                scope, find_node, find_primary, find_replicas=find_replicas, repairs=repairs
-            )
-            for batch in batches:
-                entries = [NodeEntry(**row) for row in batch.to_pylist()]
-                yield from _batched(comparison.compare(entries), VERDICT)
+            comparison = Comparison(scope, _node_finder(stack), find_primary, find_replicas=find_replicas)
+            entries = ([NodeEntry(**row) for row in rows] for rows in _rows_of(batches))
+            yield from _batched(condense(comparison.compare(entries), repairs_max), VERDICT)
 
     return compare
+
+
+def entry_repairer(scope: AuditScope) -> BatchFunction:
+    """Batches of `CONDEMNED` become batches of `REPAIR`."""
+
+    def remove(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        with ExitStack() as stack:
+            find_node = _node_finder(stack)
+            repairs = (
+                repair(scope, find_node, Condemned(**row)) for rows in _rows_of(batches) for row in rows
+            )
+            yield from _batched(repairs, REPAIR)
+
+    return remove
+
+
+def _node_finder(stack: ExitStack) -> Callable[[str], MemcachedNode]:
+    """Connections by node, each opened once and closed with ``stack``."""
+    nodes: dict[str, MemcachedNode] = {}
+
+    def find_node(name: str) -> MemcachedNode:
+        if name not in nodes:
+            nodes[name] = MemcachedNode(name)
+            stack.callback(nodes[name].close)
+        return nodes[name]
+
+    return find_node
+
+
+def _rows_of(batches: Batches) -> Iterator[list[dict[str, Any]]]:
+    """Few at a time, whatever Spark was told of the size of batches."""
+    for batch in batches:
+        for first in range(0, batch.num_rows, ENTRIES_PER_BATCH_MAX):
+            yield batch.slice(first, ENTRIES_PER_BATCH_MAX).to_pylist()
 
 
 def _batched(rows: Iterable[Any], schema: StructType) -> Iterator[pyarrow.RecordBatch]:
@@ -101,51 +127,30 @@ def read_entries(session: SparkSession, scope: AuditScope) -> DataFrame:
     return session.range(0, count, 1, count).mapInArrow(entry_reader(scope), ENTRY)
 
 
-def compare_entries(entries: DataFrame, scope: AuditScope, *, repairs: bool = False) -> DataFrame:
-    """A `VERDICT` for each entry. The crawler can list an item twice; it is counted once."""
-    return entries.dropDuplicates(["node", "item"]).mapInArrow(
-        entry_comparer(scope, repairs=repairs), VERDICT
-    )
+def compare_entries(entries: DataFrame, scope: AuditScope, *, repairs_max: int = 0) -> DataFrame:
+    """`VERDICT` on all entries, condensed. The crawler can list an item twice; it is counted once."""
+    compare = entry_comparer(scope, repairs_max=repairs_max)
+    return entries.dropDuplicates(["node", "item"]).mapInArrow(compare, VERDICT)
 
 
-def count_verdicts(verdicts: DataFrame) -> DataFrame:
-    """(state, verdict, count, repaired)."""
-    return verdicts.groupBy("state", "verdict").agg(
-        F.count("*").alias("count"), F.sum(F.col("repaired").cast("long")).alias("repaired")
-    )
-
-
-def find_examples(verdicts: DataFrame) -> DataFrame:
-    """The entries to show, the poisoned ones first."""
-    return (
-        verdicts.where(F.col("verdict").isin(POISONED, UNKNOWN) & F.col("item").isNotNull())
-        .orderBy((F.col("verdict") != POISONED).cast("int"), "node", "item")
-        .limit(EXAMPLES_MAX)
-    )
-
-
-def find_errors(verdicts: DataFrame) -> DataFrame:
-    """(error) of what did not answer, each once."""
-    failed = (F.col("state") == UNAVAILABLE) | (
-        (F.col("verdict") == UNKNOWN) & (F.col("state") == LIVE) & (F.col("cached") == "")
-    )
-    return verdicts.where(failed).select("error").distinct().orderBy("error").limit(ERRORS_MAX)
+def remove_entries(
+    session: SparkSession, scope: AuditScope, condemned: Sequence[Condemned]
+) -> dict[tuple[bool, str], int]:
+    """Remove these entries; the number of `REPAIR`, by ``is_gone`` and ``error``."""
+    if not condemned:
+        return {}
+    frame = session.createDataFrame([astuple(each) for each in condemned], CONDEMNED)
+    repairs = frame.mapInArrow(entry_repairer(scope), REPAIR).groupBy("is_gone", "error").count()
+    return {(row["is_gone"], row["error"]): row["count"] for row in repairs.collect()}
 
 
 def audit(session: SparkSession, scope: AuditScope, *, repairs: bool = False) -> AuditSummary:
-    """Read, compare and count; remove what is poisoned, where that is asked for. A node or database that does
+    """Read, compare and count; then remove what is poisoned, where that is asked for. A node or database that does
     not answer is in the summary; only bugs raise."""
-    verdicts = compare_entries(read_entries(session, scope), scope, repairs=repairs).persist()
-    try:
-        counted = count_verdicts(verdicts).collect()
-        counts = {(row["state"], row["verdict"]): row["count"] for row in counted}
-        examples = tuple(
-            Example(**{**row.asDict(), "item": bytes(row["item"]).decode("ascii", "backslashreplace")})
-            for row in find_examples(verdicts).drop("state", "repaired").collect()
-        )
-        errors = tuple(row["error"] for row in find_errors(verdicts).collect())
-    finally:
-        verdicts.unpersist()
-
-    repaired = sum(row["repaired"] for row in counted)
-    return AuditSummary.of(len(scope.nodes), counts, repaired, errors, examples)
+    repairs_max = REPAIRS_PER_TASK_MAX if repairs else 0
+    found = compare_entries(read_entries(session, scope), scope, repairs_max=repairs_max).collect()
+    verdicts = [EntryVerdict(**row.asDict()) for row in found]
+    summary = AuditSummary.of(len(scope.nodes), verdicts)
+    if not repairs:
+        return summary
+    return summary.with_repairs(remove_entries(session, scope, find_condemned(verdicts)))

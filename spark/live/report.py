@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from spark.live.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN
+from spark.live.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, EntryVerdict
 from spark.live.entry import LIVE, UNAVAILABLE
+from spark.live.repair import Condemned
 
 OK: Final = 0
 NO_ANSWER: Final = 3
 STALE_DATA: Final = 5
+
+EXAMPLES_MAX: Final = 20
+ERRORS_MAX: Final = 20
+
+_SINGLE: Final = (POISONED, UNKNOWN)
+"""Verdicts of which single entries are shown."""
+
+
+def condense(verdicts: Iterable[EntryVerdict], repairs_max: int) -> Iterator[EntryVerdict]:
+    """The verdicts of a task as few rows: examples, servers that did not answer, at most ``repairs_max`` poisoned
+    entries that are to be removed, and counts of all others. The counts of the rows make the number of verdicts."""
+    counts: Counter[tuple[str, str]] = Counter()
+    shown: Counter[str] = Counter()
+    errors: set[str] = set()
+    poisoned = 0
+    for each in verdicts:
+        poisoned += each.verdict == POISONED
+        is_example = each.verdict in _SINGLE and each.item is not None and shown[each.verdict] < EXAMPLES_MAX
+        is_new_error = _is_no_answer(each) and each.error not in errors and len(errors) < ERRORS_MAX
+        if is_example or is_new_error:
+            shown[each.verdict] += is_example
+            if is_new_error:
+                errors.add(each.error)
+            yield each
+        elif each.verdict == POISONED and poisoned <= repairs_max:
+            yield replace(each, positions="", cached="", primary="", error="")
+        else:
+            counts[each.state, each.verdict] += 1
+    for (state, verdict), count in counts.items():
+        yield EntryVerdict("", None, "", state, verdict, count=count)
+
+
+def _is_no_answer(verdict: EntryVerdict) -> bool:
+    is_silent = verdict.verdict == UNKNOWN and verdict.state == LIVE and not verdict.cached
+    return bool(verdict.error) and (verdict.state == UNAVAILABLE or is_silent)
+
+
+def find_condemned(verdicts: Iterable[EntryVerdict]) -> list[Condemned]:
+    """The poisoned entries among these rows."""
+    return [
+        Condemned(each.node, each.item, each.entry_digest, each.lineages)
+        for each in verdicts
+        if each.verdict == POISONED and each.item is not None
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +76,23 @@ class Example:
     primary: str
     error: str
 
+    @classmethod
+    def of(cls, verdict: EntryVerdict) -> Example:
+        cells = {name: getattr(verdict, name) for name in (field.name for field in fields(cls))}
+        return cls(**{**cells, "item": (verdict.item or b"").decode("ascii", "backslashreplace")})
+
+
+def _rank(verdict: EntryVerdict) -> tuple[bool, str, bytes]:
+    """The poisoned ones first."""
+    return verdict.verdict != POISONED, verdict.node, verdict.item or b""
+
 
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
     """Counts of entries. ``compared``: those found equal or poisoned. ``in_flight``: those that changed meanwhile,
     which says neither. ``unknown``: those of which it cannot be said whether they are served, or whether what is
-    served is right. ``unavailable``: what did not answer, and why. ``repaired``: poisoned ones that were removed."""
+    served is right. ``unavailable``: what did not answer, and why. ``repaired``: poisoned ones that are gone.
+    ``not_repaired``: why others are still there, where they were to be removed."""
 
     nodes: int
     entries: int
@@ -46,40 +103,46 @@ class AuditSummary:
     unknown: int
     not_comparable: int
     repaired: int = 0
+    not_repaired: tuple[str, ...] = ()
     unavailable: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        nodes: int,
-        counts: Mapping[tuple[str, str], int],
-        repaired: int,
-        unavailable: tuple[str, ...],
-        examples: tuple[Example, ...],
-    ) -> AuditSummary:
-        """``counts``: by state and verdict, with a row for each server that did not answer."""
+    def of(cls, nodes: int, verdicts: Sequence[EntryVerdict]) -> AuditSummary:
+        """``verdicts``: of all tasks, as `condense` gives them."""
 
         def total(*wanted: str) -> int:
-            return sum(
-                count
-                for (state, verdict), count in counts.items()
-                if verdict in wanted and state != UNAVAILABLE
-            )
+            return sum(each.count for each in entries if each.verdict in wanted)
 
+        entries = [each for each in verdicts if each.state != UNAVAILABLE]
+        # A poisoned entry without its value is there to be removed, not to be shown.
+        single = [
+            each
+            for each in entries
+            if each.item is not None
+            and (each.verdict == UNKNOWN or (each.verdict == POISONED and each.cached))
+        ]
         return cls(
             nodes=nodes,
-            entries=sum(count for (state, _), count in counts.items() if state != UNAVAILABLE),
-            live=sum(count for (state, _), count in counts.items() if state == LIVE),
+            entries=sum(each.count for each in entries),
+            live=sum(each.count for each in entries if each.state == LIVE),
             compared=total(EQUAL, POISONED),
             poisoned=total(POISONED),
             in_flight=total(IN_FLIGHT),
             unknown=total(UNKNOWN),
             not_comparable=total(NOT_COMPARABLE),
-            repaired=repaired,
-            unavailable=unavailable,
-            examples=examples,
+            unavailable=tuple(sorted({each.error for each in verdicts if _is_no_answer(each)})[:ERRORS_MAX]),
+            examples=tuple(Example.of(each) for each in sorted(single, key=_rank)[:EXAMPLES_MAX]),
         )
+
+    def with_repairs(self, outcomes: Mapping[tuple[bool, str], int]) -> AuditSummary:
+        """``outcomes``: the number of `Repair`, by ``is_gone`` and ``error``."""
+        repaired = sum(count for (is_gone, _), count in outcomes.items() if is_gone)
+        reasons = [f"{count:,}: {error}" for (is_gone, error), count in outcomes.items() if not is_gone]
+        untried = self.poisoned - sum(outcomes.values())
+        if untried:
+            reasons.append(f"{untried:,}: a run removes a bounded number of entries; run the job again")
+        return replace(self, repaired=repaired, not_repaired=tuple(sorted(reasons)[:ERRORS_MAX]))
 
     @property
     def exit_code(self) -> int:
@@ -131,6 +194,8 @@ def print_summary(summary: AuditSummary, console: Console) -> None:
         console.print(table)
     for error in summary.unavailable:
         console.print(f"no answer: {_escape(error)}")
+    for reason in summary.not_repaired:
+        console.print(f"not repaired: {_escape(reason)}")
     console.print(summary.conclusion)
 
 

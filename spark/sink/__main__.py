@@ -3,7 +3,8 @@
 ``python -m spark.sink --config freshness.toml --archive PATH|--url URL --checkpoint DIR``, or spark-submit.
 The same stripes, table floors and progress as `invalidator run` writes, for when one machine's decoding and
 sending do not suffice. Runs until it is stopped, or with ``--once`` until it has caught up. The work is done by
-``spark.sink.sender`` on the executors and ``spark.sink.keeper`` on the driver.
+``spark.sink.sender`` on the executors and ``spark.sink.keeper`` on the driver. While Spark starts, or stalls, the
+driver does it alone (``spark.sink.stand_in``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any, Final
 
@@ -28,10 +29,13 @@ with required_packages("spark.sink", "spark"):
     from freshness.config.reader import load_config
     from freshness.config.settings import Config
     from spark.arguments import parse_arguments
+    from spark.batch import BATCH_ROWS
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.session import open_session
     from spark.sink.keeper import Keeper
+    from spark.sink.metrics import SinkMetrics, serving
     from spark.sink.sink import NAME, open_sink
+    from spark.sink.stand_in import StandIn
     from spark.stream import source as updatestream
 
 TRIGGER_SECONDS: Final = 1.0
@@ -83,20 +87,29 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         "--trigger-seconds", type=float, default=TRIGGER_SECONDS, help="between micro-batches"
     )
     parser.add_argument("--once", action="store_true", help="end when everything there is has been applied")
+    parser.add_argument("--metrics-listen", help="serve metrics for Prometheus there, as HOST:PORT")
     parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parse_arguments(parser, arguments)
-    used: SparkSession | None = None
     try:
         config = load_config(options.config)
         source = _source(options, config)
-        used = session or open_session("freshness invalidate", options.master)
-        described = _run(used, config, source, options)
+        with ExitStack() as stack:
+            stand_in = None
+            metrics = SinkMetrics()
+            if options.metrics_listen:
+                stack.enter_context(serving(metrics, options.metrics_listen))
+            if options.url and not options.once:
+                # Before the session, which takes longer to start than nodes stay open
+                stand_in = stack.enter_context(StandIn(config, source))
+                metrics.find_stand_in = stand_in.find_keeper
+            used = session
+            if used is None:
+                used = open_session("freshness invalidate", options.master, BATCH_ROWS)
+                stack.callback(used.stop)
+            described = _run(used, config, source, options, stand_in, metrics)
     except (FreshnessError, *SPARK_ERRORS) as error:
         return tell_failure(error)
-    finally:
-        if session is None and used is not None:
-            used.stop()
     if options.json:
         sys.stdout.write(json.dumps(described, indent=2) + "\n")
     else:
@@ -121,7 +134,12 @@ def _source(options: argparse.Namespace, config: Config) -> dict[str, str]:
 
 
 def _run(
-    session: SparkSession, config: Config, source: Mapping[str, str], options: argparse.Namespace
+    session: SparkSession,
+    config: Config,
+    source: Mapping[str, str],
+    options: argparse.Namespace,
+    stand_in: StandIn | None,
+    metrics: SinkMetrics,
 ) -> dict[str, Any]:
     stopping = threading.Event()
 
@@ -132,11 +150,16 @@ def _run(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
     with open_sink(session, config) as keeper:
+        metrics.keeper = keeper
+        if stand_in is not None:
+            stand_in.watch(keeper)
         trigger = None if options.once else options.trigger_seconds
         query = start_query(session, config, keeper, source, options.checkpoint, trigger_seconds=trigger)
         try:
             while not stopping.is_set() and not query.awaitTermination(STOP_SEEN_SECONDS):
-                pass
+                metrics.query.note(query)
+                if stand_in is not None:
+                    stand_in.check()
         finally:
             with suppress(PySparkException):  # what it failed with has been raised by awaitTermination
                 query.stop()

@@ -40,6 +40,16 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LineageStatus:
+    """``joined``, ``open``: numbers of nodes. ``heartbeat_age_seconds``: of the latest own heartbeat that has come
+    back; None before the first."""
+
+    joined: int
+    open: int
+    heartbeat_age_seconds: float | None
+
+
 @dataclass(slots=True)
 class LineageKeeper:
     """All nodes of one lineage. Every method holds the lock: the renewing thread is the other user."""
@@ -47,6 +57,7 @@ class LineageKeeper:
     shard: str
     acknowledger: Acknowledger
     driver: BlockingDriver
+    heartbeat_age_max_seconds: float
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> Permit:
@@ -72,6 +83,17 @@ class LineageKeeper:
             return (
                 None if start is None else EventToken(lineage, self.shard, self.acknowledger.epoch, 0, start)
             )
+
+    @property
+    def heartbeat_age_seconds(self) -> float | None:
+        """Age of the latest own heartbeat that has come back; None before the first."""
+        passed = self.acknowledger.passed
+        return None if passed is None else running_clock() - passed.begun_at
+
+    def read_status(self) -> LineageStatus:
+        records = [member.record for member in self.acknowledger.joined]
+        is_open = [record is not None and record.is_open for record in records]
+        return LineageStatus(len(records), sum(is_open), self.heartbeat_age_seconds)
 
     def _run(self, start: Callable[[], Procedure[Result]]) -> Result:
         with self._lock:
@@ -149,7 +171,7 @@ class Keeper:
             read_head=primary.read_head,
             confirm_succession=lambda _: shard.lossless_failover,
         )
-        keeper = LineageKeeper(shard.name, acknowledger, driver)
+        keeper = LineageKeeper(shard.name, acknowledger, driver, policy.heartbeat_age_max_seconds)
 
         restoration = Restoration(
             cache.backend, cache.nodes, policy, acknowledger.read_stream, pulse.hurry, open_node
@@ -188,6 +210,17 @@ class Keeper:
         """Where to open the stream for all joined nodes, of the lineages that have any."""
         found = [keeper.find_start() for keeper in self.lineages.values()]
         return [token for token in found if token is not None]
+
+    def is_late(self) -> bool:
+        """Whether nodes must close, as no own heartbeat that is young enough has come back."""
+        return any(
+            (age := keeper.heartbeat_age_seconds) is None or age > keeper.heartbeat_age_max_seconds
+            for keeper in self.lineages.values()
+        )
+
+    def read_status(self) -> dict[str, LineageStatus]:
+        """By lineage."""
+        return {lineage: keeper.read_status() for lineage, keeper in self.lineages.items()}
 
     def describe(self) -> dict[str, Any]:
         """For display."""

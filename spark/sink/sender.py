@@ -85,6 +85,7 @@ class Sender:
     _finders: dict[str, KeyFinder] = field(default_factory=dict)
     _placement: Placement = field(init=False)
     _last: tuple[str, str, Position] | None = None
+    _transaction: tuple[str, int, str] | None = None
 
     def __post_init__(self) -> None:
         self._placement = Placement(self.plan.nodes, self.plan.namespace)
@@ -114,8 +115,12 @@ class Sender:
                 part.before, part.first = position, row["ordinal"]
             part.streamed = (part.streamed or nothing).union(position)
             return
-        part.streamed = (part.streamed or nothing).union(position)
-        _add_ordinal(part.ordinals, row["ordinal"])
+        # The first row of a transaction tells its position. The row that ends a partition has another one.
+        transaction = part.lineage, row["ordinal"], row["gtid"]
+        if transaction != self._transaction:
+            self._transaction = transaction
+            part.streamed = (part.streamed or nothing).union(position)
+            _add_ordinal(part.ordinals, row["ordinal"])
         if op == "heartbeat":
             beat = Heartbeat(**json.loads(row["detail"]))
             held = part.heartbeats.get(beat.instance)

@@ -28,6 +28,7 @@ from invalidator.cli import app
 from invalidator.http.service import create_api
 from invalidator.process.app import Invalidator
 from invalidator.process.metrics import Metrics
+from spark.sink.metrics import SinkMetrics
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("appclient", "freshness", "invalidator", "spark")
@@ -269,8 +270,9 @@ def test_every_address_of_the_http_service_is_documented(tmp_path: Path) -> None
 def test_the_metrics_of_the_advice_exist() -> None:
     metrics = Metrics()
     metrics.of_shard("shop/-")  # with a sample of each
-    names = {sample.name for one in metrics.registry.collect() for sample in one.samples}
-    names |= {one.name for one in metrics.registry.collect()}
+    metrics_of_all = [*metrics.registry.collect(), *SinkMetrics().registry.collect()]
+    names = {sample.name for one in metrics_of_all for sample in one.samples}
+    names |= {one.name for one in metrics_of_all}
     assert set(re.findall(r"\bfreshness_[a-z_]+", (DOCS / "metrics.md").read_text())) <= names
 
 

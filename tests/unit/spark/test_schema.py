@@ -14,7 +14,8 @@ from spark.audit.heads import ISLAND, Island
 from spark.audit.row import ReplayRow
 from spark.live.comparison import EntryVerdict
 from spark.live.entry import NodeEntry
-from spark.schema import ENTRY, VERDICT
+from spark.live.repair import Condemned, Repair
+from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
 
 ROWS: Final[list[tuple[type, pyarrow.Schema]]] = [
     (ReplayRow, audit_schema.REPLAY),
@@ -25,6 +26,8 @@ ROWS: Final[list[tuple[type, pyarrow.Schema]]] = [
     (Island, ISLAND),
     (NodeEntry, to_arrow_schema(ENTRY)),
     (EntryVerdict, to_arrow_schema(VERDICT)),
+    (Condemned, to_arrow_schema(CONDEMNED)),
+    (Repair, to_arrow_schema(REPAIR)),
 ]
 PLAIN: Final[dict[str, object]] = {"string": str, "int64": int, "int32": int, "bool": bool, "binary": bytes}
 

@@ -43,7 +43,15 @@ from spark.live import comparison, entry
 from spark.live.comparison import Comparison, EntryVerdict
 from spark.live.entry import NodeEntry, find_key_values, read_batch
 from spark.live.metadump import BUSY_RETRIES_MAX, find_entry_key, open_entry_keys
-from spark.live.report import AuditSummary, Example, print_summary
+from spark.live.repair import Condemned, Repair, repair
+from spark.live.report import (
+    EXAMPLES_MAX,
+    AuditSummary,
+    Example,
+    condense,
+    find_condemned,
+    print_summary,
+)
 from spark.scope import AuditScope, PrimaryAddress
 
 NODE: Final = "127.0.0.1:11211"
@@ -177,7 +185,6 @@ class World:
         self.rows: dict[int, dict[str, Any]] = {1: {"id": 1, "v": "new"}}
         self.head = at(10)
         self.is_down = False
-        self.repairs = False
         self.replicas: dict[str, ShardPrimary] = {}
         self.while_waiting: list[Callable[[], None]] = []
         self.waits = 0
@@ -220,16 +227,19 @@ class World:
         [verdict] = self.compare_all(self.read())
         return verdict
 
-    def compare_all(self, entries: list[NodeEntry]) -> list[EntryVerdict]:
+    def compare_all(self, *batches: list[NodeEntry]) -> list[EntryVerdict]:
         comparison = Comparison(
-            SCOPE,
-            lambda _: self.node,
-            lambda _: self,
-            self._wait,
-            find_replicas=lambda _: self.replicas,
-            repairs=self.repairs,
+            SCOPE, lambda _: self.node, lambda _: self, self._wait, find_replicas=lambda _: self.replicas
         )
-        return comparison.compare(entries)
+        return list(comparison.compare(batches))
+
+    def condemn(self) -> Condemned:
+        """The poisoned entry of the first key."""
+        [condemned] = find_condemned([self.compare()])
+        return condemned
+
+    def repair(self, condemned: Condemned) -> Repair:
+        return repair(SCOPE, lambda _: self.node, condemned)
 
     def _wait(self, _: float) -> None:
         self.waits += 1
@@ -358,42 +368,79 @@ def test_a_difference_that_outlives_the_acknowledged_head_is_poisoned(
     assert "'new'" in verdict.primary
 
 
-def test_what_is_poisoned_is_removed_by_cas_where_that_is_asked_for(world: World) -> None:
-    key = b"shop:customer:1"
+KEY: Final = b"shop:customer:1"
+GONE: Final = Repair(NODE, is_gone=True)
+
+
+def test_what_is_poisoned_is_removed_by_cas(world: World) -> None:
     world.fill(OLD)
-    assert not world.compare().repaired
-    assert world.store.peek(key) is not None
-    world.repairs = True
-    verdict = world.compare()
-    assert (verdict.verdict, verdict.repaired) == (comparison.POISONED, True)
-    assert world.store.peek(key) is None
+    condemned = world.condemn()
+    assert world.store.peek(KEY) is not None
+    assert world.repair(condemned) == GONE
+    assert world.store.peek(KEY) is None
+
+
+def test_a_task_that_is_started_again_says_what_the_first_one_said(world: World) -> None:
+    """Also where somebody has stored the row meanwhile."""
+    world.fill(OLD)
+    condemned = world.condemn()
+    assert world.repair(condemned) == world.repair(condemned) == GONE
+    world.fill(world.rows[1])
+    assert world.repair(condemned) == GONE
+    assert world.store.peek(KEY) is not None
 
 
 def test_what_took_the_place_of_poison_is_not_removed(world: World) -> None:
     world.fill(OLD)
-    world.repairs = True
-    [found] = world.read()
+    condemned = world.condemn()
     world.fill({"id": 1, "v": "new"})
-    [later] = [Comparison(SCOPE, lambda _: world.node, lambda _: world, repairs=True)._remove(found)]
-    assert later is False
-    assert world.store.peek(b"shop:customer:1") is not None
+    assert world.repair(condemned) == GONE
+    assert world.store.peek(KEY) is not None
+
+
+class MeddledNode(MemoryNode):
+    """Somebody stores a value just before a deletion arrives, or just after."""
+
+    def __init__(self, world: World, value: Any, *, is_before: bool = True) -> None:
+        super().__init__(world.store)
+        self._world, self._value, self._is_before = world, value, is_before
+
+    def perform(self, requests: Sequence[Request]) -> list[Reply]:
+        is_removal = any(isinstance(each, Delete) for each in requests)
+        if is_removal and self._is_before:
+            self._world.fill(self._value)
+        replies = super().perform(requests)
+        if is_removal and not self._is_before:
+            self._world.fill(self._value)
+        return replies
 
 
 def test_what_takes_the_place_of_poison_just_before_it_is_removed_stays(world: World) -> None:
-    class OvertakenNode(MemoryNode):
-        """Somebody stores the row as it is now before a deletion arrives."""
-
-        def perform(self, requests: Sequence[Request]) -> list[Reply]:
-            if any(isinstance(each, Delete) for each in requests):
-                world.fill({"id": 1, "v": "new"})
-            return super().perform(requests)
-
     world.fill(OLD)
-    [found] = world.read()
-    node = OvertakenNode(world.store)
-    assert not Comparison(SCOPE, lambda _: node, lambda _: world, repairs=True)._remove(found)
+    node = MeddledNode(world, {"id": 1, "v": "new"})
+    assert repair(SCOPE, lambda _: node, world.condemn()) == GONE
     [now] = world.read()
     assert (now.state, now.value) == (entry.LIVE, encode_value({"id": 1, "v": "new"}))
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_poison_that_is_written_again_while_it_is_removed_is_told(world: World, is_before: bool) -> None:
+    world.fill(OLD)
+    node = MeddledNode(world, OLD, is_before=is_before)
+    outcome = repair(SCOPE, lambda _: node, world.condemn())
+    assert not outcome.is_gone
+    assert "written again" in outcome.error
+
+
+def test_a_node_that_does_not_answer_is_not_repaired(world: World) -> None:
+    world.fill(OLD)
+    condemned = world.condemn()
+
+    def refuse(_: str) -> MemoryNode:
+        raise NodeUnavailable("the node is down", hint="start it")
+
+    outcome = repair(SCOPE, refuse, condemned)
+    assert (outcome.is_gone, "the node is down" in outcome.error) == (False, True)
 
 
 NUMBER: Final = stripe_number(b"shop:customer:1", 64)
@@ -406,8 +453,7 @@ def test_a_repair_takes_the_stripe_with_it_so_that_no_late_replica_fills_again(w
     world.put(other, b"held")
     world.node.perform([Get(wanted_key("shop", LINEAGE), 60)])  # a restorer looks, and leaves the list
     world.fill(OLD)
-    world.repairs = True
-    assert world.compare().repaired
+    assert world.repair(world.condemn()).is_gone
     assert world.store.peek(stripe) is None
     assert world.store.peek(other) is not None
     [wanted] = world.node.perform([Get(wanted_key("shop", LINEAGE))])
@@ -418,11 +464,11 @@ def test_a_repair_takes_the_stripe_with_it_so_that_no_late_replica_fills_again(w
 def test_without_a_record_nothing_is_repaired(world: World) -> None:
     """Nobody knows then which stripe it is, and an entry alone would come back."""
     world.fill(OLD)
-    [found] = world.read()
+    condemned = world.condemn()
     world.node.perform([Delete(record_key("shop", LINEAGE))])
-    comparing = Comparison(SCOPE, lambda _: world.node, lambda _: world, repairs=True)
-    assert comparing._remove(found) is False
-    assert world.store.peek(b"shop:customer:1") is not None
+    outcome = world.repair(condemned)
+    assert (outcome.is_gone, "invalidator status" in outcome.error) == (False, True)
+    assert world.store.peek(KEY) is not None
 
 
 def test_a_replica_that_has_the_old_row_is_named(world: World) -> None:
@@ -447,6 +493,34 @@ def test_a_value_of_a_row_that_is_gone_is_poisoned(world: World) -> None:
     world.fill(OLD)
     world.rows.clear()
     assert world.compare().verdict == comparison.POISONED
+
+
+def test_the_batches_of_a_partition_wait_together(world: World) -> None:
+    world.rows = {key: {"id": key, "v": "new"} for key in range(1, 7)}
+    for key in world.rows:
+        world.fill({"id": key, "v": "old"} if key % 2 else world.rows[key], key=key)
+    batches = [world.read(f"shop:customer:{key}") for key in world.rows]
+    verdicts = {each.item: each.verdict for each in world.compare_all(*batches)}
+    assert sorted(verdicts.values()) == [comparison.EQUAL] * 3 + [comparison.POISONED] * 3
+    assert world.waits == comparison.RECHECKS_TO_CONDEMN
+
+
+def test_the_number_of_those_that_wait_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "SUSPECTS_MAX", 2)
+    for key in range(1, 6):
+        world.fill({"id": key, "v": "old"}, key=key)
+    batches = [world.read(f"shop:customer:{key}") for key in range(1, 6)]
+    verdicts = [each.verdict for each in world.compare_all(*batches)]
+    assert verdicts == [comparison.POISONED] * 5
+    assert world.waits == 3 * comparison.RECHECKS_TO_CONDEMN
+
+
+def test_a_primary_that_is_gone_at_the_second_look_leaves_its_entries_unknown(world: World) -> None:
+    world.fill(OLD)
+    world.while_waiting = [lambda: setattr(world, "is_down", True)]
+    verdict = world.compare()
+    assert (verdict.verdict, verdict.cached) == (comparison.UNKNOWN, "")
+    assert "the primary is down" in verdict.error
 
 
 def test_one_look_does_not_condemn(world: World) -> None:
@@ -597,9 +671,8 @@ class ShardedWorld(World):
     def judge(self, *items: str) -> list[EntryVerdict]:
         names = items or ("shop:customer:200",)
         entries = list(read_batch(self.scope, self.node, [name.encode() for name in names]))
-        return Comparison(
-            self.scope, lambda _: self.node, self.primaries.__getitem__, self._wait, repairs=self.repairs
-        ).compare(entries)
+        found = Comparison(self.scope, lambda _: self.node, self.primaries.__getitem__, self._wait)
+        return list(found.compare([entries]))
 
 
 def test_each_key_is_compared_with_the_shard_that_holds_it() -> None:
@@ -616,13 +689,12 @@ def test_poison_of_the_second_shard_is_found_by_its_own_head() -> None:
     world = ShardedWorld()
     world.primaries[LOW].head = at(99)  # which nobody has acknowledged, and which is not asked for
     world.keep({"id": 200, "v": "old"}, HIGH)
-    world.repairs = True
     [verdict] = world.judge()
-    assert (verdict.verdict, verdict.repaired) == (comparison.POISONED, True)
-    world.keep({"id": 200, "v": "old"}, HIGH)
+    assert verdict.verdict == comparison.POISONED
+    assert verdict.lineages == (HIGH,)
     world.primaries[HIGH].head = at(11)
     [verdict] = world.judge()
-    assert (verdict.verdict, verdict.repaired) == (comparison.UNKNOWN, False)
+    assert verdict.verdict == comparison.UNKNOWN
     assert f"{HIGH}: 0-1-11" in verdict.error
 
 
@@ -672,11 +744,10 @@ def test_a_key_that_does_not_tell_its_shard_is_looked_for_in_all() -> None:
 
 def test_a_row_that_is_in_two_shards_proves_nothing() -> None:
     world = ShardedWorld()
-    world.repairs = True
     world.primaries[LOW].rows[200] = {"id": 200, "v": "old"}
     world.keep({"id": 200, "v": "old"}, LOW, HIGH, name="thing")
     [verdict] = world.judge("shop:thing:200")
-    assert (verdict.verdict, verdict.repaired) == (comparison.UNKNOWN, False)
+    assert verdict.verdict == comparison.UNKNOWN
     assert "several of the shards" in verdict.error
 
 
@@ -714,16 +785,50 @@ def test_the_exit_code(changes: dict[str, Any], code: int) -> None:
 
 def test_entries_in_flight_are_not_compared() -> None:
     """Each of them differed, and then changed: nothing was seen to be right."""
-    counts = {
-        ("live", comparison.IN_FLIGHT): 34,
-        ("dead", comparison.NOT_SERVED): 2,
-        (entry.UNAVAILABLE, comparison.UNKNOWN): 1,
-    }
-    summary = AuditSummary.of(2, counts, 0, (), ())
+    counts = [
+        counted("live", comparison.IN_FLIGHT, 34),
+        counted("dead", comparison.NOT_SERVED, 2),
+        replace(counted(entry.UNAVAILABLE, comparison.UNKNOWN, 1), error="silent"),
+    ]
+    summary = AuditSummary.of(2, counts)
     assert (summary.entries, summary.live, summary.compared, summary.in_flight) == (36, 34, 0, 34)
-    assert summary.exit_code == 3
-    counts[("live", comparison.EQUAL)] = 1
-    assert AuditSummary.of(2, counts, 0, (), ()).exit_code == 0
+    assert (summary.unavailable, summary.exit_code) == (("silent",), 3)
+    counts = [*counts[:2], counted("live", comparison.EQUAL, 1)]
+    assert AuditSummary.of(2, counts).exit_code == 0
+
+
+def counted(state: str, verdict: str, count: int) -> EntryVerdict:
+    return EntryVerdict("", None, "", state, verdict, count=count)
+
+
+def of_entry(number: int, verdict: str, **cells: Any) -> EntryVerdict:
+    item = f"shop:customer:{number:03}".encode()
+    return EntryVerdict(NODE, item, "customer", entry.LIVE, verdict, entry_digest=str(number), **cells)
+
+
+def test_the_verdicts_of_a_task_become_few_rows() -> None:
+    poisoned = [of_entry(number, comparison.POISONED, cached="old") for number in range(100)]
+    silent = [of_entry(number, comparison.UNKNOWN, error="silent") for number in range(100, 200)]
+    equal = [of_entry(number, comparison.EQUAL) for number in range(200, 300)]
+    away = EntryVerdict(NODE, None, "", entry.UNAVAILABLE, comparison.UNKNOWN, error="away")
+    rows = list(condense([*equal, *silent, *poisoned, away], 50))
+    assert len(rows) == 20 + 50 + 1 + 3
+    assert [each.item for each in find_condemned(rows)] == [each.item for each in poisoned[:50]]
+    summary = AuditSummary.of(1, rows + rows)
+    assert (summary.entries, summary.compared, summary.poisoned, summary.unknown) == (600, 400, 200, 200)
+    assert summary.unavailable == ("away", "silent")
+    assert {each.cached for each in summary.examples} == {"old"}
+    assert len(list(condense(poisoned, 0))) == EXAMPLES_MAX + 1
+
+
+def test_a_repair_that_was_not_made_is_told() -> None:
+    summary = replace(CLEAN, poisoned=9).with_repairs({(True, ""): 5, (False, "node [x] is down"): 3})
+    assert (summary.repaired, summary.exit_code) == (5, 5)
+    assert [reason.split(":")[0] for reason in summary.not_repaired] == ["1", "3"]
+    shown = io.StringIO()
+    print_summary(summary, Console(width=160, file=shown))
+    assert "not repaired: 3: node [x] is down" in shown.getvalue()
+    assert replace(CLEAN, poisoned=5).with_repairs({(True, ""): 5}).not_repaired == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""The cluster of the tests of jobs on Spark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from integration.servers.spark import SparkMaster, SparkWorker
+from integration.spark.cluster import ROOT, Cluster
+from spark.session import JAVA_OPTIONS
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)  # six programs of Java, for a minute
+    with (
+        SparkMaster() as master,
+        SparkWorker(master.address) as one,
+        SparkWorker(master.address, "127.0.0.2") as two,
+    ):
+        yield Cluster(master.address, (one, two))
