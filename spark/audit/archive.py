@@ -10,7 +10,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy
 import pyarrow
@@ -32,15 +32,14 @@ TIMES_MAX: Final = 2_000_000
 """Times that are kept of an archive; with more transactions several share one."""
 RAISES_MAX: Final = 100_000
 DAMAGES_MAX: Final = 10_000
-Integers: TypeAlias = NDArray[numpy.int64]
 """The most damages of one archive that are reported one by one."""
 
 
 class Times(NamedTuple):
     """Numbers of buckets, rising, and the latest time of each."""
 
-    at: Integers
-    latest_us: Integers
+    at: NDArray[numpy.int64]
+    latest_us: NDArray[numpy.int64]
 
 
 class RunRow(NamedTuple):

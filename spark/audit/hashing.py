@@ -89,7 +89,7 @@ def combine(columns: Sequence[pyarrow.Array]) -> tuple[NDArray[numpy.int64], NDA
     for column in columns:
         encoded = column.dictionary_encode()
         codes = encoded.indices.fill_null(-1).to_numpy().astype(numpy.int64) + 1
-        # Numbered anew, so that the product stays small.
+        # The product stays small, since it is numbered again for each column.
         keys, _ = number_values(keys * (len(encoded.dictionary) + 1) + codes)
     return keys, find_firsts(keys)
 

@@ -16,7 +16,7 @@ from spark.folder import Folder
 
 
 class ScanPart(Protocol):
-    """What a step reads at once; it can be pickled."""
+    """A piece of recorded history that a step reads at once; it can be pickled."""
 
     @property
     def rows(self) -> int: ...
