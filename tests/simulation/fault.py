@@ -25,6 +25,9 @@ UNSTREAMED_SHARE: Final = 0.5
 PUBLISH_STALL_SHARE: Final = 0.4
 """The same between stripes and their progress, which is seldom."""
 
+OLD_TIME_SECONDS: Final = 0.3
+"""How long a process that was stopped answers by the time at which it was."""
+
 
 def strike(world: World) -> None:
     kinds = world.struck_faults
@@ -209,9 +212,9 @@ def _strike_stop_clock(world: World) -> None:
     store.down = True
     world.network.back_at[node] = world.now + seconds
     if world.random.random() < 0.5:
-        clock.behind += seconds
+        clock.set_back(seconds)
     else:
-        clock.late, clock.late_until = seconds, world.now + seconds + 0.3
+        clock.late, clock.late_until = seconds, world.now + seconds + OLD_TIME_SECONDS
     world.note(f"{node} stands still with its clock for {seconds:.1f} s")
     if world.random.random() < 0.5:  # the invalidators are on the same machine, and come later
         for name in world.invalidator_names:
@@ -222,7 +225,7 @@ def _strike_step_clock(world: World) -> None:
     node = _any_node(world)
     lease = world.options.lease_seconds
     seconds = world.random.choice((0.5 * lease, 1.5 * lease, 12.0, 40.0)) * world.random.choice((-1, 1, 1))
-    world.clocks[node].behind += seconds
+    world.clocks[node].set_back(seconds)
     world.note(f"the clock of {node} is set back by {seconds:.1f} s")
 
 
@@ -299,6 +302,8 @@ def calm(world: World) -> None:
     _part_servers(world)
     for node in world.stores:
         world.network.back_at[node] = world.now
+        clock = world.clocks[node]
+        clock.late_until = min(clock.late_until, world.now + OLD_TIME_SECONDS)
     for actor in world.actors:
         actor.paused_until = 0.0
     for name in list(world.processes):

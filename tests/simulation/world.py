@@ -52,6 +52,9 @@ SINGLE: Final = "single"
 COMPOSITE: Final = "composite"
 EXTRA: Final = "extra"
 LOOKS_SLOWER: Final = 2.0
+MIXED_LEASES: Final = (2, 3, 4, 6)
+"""The leases of processes that have settings of their own."""
+
 BEGINNING_SECONDS: Final = 1000.0
 _TICKS_SECONDS: Final = (0.0005, 0.002, 0.01, 0.03)
 _ACTORS_AT_FULL_PACE: Final = 5
@@ -78,13 +81,24 @@ class Deployment:
 @dataclass(slots=True, eq=False)
 class NodeClock:
     """The clock by which a node counts TTLs. ``behind``: how long it stood still, or was set back, and goes on from
-    there; ``late`` seconds of that only until ``late_until``, when it jumps to the right time."""
+    there, or, below 0, was set forward; ``least``: the lowest that this was. It misses ``late`` seconds besides until
+    ``late_until``, when it jumps to the right time."""
 
     world: World
     base: Callable[[], float]
     behind: float = 0.0
+    least: float = 0.0
     late: float = 0.0
     late_until: float = 0.0
+
+    @property
+    def set_back_seconds(self) -> float:
+        """By how much an item that is there can outlive its TTL."""
+        return self.behind - self.least
+
+    def set_back(self, seconds: float) -> None:
+        self.behind += seconds
+        self.least = min(self.least, self.behind)
 
     def read(self) -> float:
         return self.base() - self.behind - (self.late if self.world.now < self.late_until else 0.0)
@@ -255,7 +269,7 @@ class World:
         while True:
             drawn = replace(
                 options,
-                lease_seconds=chance.choice((2, 3, 4, 6)),
+                lease_seconds=chance.choice(MIXED_LEASES),
                 max_staleness_seconds=options.max_staleness_seconds - chance.choice((0.0, 0.0, 2.0)),
                 node_refresh_seconds=options.node_refresh_seconds * chance.choice((1.0, 2.0)),
             )
