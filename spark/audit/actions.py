@@ -330,29 +330,33 @@ def _take_stock(
     has_item = batch.column("item").is_valid().to_numpy(zero_copy_only=False)
     sequence = batch.column("sequence").to_numpy()
     rest = sequence % PRIME
-    columns = {
-        "who": pyarrow.array(who),
-        **{
-            name: batch.column(name).fill_null("")
-            for name in ("client", "action", "outcome", "object", "node")
-        },
-        "tables": texts[0],
-        "lineages": texts[1],
-        "actions": pyarrow.array(numpy.ones(len(who), numpy.int64)),
-        "lost": pyarrow.array(numpy.where(is_dropped, batch.column("count").fill_null(0).to_numpy(), 0)),
-        "first": pyarrow.array(sequence),
-        "last": pyarrow.array(sequence),
-        "begin_us": batch.column("begin_us"),
-        "total": pyarrow.array(rest),
-        "squares": pyarrow.array(rest * rest % PRIME),
-        "nameless": pyarrow.array((needs_item & ~has_item).astype(numpy.int64)),
+    numbers = {
+        "actions": numpy.ones(len(who), numpy.int64),
+        "lost": numpy.where(is_dropped, batch.column("count").fill_null(0).to_numpy(), 0),
+        "first": sequence,
+        "last": sequence,
+        "begin_us": batch.column("begin_us").to_numpy(),
+        "total": rest,
+        "squares": rest * rest % PRIME,
+        "nameless": (needs_item & ~has_item).astype(numpy.int64),
     }
-    return _fold(pyarrow.Table.from_arrays([columns[name] for name in STOCK.names], schema=STOCK))
+    names = ("client", "action", "outcome", "object", "node")
+    held = {"who": pyarrow.array(who), "tables": texts[0], "lineages": texts[1]}
+    held.update((name, batch.column(name).fill_null("")) for name in names)
+    # A hash stands for all names but two.
+    code, first = combine([held["who"], held["action"], held["outcome"]])
+    folded = pyarrow.table({"code": code, **numbers}).group_by("code").aggregate(_fold_of(numbers))
+    at = pyarrow.array(first[folded.column("code").to_numpy()])
+    columns = [held[name].take(at) for name in _NAMES]
+    return pyarrow.table([*columns, *folded.columns[1:]], schema=STOCK)
+
+
+def _fold_of(names: Iterable[str]) -> list[tuple[str, str]]:
+    return [(name, _FOLDS.get(name, "sum")) for name in names]
 
 
 def _fold(stock: pyarrow.Table) -> pyarrow.Table:
-    folds = [(name, _FOLDS.get(name, "sum")) for name in STOCK.names[len(_NAMES) :]]
-    found = stock.group_by(_NAMES).aggregate(folds)
+    found = stock.group_by(_NAMES).aggregate(_fold_of(STOCK.names[len(_NAMES) :]))
     return found.rename_columns(STOCK.names)
 
 

@@ -72,8 +72,14 @@ def read_at(data: Any, starts: NDArray[Any], kind: numpy.dtype[Any]) -> NDArray[
 
 def number_values(values: NDArray[Any]) -> tuple[NDArray[numpy.int64], NDArray[Any]]:
     """(for each value the number of its like, from 0 on, the different values in the order of their numbers)."""
-    encoded = pyarrow.array(values).dictionary_encode()
-    return encoded.indices.to_numpy().astype(numpy.int64), encoded.dictionary.to_numpy()
+    if values.dtype.kind == "S":
+        kind = pyarrow.binary(values.itemsize)
+        held = pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values)])
+    else:
+        held = pyarrow.array(values)
+    encoded = held.dictionary_encode()
+    distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
+    return encoded.indices.to_numpy().astype(numpy.int64), distinct
 
 
 def find_firsts(codes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:

@@ -124,8 +124,9 @@ def make_islands(heads: pyarrow.Table, doubles: NDArray[numpy.int64]) -> pyarrow
 def _read_gtids(batch: pyarrow.RecordBatch) -> tuple[pyarrow.Array, pyarrow.Array, NDArray[numpy.int64]]:
     """(sources, servers, numbers); the server is "" for MySQL."""
     compute, gtids = pyarrow.compute, batch.column("gtid")
-    mysql, mariadb = compute.extract_regex(gtids, _MYSQL), compute.extract_regex(gtids, _MARIADB)
+    mysql = compute.extract_regex(gtids, _MYSQL)
     is_mysql = mysql.is_valid()
+    mariadb = compute.extract_regex(compute.if_else(is_mysql, None, gtids), _MARIADB)
     source = compute.if_else(is_mysql, mysql.field("source"), mariadb.field("source"))
     server = compute.if_else(is_mysql, "", mariadb.field("server"))
     number = compute.if_else(is_mysql, mysql.field("number"), mariadb.field("number"))

@@ -95,12 +95,8 @@ class Log:
 
     def has_later(self, at: int, value: tuple[bool, int], until_us: int) -> bool:
         """True if the row had this value from ``at`` on, or one that is not known, before ``until_us``."""
-        for later in range(at, len(self.ordinals)):
-            if self.committed[later] > until_us:
-                return False
-            if self.afters[later] in (value, None):
-                return True
-        return False
+        later = zip(self.committed[at:], self.afters[at:], strict=True)
+        return any(us <= until_us and after in (value, None) for us, after in later)
 
     def first_missing(self, place: Place) -> int:
         """The first change that the position lacks; ``len(ordinals)`` for none."""

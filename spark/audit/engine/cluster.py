@@ -19,7 +19,16 @@ from pyspark.sql import functions as F
 
 from freshness.errors import ConfigError
 from spark.audit.engine.progress import Progress
-from spark.audit.engine.step import PieceStep, PlannedScan, ScanPart, ScanStep, Tables, Told, collect
+from spark.audit.engine.step import (
+    PieceStep,
+    PlannedScan,
+    ScanPart,
+    ScanStep,
+    Tables,
+    Told,
+    collect,
+    use_system_memory,
+)
 from spark.batch import Batches, BatchFunction
 from spark.failure import SPARK_ERRORS, find_failure
 from spark.folder import Folder, write_probe
@@ -149,6 +158,7 @@ def _collect(told: DataFrame) -> Tables:
 
 def _reader(tasks: Sequence[Sequence[ScanPart]], step: ScanStep) -> BatchFunction:
     def run(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        use_system_memory()
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
         yield from _write_all(step(part for number in numbers for part in tasks[number]))
 
@@ -157,6 +167,7 @@ def _reader(tasks: Sequence[Sequence[ScanPart]], step: ScanStep) -> BatchFunctio
 
 def _reducer(step: PieceStep) -> BatchFunction:
     def run(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        use_system_memory()
         pieces: dict[int, list[pyarrow.Table]] = {}
         for batch in batches:
             for number, data in zip(batch.column("piece").to_pylist(), batch.column("data"), strict=True):

@@ -14,7 +14,15 @@ from typing import Final
 import pyarrow
 
 from spark.audit.engine.progress import Progress
-from spark.audit.engine.step import PieceStep, PlannedScan, ScanPart, ScanStep, Tables, collect
+from spark.audit.engine.step import (
+    PieceStep,
+    PlannedScan,
+    ScanPart,
+    ScanStep,
+    Tables,
+    collect,
+    use_system_memory,
+)
 from spark.folder import Folder, require_writable
 
 HELD_BYTES_MAX: Final = 2 << 30
@@ -24,6 +32,7 @@ class LocalEngine:
     """``held_bytes_max``: rows of a shuffle that are held in memory."""
 
     def __init__(self, progress: Progress | None = None, held_bytes_max: int = HELD_BYTES_MAX) -> None:
+        use_system_memory()
         self._progress, self._held_bytes_max = progress or Progress.none(), held_bytes_max
 
     def scan(self, what: str, parts: Sequence[ScanPart], step: ScanStep) -> Tables:

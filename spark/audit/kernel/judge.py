@@ -50,7 +50,7 @@ from spark.audit.kernel.arrays import (
     read_stamps,
     to_numbers,
 )
-from spark.audit.kernel.order import AckOrder, Changes
+from spark.audit.kernel.order import AckOrder, Changes, States
 from spark.audit.kernel.standing import ROW_OTHER, ROW_UNKNOWN, Book, Placed, compare, find_ends, place
 from spark.audit.replay import explain_flags, replay, replay_witnesses
 from spark.audit.row import (
@@ -359,7 +359,7 @@ class _Piece:
     # -- witnesses ----------------------------------------------------------------------------------------
 
     def _bear_witness(self, actions: Actions, placed: Placed, bad: Booleans, with_log: Booleans) -> None:
-        """Call the witnesses of bad actions; where ``with_log``, the whole log."""
+        """Call the witnesses of bad actions; where ``with_log``, all that left the value."""
         changes, found = self._changes, placed.found
         self._suspicious.append(actions.at[bad])
         if not len(changes):
@@ -376,7 +376,12 @@ class _Piece:
             self._change_witnesses[at[is_there]] = True
             log = changes.log[at]
             # A log has rows where any of its changes is one.
-            needs_all = is_there & (whole | (changes.log_has_rows[log] & ~changes.is_row[at]))
+            has_rows, is_rows = changes.log_has_rows[log], changes.log_is_rows[log]
+            needs_all = is_there & ((whole & ~is_rows) | (has_rows & ~changes.is_row[at]))
+            needs_value = is_there & whole & is_rows
+            row = actions.row[stamp[needs_value]]
+            values = States.of_values(actions["flags"][row], actions["digest"][row])
+            self._change_witnesses[changes.find_states(log[needs_value], values)] = True
             self._change_witnesses[numpy.isin(changes.log, numpy.unique(log[needs_all]))] = True
 
     def _name_fillers(self, actions: Actions, bad: Booleans, fillers: Integers) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from spark.audit.finding import Knowledge
 from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, NumberColumns, mix, spread
-from spark.audit.row import AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
+from spark.audit.row import ABSENT, AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
 from spark.audit.timeline import BEFORE_ARCHIVE, UNKNOWN_FLAGS
 
 
@@ -31,6 +31,11 @@ class States:
     def of(cls, is_row: Booleans, is_absent: Booleans, digest: Integers) -> States:
         is_known = is_row & (is_absent | (digest != NO_NUMBER))
         return cls(is_known, is_absent, numpy.where(is_absent, NO_NUMBER, digest))
+
+    @classmethod
+    def of_values(cls, flags: Integers, digest: Integers) -> States:
+        """As values of actions say that they are."""
+        return cls.of(numpy.ones(len(flags), numpy.bool_), (flags & ABSENT) > 0, digest)
 
     def __getitem__(self, at: Any) -> States:
         return States(self.is_known[at], self.is_absent[at], self.digest[at])
@@ -89,6 +94,7 @@ class Changes:
             numpy.add.reduceat(self.is_row.astype(numpy.int64), self.log_starts) if len(first) else first
         )
         self.log_has_rows = rows_of > 0
+        self.log_is_rows = rows_of == numpy.diff(numpy.append(self.log_starts, len(first)))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -114,6 +120,13 @@ class Changes:
         lacks = is_known & (at < count) & (self.keys[inside] >> self._shift == of)
         holds = is_known & (at > 0) & (self.keys[previous] >> self._shift == of)
         return Found(inside, lacks, previous, holds)
+
+    def find_states(self, log: Integers, value: States) -> Integers:
+        """The changes of some logs that left one of these values, or one that is not known; and each log's first."""
+        left = mix(self.log, self.after.is_absent, self.after.digest)
+        may_be = numpy.isin(left, mix(log, value.is_absent, value.digest))
+        may_be |= numpy.isin(self.log, log) & ~self.after.is_known
+        return numpy.append(numpy.flatnonzero(may_be), self.log_starts[log])
 
     def find_rows(self, changes: Integers) -> Integers:
         """The places in the table of these changes."""

@@ -7,6 +7,7 @@ placed by searches in sorted arrays; every other text goes to `Lineage.place`, e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from freshness.errors import FormatError
 from freshness.position import parse_position
-from spark.audit.hashing import number_values
+from spark.audit.hashing import number_values, read_at
 from spark.audit.kernel.arrays import Booleans, Integers, spread, to_starts
 from spark.audit.row import BELOW_FLOOR, STAMP
 from spark.audit.timeline import (
@@ -42,6 +43,10 @@ _PIECE: Final = {
     "mariadb": r"^(?P<source>0|[1-9][0-9]{0,8})-(?P<first>[0-9]{1,9})-(?P<last>[0-9]{1,18})$",
 }
 """One interval of one source. Other texts are parsed by `parse_position`."""
+_UUID: Final = re.compile(b"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UUID_LENGTH: Final = 36
+_BYTE: Final = numpy.dtype(numpy.uint8)
+_DIGITS_MAX: Final = 18
 _NONE: Final = numpy.int64(1 << 62)
 
 
@@ -69,7 +74,70 @@ class _Pieces:
 
 
 def place_positions(lineage: Lineage, epoch: str, texts: pyarrow.Array) -> Places:
-    """Where each position of a lineage stands, as `Lineage.place` says."""
+    """Where each position of a lineage stands, as `Lineage.place` says. A single interval of MySQL is read from its
+    bytes; each distinct text of the others is read once."""
+    count = len(texts)
+    prefix, flags, counts = (numpy.zeros(count, numpy.int64) for _ in range(3))
+    extra = numpy.full(count, NOTHING, numpy.int64)
+    is_odd = numpy.ones(count, numpy.bool_)
+    end = lineage.epoch_ends.get(int(epoch)) if epoch.isdigit() else None
+    if end is not None and lineage.flavor == "mysql":
+        pieces = _read_singles(texts)
+        is_odd = ~pieces.is_plain
+        _place_plain(lineage, end, pieces, prefix, extra, flags, is_odd)
+    single, odd = numpy.flatnonzero((extra != NOTHING) & ~is_odd), numpy.flatnonzero(is_odd)
+    others = texts.take(pyarrow.array(odd)).dictionary_encode()
+    found, code = _place_texts(lineage, epoch, others.dictionary), others.indices.to_numpy()
+    prefix[odd], flags[odd] = found.prefix[code], found.flags[code]
+    counts[single], counts[odd] = 1, numpy.diff(found.starts)[code]
+    starts = to_starts(counts)
+    extras = numpy.zeros(int(starts[-1]), numpy.int64)
+    extras[starts[single]] = extra[single]
+    extras[spread(starts[odd], counts[odd])] = found.extras[spread(found.starts[code], counts[odd])]
+    return Places(prefix, flags, starts, extras)
+
+
+def _read_singles(texts: pyarrow.Array) -> _Pieces:
+    """Those that are one interval of a source without a tag; the others are not plain."""
+    data = texts.buffers()[2]
+    bounds = numpy.frombuffer(texts.buffers()[1], numpy.int32, len(texts) + 1, 4 * texts.offset)
+    starts, ends = bounds[:-1].astype(numpy.int64), bounds[1:].astype(numpy.int64)
+    of = numpy.flatnonzero(ends - starts > _UUID_LENGTH + 1)
+    colon = starts[of] + _UUID_LENGTH
+    of = of[read_at(data, colon, _BYTE) == ord(":")]
+    source, sources = number_values(read_at(data, starts[of], numpy.dtype(("S", _UUID_LENGTH))))
+    is_uuid = numpy.array([_UUID.fullmatch(name) is not None for name in sources], numpy.bool_)
+    of, source = of[is_uuid[source]], source[is_uuid[source]]
+    first, stop = _read_decimals(data, starts[of] + _UUID_LENGTH + 1, ends[of])
+    last, last_stop = _read_decimals(data, numpy.minimum(stop + 1, ends[of]), ends[of])
+    has_last = (stop < ends[of]) & (read_at(data, numpy.minimum(stop, ends[of] - 1), _BYTE) == ord("-"))
+    last, stop = numpy.where(has_last, last, first), numpy.where(has_last, last_stop, stop)
+    chosen = (stop == ends[of]) & (first >= 1) & (last >= first)
+    is_plain = numpy.zeros(len(texts), numpy.bool_)
+    is_plain[of[chosen]] = True
+    of, source, first, last = (column[chosen] for column in (of, source, first, last))
+    names = [name.decode(errors="replace") for name in sources]
+    return _Pieces(of, source, first, last, numpy.zeros_like(of), names, is_plain)
+
+
+def _read_decimals(data: Any, begins: Integers, ends: Integers) -> tuple[Integers, Integers]:
+    """(the number at the beginning of each range of bytes, where it stops); -1 for none, and for too many digits."""
+    numbers, stops = numpy.zeros(len(begins), numpy.int64), begins.copy()
+    rows = numpy.flatnonzero(begins < ends)
+    for _ in range(_DIGITS_MAX + 1):
+        digit = read_at(data, stops[rows], _BYTE) - numpy.uint8(ord("0"))
+        is_digit = digit <= 9
+        rows, digit = rows[is_digit], digit[is_digit]
+        numbers[rows] = 10 * numbers[rows] + digit
+        stops[rows] += 1
+        rows = rows[stops[rows] < ends[rows]]
+        if not len(rows):
+            break
+    length = stops - begins
+    return numpy.where((length >= 1) & (length <= _DIGITS_MAX), numbers, -1), stops
+
+
+def _place_texts(lineage: Lineage, epoch: str, texts: pyarrow.Array) -> Places:
     count = len(texts)
     prefix, flags = numpy.zeros(count, numpy.int64), numpy.zeros(count, numpy.int64)
     extra = numpy.full(count, NOTHING, numpy.int64)
@@ -285,23 +353,19 @@ def _read_lives(lives: pyarrow.Array) -> Integers:
 def _place_all(
     lineages: Mapping[str, Lineage], names: pyarrow.Array, epochs: pyarrow.Array, texts: pyarrow.Array
 ) -> Places:
-    """Each distinct position of an epoch of a lineage is placed once."""
-    epoch, text = epochs.dictionary_encode(), texts.dictionary_encode()
+    """Positions of each epoch of each lineage are placed together."""
+    epoch, count = epochs.dictionary_encode(), len(texts)
     name = names.indices.to_numpy().astype(numpy.int64)
-    group = name * max(1, len(epoch.dictionary)) + epoch.indices.to_numpy()
-    keys = group * max(1, len(text.dictionary)) + text.indices.to_numpy()
-    place, distinct = number_values(keys)
-    groups, codes = numpy.divmod(distinct, max(1, len(text.dictionary)))
-    prefix, flags = (numpy.zeros(len(distinct), numpy.int64) for _ in range(2))
-    counts = numpy.zeros(len(distinct), numpy.int64)
+    groups = name * max(1, len(epoch.dictionary)) + epoch.indices.to_numpy()
+    prefix, flags, counts = (numpy.zeros(count, numpy.int64) for _ in range(3))
     parts = []
-    for each in numpy.unique(groups).tolist():
+    for each in numpy.flatnonzero(numpy.bincount(groups)).tolist():
         at = numpy.flatnonzero(groups == each)
         lineage = lineages.get(names.dictionary[each // len(epoch.dictionary)].as_py())
         if lineage is None:
             flags[at] = NO_ARCHIVE
             continue
-        its = text.dictionary.take(pyarrow.array(codes[at]))
+        its = texts if len(at) == count else texts.take(pyarrow.array(at))
         found = place_positions(lineage, str(epoch.dictionary[each % len(epoch.dictionary)].as_py()), its)
         prefix[at], flags[at], counts[at] = found.prefix, found.flags, numpy.diff(found.starts)
         parts.append((at, found.extras))
@@ -309,8 +373,7 @@ def _place_all(
     extras = numpy.zeros(int(starts[-1]), numpy.int64)
     for at, its in parts:
         extras[spread(starts[at], counts[at])] = its
-    of = counts[place]
-    return Places(prefix[place], flags[place], to_starts(of), extras[spread(starts[:-1][place], of)])
+    return Places(prefix, flags, starts, extras)
 
 
 def _find_below(
@@ -328,6 +391,8 @@ def _find_below(
     columns = [flat["lineages"].take(pyarrow.array(stamp)), flat["positions"].take(pyarrow.array(stamp))]
     columns.append(flat["floors"].take(pyarrow.array(floor)))
     pairs = pyarrow.Table.from_arrays(columns, ["name", "position", "floor"])
+    told = pyarrow.compute.not_equal(pairs.column("floor"), "")
+    pairs, row = pairs.filter(told), row[told.to_numpy()]
     bad = numpy.zeros(len(row), numpy.bool_)
     for name in pairs.column("name").unique().to_pylist():
         if name in lineages:
@@ -335,7 +400,8 @@ def _find_below(
             at = numpy.flatnonzero(of.to_numpy(zero_copy_only=False))
             its = pairs.filter(of)
             bad[at] = find_lacking(lineages[name].flavor, its.column("position"), its.column("floor"))
-    return numpy.flatnonzero(is_whole)[numpy.unique(row[bad])]
+    found: Integers = numpy.flatnonzero(is_whole)[numpy.unique(row[bad])]
+    return found
 
 
 def find_lacking(flavor: str, positions: pyarrow.ChunkedArray, floors: pyarrow.ChunkedArray) -> Booleans:

@@ -15,8 +15,7 @@ from spark.audit.finding import Knowledge, Rules
 from spark.audit.hashing import find_firsts, number_values
 from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, StampBook, mix
-from spark.audit.kernel.order import AckOrder, Changes, Found
-from spark.audit.row import ABSENT, NO_NUMBER
+from spark.audit.kernel.order import AckOrder, Changes, Found, States
 from spark.audit.timeline import NOTHING
 
 
@@ -160,9 +159,9 @@ def compare(actions: Actions, placed: Placed, changes: Changes) -> tuple[Integer
     is_known = numpy.where(holds, after.is_known, before.is_known) & ~placed.raised.hides_row[stamp]
     was_absent = numpy.where(holds, after.is_absent, before.is_absent)
     digest = numpy.where(holds, after.digest, before.digest)
-    is_absent = (actions["flags"][at] & ABSENT) > 0
-    is_known &= is_absent | (actions["digest"][at] != NO_NUMBER)
-    is_same = (is_absent == was_absent) & (is_absent | (actions["digest"][at] == digest))
+    value = States.of_values(actions["flags"][at], actions["digest"][at])
+    is_known &= value.is_known
+    is_same = (value.is_absent == was_absent) & (value.digest == digest)
     result[at] = numpy.where(is_known, numpy.where(is_same, ROW_SAME, ROW_OTHER), ROW_UNKNOWN)
     return result, chosen
 
