@@ -177,10 +177,10 @@ def _read_items(
 
 
 def _is(texts: pyarrow.Array, text: str) -> NDArray[numpy.bool_]:
-    found: NDArray[numpy.bool_] = (
-        pyarrow.compute.equal(texts, text).fill_null(False).to_numpy(zero_copy_only=False)
-    )
-    return found
+    encoded = texts.dictionary_encode()
+    code = encoded.dictionary.index(text).as_py()
+    found: NDArray[numpy.bool_] = encoded.indices.fill_null(-1).to_numpy() == code
+    return found if code >= 0 else numpy.zeros(len(texts), numpy.bool_)
 
 
 def _replay(**columns: Any) -> pyarrow.Table:
@@ -199,7 +199,6 @@ def _replay(**columns: Any) -> pyarrow.Table:
 
 # -- actions ---------------------------------------------------------------------------------------------
 
-_WHO: Final = ("client", "object", "node", "tables", "lineages")
 _OF_ACTION: Final = (
     "client",
     "sequence",
@@ -231,9 +230,9 @@ class ActionStep:
 
     def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
         for batch in read_parts(parts, _OF_ACTION):
-            texts = [join_lists(batch.column(name), _LIST) for name in ("tables", "lineages")]
-            who = _number_who(batch, texts)
-            yield "stock", _take_stock(batch, texts, who)
+            code, named = _name_combinations(batch)
+            who = named.column("who").to_numpy()[code]
+            yield "stock", _take_stock(batch, code, named)
             yield from self.published.read(batch)
             is_told = pyarrow.compute.is_in(batch.column("action"), pyarrow.array(list(_KINDS)))
             is_told = pyarrow.compute.and_(is_told, batch.column("item").is_valid())
@@ -270,30 +269,39 @@ class ActionStep:
         )
 
 
-def _number_who(batch: pyarrow.RecordBatch, texts: Sequence[pyarrow.Array]) -> NDArray[numpy.int64]:
-    """The key that hits are counted by: a hash of client, object, node, tables and lineages."""
-    columns = [*(batch.column(name).fill_null("") for name in ("client", "object", "node")), *texts]
-    code, first = combine(columns)
-    rows = zip(*(column.take(pyarrow.array(first)).to_pylist() for column in columns), strict=True)
-    return numpy.array([hash_name(_PART.join(row)) for row in rows], numpy.int64)[code]
+def _name_combinations(batch: pyarrow.RecordBatch) -> tuple[NDArray[numpy.int64], pyarrow.Table]:
+    """(for each row the number of its combination, `_NAMES` of each combination)."""
+    columns = {name: batch.column(name).fill_null("") for name in ("client", "object", "node")}
+    columns.update((name, join_lists(batch.column(name), _LIST)) for name in ("tables", "lineages"))
+    columns.update((name, batch.column(name)) for name in ("action", "outcome"))
+    code, first = combine(list(columns.values()))
+    named = {name: column.take(pyarrow.array(first)).to_pylist() for name, column in columns.items()}
+    named["who"] = list(map(hash_name, map(_PART.join, zip(*(named[name] for name in _WHO), strict=True))))
+    return code, pyarrow.table([named[name] for name in _NAMES.names], schema=_NAMES)
 
 
 # -- stock -----------------------------------------------------------------------------------------------
 
-STOCK: Final = pyarrow.schema(
+_WHO: Final = ("client", "object", "node", "tables", "lineages")
+"""Hits are counted by these."""
+_NAMES: Final = pyarrow.schema(
     [
         ("who", pyarrow.int64()),
         *(
             (name, pyarrow.string())
             for name in ("client", "action", "outcome", "object", "tables", "node", "lineages")
         ),
+    ]
+)
+STOCK: Final = pyarrow.schema(
+    [
+        *_NAMES,
         *(
             (name, pyarrow.int64())
             for name in ("actions", "lost", "first", "last", "begin_us", "total", "squares", "nameless")
         ),
     ]
 )
-_NAMES: Final = STOCK.names[:8]
 _FOLDS: Final = {"first": "min", "last": "max", "begin_us": "min"}
 
 
@@ -322,7 +330,7 @@ class Stock(NamedTuple):
 
 
 def _take_stock(
-    batch: pyarrow.RecordBatch, texts: Sequence[pyarrow.Array], who: NDArray[numpy.int64]
+    batch: pyarrow.RecordBatch, code: NDArray[numpy.int64], named: pyarrow.Table
 ) -> pyarrow.Table:
     action = batch.column("action")
     is_dropped = _is(action, "dropped")
@@ -331,7 +339,7 @@ def _take_stock(
     sequence = batch.column("sequence").to_numpy()
     rest = sequence % PRIME
     numbers = {
-        "actions": numpy.ones(len(who), numpy.int64),
+        "actions": numpy.ones(len(code), numpy.int64),
         "lost": numpy.where(is_dropped, batch.column("count").fill_null(0).to_numpy(), 0),
         "first": sequence,
         "last": sequence,
@@ -340,15 +348,9 @@ def _take_stock(
         "squares": rest * rest % PRIME,
         "nameless": (needs_item & ~has_item).astype(numpy.int64),
     }
-    names = ("client", "action", "outcome", "object", "node")
-    held = {"who": pyarrow.array(who), "tables": texts[0], "lineages": texts[1]}
-    held.update((name, batch.column(name).fill_null("")) for name in names)
-    # A hash stands for all names but two.
-    code, first = combine([held["who"], held["action"], held["outcome"]])
     folded = pyarrow.table({"code": code, **numbers}).group_by("code").aggregate(_fold_of(numbers))
-    at = pyarrow.array(first[folded.column("code").to_numpy()])
-    columns = [held[name].take(at) for name in _NAMES]
-    return pyarrow.table([*columns, *folded.columns[1:]], schema=STOCK)
+    of_names = named.take(folded.column("code").combine_chunks())
+    return pyarrow.table([*of_names.columns, *folded.columns[1:]], schema=STOCK)
 
 
 def _fold_of(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -356,7 +358,7 @@ def _fold_of(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _fold(stock: pyarrow.Table) -> pyarrow.Table:
-    found = stock.group_by(_NAMES).aggregate(_fold_of(STOCK.names[len(_NAMES) :]))
+    found = stock.group_by(_NAMES.names).aggregate(_fold_of(STOCK.names[len(_NAMES) :]))
     return found.rename_columns(STOCK.names)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -318,11 +319,15 @@ class ActionRecords:
     def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
         for part in parts:
             assert isinstance(part, RowPart)
-            named = part.read(["client", "sequence"])
-            sequence = named.column("sequence").to_numpy()
-            at = numpy.flatnonzero(numpy.isin(sequence, self.wanted[:, 1]))
-            client = hash_names(named.column("client").combine_chunks().take(pyarrow.array(at)))
-            yield from _tell(part, self.wanted, at, client, sequence[at], None, ("item", *_ACTION_FIELDS))
+            found, base = dict[int, Key](), 0
+            for batch in part.read_batches(["client", "sequence"]):
+                sequence = batch.column("sequence").to_numpy()
+                at = numpy.flatnonzero(numpy.isin(sequence, self.wanted[:, 1]))
+                client = hash_names(batch.column("client").take(pyarrow.array(at)))
+                keys = zip(client.tolist(), sequence[at].tolist(), repeat(NO_ROW))
+                found.update(zip((base + at).tolist(), keys, strict=True))
+                base += len(sequence)
+            yield from _tell(part, self.wanted, found, ("item", *_ACTION_FIELDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,31 +339,36 @@ class ChangeRecords:
     def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
         for part in parts:
             assert isinstance(part, RowPart)
-            named = part.read(["lineage", "ordinal", "row"])
-            ordinal = named.column("ordinal").to_numpy()
-            at = numpy.flatnonzero(numpy.isin(ordinal, self.wanted[:, 1]))
-            lineage = hash_names(named.column("lineage").combine_chunks().take(pyarrow.array(at)))
-            row = numpy.maximum(named.column("row").to_numpy()[at], 0)
-            yield from _tell(part, self.wanted, at, lineage, ordinal[at], row, ("items", *_CHANGE_FIELDS))
+            found, base = dict[int, Key](), 0
+            for batch in part.read_batches(["lineage", "ordinal", "row"]):
+                ordinal = batch.column("ordinal").to_numpy()
+                at = numpy.flatnonzero(numpy.isin(ordinal, self.wanted[:, 1]))
+                lineage = hash_names(batch.column("lineage").take(pyarrow.array(at)))
+                row = numpy.maximum(batch.column("row").to_numpy()[at], 0)
+                keys = zip(lineage.tolist(), ordinal[at].tolist(), row.tolist(), strict=True)
+                found.update(zip((base + at).tolist(), keys, strict=True))
+                base += len(ordinal)
+            yield from _tell(part, self.wanted, found, ("items", *_CHANGE_FIELDS))
 
 
 def _tell(
-    part: RowPart,
-    wanted: numpy.ndarray[Any, Any],
-    at: numpy.ndarray[Any, Any],
-    source: numpy.ndarray[Any, Any],
-    sequence: numpy.ndarray[Any, Any],
-    row: numpy.ndarray[Any, Any] | None,
-    fields: Sequence[str],
+    part: RowPart, wanted: numpy.ndarray[Any, Any], found: Mapping[int, Key], fields: Sequence[str]
 ) -> Iterator[Told]:
+    """The records of the part that are wanted. ``found``: keys of rows that may be."""
     keys = set(map(tuple, wanted.tolist()))
-    rows = [NO_ROW] * len(at) if row is None else row.tolist()
-    held = [*zip(at.tolist(), zip(source.tolist(), sequence.tolist(), rows, strict=True), strict=True)]
-    held = [(place, key) for place, key in held if key in keys]
-    if held:
-        records = part.read(fields).take(pyarrow.array([place for place, _ in held])).to_pylist()
-        told = [(*key, *_read_record(record)) for (_, key), record in zip(held, records, strict=True)]
-        yield "records", to_table(told, _RECORD)
+    held = {place: key for place, key in found.items() if key in keys}
+    if not held:
+        return
+    places, base, told = numpy.array(sorted(held), numpy.int64), 0, list[tuple[Any, ...]]()
+    for batch in part.read_batches(fields):
+        mine = places[(places >= base) & (places < base + batch.num_rows)]
+        records = batch.take(pyarrow.array(mine - base)).to_pylist()
+        told += [
+            (*held[place], *_read_record(record))
+            for place, record in zip(mine.tolist(), records, strict=True)
+        ]
+        base += batch.num_rows
+    yield "records", to_table(told, _RECORD)
 
 
 def _read_record(record: dict[str, Any]) -> tuple[list[bytes], str]:

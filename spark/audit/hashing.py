@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from spark.audit.row import NO_NUMBER
 
+_DENSE_MAX: Final = 1 << 20
 DIGEST_BYTES: Final = 8
 """So many bytes of a digest are compared; they are a hash already."""
 
@@ -82,6 +83,13 @@ def number_values(values: NDArray[Any]) -> tuple[NDArray[numpy.int64], NDArray[A
     return encoded.indices.to_numpy().astype(numpy.int64), distinct
 
 
+def find_distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """The different values, rising. Fast where there is only one, as of most histories."""
+    if len(values) and (values == values[0]).all():
+        return values[:1]
+    return numpy.unique(values)
+
+
 def find_firsts(codes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
     """Where each number of `number_values` comes first."""
     first = numpy.empty(int(codes.max()) + 1 if len(codes) else 0, numpy.int64)
@@ -91,12 +99,17 @@ def find_firsts(codes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
 
 def combine(columns: Sequence[pyarrow.Array]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """(for each row the number of its combination of values, from 0 on, for each combination one of its rows)."""
-    keys = numpy.zeros(len(columns[0]), numpy.int64)
+    keys, size = numpy.zeros(len(columns[0]), numpy.int64), 1
     for column in columns:
         encoded = column.dictionary_encode()
         codes = encoded.indices.fill_null(-1).to_numpy().astype(numpy.int64) + 1
-        # The product stays small, since it is numbered again for each column.
-        keys, _ = number_values(keys * (len(encoded.dictionary) + 1) + codes)
+        keys, size = keys * (len(encoded.dictionary) + 1) + codes, size * (len(encoded.dictionary) + 1)
+        if size > _DENSE_MAX:
+            keys, distinct = number_values(keys)
+            size = len(distinct)
+    is_there = numpy.zeros(size, numpy.bool_)
+    is_there[keys] = True
+    keys = (numpy.cumsum(is_there) - 1)[keys]
     return keys, find_firsts(keys)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from freshness.errors import FormatError
 from spark.audit.engine.step import ScanPart, Told
 from spark.audit.hashing import combine, hash_name
+from spark.audit.kernel.placement import read_singles
 from spark.audit.recording import read_parts
 from spark.audit.schema import to_table
 from spark.audit.timeline import Lineage
@@ -124,6 +125,10 @@ def make_islands(heads: pyarrow.Table, doubles: NDArray[numpy.int64]) -> pyarrow
 def _read_gtids(batch: pyarrow.RecordBatch) -> tuple[pyarrow.Array, pyarrow.Array, NDArray[numpy.int64]]:
     """(sources, servers, numbers); the server is "" for MySQL."""
     compute, gtids = pyarrow.compute, batch.column("gtid")
+    single = read_singles(gtids)
+    if single.is_plain.all() and (single.first == single.last).all():
+        source = pyarrow.DictionaryArray.from_arrays(single.source, single.sources)
+        return source.cast(pyarrow.string()), pyarrow.repeat("", len(gtids)), single.last
     mysql = compute.extract_regex(gtids, _MYSQL)
     is_mysql = mysql.is_valid()
     mariadb = compute.extract_regex(compute.if_else(is_mysql, None, gtids), _MARIADB)

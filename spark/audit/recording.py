@@ -7,10 +7,11 @@ on a cluster alike. Called by the audit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,6 +30,9 @@ from spark.folder import Folder, open_folder
 CHANGES: Final = make_schema(history.CHANGES, "changes", history.CHANGES_VERSION).remove_metadata()
 ACTIONS: Final = make_schema(history.ACTIONS, "actions", history.ACTIONS_VERSION).remove_metadata()
 ROWS_PER_PART: Final = 250_000
+_FEW_VALUES: Final = ("client", "action", "outcome", "object", "node")
+_ENCODED: Final = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+ROWS_PER_BATCH_MAX: Final = 131_072
 ROWS_PER_BATCH_MIN: Final = 50_000
 """Smaller pieces of a part become one."""
 
@@ -67,19 +71,39 @@ class RowPart:
     schema: pyarrow.Schema
 
     def read(self, columns: Sequence[str]) -> pyarrow.Table:
-        """Columns in the types of the schema. Raises `FormatError` for a file that is gone or broken."""
-        schema = pyarrow.schema([self.schema.field(name).with_nullable(True) for name in columns])
-        table = pyarrow.concat_tables([_read(piece, schema) for piece in self.pieces])
-        return table if table.num_rows > len(self.pieces) * ROWS_PER_BATCH_MIN else table.combine_chunks()
+        """Columns in the types of the schema, in one chunk. Raises `FormatError` for a file that is not there any
+        more, or broken."""
+        batches = chain.from_iterable(_read(piece, self._schema_of(columns)) for piece in self.pieces)
+        return pyarrow.Table.from_batches(batches, self._schema_of(columns)).combine_chunks()
+
+    def read_batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+        """As `read`, in batches. Those of small files are put together. Texts with few values may be
+        dictionaries."""
+        if self.rows < len(self.pieces) * ROWS_PER_BATCH_MIN:
+            yield from self.read(columns).to_batches(ROWS_PER_BATCH_MAX)
+        else:
+            for piece in self.pieces:
+                yield from _read(piece, self._schema_of(columns, _FEW_VALUES))
+
+    def _schema_of(self, columns: Sequence[str], encoded: Collection[str] = ()) -> pyarrow.Schema:
+        fields = (self.schema.field(name).with_nullable(True) for name in columns)
+        return pyarrow.schema([it.with_type(_ENCODED) if it.name in encoded else it for it in fields])
 
 
-def _read(piece: FileRows, schema: pyarrow.Schema) -> pyarrow.Table:
+def _read(piece: FileRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+    few = [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
+    filesystem = _open(piece.folder)
     try:
-        with parquet.ParquetFile(piece.path, filesystem=_open(piece.folder), pre_buffer=True) as file:
-            table = file.read_row_groups(list(piece.groups), schema.names, use_threads=False)
+        with parquet.ParquetFile(
+            piece.path, filesystem=filesystem, pre_buffer=True, read_dictionary=few
+        ) as file:
+            batches = file.iter_batches(
+                ROWS_PER_BATCH_MAX, list(piece.groups), schema.names, use_threads=False
+            )
+            for batch in batches:
+                yield batch.select(schema.names).cast(schema)
     except (pyarrow.ArrowException, OSError) as error:
         raise FormatError(f"{piece.path} cannot be read any more: {error}", hint="audit again") from error
-    return table.select(schema.names).cast(schema)
 
 
 @lru_cache
@@ -175,7 +199,7 @@ def read_parts(parts: Iterable[ScanPart], columns: Sequence[str]) -> Iterator[py
     """The rows of each part, without empty ones."""
     for part in parts:
         assert isinstance(part, RowPart)
-        yield from (batch for batch in part.read(columns).to_batches() if batch.num_rows)
+        yield from (batch for batch in part.read_batches(columns) if batch.num_rows)
 
 
 @dataclass(frozen=True, slots=True)

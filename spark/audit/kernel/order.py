@@ -13,6 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from spark.audit.finding import Knowledge
+from spark.audit.hashing import find_distinct
 from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, NumberColumns, mix, spread
 from spark.audit.row import ABSENT, AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
@@ -60,7 +61,7 @@ class Changes:
     """
 
     def __init__(self, at: Integers, item: Integers, columns: NumberColumns, known: Knowledge) -> None:
-        self._lineages = numpy.unique(columns["lineage"])
+        self._lineages = find_distinct(columns["lineage"])
         ordinals = columns["ordinal"]
         self._levels = numpy.unique(ordinals)
         self._shift = int(len(self._levels) + 1).bit_length()
@@ -137,7 +138,7 @@ class Changes:
 
 def _lift(lineage: Integers, ordinal: Integers, time_us: Integers, known: Knowledge) -> Integers:
     lifted = time_us.copy()
-    for number in numpy.unique(lineage):
+    for number in find_distinct(lineage):
         of = lineage == number
         times = known.lineages[int(number)].find_times(ordinal[of] - 1)
         lifted[of] = numpy.maximum(time_us[of], times)

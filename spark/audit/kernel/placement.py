@@ -61,7 +61,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
+class Pieces:
     """Intervals of positions: of which position, source (a number), and the first and last number held."""
 
     of: Integers
@@ -82,7 +82,7 @@ def place_positions(lineage: Lineage, epoch: str, texts: pyarrow.Array) -> Place
     is_odd = numpy.ones(count, numpy.bool_)
     end = lineage.epoch_ends.get(int(epoch)) if epoch.isdigit() else None
     if end is not None and lineage.flavor == "mysql":
-        pieces = _read_singles(texts)
+        pieces = read_singles(texts)
         is_odd = ~pieces.is_plain
         _place_plain(lineage, end, pieces, prefix, extra, flags, is_odd)
     single, odd = numpy.flatnonzero((extra != NOTHING) & ~is_odd), numpy.flatnonzero(is_odd)
@@ -97,8 +97,8 @@ def place_positions(lineage: Lineage, epoch: str, texts: pyarrow.Array) -> Place
     return Places(prefix, flags, starts, extras)
 
 
-def _read_singles(texts: pyarrow.Array) -> _Pieces:
-    """Those that are one interval of a source without a tag; the others are not plain."""
+def read_singles(texts: pyarrow.Array) -> Pieces:
+    """The texts that are one interval of a source of MySQL without a tag; the others are not plain."""
     data = texts.buffers()[2]
     bounds = numpy.frombuffer(texts.buffers()[1], numpy.int32, len(texts) + 1, 4 * texts.offset)
     starts, ends = bounds[:-1].astype(numpy.int64), bounds[1:].astype(numpy.int64)
@@ -117,7 +117,7 @@ def _read_singles(texts: pyarrow.Array) -> _Pieces:
     is_plain[of[chosen]] = True
     of, source, first, last = (column[chosen] for column in (of, source, first, last))
     names = [name.decode(errors="replace") for name in sources]
-    return _Pieces(of, source, first, last, numpy.zeros_like(of), names, is_plain)
+    return Pieces(of, source, first, last, numpy.zeros_like(of), names, is_plain)
 
 
 def _read_decimals(data: Any, begins: Integers, ends: Integers) -> tuple[Integers, Integers]:
@@ -163,7 +163,7 @@ def _place_texts(lineage: Lineage, epoch: str, texts: pyarrow.Array) -> Places:
     return Places(prefix, flags, starts, extras)
 
 
-def _split(flavor: str, texts: pyarrow.Array) -> _Pieces:
+def _split(flavor: str, texts: pyarrow.Array) -> Pieces:
     compute = pyarrow.compute
     lists = compute.split_pattern(texts, ",")
     of = compute.list_parent_indices(lists).to_numpy().astype(numpy.int64)
@@ -184,7 +184,7 @@ def _split(flavor: str, texts: pyarrow.Array) -> _Pieces:
     is_twice = (of[order][1:] == of[order][:-1]) & (source[order][1:] == source[order][:-1])
     is_plain[of[order][1:][is_twice]] = False
     kept = is_plain[of]
-    return _Pieces(
+    return Pieces(
         of[kept],
         source[kept],
         first[kept],
@@ -242,7 +242,7 @@ class _Searched:
 def _place_plain(
     lineage: Lineage,
     end: int,
-    pieces: _Pieces,
+    pieces: Pieces,
     prefix: Integers,
     extra: Integers,
     flags: Integers,

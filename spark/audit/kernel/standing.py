@@ -12,7 +12,7 @@ from typing import Final
 import numpy
 
 from spark.audit.finding import Knowledge, Rules
-from spark.audit.hashing import find_firsts, number_values
+from spark.audit.hashing import find_distinct, find_firsts, number_values
 from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, StampBook, mix
 from spark.audit.kernel.order import AckOrder, Changes, Found, States
@@ -31,7 +31,7 @@ class Book:
         self.committed = numpy.full(count, NOTHING, numpy.int64)
         self.history = numpy.full(count, NEVER, numpy.int64)
         self.lost = numpy.zeros(count, numpy.bool_)
-        for number in numpy.unique(book.lineage):
+        for number in find_distinct(book.lineage):
             of = book.lineage == number
             lineage = known.lineages.get(int(number))
             if lineage is not None:
