@@ -24,7 +24,7 @@ from spark.audit.state import Kept, State
 
 SETTLE_US: Final = 5_000_000
 """How long before the archive's end an audit stops by itself: what was committed then may not be archived yet."""
-ROWS_PER_PIECE: Final = 250_000
+ROWS_PER_PIECE: Final = 120_000
 """A piece is in memory as a whole, with up to 1,000 bytes for each row."""
 PIECES_MIN: Final = 8
 PIECES_MAX: Final = 256
