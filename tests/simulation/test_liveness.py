@@ -1,4 +1,4 @@
-"""The bound of I5: worlds that recover slowly are within it, and a longer wait than is promised is not."""
+"""I5: worlds that recover slowly are within its bound, and a longer wait than is promised is not."""
 
 from __future__ import annotations
 
@@ -84,3 +84,19 @@ def test_no_clock_is_late_when_faults_have_ended() -> None:
     fault.calm(world)
     world.now += fault.OLD_TIME_SECONDS
     assert clock.read() == pytest.approx(right + fault.OLD_TIME_SECONDS)
+
+
+def test_a_restorer_looks_at_the_nodes_of_its_process() -> None:
+    """Also where other nodes are deployed before its first look, and that is taken back: nobody starts it again."""
+    world = World(Options(seed=0, nodes=2, faults=frozenset({"reshape"})))
+    name = world.invalidator_names[0]
+    world.actor_by_name[name].run_step()
+    world.ring = 1
+    assert len(world.placements[world.ring].nodes) == 1
+    restorer = world.actor_by_name[f"{name} restorer"]
+    restorer.run_step()
+    asked = []
+    while (coming := restorer.find_next_request()) is not None:
+        asked.append(coming[0])
+        restorer.run_step()
+    assert sorted(set(asked)) == ["n0", "n1"]

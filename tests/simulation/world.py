@@ -323,7 +323,7 @@ class World:
         actor = self._add(Actor(name, self, start))
         self.pausable.append(actor)
         self._add(Actor(f"{name} heartbeat", self, self._beat))
-        self._add(Actor(f"{name} restorer", self, partial(self._restore, name, shard)))
+        self._add(Actor(f"{name} restorer", self, partial(self._restore, name)))
 
     def _invalidate(self, name: str, shard: Shard, behind_seconds: float) -> Generator[Any, Any, Any]:
         process, placement = self._start_process(name, shard, behind_seconds), self.placements[self.ring]
@@ -426,15 +426,16 @@ class World:
         )
         return Driver(job, plan, acknowledger, self.random.choice((2, 5, 10)), shard.nothing).run()
 
-    def _restore(self, name: str, shard: Shard) -> Generator[Any, Any, Any]:
+    def _restore(self, name: str) -> Generator[Any, Any, Any]:
+        """As the process was started: another configuration may have been deployed since."""
         while name not in self.processes:
             yield Wait(0.1)
         process = self.processes[name]
-        policy = self.node_policy(shard.lineage, process)
+        assert process.applier is not None, "a process has its applier from its start"
         chance = Random(f"restorer {process.instance}")
         restorers = [
-            Restorer(node, policy, process.clock, self._nonce(f"{process.instance} restorer"))
-            for node in self.placements[self.ring].nodes
+            Restorer(node, member.policy, process.clock, self._nonce(f"{process.instance} restorer"))
+            for node, member in process.applier.members.items()
         ]
         # Looks are rarer than in production, so that most steps of a world are not theirs.
         yield from run_restorers(restorers, lambda: LOOKS_SLOWER * chance.random())
