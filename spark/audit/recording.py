@@ -77,7 +77,7 @@ class RowPart:
         return pyarrow.Table.from_batches(batches, self._schema_of(columns)).combine_chunks()
 
     def read_batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """As `read`, in batches. Those of small files are put together. Texts with few values may be
+        """As `read`, in batches. Small files are put together in one. Texts with few values may be
         dictionaries."""
         if self.rows < len(self.pieces) * ROWS_PER_BATCH_MIN:
             yield from self.read(columns).to_batches(ROWS_PER_BATCH_MAX)
