@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +11,11 @@ import pytest
 from integration.servers.spark import SparkMaster, SparkWorker
 from integration.spark.cluster import ROOT, Cluster
 from spark.session import JAVA_OPTIONS
+
+# The store of test_object_store.py takes any credentials. The JVM of the session and its Python workers inherit the
+# environment of its start, whichever test starts it.
+os.environ.setdefault("AWS_ACCESS_KEY_ID", "nobody")
+os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "nothing")
 
 
 @pytest.fixture

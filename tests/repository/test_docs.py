@@ -92,6 +92,12 @@ class TestEveryPage:
             assert linked.exists(), target
             assert not anchor or anchor in _anchors(linked), target
 
+    def test_tests_that_are_named_are_there(self, page: Path) -> None:
+        for names, target in re.findall(r"\[((?:test_\w+(?:, )?)+)\]\(([^)#]+\.py)\)", _prose(page)):
+            text = (page.parent / target).read_text()
+            for name in names.split(", "):
+                assert f"def {name}(" in text, f"{target} has no {name}"
+
     def test_fences_are_closed(self, page: Path) -> None:
         assert len(re.findall(r"^ *```", page.read_text(), re.MULTILINE)) % 2 == 0
         assert not re.findall(r"^ *```", _prose(page), re.MULTILINE)[1:], "a fence without a language"
