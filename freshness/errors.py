@@ -36,7 +36,6 @@ _EXTRAS: Final = {
     "zstandard": "compression",
     "grpc": "vitess",
     "google": "vitess",
-    "xxhash": "sharding",
     "confluent_kafka": "kafka",
 }
 """Packages that have an extra of their own."""

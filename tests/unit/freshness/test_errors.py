@@ -51,8 +51,9 @@ def assert_one_line(ran: subprocess.CompletedProcess[str], package: str, extra: 
     ("module", "package"),
     [
         ("invalidator.cli", "typer"),
-        *((f"spark.{job}", "pyspark") for job in ("audit", "live", "sink", "copy", "archive", "table_at")),
+        *((f"spark.{job}", "pyspark") for job in ("live", "sink", "copy", "archive", "table_at")),
         ("spark.audit", "rich"),
+        ("spark.audit", "xxhash"),
         ("spark.live", "pymemcache"),
         ("spark.sink", "pymysql"),
         ("spark.copy", "pyarrow"),
@@ -62,6 +63,15 @@ def assert_one_line(ran: subprocess.CompletedProcess[str], package: str, extra: 
 def test_a_program_without_a_package(module: str, package: str) -> None:
     extra = "spark" if module.startswith("spark") else "invalidator"
     assert_one_line(run_without(package, module, "--help"), package, extra)
+
+
+def test_the_audit_needs_spark_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    options = [f"--{name}={tmp_path / name}" for name in ("archive", "history", "report")]
+    ran = run_without("pyspark", "spark.audit", *options, "--engine", "spark")
+    [line] = ran.stderr.splitlines()
+    assert line.endswith("the Python package pyspark is not installed (pip install 'freshness[spark]')")
+    assert ran.returncode == ConfigError.exit_code
+    assert run_without("pyspark", "spark.audit", "--help").returncode == 0
 
 
 @pytest.mark.parametrize(
