@@ -12,6 +12,8 @@ from benchmarks import sink
 from benchmarks.audit import list_contestants, measure
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_contestant_of_the_audit_finds_what_is_planted(tmp_path: Path) -> None:
     contestants = list_contestants("local[2]")
     run = measure(tmp_path, 30_000, contestants)
