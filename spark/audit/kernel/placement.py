@@ -1,8 +1,8 @@
 """Positions of many actions at once: columns of texts become packed stamps, as `Lineage.place` makes them one by one.
 
 Nearly every position names one interval of each source, and few interrupt the archive's order. Such positions are
-placed by searches in sorted arrays; every other text goes to `Lineage.place`, each once. Called by the steps that read
-actions (`spark.audit.actions`, `spark.audit.published`).
+placed by searches in sorted arrays; every other text goes to `Lineage.place`, each once. Called by the steps that
+read actions (`spark.audit.actions`, `spark.audit.published`).
 """
 
 from __future__ import annotations
