@@ -30,6 +30,7 @@ from integration.servers import Memcached
 from integration.servers.program import InvalidatorProcess
 from integration.servers.vitess import Vitess
 from integration.vitess.real.following import executed
+from invalidator.archive.writer import find_resume
 from invalidator.process.status import read_nodes
 
 CUSTOMERS: Final = range(1, 81)
@@ -267,6 +268,19 @@ class Deployment:
             seconds=SETTLES_SECONDS,
         )
 
+    def wait_recorded(self) -> None:
+        """Return when the archive, where the file has one, has a start in each shard that serves. It has a stream of
+        its own: nodes may be open before it."""
+        if self.config.archive.path is None:
+            return
+        folder = self.folder / self.config.archive.path
+        wait_until(
+            lambda: set(self.serving.values()) <= set(find_resume(folder, self.cluster.keyspace)),
+            "the archive has begun",
+            self.describe,
+            seconds=SETTLES_SECONDS,
+        )
+
     def describe(self) -> str:
         assert self.invalidator is not None
         states = "\n".join(map(str, read_nodes(self.config)))
@@ -317,6 +331,7 @@ def deployment(
         writer.insert_all()
         made.configure({shard: f"shop/{shard}/0" for shard in shards})
         made.invalidator = stack.enter_context(InvalidatorProcess(made.path))
+        made.wait_recorded()
         writer.start()
         stack.callback(writer.stop)
         yield made, writer
