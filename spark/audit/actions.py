@@ -232,10 +232,11 @@ class ActionStep:
         for batch in read_parts(parts, _OF_ACTION):
             code, named = _name_combinations(batch)
             who = named.column("who").to_numpy()[code]
-            yield "stock", _take_stock(batch, code, named)
+            needs_item = pyarrow.compute.is_in(batch.column("action"), pyarrow.array(list(_KINDS)))
+            has_item = batch.column("item").is_valid()
+            yield "stock", _take_stock(batch, code, named, pyarrow.compute.and_not(needs_item, has_item))
             yield from self.published.read(batch)
-            is_told = pyarrow.compute.is_in(batch.column("action"), pyarrow.array(list(_KINDS)))
-            is_told = pyarrow.compute.and_(is_told, batch.column("item").is_valid())
+            is_told = pyarrow.compute.and_(needs_item, has_item)
             chosen = is_told.to_numpy(zero_copy_only=False)
             if chosen.any():
                 yield from divide(self._encode(batch.filter(is_told), who[chosen]), self.pieces)
@@ -330,12 +331,13 @@ class Stock(NamedTuple):
 
 
 def _take_stock(
-    batch: pyarrow.RecordBatch, code: NDArray[numpy.int64], named: pyarrow.Table
+    batch: pyarrow.RecordBatch,
+    code: NDArray[numpy.int64],
+    named: pyarrow.Table,
+    is_nameless: pyarrow.BooleanArray,
 ) -> pyarrow.Table:
-    action = batch.column("action")
-    is_dropped = _is(action, "dropped")
-    needs_item = pyarrow.compute.is_in(action, pyarrow.array(list(_KINDS))).to_numpy(zero_copy_only=False)
-    has_item = batch.column("item").is_valid().to_numpy(zero_copy_only=False)
+    """``code``, ``named``: as of `_name_combinations`. ``is_nameless``: of actions that lack an item."""
+    is_dropped = _is(batch.column("action"), "dropped")
     sequence = batch.column("sequence").to_numpy()
     rest = sequence % PRIME
     numbers = {
@@ -346,7 +348,7 @@ def _take_stock(
         "begin_us": batch.column("begin_us").to_numpy(),
         "total": rest,
         "squares": rest * rest % PRIME,
-        "nameless": (needs_item & ~has_item).astype(numpy.int64),
+        "nameless": is_nameless.to_numpy(zero_copy_only=False).astype(numpy.int64),
     }
     folded = pyarrow.table({"code": code, **numbers}).group_by("code").aggregate(_fold_of(numbers))
     of_names = named.take(folded.column("code").combine_chunks())

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from pyarrow import fs
-
 from freshness.errors import required_packages
 from spark.audit.engine.local import LocalEngine
 from spark.audit.engine.progress import Progress
@@ -57,5 +55,4 @@ def open_engine(
 
 def measure(folder: Folder) -> int:
     """Bytes of the files of a folder. Raises `ConfigError` as `list_files`."""
-    infos = folder.filesystem.get_file_info(list_files(folder))
-    return sum(info.size for info in infos if info.type == fs.FileType.File)
+    return sum(info.size for info in list_files(folder))

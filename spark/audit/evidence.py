@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -258,7 +257,9 @@ def _tell_evidence(evidence: Evidence, names: Names, records: Mapping[Key, Histo
 
 # -- records ---------------------------------------------------------------------------------------------
 
+_ACTION_KEYS: Final = ("client", "sequence")
 _ACTION_FIELDS: Final = (
+    "item",
     "action",
     "outcome",
     "node",
@@ -273,7 +274,9 @@ _ACTION_FIELDS: Final = (
     "end_us",
     "digest",
 )
+_CHANGE_KEYS: Final = ("lineage", "ordinal", "row")
 _CHANGE_FIELDS: Final = (
+    "items",
     "gtid",
     "timestamp_us",
     "received_us",
@@ -298,12 +301,13 @@ def read_records(
     """The records that are referred to. A clean audit refers to few, and reads few columns of its history here."""
     wanted = {each[1:] for each in references}
     found: dict[Key, HistoryRecord] = {}
-    for what, recording, make, keys in (
-        ("evidence in actions", actions, ActionRecords, [key for key in wanted if key[2] == NO_ROW]),
-        ("evidence in changes", changes, ChangeRecords, [key for key in wanted if key[2] != NO_ROW]),
+    for what, recording, columns, fields, keys in (
+        ("actions", actions, _ACTION_KEYS, _ACTION_FIELDS, [key for key in wanted if key[2] == NO_ROW]),
+        ("changes", changes, _CHANGE_KEYS, _CHANGE_FIELDS, [key for key in wanted if key[2] != NO_ROW]),
     ):
         if keys:
-            told = engine.scan(what, recording.parts, make(numpy.array(sorted(keys), numpy.int64)))
+            step = RecordStep(columns, fields, numpy.array(sorted(keys), numpy.int64))
+            told = engine.scan(f"evidence in {what}", recording.parts, step)
             for row in told["records"].to_pylist() if "records" in told else ():
                 key = row["source"], row["sequence"], row["row"]
                 found.setdefault(key, HistoryRecord(tuple(row["items"]), row["text"]))
@@ -311,44 +315,29 @@ def read_records(
 
 
 @dataclass(frozen=True, slots=True)
-class ActionRecords:
-    """A step: ``records`` (`_RECORD`) of actions. ``wanted``: (n, 3), keys."""
+class RecordStep:
+    """A step: ``records`` (`_RECORD`). ``keys``: the columns of a source, its number and, of changes, the row;
+    ``fields``: those of a record. ``wanted``: (n, 3), keys."""
 
+    keys: tuple[str, ...]
+    fields: tuple[str, ...]
     wanted: numpy.ndarray[Any, Any]
 
     def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
         for part in parts:
             assert isinstance(part, RowPart)
             found, base = dict[int, Key](), 0
-            for batch in part.read_batches(["client", "sequence"]):
-                sequence = batch.column("sequence").to_numpy()
+            for batch in part.read_batches(self.keys):
+                name, number, *row = (batch.column(each) for each in self.keys)
+                sequence = number.to_numpy()
                 at = numpy.flatnonzero(numpy.isin(sequence, self.wanted[:, 1]))
-                client = hash_names(batch.column("client").take(pyarrow.array(at)))
-                keys = zip(client.tolist(), sequence[at].tolist(), repeat(NO_ROW))
+                source = hash_names(name.take(pyarrow.array(at)))
+                # A transaction without rows has the row -1.
+                rows = numpy.maximum(row[0].to_numpy()[at], 0) if row else numpy.full(len(at), NO_ROW)
+                keys = zip(source.tolist(), sequence[at].tolist(), rows.tolist(), strict=True)
                 found.update(zip((base + at).tolist(), keys, strict=True))
                 base += len(sequence)
-            yield from _tell(part, self.wanted, found, ("item", *_ACTION_FIELDS))
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeRecords:
-    """As `ActionRecords`, of changes."""
-
-    wanted: numpy.ndarray[Any, Any]
-
-    def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
-        for part in parts:
-            assert isinstance(part, RowPart)
-            found, base = dict[int, Key](), 0
-            for batch in part.read_batches(["lineage", "ordinal", "row"]):
-                ordinal = batch.column("ordinal").to_numpy()
-                at = numpy.flatnonzero(numpy.isin(ordinal, self.wanted[:, 1]))
-                lineage = hash_names(batch.column("lineage").take(pyarrow.array(at)))
-                row = numpy.maximum(batch.column("row").to_numpy()[at], 0)
-                keys = zip(lineage.tolist(), ordinal[at].tolist(), row.tolist(), strict=True)
-                found.update(zip((base + at).tolist(), keys, strict=True))
-                base += len(ordinal)
-            yield from _tell(part, self.wanted, found, ("items", *_CHANGE_FIELDS))
+            yield from _tell(part, self.wanted, found, self.fields)
 
 
 def _tell(

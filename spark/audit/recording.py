@@ -70,22 +70,19 @@ class RowPart:
     rows: int
     schema: pyarrow.Schema
 
-    def read(self, columns: Sequence[str]) -> pyarrow.Table:
-        """Columns in the types of the schema, in one chunk. Raises `FormatError` for a file that is not there any
-        more, or broken."""
-        batches = chain.from_iterable(_read(piece, self._schema_of(columns)) for piece in self.pieces)
-        return pyarrow.Table.from_batches(batches, self._schema_of(columns)).combine_chunks()
-
     def read_batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """As `read`, in batches. Small files are put together in one. Texts with few values may be
-        dictionaries."""
-        if self.rows < len(self.pieces) * ROWS_PER_BATCH_MIN:
-            yield from self.read(columns).to_batches(ROWS_PER_BATCH_MAX)
+        """Columns in the types of the schema. Small files are put together in one batch, and texts with few values
+        of others are dictionaries. Raises `FormatError` for a file that is not there any more, or broken."""
+        are_small = self.rows < len(self.pieces) * ROWS_PER_BATCH_MIN
+        schema = self._schema_of(columns, () if are_small else _FEW_VALUES)
+        batches = chain.from_iterable(_read(piece, schema) for piece in self.pieces)
+        if are_small:
+            table = pyarrow.Table.from_batches(batches, schema).combine_chunks()
+            yield from table.to_batches(ROWS_PER_BATCH_MAX)
         else:
-            for piece in self.pieces:
-                yield from _read(piece, self._schema_of(columns, _FEW_VALUES))
+            yield from batches
 
-    def _schema_of(self, columns: Sequence[str], encoded: Collection[str] = ()) -> pyarrow.Schema:
+    def _schema_of(self, columns: Sequence[str], encoded: Collection[str]) -> pyarrow.Schema:
         fields = (self.schema.field(name).with_nullable(True) for name in columns)
         return pyarrow.schema([it.with_type(_ENCODED) if it.name in encoded else it for it in fields])
 
@@ -136,7 +133,7 @@ def _open_recording(
     engine: Engine, path: str, kind: str, version: int, schema: pyarrow.Schema
 ) -> RecordedFiles:
     folder = open_folder(path)
-    files = drop_merged(list_files(folder))
+    files = drop_merged(sorted(info.path for info in list_files(folder)))
     if not files:
         raise ConfigError(f"there is no Parquet file in {path}", hint=f"expected recorded {kind}")
     names = [
@@ -153,15 +150,15 @@ def _open_recording(
     return RecordedFiles(tuple(make_parts(folder, rows, schema)))
 
 
-def list_files(folder: Folder) -> list[str]:
-    """The paths of files below a folder; hidden files are none, as for Spark. Raises `ConfigError` where there is no
-    such folder."""
+def list_files(folder: Folder) -> list[fs.FileInfo]:
+    """The files below a folder; hidden files are none, as for Spark. Raises `ConfigError` where there is no such
+    folder."""
     try:
         infos = folder.filesystem.get_file_info(fs.FileSelector(folder.path, recursive=True))
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{folder.name} cannot be read: {error}", hint="is it the right folder?") from error
-    paths = [info.path for info in infos if info.type == fs.FileType.File]
-    return sorted(path for path in paths if not _is_hidden(path.removeprefix(folder.path)))
+    files = (info for info in infos if info.type == fs.FileType.File)
+    return [info for info in files if not _is_hidden(info.path.removeprefix(folder.path))]
 
 
 def _is_hidden(path: str) -> bool:

@@ -27,7 +27,9 @@ from spark.audit.engine.step import (
     Tables,
     Told,
     collect,
+    read_table,
     use_system_memory,
+    write_table,
 )
 from spark.batch import Batches, BatchFunction
 from spark.failure import SPARK_ERRORS, find_failure
@@ -93,9 +95,6 @@ class SparkEngine:
                 hint="give a folder that is mounted on all machines, or a URI, as of hdfs: or s3:",
             )
 
-    def close(self) -> None:
-        """The session is its owner's."""
-
 
 class SparkShuffled:
     """Rows in their pieces, kept on the disks of executors."""
@@ -150,7 +149,7 @@ def _divide(parts: Sequence[ScanPart]) -> list[list[ScanPart]]:
 
 def _collect(told: DataFrame) -> Tables:
     rows: list[Any] = told.collect()
-    return collect((row["name"], _read(row["data"])) for row in rows)
+    return collect((row["name"], read_table(row["data"])) for row in rows)
 
 
 # -- on the executors ------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def _reducer(step: PieceStep) -> BatchFunction:
         pieces: dict[int, list[pyarrow.Table]] = {}
         for batch in batches:
             for number, data in zip(batch.column("piece").to_pylist(), batch.column("data"), strict=True):
-                pieces.setdefault(number, []).append(_read(data.as_buffer()))
+                pieces.setdefault(number, []).append(read_table(data.as_buffer()))
         for tables in pieces.values():
             yield from _write_all(step(pyarrow.concat_tables(tables)))
 
@@ -193,11 +192,5 @@ def _write_all(told: Iterable[Told] | Iterable[tuple[str, pyarrow.Table]]) -> It
 
 def _write(table: pyarrow.Table) -> bytes:
     sink = pyarrow.BufferOutputStream()
-    options = pyarrow.ipc.IpcWriteOptions(compression="lz4")
-    with pyarrow.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
+    write_table(table, sink)
     return bytes(sink.getvalue())
-
-
-def _read(data: Any) -> pyarrow.Table:
-    return pyarrow.ipc.open_stream(data).read_all()

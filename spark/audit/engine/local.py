@@ -21,7 +21,9 @@ from spark.audit.engine.step import (
     ScanStep,
     Tables,
     collect,
+    read_table,
     use_system_memory,
+    write_table,
 )
 from spark.folder import Folder, require_writable
 
@@ -62,9 +64,6 @@ class LocalEngine:
     def require_shared(self, folder: Folder) -> None:
         require_writable(folder)
 
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 class LocalShuffled:
     """Rows in their pieces, in memory and in temporary files."""
@@ -93,13 +92,8 @@ class LocalShuffled:
         for piece, tables in self._held.items():
             files = self._files.setdefault(piece, [])
             path = Path(self._folder.name) / f"{piece}-{len(files)}.arrow"
-            table = pyarrow.concat_tables(tables)
-            options = pyarrow.ipc.IpcWriteOptions(compression="lz4")
-            with (
-                pyarrow.OSFile(str(path), "wb") as sink,
-                pyarrow.ipc.new_stream(sink, table.schema, options=options) as writer,
-            ):
-                writer.write_table(table)
+            with pyarrow.OSFile(str(path), "wb") as sink:
+                write_table(pyarrow.concat_tables(tables), sink)
             files.append(path)
         self._held, self._held_bytes = {}, 0
 
@@ -115,7 +109,7 @@ class LocalShuffled:
     def _read(self, piece: int) -> Iterable[pyarrow.Table]:
         for path in self._files.get(piece, []):
             with pyarrow.OSFile(str(path), "rb") as source:
-                yield pyarrow.ipc.open_stream(source).read_all()
+                yield read_table(source)
         yield from self._held.get(piece, [])
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ that all engines say the same. Implemented by `spark.audit.engine.local` and `sp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow
 
@@ -61,13 +61,22 @@ class Engine(Protocol):
     def require_shared(self, folder: Folder) -> None:
         """Raises `ConfigError` unless steps can write there, and this process sees it. Leaves nothing behind."""
 
-    def close(self) -> None: ...
-
 
 def use_system_memory() -> None:
     """Let Arrow allocate as the process does. Its own allocator gives freed memory back at once, and steps that
     free and allocate the same again spend a fifth of their time on page faults."""
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+
+
+def write_table(table: pyarrow.Table, sink: Any) -> None:
+    """Write a table to a file or buffer of Arrow, in its IPC format, compressed; `read_table` reads it."""
+    options = pyarrow.ipc.IpcWriteOptions(compression="lz4")
+    with pyarrow.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+
+
+def read_table(source: Any) -> pyarrow.Table:
+    return pyarrow.ipc.open_stream(source).read_all()
 
 
 def collect(told: Iterable[tuple[str, pyarrow.Table]]) -> Tables:

@@ -77,7 +77,7 @@ def place_positions(lineage: Lineage, epoch: str, texts: pyarrow.Array) -> Place
     """Where each position of a lineage stands, as `Lineage.place` says. A single interval of MySQL is read from its
     bytes; each distinct text of the others is read once."""
     count = len(texts)
-    prefix, flags, counts = (numpy.zeros(count, numpy.int64) for _ in range(3))
+    prefix, flags = numpy.zeros(count, numpy.int64), numpy.zeros(count, numpy.int64)
     extra = numpy.full(count, NOTHING, numpy.int64)
     is_odd = numpy.ones(count, numpy.bool_)
     end = lineage.epoch_ends.get(int(epoch)) if epoch.isdigit() else None
@@ -85,15 +85,25 @@ def place_positions(lineage: Lineage, epoch: str, texts: pyarrow.Array) -> Place
         pieces = read_singles(texts)
         is_odd = ~pieces.is_plain
         _place_plain(lineage, end, pieces, prefix, extra, flags, is_odd)
-    single, odd = numpy.flatnonzero((extra != NOTHING) & ~is_odd), numpy.flatnonzero(is_odd)
+    odd = numpy.flatnonzero(is_odd)
     others = texts.take(pyarrow.array(odd)).dictionary_encode()
-    found, code = _place_texts(lineage, epoch, others.dictionary), others.indices.to_numpy()
-    prefix[odd], flags[odd] = found.prefix[code], found.flags[code]
-    counts[single], counts[odd] = 1, numpy.diff(found.starts)[code]
+    found = _place_texts(lineage, epoch, others.dictionary)
+    return _join(prefix, flags, extra, odd, found, others.indices.to_numpy())
+
+
+def _join(
+    prefix: Integers, flags: Integers, extra: Integers, odd: Integers, others: Places, code: NDArray[Any]
+) -> Places:
+    """Places with at most one extra (`NOTHING` for none), but for those at ``odd``, which are ``others`` at
+    ``code``."""
+    prefix[odd], flags[odd], extra[odd] = others.prefix[code], others.flags[code], NOTHING
+    single = numpy.flatnonzero(extra != NOTHING)
+    counts = numpy.zeros(len(prefix), numpy.int64)
+    counts[single], counts[odd] = 1, numpy.diff(others.starts)[code]
     starts = to_starts(counts)
     extras = numpy.zeros(int(starts[-1]), numpy.int64)
     extras[starts[single]] = extra[single]
-    extras[spread(starts[odd], counts[odd])] = found.extras[spread(found.starts[code], counts[odd])]
+    extras[spread(starts[odd], counts[odd])] = others.extras[spread(others.starts[code], counts[odd])]
     return Places(prefix, flags, starts, extras)
 
 
@@ -147,20 +157,18 @@ def _place_texts(lineage: Lineage, epoch: str, texts: pyarrow.Array) -> Places:
         pieces = _split(lineage.flavor, texts)
         is_odd = ~pieces.is_plain
         _place_plain(lineage, end, pieces, prefix, extra, flags, is_odd)
-    found: dict[int, Place] = {}
-    for at in numpy.flatnonzero(is_odd).tolist():
-        place = lineage.place(int(epoch), texts[at].as_py()) if epoch.isdigit() else Place(0, (), MALFORMED)
-        found[at] = place
-        prefix[at], flags[at] = place.prefix, place.flags
-    counts = (extra != NOTHING).astype(numpy.int64)
-    counts[list(found)] = [len(place.extras) for place in found.values()]
-    starts = to_starts(counts)
-    extras = numpy.zeros(int(starts[-1]), numpy.int64)
-    single = numpy.flatnonzero((extra != NOTHING) & ~is_odd)
-    extras[starts[single]] = extra[single]
-    for at, place in found.items():
-        extras[starts[at] : starts[at + 1]] = place.extras
-    return Places(prefix, flags, starts, extras)
+    odd = numpy.flatnonzero(is_odd)
+    found = [
+        lineage.place(int(epoch), text) if epoch.isdigit() else Place(0, (), MALFORMED)
+        for text in texts.take(pyarrow.array(odd)).to_pylist()
+    ]
+    others = Places(
+        numpy.array([place.prefix for place in found], numpy.int64),
+        numpy.array([place.flags for place in found], numpy.int64),
+        to_starts(numpy.array([len(place.extras) for place in found], numpy.int64)),
+        numpy.array([each for place in found for each in place.extras], numpy.int64),
+    )
+    return _join(prefix, flags, extra, odd, others, numpy.arange(len(odd)))
 
 
 def _split(flavor: str, texts: pyarrow.Array) -> Pieces:
