@@ -1,31 +1,32 @@
 """`Cache`: what the application calls. It gathers what the read procedure needs and drives it.
 
-Safe for several threads: each has its own connections to the nodes and servers. Hits, fills and refusals are
+Safe for several threads: each read has connections of its own to the nodes and servers. Hits, fills and refusals are
 decided by ``freshness.algorithm.read`` alone; nothing here stores anything in the cache.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from appclient.connections import require_patched_threads
+from appclient.breaker import Breakers, GuardedNode
 from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
-from appclient.resting import NodeRest, RestingNode
+from appclient.pool import Pool, nested_reads
 from freshness.algorithm.driver import BlockingDriver, running_clock
+from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import Sightings
 from freshness.config.reader import load_config
@@ -36,6 +37,7 @@ from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.history.open import open_recorder
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.placement import Placement
+from freshness.network import BLOCKING, Network
 from freshness.nodes.open import open_node as open_configured_node
 from freshness.objects.registry import ObjectDefinition, build_registry
 from freshness.position.token import EventToken
@@ -75,10 +77,8 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """One thread's connections to the nodes, and its copies of their records. ``process``: the one that opened
-    them."""
+    """One read's connections to the nodes, and copies of their records."""
 
-    process: int
     nodes: Mapping[str, CacheNode]
     driver: BlockingDriver
     context: ReadContext
@@ -87,7 +87,8 @@ class _Reader:
 class Cache:
     """Cached reads of the objects in ``freshness.toml``.
 
-    ``on_read`` is called with an `Explanation` for every key that was read, in the reading thread.
+    ``on_read`` is called with an `Explanation` for every key that was read, in the reading thread. ``network``: how
+    reads wait; see ``appclient.async_cache`` for another one.
     """
 
     def __init__(
@@ -95,17 +96,25 @@ class Cache:
         config: Config,
         *,
         on_read: Callable[[Explanation], None] | None = None,
-        open_node: Callable[[str, str], CacheNode] = open_configured_node,
+        open_node: Callable[[str, str], CacheNode] | None = None,
+        network: Network = BLOCKING,
         clock: Callable[[], float] = running_clock,
-        sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.config = config
         self.on_read = on_read
-        self._open_node = open_node
-        require_patched_threads()
-        self._clock, self._sleep, self._jitter = clock, sleep, jitter
-        self._databases = {name: Database(keyspace) for name, keyspace in config.keyspaces.items()}
+        self._network, self._clock, self._jitter = network, clock, jitter
+        settings = config.cache
+        open_configured = partial(
+            open_configured_node,
+            connect_timeout_seconds=settings.node_connect_timeout_ms / 1000,
+            timeout_seconds=settings.node_timeout_ms / 1000,
+        )
+        self._open_node = open_node or partial(open_configured, network=network)
+        self._databases = {
+            name: Database(keyspace, settings.connections_max, network)
+            for name, keyspace in config.keyspaces.items()
+        }
         self._definitions: dict[str, ObjectDefinition] = {}
         self._loaders: dict[str, ObjectLoader] = {}
         self._functions: dict[str, LoaderFunction] = {}
@@ -123,11 +132,17 @@ class Cache:
                 for shard in config.keyspaces[entry.keyspace].serving_shards
             )
         )
-        self._placement = Placement(config.cache.nodes, config.cache.namespace)
+        self._placement = Placement(settings.nodes, settings.namespace)
         self._kept_lookup = lru_cache(maxsize=LOOKUPS_KEPT_MAX)(self._make_lookup)
         self._recorder = open_recorder(config)
-        self._rests = {name: NodeRest() for name in config.cache.nodes}
-        self._local = threading.local()
+        self._breakers = Breakers(
+            settings.nodes,
+            partial(open_node or open_configured, settings.backend),
+            Get(record_key(settings.namespace, self._lineages[0] if self._lineages else "")),
+        )
+        self._readers: Pool[_Reader] = Pool(
+            settings.connections_max, "to cache nodes", _close_reader, network
+        )
 
     @classmethod
     def open(
@@ -222,11 +237,8 @@ class Cache:
         return self._databases[keyspace]
 
     def close(self) -> None:
-        """Close this thread's connections. The cache can still be used: they are opened again."""
-        reader: _Reader | None = self._local.__dict__.pop("reader", None)
-        if reader is not None and reader.process == os.getpid():
-            for node in reader.nodes.values():
-                node.close()
+        """Close the connections that no read uses just now. The cache can still be used: they are opened again."""
+        self._readers.close()
         for database in self._databases.values():
             database.close()
         if self._recorder is not None:
@@ -297,8 +309,13 @@ class Cache:
         return Lookup(definition.policy_for(values), node, item, identity, asked, is_exact)
 
     def _read(self, lookups: Sequence[Lookup], max_staleness_seconds: float | None) -> list[Read]:
-        reader = self._reader()
-        return reader.driver.run(read_through(reader.context, lookups, max_staleness_seconds))
+        reader = self._readers.take()
+        try:
+            if reader is None:
+                reader = self._open_reader()
+            return reader.driver.run(read_through(reader.context, lookups, max_staleness_seconds))
+        finally:
+            self._readers.give_back(reader)
 
     def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool) -> Any:
         """Call ``on_read``. Returns the value, or with ``explain`` the `Explanation`."""
@@ -327,22 +344,16 @@ class Cache:
             by_object.setdefault(lookup.policy.name, []).append(place)
         loaded: dict[int, Loaded] = {}
         for name, places in by_object.items():
-            values = self._loaders[name].load([lookups[place] for place in places])
+            with nested_reads():
+                values = self._loaders[name].load([lookups[place] for place in places])
             loaded.update(zip(places, values, strict=True))
         return [loaded[place] for place in range(len(lookups))]
-
-    def _reader(self) -> _Reader:
-        """This thread's reader. A forked worker opens its own, since it must not use its parent's connections."""
-        reader: _Reader | None = getattr(self._local, "reader", None)
-        if reader is None or reader.process != os.getpid():
-            reader = self._local.reader = self._open_reader()
-        return reader
 
     def _open_reader(self) -> _Reader:
         settings = self.config.cache
         nodes = {
-            name: RestingNode(self._open_node(settings.backend, name), rest, self._clock)
-            for name, rest in self._rests.items()
+            name: GuardedNode(self._open_node(settings.backend, name), self._breakers)
+            for name in settings.nodes
         }
         context = ReadContext(
             namespace=settings.namespace,
@@ -360,7 +371,12 @@ class Cache:
             ),
             witness=self._recorder,
         )
-        return _Reader(os.getpid(), nodes, BlockingDriver(nodes, self._sleep, load=self._load), context)
+        return _Reader(nodes, BlockingDriver(nodes, self._network.sleep, load=self._load), context)
+
+
+def _close_reader(reader: _Reader) -> None:
+    for node in reader.nodes.values():
+        node.close()
 
 
 def _order_key(definition: ObjectDefinition, key: Any) -> Sequence[object]:

@@ -19,19 +19,21 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.cursors import DictCursor
 
-from appclient.connections import ThreadConnections, require_patched_threads
+from appclient.pool import Pool, nested_reads
 from freshness.algorithm.driver import running_clock
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.database.connection import TIMEOUT_HINT, Connection, connect, translated
 from freshness.database.vitess import VitessShard, read_with_token
 from freshness.errors import (
     ConfigError,
+    ConnectionsExhausted,
     FlavorMismatch,
     FreshnessError,
     QueryTimedOut,
     SourceUnavailable,
     SourceUnsuitable,
 )
+from freshness.network import BLOCKING, Network
 from freshness.position.token import EventToken, covers
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, SERVER_NAME, parse_token, token_sql
 
@@ -44,7 +46,9 @@ _DATABASE_ERRORS: Final = (pymysql.MySQLError, OSError, SourceUnavailable, Sourc
 """Errors of a server or a connection. Every other exception is the loader's own, or an interruption."""
 
 RETRY_SECONDS: Final = 30.0
-"""How long a thread avoids a server that failed, while another one answers."""
+"""How long a process avoids a server that failed, while another one answers."""
+
+CONNECTIONS_MAX: Final = 32
 
 ANSWER_SECONDS: Final = 1.0
 """How much longer than the server's own bound an answer is waited for, so that it is the server that ends a slow
@@ -154,14 +158,25 @@ class _Raised:
 
 
 class Database:
-    """Uncached reads of one keyspace that say how fresh they are. Safe for threads: each opens its own
-    connections."""
+    """Uncached reads of one keyspace that say how fresh they are. Safe for threads. ``connections_max``: to each
+    server. ``network``: how they wait."""
 
-    def __init__(self, keyspace: Keyspace) -> None:
+    def __init__(
+        self,
+        keyspace: Keyspace,
+        connections_max: int = CONNECTIONS_MAX,
+        network: Network = BLOCKING,
+    ) -> None:
         self.keyspace = keyspace
         kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
         self.shards = {
-            shard.lineage: kind(keyspace.gtid_flavor, shard, timeout_seconds=keyspace.query_timeout_seconds)
+            shard.lineage: kind(
+                keyspace.gtid_flavor,
+                shard,
+                timeout_seconds=keyspace.query_timeout_seconds,
+                connections_max=connections_max,
+                network=network,
+            )
             for shard in keyspace.shards
         }
         """All shards by lineage, the shards that do not serve among them."""
@@ -213,7 +228,8 @@ class Database:
             opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun))
             is_in_step = False
             try:
-                result = load(opened)
+                with nested_reads():
+                    result = load(opened)
             except _DATABASE_ERRORS as error:
                 raise _problem(error, begun[0][1].address, "reading several shards") from error
             except Exception:
@@ -253,9 +269,14 @@ class Database:
         return parsed
 
     def close(self) -> None:
-        """Close this thread's connections. The next read opens them again."""
+        """Close the connections that no read uses just now. The next read opens them again."""
         for shard in self.shards.values():
             shard.close()
+
+
+def _close(connection: Connection | None) -> None:
+    if connection is not None:
+        connection.close()
 
 
 def _problem(error: Exception, address: ServerAddress, doing: str) -> FreshnessError:
@@ -287,6 +308,8 @@ class ShardDatabase:
         shard: Shard,
         *,
         timeout_seconds: float = 5.0,
+        connections_max: int = CONNECTIONS_MAX,
+        network: Network = BLOCKING,
         clock: Callable[[], float] = running_clock,
         open_connection: Callable[..., Connection] | None = None,
     ) -> None:
@@ -295,8 +318,13 @@ class ShardDatabase:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._open_connection = open_connection
+        self._network = network
         self._servers = tuple(dict.fromkeys((*shard.replicas, shard.primary)))
-        self._thread = ThreadConnections()
+        self._left_until: dict[ServerAddress, float] = {}
+        self._pools: dict[ServerAddress, Pool[Connection]] = {
+            address: Pool(connections_max, f"to {address.host}:{address.port}", _close, network)
+            for address in self._servers
+        }
 
     def query(
         self,
@@ -352,8 +380,8 @@ class ShardDatabase:
         except BaseException:
             snapshot.connection.close()
             raise
-        if snapshot.connection.open:
-            self._thread.give_back(snapshot.address, snapshot.connection)
+        finally:
+            self._give_back(snapshot.address, snapshot.connection)
         return token
 
     def _begin(self, connection: Connection, address: ServerAddress) -> _Snapshot:
@@ -450,12 +478,12 @@ class ShardDatabase:
         but not after a statement of it took too long. ``keeps_connection``: the connection stays in use after
         ``read`` has returned. Raises `SourceUnavailable` when none answers.
         """
-        left_until = self._thread.left_until
+        left_until = self._left_until
         failures: list[SourceUnavailable | SourceUnsuitable] = []
         for address in self._find_order(left_until):
             try:
                 result = self._run_on(address, read, keeps_connection)
-            except QueryTimedOut:
+            except (QueryTimedOut, ConnectionsExhausted):
                 raise
             except SourceUnavailable as error:
                 failures.append(error)
@@ -489,30 +517,40 @@ class ShardDatabase:
         """The connection belongs to this read until it ends in order. After any exception, a signal handler's too,
         an answer may still be under way: the connection is closed, and nobody else ever reads from it (F46)."""
         while True:
-            kept = self._thread.take(address)
-            connection = kept or self._connect(address)
+            kept = connection = self._pools[address].take()
+            keeps = False
             try:
-                result = read(connection, address)
+                if connection is None:
+                    connection = self._connect(address)
+                with nested_reads():
+                    result = read(connection, address)
+                keeps = keeps_connection
+                return result
             except _DATABASE_ERRORS as error:
-                connection.close()
+                _close(connection)
                 problem = _problem(error, address, "reading")
                 if isinstance(error, _Unanswered):
-                    self._thread.left_until[address] = self._clock() + RETRY_SECONDS
+                    self._left_until[address] = self._clock() + RETRY_SECONDS
                 is_gone = isinstance(problem, SourceUnavailable) and not isinstance(problem, QueryTimedOut)
                 if kept is None or not is_gone:
                     raise problem from error
-                continue  # it was closed while idle: once more
+                # it was closed while idle: once more
             except BaseException:
-                connection.close()
+                _close(connection)
                 raise
-            if connection.open and not keeps_connection:
-                self._thread.give_back(address, connection)
-            return result
+            finally:
+                if not keeps:
+                    self._give_back(address, connection)
+
+    def _give_back(self, address: ServerAddress, connection: Connection | None) -> None:
+        is_in_order = connection is not None and connection.open
+        self._pools[address].give_back(connection if is_in_order else None)
 
     def _connect(self, address: ServerAddress) -> Connection:
-        require_patched_threads()
         open_connection = self._open_connection or connect
-        connection = open_connection(address, read_timeout_seconds=self._timeout_seconds + ANSWER_SECONDS)
+        connection = open_connection(
+            address, read_timeout_seconds=self._timeout_seconds + ANSWER_SECONDS, network=self._network
+        )
         try:
             self._set_up(connection)
         except BaseException as error:
@@ -528,8 +566,9 @@ class ShardDatabase:
             cursor.execute(_session_sql(self._flavor, self._timeout_seconds))
 
     def close(self) -> None:
-        """Close this thread's connections. The next read opens them again."""
-        self._thread.close()
+        """Close the connections that no read uses just now. The next read opens them again."""
+        for pool in self._pools.values():
+            pool.close()
 
 
 class VitessShardDatabase(ShardDatabase):
@@ -538,8 +577,8 @@ class VitessShardDatabase(ShardDatabase):
     vtgate chooses a tablet for each transaction: see ``freshness.database.vitess``.
     """
 
-    def __init__(self, flavor: str, shard: Shard, *, timeout_seconds: float = 5.0) -> None:
-        super().__init__(flavor, shard, timeout_seconds=timeout_seconds)
+    def __init__(self, flavor: str, shard: Shard, **options: Any) -> None:
+        super().__init__(flavor, shard, **options)
         self._target = VitessShard.of(shard)
 
     def query(

@@ -80,6 +80,10 @@ class NodeUnavailable(FreshnessError):
     exit_code = 3
 
 
+class NodeTimedOut(NodeUnavailable):
+    """It was waited for, for as long as the time-out allows."""
+
+
 class NodeUnsuitable(FreshnessError):
     exit_code = 4
 
@@ -91,6 +95,10 @@ class SourceUnavailable(FreshnessError):
 
 class QueryTimedOut(SourceUnavailable):
     pass
+
+
+class ConnectionsExhausted(SourceUnavailable):
+    """All connections of this process are in use."""
 
 
 class SourceUnsuitable(FreshnessError):

@@ -214,6 +214,27 @@ class CacheConfig:
         maximum=60_000,
     )
 
+    node_timeout_ms: int = setting(
+        "How long a read of an application waits for the next bytes of a cache node. A node that takes longer is "
+        "left alone until it answers again: its keys are read from the database, and not stored.",
+        500,
+        minimum=1,
+        maximum=60_000,
+    )
+    node_connect_timeout_ms: int = setting(
+        "How long a read of an application waits for a connection to a cache node.",
+        250,
+        minimum=1,
+        maximum=60_000,
+    )
+    connections_max: int = setting(
+        "How many reads of one process of an application run at the same time, each on connections of its own to the "
+        "cache nodes and to each database server. Further reads wait for one of them to end.",
+        32,
+        minimum=1,
+        maximum=10_000,
+    )
+
     @property
     def heartbeat_age_max_seconds(self) -> float:
         """The age of the heartbeat at which a lease is no longer renewed, so that I7 holds: heartbeat age + 2 L +

@@ -23,6 +23,7 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
+from freshness.network import BLOCKING, Network
 from freshness.position import Position, parse_gtids, parse_position
 
 Connection: TypeAlias = "pymysql.Connection[Cursor]"
@@ -84,6 +85,7 @@ def connect(
     *,
     timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
     read_timeout_seconds: float = 0,
+    network: Network = BLOCKING,
 ) -> Connection:
     """A connection with autocommit, to the address's database if it names one. Its session is in UTC.
 
@@ -91,7 +93,7 @@ def connect(
     `SourceUnavailable` where trying again may help, else `SourceUnsuitable`.
     """
     try:
-        return pymysql.connect(
+        connection = pymysql.Connection(
             host=address.host,
             port=address.port,
             user=address.user,
@@ -105,7 +107,15 @@ def connect(
             write_timeout=timeout_seconds,
             # On loopback TLS only costs; elsewhere it is negotiated where the server offers it.
             ssl_disabled=True if address.host in _LOOPBACK else None,
+            defer_connect=True,
         )
+        seconds = read_timeout_seconds or timeout_seconds
+        connection.connect(
+            None
+            if network is BLOCKING
+            else network.connect(address.host, address.port, timeout_seconds, seconds)
+        )
+        return connection
     except CONNECT_ERRORS as error:
         raise translated(error, address, "connecting") from error
 

@@ -21,7 +21,8 @@ from pymemcache.client.base import Client, normalize_server_spec
 from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
 from freshness.algorithm.request import Reply, Request, Strikes
-from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
+from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
+from freshness.network import BLOCKING, Network
 from freshness.nodes.meta import (
     FENCE,
     Plan,
@@ -64,8 +65,10 @@ class MemcachedNode:
         timeout_seconds: float = 1.0,
         tls_context: ssl.SSLContext | None = None,
         credentials: tuple[str, str] | None = None,
+        network: Network = BLOCKING,
     ) -> None:
         self.name = name
+        self._network = network
         self._connect_timeout_seconds = connect_timeout_seconds
         self._timeout_seconds = timeout_seconds
         self._tls_context = tls_context
@@ -165,7 +168,7 @@ class MemcachedNode:
                 if was_open
                 else "did not accept a connection"
             )
-            raise NodeUnavailable(f"memcached {self.name} {what}", hint=UNREACHABLE_HINT) from error
+            raise NodeTimedOut(f"memcached {self.name} {what}", hint=UNREACHABLE_HINT) from error
         if isinstance(error, OSError):
             what = "broke the connection" if was_open else "cannot be reached"
             raise NodeUnavailable(f"memcached {self.name} {what}: {error}", hint=UNREACHABLE_HINT) from error
@@ -191,9 +194,8 @@ class MemcachedNode:
         target: Any = self._address
         if isinstance(self._address, tuple):
             host, port = self._address
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-            family, _, _, _, target = found[0]
-        connected = socket.socket(family, socket.SOCK_STREAM)
+            family, _, _, _, target = self._network.resolve(host, port)[0]
+        connected = self._network.make_socket(family)
         try:
             if family != socket.AF_UNIX:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -281,7 +283,6 @@ class MemcachedNode:
     def _write_and_read(self, connected: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
         """Write the pieces as the socket takes them, and keep what comes back meanwhile for `receive`."""
         received = []
-        watch = select.poll()
         connected.settimeout(0)
         for piece in pieces:
             unsent = piece
@@ -304,10 +305,8 @@ class MemcachedNode:
                     pass
                 except ssl.SSLWantWriteError:
                     awaited |= select.POLLOUT
-                if is_stuck:
-                    watch.register(connected, awaited)
-                    if not watch.poll(self._timeout_seconds * 1000):
-                        raise TimeoutError
+                if is_stuck and not self._network.wait(connected, awaited, self._timeout_seconds):
+                    raise TimeoutError
         connected.settimeout(None if self._waits_in_kernel else self._timeout_seconds)
         self._received += b"".join(received)
 

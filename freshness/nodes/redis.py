@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
@@ -51,7 +52,8 @@ from freshness.algorithm.request import (
     Request,
     Stored,
 )
-from freshness.errors import ConfigError, NodeUnavailable
+from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable
+from freshness.network import BLOCKING, Network
 
 VERSION_BYTES: Final = 8
 HEADER_BYTES: Final = VERSION_BYTES + 1
@@ -168,6 +170,21 @@ Answers: TypeAlias = list[Any]
 DecodeAnswers: TypeAlias = Callable[[Answers], Reply]
 
 
+class _PlainConnection(Connection):
+    """redis-py's connection, on a socket of a `Network`."""
+
+    def __init__(self, network: Network, **options: Any) -> None:
+        self._network = network
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+
+    def _connect(self) -> socket.socket:
+        return self._network.connect(self.host, self.port, self.socket_connect_timeout, self.socket_timeout)
+
+
+class _TLSConnection(SSLConnection, _PlainConnection):
+    """The same with TLS."""
+
+
 class RedisNode:
     """A connection to one Redis server; see `freshness.algorithm.node.CacheNode`.
 
@@ -188,6 +205,7 @@ class RedisNode:
         tls_options: Mapping[str, Any] | None = None,
         item_bytes_max: int = 1_048_576,
         make_connection: Callable[[], AbstractConnection] | None = None,
+        network: Network = BLOCKING,
     ) -> None:
         host, _, port = name.rpartition(":")
         if make_connection is None and not (host and port.isdecimal()):
@@ -210,8 +228,8 @@ class RedisNode:
                 "protocol": 2,
             }
             if tls_options is None:
-                return Connection(**options)  # type: ignore[no-untyped-call]
-            return SSLConnection(**options, **tls_options)
+                return _PlainConnection(network, **options)
+            return _TLSConnection(network, **options, **tls_options)
 
         self._make_connection = make_connection or connect_by_name
 
@@ -265,9 +283,7 @@ class RedisNode:
         was_open = self._connection is not None
         self.close()
         if isinstance(error, RedisTimeoutError | TimeoutError):
-            raise NodeUnavailable(
-                f"redis {self.name} did not answer in time", hint=UNREACHABLE_HINT
-            ) from error
+            raise NodeTimedOut(f"redis {self.name} did not answer in time", hint=UNREACHABLE_HINT) from error
         if isinstance(error, RedisError | OSError):
             what = "broke the connection" if was_open else "cannot be reached"
             raise NodeUnavailable(f"redis {self.name} {what}: {error}", hint=UNREACHABLE_HINT) from error

@@ -1,9 +1,10 @@
-"""Which connections to the nodes a cache uses: one set for each thread of each process, opened when needed."""
+"""Which connections to the nodes a cache uses: one set for each read of a process, opened when needed and kept."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from appclient import Cache
 from appclient.database import ShardDatabase
+from appclient.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
@@ -82,13 +84,42 @@ def test_connections_are_opened_when_needed_and_used_again(cache: Cache, nodes: 
     assert nodes.closings == [1, 0]
 
 
-def test_every_thread_has_its_own(cache: Cache, nodes: Nodes) -> None:
-    cache.get("customer", 1)
-    thread = threading.Thread(target=cache.get, args=("customer", 1))
-    thread.start()
-    thread.join()
-    cache.close()
-    assert nodes.closings == [1, 0]
+def test_threads_that_read_one_after_the_other_share_connections(cache: Cache, nodes: Nodes) -> None:
+    for _ in range(3):
+        thread = threading.Thread(target=cache.get, args=("customer", 1))
+        thread.start()
+        thread.join()
+    assert nodes.closings == [0]
+
+
+def test_reads_at_the_same_time_have_connections_of_their_own_and_no_more_than_bounded(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema: list[Any] = [(KeyColumn("id", ColumnKind.INTEGER),)]
+    monkeypatch.setattr(ShardDatabase, "run", lambda *_: schema.pop() if schema else ([], None))
+    path = tmp_path / "freshness.toml"
+    path.write_text(CONFIG.replace("[keyspaces.shop]", "connections_max = 3\n[keyspaces.shop]", 1))
+    cache = Cache(load_config(path, {}), open_node=nodes.open)
+    running, most = [0], [0]
+    look = threading.Lock()
+
+    def load(_: Any, lookups: Any) -> list[Loaded]:
+        with look:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.005)
+        with look:
+            running[0] -= 1
+        return [Loaded(None, {}, ReadOutcome.NO_TOKEN) for _ in lookups]
+
+    monkeypatch.setattr(ObjectLoader, "load", load)
+    threads = [threading.Thread(target=cache.get, args=("customer", key)) for key in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [3]
+    assert nodes.closings == [0] * 3
 
 
 def test_a_forked_process_leaves_its_parents_alone(

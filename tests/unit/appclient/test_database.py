@@ -12,7 +12,6 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from appclient.connections import IDLE_MAX, ThreadConnections, require_patched_threads
 from appclient.database import (
     RETRY_SECONDS,
     Database,
@@ -20,9 +19,16 @@ from appclient.database import (
     ShardDatabase,
     _Raised,
 )
+from appclient.pool import Pool
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
-from freshness.errors import ConfigError, QueryTimedOut, SourceUnavailable, SourceUnsuitable
+from freshness.errors import (
+    ConfigError,
+    ConnectionsExhausted,
+    QueryTimedOut,
+    SourceUnavailable,
+    SourceUnsuitable,
+)
 
 FIRST, SECOND, PRIMARY = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2"), ServerAddress("10.0.0.9")
 GONE = pymysql.err.OperationalError(2006, "server has gone away")
@@ -71,7 +77,7 @@ class Servers:
     down: set[ServerAddress] = field(default_factory=set)
     troubles: list[Exception] = field(default_factory=list)
 
-    def connect(self, address: ServerAddress, *, read_timeout_seconds: float) -> Connected:
+    def connect(self, address: ServerAddress, *, read_timeout_seconds: float, network: Any) -> Connected:
         if address in self.down:
             raise SourceUnavailable(f"{address.host}: refused", hint="is the server up?")
         self.made.append(Connected(address, self.troubles.pop() if self.troubles else None))
@@ -85,10 +91,15 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     return servers
 
 
+def open_database(connections_max: int = 32) -> ShardDatabase:
+    shard = Shard(primary=PRIMARY, replicas=(FIRST, SECOND), lineage="shop/-")
+    keyspace = Keyspace(name="shop", flavor="mysql", shards=(shard,))
+    return Database(keyspace, connections_max).find_shard(None)
+
+
 @pytest.fixture
 def database() -> ShardDatabase:
-    shard = Shard(primary=PRIMARY, replicas=(FIRST, SECOND), lineage="shop/-")
-    return Database(Keyspace(name="shop", flavor="mysql", shards=(shard,))).find_shard(None)
+    return open_database()
 
 
 def host(_: Any, address: ServerAddress) -> str:
@@ -272,15 +283,15 @@ def test_a_read_inside_another_one_has_a_connection_of_its_own(
 def test_a_connection_that_stays_in_its_slot_is_seen_by_a_read_inside_another_one(
     servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = ThreadConnections.take
+    take = Pool.take
 
-    def keep(self: ThreadConnections, address: ServerAddress) -> Any:
-        connection = take(self, address)
+    def keep(self: Pool[Any]) -> Any:
+        connection = take(self)
         if connection is not None:
-            self.give_back(address, connection)
+            self._idle.append(connection)
         return connection
 
-    monkeypatch.setattr(ThreadConnections, "take", keep)
+    monkeypatch.setattr(Pool, "take", keep)
     database.run(host)
     with pytest.raises(AssertionError):
         test_a_read_inside_another_one_has_a_connection_of_its_own(servers, database)
@@ -302,38 +313,43 @@ def test_an_interrupted_connection_that_counts_as_in_step_is_used_again(
         test_an_interrupted_statement_costs_the_connection(servers, database, monkeypatch, Interrupted())
 
 
-def test_without_the_look_at_threads_a_connection_is_opened_for_all_greenlets(
-    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("appclient.database.require_patched_threads", lambda: None)
-    with pytest.raises(pytest.fail.Exception):
-        test_threads_that_were_patched_late_are_refused(servers, database, monkeypatch)
-    assert len(servers.made) == 1
+def test_no_more_connections_are_kept_than_bounded(servers: Servers) -> None:
+    """Reads inside others do not wait, and cost connections of their own."""
+    database = open_database(connections_max=2)
 
-
-def test_no_more_connections_are_kept_than_bounded(servers: Servers, database: ShardDatabase) -> None:
     def nest(depth: int) -> int:
         return database.run(lambda *_: nest(depth - 1)) if depth else 0
 
-    nest(IDLE_MAX + 2)
-    assert len(servers.made) == IDLE_MAX + 2
-    assert sum(each.is_open for each in servers.made) == IDLE_MAX
+    nest(4)
+    assert len(servers.made) == 4
+    assert sum(each.is_open for each in servers.made) == 2
+    nest(2)
+    assert len(servers.made) == 4, "those that are kept are used again"
 
 
-def test_threads_that_were_patched_late_are_refused(
-    servers: Servers, database: ShardDatabase, monkeypatch: pytest.MonkeyPatch
+def test_a_read_that_finds_all_connections_in_use_says_so_and_blames_no_server(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All greenlets would share the connections of one thread, and read each other's rows."""
+    monkeypatch.setattr("appclient.pool.WAIT_SECONDS", 0.01)
+    database = open_database(connections_max=1)
+    failed: list[BaseException] = []
 
-    class Local:
-        pass
+    def read_in_vain() -> None:
+        try:
+            database.run(host)
+        except ConnectionsExhausted as error:
+            failed.append(error)
 
-    monkeypatch.setattr(threading, "local", Local)
-    with pytest.raises(ConfigError, match="patched threading after freshness was imported"):
-        require_patched_threads()
-    with pytest.raises(ConfigError, match="patched threading"):
-        database.run(host)
-    assert servers.made == []
+    def hold(*_: Any) -> None:
+        thread = threading.Thread(target=read_in_vain)
+        thread.start()
+        thread.join()
+
+    database.run(hold)
+    assert "all 1 connections to " in str(failed[0])
+    assert "connections_max" in str(failed[0])
+    assert len(servers.made) == 1, "no other server is asked instead"
+    assert database.run(host) == FIRST.host
 
 
 def test_a_wrong_statement_is_not_tried_elsewhere(servers: Servers, database: ShardDatabase) -> None:

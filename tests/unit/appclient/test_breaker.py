@@ -1,7 +1,8 @@
-"""A node that hangs: one thread waits for it, and the others read on."""
+"""A node that hangs: one read waits for it, and the others read on."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from appclient import Cache, resting
+from appclient import Cache, breaker
+from appclient.breaker import Breakers, GuardedNode
 from appclient.database import ShardDatabase
-from appclient.resting import REST_SECONDS, SLOW_SECONDS, NodeRest, RestingNode
 from freshness.algorithm.request import MISSING, Get, Reply, Request
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.reader import load_config
-from freshness.errors import NodeUnavailable
+from freshness.errors import NodeTimedOut, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from tests.unit.appclient.test_cache import CONFIG
@@ -34,6 +35,7 @@ class Network:
     seconds: float = TIMEOUT_SECONDS
     hung: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
+    failure: type[NodeUnavailable] = NodeTimedOut
 
     def open(self, _: str, name: str) -> HangingNode:
         return HangingNode(name, self)
@@ -56,7 +58,7 @@ class HangingNode:
         network.asked.append(self.name)
         if self.name in network.hung:
             network.now += network.seconds
-            raise NodeUnavailable(f"{self.name} did not answer")
+            raise network.failure(f"{self.name} did not answer")
         return ask(*arguments)
 
     def send(self, requests: Sequence[Request]) -> None:
@@ -74,61 +76,90 @@ def network() -> Network:
     return Network(hung={HUNG})
 
 
-def connect(network: Network, rest: NodeRest) -> RestingNode:
-    return RestingNode(network.open("", HUNG), rest, network.clock)
+def guard(network: Network) -> Breakers:
+    return Breakers([HUNG, HEALTHY], lambda name: network.open("", name), ASKED[0])
 
 
-def fail(node: RestingNode) -> str:
+@pytest.fixture
+def breakers(network: Network, monkeypatch: pytest.MonkeyPatch) -> Breakers:
+    """Those of the network, whose thread does nothing: the test asks."""
+    monkeypatch.setattr(Breakers, "_run", lambda _: None)
+    return guard(network)
+
+
+def connect(network: Network, breakers: Breakers, name: str = HUNG) -> GuardedNode:
+    return GuardedNode(network.open("", name), breakers)
+
+
+def fail(node: GuardedNode) -> str:
     with pytest.raises(NodeUnavailable) as failure:
         node.perform(ASKED)
     return failure.value.message
 
 
-def test_after_one_wait_nobody_waits_until_the_rest_is_over(network: Network) -> None:
-    rest = NodeRest()
-    mine, another = connect(network, rest), connect(network, rest)
+def test_after_one_wait_nobody_waits_until_a_probe_has_an_answer(
+    network: Network, breakers: Breakers
+) -> None:
+    mine, another = connect(network, breakers), connect(network, breakers)
     assert fail(mine) == f"{HUNG} did not answer"
-    assert fail(another) == f"{HUNG} hung a moment ago, and is left alone for {REST_SECONDS} s"
+    assert fail(another) == f"{HUNG} did not answer a moment ago, and is left alone until it does"
     with pytest.raises(NodeUnavailable):
         another.send(ASKED)
     assert network.asked == [HUNG]
-    network.now += REST_SECONDS
-    assert fail(another) == f"{HUNG} did not answer"
-    assert "left alone" in fail(mine)
-    assert network.asked == [HUNG] * 2
-
-
-def test_while_one_thread_asks_again_the_others_do_not(network: Network) -> None:
-    rest = NodeRest(until=network.now)
-    assert connect(network, rest)._begin() == network.now
-    assert "left alone" in fail(connect(network, rest))
-
-
-def test_an_answer_ends_the_rest_for_all(network: Network) -> None:
-    rest = NodeRest()
-    mine, another = connect(network, rest), connect(network, rest)
-    fail(mine)
+    breakers.ask()
+    assert "left alone" in fail(mine), "it still hangs"
     network.hung.clear()
-    network.now += REST_SECONDS
+    breakers.ask()
     assert mine.perform(ASKED) == [MISSING]
     assert another.perform(ASKED) == [MISSING]
 
 
-def test_a_wait_for_the_answers_of_a_flow_counts_as_well(network: Network) -> None:
-    rest = NodeRest()
-    mine = connect(network, rest)
+def test_a_wait_for_the_answers_of_a_flow_counts_as_well(network: Network, breakers: Breakers) -> None:
+    mine = connect(network, breakers)
     mine.send(ASKED)
     with pytest.raises(NodeUnavailable):
         mine.receive()
     assert "left alone" in fail(mine)
 
 
-def test_a_node_that_fails_at_once_is_asked_each_time(network: Network) -> None:
-    network.seconds = SLOW_SECONDS / 2
-    mine = connect(network, NodeRest())
+def test_a_node_that_fails_at_once_is_asked_each_time(network: Network, breakers: Breakers) -> None:
+    network.failure = NodeUnavailable
+    mine = connect(network, breakers)
     fail(mine)
     fail(mine)
     assert network.asked == [HUNG] * 2
+
+
+def test_the_thread_that_asks_ends_when_all_nodes_answer_and_begins_anew(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "PROBE_SECONDS", 0.001)
+    breakers = guard(network)
+    for _ in range(2):
+        network.hung.add(HUNG)
+        fail(connect(network, breakers))
+        network.hung.clear()
+        for thread in threading.enumerate():
+            if thread.name == "cache node probe":
+                thread.join()
+        assert not breakers.opened[HUNG]
+    assert connect(network, breakers).perform(ASKED) == [MISSING]
+
+
+def test_a_forked_process_asks_by_a_thread_of_its_own(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(Breakers, "_run", lambda _: begun.append(os.getpid()))
+    breakers = guard(network)
+    node = connect(network, breakers)
+    fail(node)
+    fail(node)
+    child = os.getpid() + 1
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    fail(node)
+    assert begun == [parent, child]
 
 
 # -- a cache of two nodes ------------------------------------------------------------------------------------------
@@ -159,7 +190,10 @@ def read_in_threads(cache: Cache) -> list[ReadOutcome]:
     return outcomes
 
 
-def test_threads_are_not_held_up_by_a_node_that_hangs(cache: Cache, network: Network) -> None:
+def test_threads_are_not_held_up_by_a_node_that_hangs(
+    cache: Cache, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Breakers, "_run", lambda _: None)
     outcomes = read_in_threads(cache)
     assert network.asked.count(HUNG) == 1
     assert network.now == 1000.0 + TIMEOUT_SECONDS
@@ -168,9 +202,9 @@ def test_threads_are_not_held_up_by_a_node_that_hangs(cache: Cache, network: Net
     assert network.asked.count(HEALTHY) >= len(outcomes) - down
 
 
-def test_where_no_node_rests_every_read_waits(
+def test_where_no_breaker_opens_every_read_waits(
     cache: Cache, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(Breakers, "trip", lambda *_: None)
     down = read_in_threads(cache).count(ReadOutcome.NODE_DOWN)
     assert network.now == 1000.0 + down * TIMEOUT_SECONDS

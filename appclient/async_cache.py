@@ -1,0 +1,178 @@
+"""`AsyncCache`: the same cache for tasks of an event loop.
+
+It runs `Cache` itself, by ``appclient.awaiting``: every procedure, every query and every check is that of threads.
+Needs greenlet. For asyncio, and for anyio on asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from appclient.awaiting import LOOP, await_, run_awaiting
+from appclient.cache import Cache, Explanation
+from appclient.database import Database, LoaderConnection, QueryResult, Row
+from freshness.config.reader import load_config
+from freshness.config.settings import Config
+from freshness.errors import ConfigError
+from freshness.position.token import EventToken
+
+AsyncFunction = TypeVar("AsyncFunction", bound=Callable[..., Awaitable[Any]])
+
+
+class AsyncLoaderConnection:
+    """See `LoaderConnection`. Queries that a loader starts side by side run one after the other."""
+
+    def __init__(self, connection: LoaderConnection) -> None:
+        self._connection = connection
+        self._turn = asyncio.Lock()
+
+    async def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
+        """See `LoaderConnection.query`."""
+        async with self._turn:
+            return await run_awaiting(self._connection.query, sql, params)
+
+    async def query_one(
+        self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> Row | None:
+        """See `LoaderConnection.query_one`."""
+        async with self._turn:
+            return await run_awaiting(self._connection.query_one, sql, params)
+
+
+class AsyncDatabase:
+    """See `Database`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        shard: str | None = None,
+        include_event_token: bool = False,
+        compare_event_token: EventToken | str | None = None,
+    ) -> QueryResult:
+        """See `Database.query`."""
+        return await run_awaiting(
+            self._database.query,
+            sql,
+            params,
+            shard=shard,
+            include_event_token=include_event_token,
+            compare_event_token=compare_event_token,
+        )
+
+
+class AsyncCache:
+    """Cached reads of the objects in ``freshness.toml``, for one event loop: its connections belong to that loop.
+
+    ``async with await AsyncCache.open(...) as cache`` closes them at the end.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        """See `open`."""
+        self._cache = cache
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | PathLike[str] = "freshness.toml",
+        *,
+        on_read: Callable[[Explanation], Any] | None = None,
+    ) -> Self:
+        """See `Cache.open`. ``on_read`` may be a coroutine function."""
+        config = await asyncio.to_thread(load_config, Path(path), is_application=True)
+        return await cls.create(config, on_read=on_read)
+
+    @classmethod
+    async def create(
+        cls, config: Config, *, on_read: Callable[[Explanation], Any] | None = None, **options: Any
+    ) -> Self:
+        """As `Cache` with the same arguments."""
+
+        def tell(explanation: Explanation) -> None:
+            assert on_read is not None
+            _settle(on_read(explanation))
+
+        options = {"network": LOOP, **options, "on_read": None if on_read is None else tell}
+        return cls(await run_awaiting(Cache, config, **options))
+
+    async def get(
+        self,
+        object_name: str,
+        key: Any,
+        *,
+        max_staleness_seconds: float | None = None,
+        explain: bool = False,
+    ) -> Any:
+        """See `Cache.get`."""
+        return await self._run(
+            self._cache.get, object_name, key, max_staleness_seconds=max_staleness_seconds, explain=explain
+        )
+
+    async def get_many(
+        self,
+        object_name: str,
+        keys: Iterable[Hashable],
+        *,
+        max_staleness_seconds: float | None = None,
+        explain: bool = False,
+    ) -> dict[Any, Any]:
+        """See `Cache.get_many`."""
+        found: dict[Any, Any] = await self._run(
+            self._cache.get_many,
+            object_name,
+            keys,
+            max_staleness_seconds=max_staleness_seconds,
+            explain=explain,
+        )
+        return found
+
+    def loader(self, object_name: str) -> Callable[[AsyncFunction], AsyncFunction]:
+        """Decorator: this coroutine function builds the composite object from its key; see `Cache.loader`.
+
+        It is called with an `AsyncLoaderConnection`.
+        """
+
+        def register(function: AsyncFunction) -> AsyncFunction:
+            def load(connection: LoaderConnection, *values: Any) -> Any:
+                return _settle(function(AsyncLoaderConnection(connection), *values))
+
+            self._cache.loader(object_name)(load)
+            return function
+
+        return register
+
+    def database(self, keyspace: str | None = None) -> AsyncDatabase:
+        """See `Cache.database`."""
+        return AsyncDatabase(self._cache.database(keyspace))
+
+    async def close(self) -> None:
+        """See `Cache.close`."""
+        await self._run(self._cache.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigError(
+                "an AsyncCache was used on another event loop than the one that it was opened on",
+                hint="open one for each loop, for example where the application starts on it",
+            )
+        return await run_awaiting(function, *arguments, **options)
+
+
+def _settle(answer: Any) -> Any:
+    return await_(answer) if inspect.isawaitable(answer) else answer

@@ -1,0 +1,230 @@
+"""Blocking code on an event loop: it waits for a socket as a coroutine does, and the loop goes on meanwhile.
+
+`run_awaiting` runs a function in a greenlet of the task that awaits it. Where the function would wait, it calls
+`await_`, which hands an awaitable to the task. So the whole library, PyMySQL and redis-py among it, is the same code
+for threads and for tasks: only its sockets are others. Where the task is cancelled, CancelledError is raised where the
+function waits; it closes its connection, as after every other interruption (F46).
+
+Used by ``appclient.async_cache``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+from freshness.network import Network
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class _Awaiting(greenlet):
+    """A function that may call `await_`."""
+
+
+async def run_awaiting(
+    function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """The result of ``function``, which may call `await_`."""
+    running = _Awaiting(function, getcurrent())
+    running.gr_context = getcurrent().gr_context  # the context variables of the task
+    waiting: Any = running.switch(*args, **kwargs)
+    while not running.dead:
+        try:
+            answer = await waiting
+        except BaseException as error:  # noqa: BLE001 - raised in the function, which cleans up and lets it out
+            waiting = running.throw(error)
+        else:
+            waiting = running.switch(answer)
+    result: Result = waiting
+    return result
+
+
+def await_(awaitable: Awaitable[Result]) -> Result:
+    """The result of ``awaitable``, in a function that `run_awaiting` runs."""
+    current = getcurrent()
+    assert isinstance(current, _Awaiting), "called by no function of run_awaiting"
+    assert current.parent is not None
+    result: Result = current.parent.switch(awaitable)
+    return result
+
+
+def _settle(future: asyncio.Future[bool], answer: bool) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+def _wait_ready(descriptor: int, reads: bool, writes: bool, seconds: float | None) -> bool:
+    """Whether the descriptor became ready in time."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[bool] = loop.create_future()
+    timer = None if seconds is None else loop.call_later(seconds, _settle, ready, False)
+    if reads:
+        loop.add_reader(descriptor, _settle, ready, True)
+    if writes:
+        loop.add_writer(descriptor, _settle, ready, True)
+    try:
+        return await_(ready)
+    finally:
+        if reads:
+            loop.remove_reader(descriptor)
+        if writes:
+            loop.remove_writer(descriptor)
+        if timer is not None:
+            timer.cancel()
+
+
+class AwaitingSocket(socket.socket):
+    """A socket that waits by `await_`. Its descriptor never blocks; its time-out is kept here."""
+
+    _seconds: float | None = None
+
+    def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
+        super().__init__(family, type, proto, fileno)
+        super().setblocking(False)
+
+    def gettimeout(self) -> float | None:
+        return self._seconds
+
+    def settimeout(self, value: float | None) -> None:
+        self._seconds = value
+
+    def setblocking(self, flag: bool) -> None:
+        self._seconds = None if flag else 0
+
+    def _wait(self, *, reads: bool = False, writes: bool = False) -> None:
+        if self._seconds == 0:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        if not _wait_ready(self.fileno(), reads, writes, self._seconds):
+            raise TimeoutError("timed out")
+
+    def connect(self, address: Any) -> None:
+        failure = super().connect_ex(address)
+        if failure in (errno.EINPROGRESS, errno.EAGAIN):
+            self._wait(writes=True)
+            failure = self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        while True:
+            try:
+                return super().recv(size, flags)
+            except BlockingIOError:
+                self._wait(reads=True)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        while True:
+            try:
+                return super().recv_into(buffer, nbytes, flags)
+            except BlockingIOError:
+                self._wait(reads=True)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        while True:
+            try:
+                return super().send(data, flags)
+            except BlockingIOError:
+                self._wait(writes=True)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        unsent = memoryview(data)
+        while unsent:
+            unsent = unsent[self.send(unsent, flags) :]
+
+
+class AwaitingTLSSocket(ssl.SSLSocket, AwaitingSocket):
+    """The same with TLS: for ``SSLContext.sslsocket_class``."""
+
+    def _repeat(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        while True:
+            try:
+                return function(*arguments)
+            except ssl.SSLWantReadError:
+                if self._seconds == 0:
+                    raise
+                self._wait(reads=True)
+            except ssl.SSLWantWriteError:
+                if self._seconds == 0:
+                    raise
+                self._wait(writes=True)
+
+    def do_handshake(self, block: bool = False) -> None:
+        self._repeat(super().do_handshake)
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:
+        return self._repeat(super().read, len, buffer)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        return self._repeat(super().send, data, flags)
+
+
+class LoopGate:
+    """See `freshness.network.Gate`: for tasks of one event loop."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._futures: deque[asyncio.Future[bool]] = deque()
+
+    def wait_for(self, is_ready: Callable[[], bool], seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        self.waiting += 1
+        try:
+            while not is_ready():
+                future: asyncio.Future[bool] = loop.create_future()
+                timer = loop.call_at(until, _settle, future, False)
+                self._futures.append(future)
+                try:
+                    if not await_(future):
+                        return False
+                except BaseException:
+                    if future.done() and not future.cancelled():
+                        self.wake()  # this one was woken, and another one looks in its place
+                    raise
+                finally:
+                    timer.cancel()
+        finally:
+            self.waiting -= 1
+        return True
+
+    def wake(self) -> None:
+        while self._futures:
+            future = self._futures.popleft()
+            if not future.done():
+                future.set_result(True)
+                return
+
+
+class LoopNetwork(Network):
+    """Lets the event loop go on meanwhile. Its methods are called by a function of `run_awaiting`."""
+
+    def sleep(self, seconds: float) -> None:
+        await_(asyncio.sleep(seconds))
+
+    def open_gate(self) -> LoopGate:
+        return LoopGate()
+
+    def make_socket(self, family: int) -> socket.socket:
+        return AwaitingSocket(family, socket.SOCK_STREAM)
+
+    def resolve(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
+        loop = asyncio.get_running_loop()
+        return await_(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP))
+
+    def wait(self, waiting: socket.socket, events: int, seconds: float) -> bool:
+        reads, writes = bool(events & select.POLLIN), bool(events & select.POLLOUT)
+        return _wait_ready(waiting.fileno(), reads, writes, seconds)
+
+
+LOOP: Final = LoopNetwork()

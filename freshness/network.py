@@ -1,0 +1,94 @@
+"""How a read waits: for a socket, for a while, for another read to end.
+
+`BLOCKING` is for threads, and for greenlets whose library patches ``socket`` and ``threading``. The application
+library has another one for tasks of an event loop. Used by ``freshness`` and ``appclient``.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+
+class Gate(Protocol):
+    """Where reads wait for something that others give back. ``waiting``: how many do."""
+
+    waiting: int
+
+    def wait_for(self, is_ready: Callable[[], bool], seconds: float) -> bool:
+        """Return when ``is_ready`` says so, or False after that time."""
+
+    def wake(self) -> None:
+        """Let one of those that wait look again."""
+
+
+class ThreadGate:
+    """See `Gate`."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._condition = threading.Condition(threading.Lock())
+
+    def wait_for(self, is_ready: Callable[[], bool], seconds: float) -> bool:
+        with self._condition:
+            self.waiting += 1
+            try:
+                return self._condition.wait_for(is_ready, seconds)
+            finally:
+                self.waiting -= 1
+
+    def wake(self) -> None:
+        with self._condition:
+            self._condition.notify()
+
+
+class Network:
+    """Blocks the calling thread."""
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def open_gate(self) -> Gate:
+        return ThreadGate()
+
+    def make_socket(self, family: int) -> socket.socket:
+        """A socket for a stream, without a time-out."""
+        return socket.socket(family, socket.SOCK_STREAM)
+
+    def resolve(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
+        """As ``socket.getaddrinfo`` for TCP. Raises OSError and UnicodeError."""
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+
+    def connect(
+        self, host: str, port: int, connect_timeout_seconds: float | None, timeout_seconds: float | None
+    ) -> socket.socket:
+        """A connection to the first address of that name that takes one. Raises OSError and UnicodeError."""
+        failure: OSError | None = None
+        for family, _, _, _, address in self.resolve(host, port):
+            connected = self.make_socket(family)
+            try:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connected.settimeout(connect_timeout_seconds)
+                connected.connect(address)
+                connected.settimeout(timeout_seconds)
+                return connected
+            except OSError as error:
+                connected.close()
+                failure = error
+            except BaseException:
+                connected.close()
+                raise
+        raise failure or OSError(f"{host} has no address")
+
+    def wait(self, waiting: socket.socket, events: int, seconds: float) -> bool:
+        """Whether one of these events of ``select.poll`` came in time."""
+        watch = select.poll()
+        watch.register(waiting, events)
+        return bool(watch.poll(seconds * 1000))
+
+
+BLOCKING: Final = Network()
