@@ -8,6 +8,8 @@
 See docs/quickstart.md. Everything the application touches is exported here.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import (
     ConfigError,
@@ -31,7 +33,30 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(str(missing), name=error.name) from error
 
+
+def __getattr__(name: str) -> Any:
+    """The classes for event loops, imported where they are used: they alone need greenlet."""
+    if name not in _ASYNC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from appclient import async_cache
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, "async")
+        if missing is None:
+            raise
+        raise ModuleNotFoundError(str(missing), name=error.name) from error
+    return getattr(async_cache, name)
+
+
+_ASYNC = frozenset(("AsyncCache", "AsyncDatabase", "AsyncLoaderConnection"))
+
+if TYPE_CHECKING:
+    from appclient.async_cache import AsyncCache, AsyncDatabase, AsyncLoaderConnection
+
 __all__ = [
+    "AsyncCache",
+    "AsyncDatabase",
+    "AsyncLoaderConnection",
     "Cache",
     "ConfigError",
     "Database",

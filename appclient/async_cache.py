@@ -76,9 +76,10 @@ class AsyncCache:
     ``async with await AsyncCache.open(...) as cache`` closes them at the end.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, blocking: Cache) -> None:
         """See `open`."""
-        self._cache = cache
+        self.blocking = blocking
+        """The cache that this one runs. Only a function of `run_awaiting` may read by it."""
         self._loop = asyncio.get_running_loop()
 
     @classmethod
@@ -115,7 +116,7 @@ class AsyncCache:
     ) -> Any:
         """See `Cache.get`."""
         return await self._run(
-            self._cache.get, object_name, key, max_staleness_seconds=max_staleness_seconds, explain=explain
+            self.blocking.get, object_name, key, max_staleness_seconds=max_staleness_seconds, explain=explain
         )
 
     async def get_many(
@@ -128,7 +129,7 @@ class AsyncCache:
     ) -> dict[Any, Any]:
         """See `Cache.get_many`."""
         found: dict[Any, Any] = await self._run(
-            self._cache.get_many,
+            self.blocking.get_many,
             object_name,
             keys,
             max_staleness_seconds=max_staleness_seconds,
@@ -146,18 +147,18 @@ class AsyncCache:
             def load(connection: LoaderConnection, *values: Any) -> Any:
                 return _settle(function(AsyncLoaderConnection(connection), *values))
 
-            self._cache.loader(object_name)(load)
+            self.blocking.loader(object_name)(load)
             return function
 
         return register
 
     def database(self, keyspace: str | None = None) -> AsyncDatabase:
         """See `Cache.database`."""
-        return AsyncDatabase(self._cache.database(keyspace))
+        return AsyncDatabase(self.blocking.database(keyspace))
 
     async def close(self) -> None:
         """See `Cache.close`."""
-        await self._run(self._cache.close)
+        await self._run(self.blocking.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,8 +2,8 @@
 
 `run_awaiting` runs a function in a greenlet of the task that awaits it. Where the function would wait, it calls
 `await_`, which hands an awaitable to the task. So the whole library, PyMySQL and redis-py among it, is the same code
-for threads and for tasks: only its sockets are others. Where the task is cancelled, CancelledError is raised where the
-function waits; it closes its connection, as after every other interruption (F46).
+for threads and for tasks: only its sockets are others. Where the task is cancelled, CancelledError is raised where
+the function waits; it closes its connection, as after every other interruption (F46).
 
 Used by ``appclient.async_cache``.
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pymysql
 import pytest
@@ -29,6 +29,7 @@ from appclient import (
 from freshness.errors import ConfigError, FlavorMismatch, FormatError, QueryTimedOut
 from freshness.position import empty_position, parse_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
+from integration.appclient.tasks import loop_cache
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,
@@ -92,8 +93,17 @@ def system(systems: Callable[[Flavor], System], flavor: Flavor) -> System:
     return systems(flavor)
 
 
-@pytest.fixture
-def cache(system: System) -> Iterator[Cache]:
+@pytest.fixture(params=["threads", "tasks"])
+def cache(system: System, request: pytest.FixtureRequest) -> Iterator[Cache]:
+    """One for threads, and one whose reads are tasks of an event loop. Each begins with empty tables."""
+    for table in ("orders", "customers", "codes", "seats", "stamps"):
+        system.execute(f"DELETE FROM {table}")
+    system.settle()
+    if request.param == "tasks":
+        with loop_cache(system.config_path) as on_loop:
+            on_loop.loader("profile")(load_profile)
+            yield cast(Cache, on_loop)
+        return
     opened = system.open_cache()
     opened.loader("profile")(load_profile)
     yield opened
@@ -330,6 +340,7 @@ def test_a_read_that_a_signal_interrupts_never_gives_its_answer_to_another_one(
         assert found["id"] == key
 
 
+@pytest.mark.parametrize("cache", ["threads"], indirect=True)
 def test_an_answer_to_another_question_is_noticed(system: System, cache: Cache) -> None:
     """A connection that is one answer behind, as a proxy may hand it out: nothing is stored and nobody gets it."""
     insert(system, 260, 261)
