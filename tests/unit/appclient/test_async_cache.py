@@ -35,8 +35,10 @@ class Running:
     def query(self, *_: Any) -> list[Any]:
         self.now += 1
         self.most = max(self.most, self.now)
-        await_(asyncio.sleep(0.001))
-        self.now -= 1
+        try:
+            await_(asyncio.sleep(0.001))
+        finally:
+            self.now -= 1
         return [{"id": self.now}]
 
 

@@ -1,0 +1,22 @@
+"""A WSGI application with a cache, as a module of an application has it: made where the module is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from appclient import Cache
+
+cache = Cache.open(os.environ["FRESHNESS_TOML"])
+
+
+def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """``/KEY``: the customer of that key, read past the cache and by it; and which process answered."""
+    key = int(environ["PATH_INFO"].strip("/"))
+    fresh = cache.get("customer", key, max_staleness_seconds=0.0)
+    row = cache.get("customer", key)
+    answer = json.dumps({"fresh": fresh["id"], "id": row["id"], "process": os.getpid()}).encode()
+    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
+    return [answer]
