@@ -22,7 +22,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from freshness.network import Network
+from freshness.errors import FreshnessError
+from freshness.network import Network, settle
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -206,6 +207,12 @@ class LoopGate:
                 return
 
 
+async def _gather(functions: Sequence[Callable[[], Result]]) -> list[Result | FreshnessError]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run_awaiting(settle, function)) for function in functions]
+    return [task.result() for task in tasks]
+
+
 class LoopNetwork(Network):
     """Lets the event loop go on meanwhile. Its methods are called by a function of `run_awaiting`."""
 
@@ -221,6 +228,9 @@ class LoopNetwork(Network):
     def resolve(self, host: str, port: int) -> Sequence[tuple[Any, ...]]:
         loop = asyncio.get_running_loop()
         return await_(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP))
+
+    def run_all(self, functions: Sequence[Callable[[], Result]]) -> list[Result | FreshnessError]:
+        return await_(_gather(functions))
 
     def wait(self, waiting: socket.socket, events: int, seconds: float) -> bool:
         reads, writes = bool(events & select.POLLIN), bool(events & select.POLLOUT)

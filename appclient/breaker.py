@@ -91,6 +91,17 @@ class GuardedNode:
         self._breakers = breakers
         self._opened = breakers.opened
 
+    @property
+    def is_connected(self) -> bool:
+        return self._node.is_connected or self._opened[self.name]
+
+    def connect(self) -> None:
+        try:
+            self._node.connect()
+        except NodeTimedOut:
+            self._breakers.trip(self.name)
+            raise
+
     def send(self, requests: Sequence[Request]) -> None:
         if self._opened[self.name]:
             self._refuse()
@@ -100,9 +111,9 @@ class GuardedNode:
             self._breakers.trip(self.name)
             raise
 
-    def receive(self) -> list[Reply]:
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
         try:
-            return self._node.receive()
+            return self._node.receive(is_late=True) if is_late else self._node.receive()
         except NodeTimedOut:
             self._breakers.trip(self.name)
             raise

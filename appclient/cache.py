@@ -371,7 +371,11 @@ class Cache:
             ),
             witness=self._recorder,
         )
-        return _Reader(nodes, BlockingDriver(nodes, self._network.sleep, load=self._load), context)
+        return _Reader(
+            nodes,
+            BlockingDriver(nodes, self._network.sleep, load=self._load, run_all=self._network.run_all),
+            context,
+        )
 
 
 def _close_reader(reader: _Reader) -> None:

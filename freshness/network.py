@@ -11,7 +11,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol, TypeVar
+
+from freshness.errors import FreshnessError
+
+Result = TypeVar("Result")
 
 
 class Gate(Protocol):
@@ -84,11 +89,24 @@ class Network:
                 raise
         raise failure or OSError(f"{host} has no address")
 
+    def run_all(self, functions: Sequence[Callable[[], Result]]) -> list[Result | FreshnessError]:
+        """The results of functions that wait side by side, or their errors."""
+        with ThreadPoolExecutor(len(functions), "side by side") as threads:
+            return list(threads.map(settle, functions))
+
     def wait(self, waiting: socket.socket, events: int, seconds: float) -> bool:
         """Whether one of these events of ``select.poll`` came in time."""
         watch = select.poll()
         watch.register(waiting, events)
         return bool(watch.poll(seconds * 1000))
+
+
+def settle(function: Callable[[], Result]) -> Result | FreshnessError:
+    """Its result, or its error."""
+    try:
+        return function()
+    except FreshnessError as error:
+        return error
 
 
 BLOCKING: Final = Network()

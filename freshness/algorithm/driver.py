@@ -29,7 +29,7 @@ from freshness.algorithm.request import (
     Streamed,
     Wait,
 )
-from freshness.errors import FreshnessError
+from freshness.errors import FreshnessError, NodeTimedOut
 
 
 def running_clock() -> float:
@@ -65,9 +65,16 @@ def _no_database(_: Any = None) -> Any:
     raise AssertionError("this driver was given no database to ask")
 
 
+def _one_by_one(functions: Sequence[Callable[[], None]]) -> None:
+    """Nothing: each `CacheNode.send` opens its own connection."""
+
+
 @dataclass(slots=True)
 class BlockingDriver:
-    """Answers steps in the calling thread. ``nodes`` must hold a connection for every node that is named."""
+    """Answers steps in the calling thread. ``nodes`` must hold a connection for every node that is named.
+
+    ``run_all`` opens several connections: side by side, or one by one. It raises no `FreshnessError`.
+    """
 
     nodes: Mapping[str, CacheNode]
     sleep: Callable[[float], None]
@@ -75,6 +82,7 @@ class BlockingDriver:
     read_head: Callable[[], Head] = _no_database
     read_stream: Callable[[float], Streamed | None] = _no_database
     confirm_succession: Callable[[ConfirmSuccession], bool] = _in_doubt
+    run_all: Callable[[Sequence[Callable[[], None]]], Any] = _one_by_one
 
     def run(self, procedure: Procedure[Result]) -> Result:
         return drive(procedure, self.answer)
@@ -107,15 +115,23 @@ class BlockingDriver:
             "two flows to one node would mix up their replies"
         )
         failures: dict[int, FreshnessError] = {}
+        closed = [node for flow in flows if not (node := self.nodes[flow.node]).is_connected]
+        if len(closed) > 1:
+            self.run_all([node.connect for node in closed])
         for place, flow in enumerate(flows):
             try:
                 self.nodes[flow.node].send(flow.requests)
             except FreshnessError as error:
                 failures[place] = error
         answers: list[list[Reply] | FreshnessError] = []
+        is_late = False
         for place, flow in enumerate(flows):
             try:
-                answers.append(failures.get(place) or self.nodes[flow.node].receive())
+                node = self.nodes[flow.node]
+                answers.append(
+                    failures.get(place) or (node.receive(is_late=True) if is_late else node.receive())
+                )
             except FreshnessError as error:
                 answers.append(error)
+                is_late = is_late or isinstance(error, NodeTimedOut)
         return list(answers)

@@ -18,6 +18,9 @@ from freshness.errors import FormatError
 KEY_BYTES_MAX: Final = 250
 """memcached's limit (F45); the same for all backends, so that a key never fits one and fails another."""
 
+LATE_SECONDS: Final = 0.01
+"""How long an answer is waited for that has had a whole time-out to come: other nodes were waited for meanwhile."""
+
 TTL_SECONDS_MAX: Final = 2_592_000
 """30 days. memcached takes a longer TTL for an absolute time, in 1970 (F50)."""
 
@@ -46,8 +49,18 @@ class CacheNode(Protocol):
         Where answers of an earlier flow were not received, the connection is closed first.
         """
 
-    def receive(self) -> list[Reply]:
-        """One reply for each request of the last `send`, in its order."""
+    @property
+    def is_connected(self) -> bool:
+        """Whether the next `send` opens no connection."""
+
+    def connect(self) -> None:
+        """Open the connection where there is none; fails as `send`."""
+
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
+        """One reply for each request of the last `send`, in its order.
+
+        ``is_late``: the node has had the whole time-out for its answer by now, and is hardly waited for.
+        """
 
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
         """`send` and `receive`."""

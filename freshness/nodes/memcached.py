@@ -14,12 +14,14 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from pymemcache.client.base import Client, normalize_server_spec
 from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
+from freshness.algorithm.node import LATE_SECONDS
 from freshness.algorithm.request import Reply, Request, Strikes
 from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
 from freshness.network import BLOCKING, Network
@@ -119,12 +121,29 @@ class MemcachedNode:
             self._fail(error)
             raise
 
-    def receive(self) -> list[Reply]:
+    @property
+    def is_connected(self) -> bool:
+        return self._socket is not None
+
+    def connect(self) -> None:
+        if self._socket is not None:
+            return
+        try:
+            self._open()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
         plan = self._plan
         assert plan is not None, "receive without send"
         try:
             reader = ReplyReader(self._receive, self._received)
-            replies = decode_flow(plan, reader)
+            if is_late:
+                with self._hurrying():
+                    replies = decode_flow(plan, reader)
+            else:
+                replies = decode_flow(plan, reader)
         except BaseException as error:
             self._fail(error)
             raise
@@ -145,6 +164,21 @@ class MemcachedNode:
         self._receive_bytes = RECEIVE_BYTES
 
     # -- the connection --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _hurrying(self) -> Iterator[None]:
+        """Waits take `LATE_SECONDS` at most. After a failure the connection is closed anyway."""
+        connected = self._socket
+        assert connected is not None
+        self._bound_waits(connected, LATE_SECONDS)
+        yield
+        self._bound_waits(connected, self._timeout_seconds)
+
+    def _bound_waits(self, connected: socket.socket, seconds: float) -> None:
+        if self._waits_in_kernel:
+            _wait_in_kernel(connected, seconds)
+        else:
+            connected.settimeout(seconds)
 
     def _fail(self, error: BaseException) -> None:
         """Close, and raise our own error for the known kinds of failure; return for all others."""

@@ -281,7 +281,14 @@ class MemoryNode:
             replies.append(reply)
         self._replies = replies
 
-    def receive(self) -> list[Reply]:
+    @property
+    def is_connected(self) -> bool:
+        return True
+
+    def connect(self) -> None:
+        """Nothing: it is in this process."""
+
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
         replies, refusal = self._replies, self._refusal
         assert replies is not None, "receive without send"
         self.close()

@@ -35,7 +35,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from freshness.algorithm.node import TTL_SECONDS_MAX, check_key, lifetime_seconds
+from freshness.algorithm.node import LATE_SECONDS, TTL_SECONDS_MAX, check_key, lifetime_seconds
 from freshness.algorithm.request import (
     CONFLICT,
     DONE,
@@ -254,12 +254,26 @@ class RedisNode:
             self._fail(error)
             raise
 
-    def receive(self) -> list[Reply]:
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    def connect(self) -> None:
+        if self._connection is not None:
+            return
+        try:
+            self._open()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
         pending, connection = self._pending, self._connection
         assert pending is not None, "receive without send"
         assert connection is not None
+        timeout: dict[str, float] = {"timeout": LATE_SECONDS} if is_late else {}
         try:
-            replies = [decode(self._read(connection, count)) for count, decode in pending]
+            replies = [decode(self._read(connection, count, **timeout)) for count, decode in pending]
         except BaseException as error:
             self._fail(error)
             raise
@@ -312,12 +326,12 @@ class RedisNode:
             connection.send_packed_command(connection.pack_commands(commands))  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def _read(connection: AbstractConnection, count: int) -> Answers:
+    def _read(connection: AbstractConnection, count: int, **timeout: float) -> Answers:
         """The next answers; a refusal of the server stays in its place."""
         answers: Answers = []
         for _ in range(count):
             try:
-                answers.append(connection.read_response())
+                answers.append(connection.read_response(**timeout))
             except ResponseError as error:
                 answers.append(error)
         return answers

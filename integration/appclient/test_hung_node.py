@@ -10,6 +10,7 @@ import pytest
 
 from appclient import Cache, ReadOutcome
 from appclient.breaker import Breakers
+from freshness.algorithm.request import Reply
 from freshness.errors import NodeTimedOut
 from freshness.nodes.memcached import MemcachedNode
 from integration.appclient.tasks import loop_cache
@@ -118,6 +119,33 @@ def test_a_node_that_hangs_is_waited_for_by_nobody_but_those_who_found_out(
     )
     wait_for_hits(cache, "customer", KEYS, system.describe)
     system.assert_none_stale(cache, "customer", KEYS)
+
+
+def test_three_nodes_that_hang_are_waited_for_together(
+    system: System, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_hits(cache, "customer", KEYS, system.describe)
+    waits: list[bool] = []
+    receive = MemcachedNode.receive
+
+    def note(node: MemcachedNode, *, is_late: bool = False) -> list[Reply]:
+        try:
+            return receive(node, is_late=is_late)
+        except NodeTimedOut:
+            waits.append(is_late)
+            raise
+
+    monkeypatch.setattr(MemcachedNode, "receive", note)
+    monkeypatch.setattr(Breakers, "_run", lambda _: None)
+    for node in system.nodes[:3]:
+        node.pause()
+    try:
+        found = cache.get_many("customer", KEYS, explain=True)
+        assert sorted(waits) == [False, True, True]
+        assert {each.value["id"] for each in found.values()} == set(KEYS)
+    finally:
+        for node in system.nodes[:3]:
+            node.resume()
 
 
 def test_without_a_breaker_every_read_waits(

@@ -88,6 +88,19 @@ class BackendContract:
     def test_get_of_an_absent_key(self, node: CacheNode) -> None:
         assert one(node, Get(b"k")) is MISSING
 
+    def test_an_answer_that_has_come_is_received_without_a_wait(self, setup: Setup, node: CacheNode) -> None:
+        node.connect()
+        node.connect()
+        assert node.is_connected
+        node.perform([Add(b"k", b"v", TTL_SECONDS)])
+        for _ in range(2):
+            node.send([Get(b"k"), Get(b"absent")])
+            setup.pass_time(0.1)
+            found, absent = node.receive(is_late=True)
+            assert isinstance(found, Item)
+            assert (found.value, absent) == (b"v", MISSING)
+        assert item(node, b"k").value == b"v", "and waits are as long as ever"
+
     def test_add_stores_and_says_no_version(self, node: CacheNode) -> None:
         assert one(node, Add(b"k", b"value", TTL_SECONDS)) == Stored(0)
         found = item(node, b"k")

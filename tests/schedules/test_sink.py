@@ -69,7 +69,11 @@ class Node:
     def send(self, requests: Sequence[Request]) -> None:
         self._requests = requests
 
-    def receive(self) -> list[Reply]:
+    is_connected = True
+
+    def connect(self) -> None: ...
+
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
         return self.perform(self._requests)
 
     def close(self) -> None: ...

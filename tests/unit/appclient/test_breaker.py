@@ -35,6 +35,7 @@ class Network:
     seconds: float = TIMEOUT_SECONDS
     hung: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)
     failure: type[NodeUnavailable] = NodeTimedOut
 
     def open(self, _: str, name: str) -> HangingNode:
@@ -64,7 +65,15 @@ class HangingNode:
     def send(self, requests: Sequence[Request]) -> None:
         self._inner.send(requests)  # it fits into the buffers of a node that hangs, too
 
-    def receive(self) -> list[Reply]:
+    @property
+    def is_connected(self) -> bool:
+        return self.name not in self._network.closed
+
+    def connect(self) -> None:
+        self._ask(self._inner.connect)
+        self._network.closed.discard(self.name)
+
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
         return list(self._ask(self._inner.receive))
 
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
@@ -120,6 +129,15 @@ def test_a_wait_for_the_answers_of_a_flow_counts_as_well(network: Network, break
     with pytest.raises(NodeUnavailable):
         mine.receive()
     assert "left alone" in fail(mine)
+
+
+def test_a_connection_that_times_out_counts_as_well(network: Network, breakers: Breakers) -> None:
+    network.closed.add(HUNG)
+    mine = connect(network, breakers)
+    with pytest.raises(NodeUnavailable):
+        mine.connect()
+    assert "left alone" in fail(mine)
+    assert mine.is_connected, "nobody tries again meanwhile"
 
 
 def test_a_node_that_fails_at_once_is_asked_each_time(network: Network, breakers: Breakers) -> None:

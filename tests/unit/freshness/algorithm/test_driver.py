@@ -30,7 +30,7 @@ from freshness.algorithm.request import (
     Strikes,
     Wait,
 )
-from freshness.errors import NodeUnavailable
+from freshness.errors import NodeTimedOut, NodeUnavailable
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import empty_position
 
@@ -41,7 +41,8 @@ class Spy:
     def __init__(self, name: str, diary: list[str]) -> None:
         self.node = MemoryNode(MemoryStore(name, clock=lambda: 0.0))
         self.diary = diary
-        self.fails_on_receive = False
+        self.fails_on_receive: type[NodeUnavailable] | None = None
+        self.was_connected = True
         self.on_send: Callable[[Sequence[Request]], object] = lambda _: None
 
     @property
@@ -53,10 +54,17 @@ class Spy:
         self.on_send(requests)
         self.node.send(requests)
 
-    def receive(self) -> list[Reply]:
-        self.diary.append(f"receive {self.name}")
+    @property
+    def is_connected(self) -> bool:
+        return self.was_connected
+
+    def connect(self) -> None:
+        self.diary.append(f"connect {self.name}")
+
+    def receive(self, *, is_late: bool = False) -> list[Reply]:
+        self.diary.append(f"receive {self.name}{' late' if is_late else ''}")
         if self.fails_on_receive:
-            raise NodeUnavailable(f"{self.name} said nothing")
+            raise self.fails_on_receive(f"{self.name} said nothing")
         return self.node.receive()
 
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
@@ -97,14 +105,42 @@ def test_no_flows_no_answers() -> None:
 
 
 @pytest.mark.parametrize("names", ["b", "ab", "ba", "abc"])
-@pytest.mark.parametrize("is_late", [False, True])
-def test_one_dead_node_is_a_value_among_the_others_answers(names: str, is_late: bool) -> None:
+@pytest.mark.parametrize("failure", [None, NodeUnavailable])
+def test_one_dead_node_is_a_value_among_the_others_answers(
+    names: str, failure: type[NodeUnavailable] | None
+) -> None:
     driver, nodes, _ = build("a", "b", "c")
-    nodes["b"].fails_on_receive = is_late
-    nodes["b"].node.down = not is_late
+    nodes["b"].fails_on_receive = failure
+    nodes["b"].node.down = failure is None
     answers = driver.run(ask(Flows(tuple(Flow(name, (Get(b"k"),)) for name in names))))
     for name, answer in zip(names, answers, strict=True):
         assert isinstance(answer, NodeUnavailable) if name == "b" else answer == [MISSING]
+
+
+def test_nodes_that_hang_are_waited_for_once_and_not_one_after_the_other() -> None:
+    driver, nodes, diary = build("a", "b", "c", "d")
+    nodes["b"].fails_on_receive = nodes["c"].fails_on_receive = NodeTimedOut
+    answers = driver.run(ask(Flows(tuple(Flow(name, (Get(b"k"),)) for name in "abcd"))))
+    assert [isinstance(answer, NodeTimedOut) for answer in answers] == [False, True, True, False]
+    assert diary[4:] == ["receive a", "receive b", "receive c late", "receive d late"]
+
+
+@pytest.mark.parametrize(("closed", "opened"), [("", ""), ("b", ""), ("ac", "ac"), ("abc", "abc")])
+def test_several_connections_are_opened_side_by_side(closed: str, opened: str) -> None:
+    _, nodes, diary = build("a", "b", "c")
+    for name in closed:
+        nodes[name].was_connected = False
+    beside: list[int] = []
+
+    def run_all(functions: Sequence[Callable[[], None]]) -> None:
+        beside.append(len(functions))
+        for function in functions:
+            function()
+
+    driver = BlockingDriver(nodes, lambda _: None, run_all=run_all)
+    assert driver.run(ask(Flows(tuple(Flow(name, (Get(b"k"),)) for name in "abc")))) == [[MISSING]] * 3
+    assert beside == ([len(opened)] if opened else [])
+    assert [line for line in diary if line.startswith("connect")] == [f"connect {name}" for name in opened]
 
 
 def test_a_dead_node_in_a_single_flow_is_raised_at_the_yield() -> None:
