@@ -127,6 +127,15 @@ class GuardedNode:
             self._breakers.trip(self.name)
             raise
 
+    def find(self, key: bytes) -> bytes | None:
+        if self._opened[self.name]:
+            self._refuse()
+        try:
+            return self._node.find(key)
+        except NodeTimedOut:
+            self._breakers.trip(self.name)
+            raise
+
     def _refuse(self) -> NoReturn:
         self._node.close()
         self._breakers.start_probe()

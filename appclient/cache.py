@@ -25,7 +25,7 @@ from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.read import Read, ReadContext, find_hit, read_through
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import Sightings
@@ -33,7 +33,7 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config, ObjectConfig, ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.schema import key_columns, keyspace_id
-from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
 from freshness.history.open import open_recorder
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.placement import Placement
@@ -313,6 +313,15 @@ class Cache:
         try:
             if reader is None:
                 reader = self._open_reader()
+            if len(lookups) == 1 and max_staleness_seconds is None:
+                (lookup,) = lookups
+                try:
+                    hit = find_hit(reader.context, lookup, reader.nodes[lookup.node].find)
+                except FreshnessError as error:
+                    log.debug("%s", error)  # the procedure says what follows from it
+                else:
+                    if hit is not None:
+                        return [hit]
             return reader.driver.run(read_through(reader.context, lookups, max_staleness_seconds))
         finally:
             self._readers.give_back(reader)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import (
@@ -31,10 +31,12 @@ from freshness.algorithm.request import (
 )
 from freshness.errors import FreshnessError, NodeTimedOut
 
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 def running_clock() -> float:
     """Seconds, monotonic, and counting while the machine is suspended: the clock of both sides."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return time.clock_gettime(_CLOCK)
 
 
 Result = TypeVar("Result")

@@ -65,6 +65,9 @@ class CacheNode(Protocol):
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
         """`send` and `receive`."""
 
+    def find(self, key: bytes) -> bytes | None:
+        """The value of an item, None where there is none: `perform` of one `Get`, for those who need no more."""
+
     def close(self) -> None:
         """Close the connection; never raises. The next `send` opens it again."""
 

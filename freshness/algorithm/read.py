@@ -201,6 +201,26 @@ def read_through(
     return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]
 
 
+def find_hit(context: ReadContext, lookup: Lookup, get: Callable[[bytes], bytes | None]) -> Read | None:
+    """The short way of `read_through` for a plain hit, the most frequent read by far. ``get`` reads an item of the
+    lookup's node, None where there is none. Returns the very hit that `read_through` would, or None: then that is to
+    be run, since nothing was found out. Raises what ``get`` raises."""
+    view = context.views.get(lookup.node)
+    if view is None or context.witness is not None:
+        return None
+    refresh_seconds, fetched_at = context.node_refresh_seconds, view.fetched_at
+    if context.clock() - fetched_at >= refresh_seconds * REFRESH_SHARE:
+        return None
+    policy = lookup.policy
+    if view.find_refusal(policy, context.ring) is not None:
+        return None
+    data = get(lookup.item)
+    if not data or context.clock() - fetched_at > refresh_seconds:
+        return None
+    refusal, payload = view.judge(policy, lookup.identity, data)
+    return Read(_HIT, payload, None, _NO_TOKENS) if refusal is None else None
+
+
 def _find_distinct(entries: list[_Pending]) -> list[_Pending]:
     """One place in the cache, one lookup: a second one would wait for the first one's lease."""
     if len({entry.lookup.item for entry in entries}) == len(entries):

@@ -21,8 +21,8 @@ from typing import Any, Final
 from pymemcache.client.base import Client, normalize_server_spec
 from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
-from freshness.algorithm.node import LATE_SECONDS
-from freshness.algorithm.request import Reply, Request, Strikes
+from freshness.algorithm.node import LATE_SECONDS, is_key
+from freshness.algorithm.request import Get, Item, Reply, Request, Strikes
 from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
 from freshness.network import BLOCKING, Network
 from freshness.nodes.meta import (
@@ -34,6 +34,7 @@ from freshness.nodes.meta import (
     encode_flow,
     encode_strikes,
     plan_strikes,
+    read_value,
 )
 
 OLDEST_VERSION: Final = (1, 6, 13)
@@ -154,6 +155,26 @@ class MemcachedNode:
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
         self.send(requests)
         return self.receive()
+
+    def find(self, key: bytes) -> bytes | None:
+        connected = self._socket
+        if connected is None or self._plan is not None or not is_key(key):
+            (reply,) = self.perform((Get(key),))
+            return reply.value if isinstance(reply, Item) else None
+        try:
+            connected.sendall(b"mg " + key + b" v\r\n")
+            received = connected.recv(RECEIVE_BYTES)
+            if received == b"EN\r\n":
+                return None
+            # The common answer has come whole. One that has not is read by the rules of the protocol.
+            end = received.find(b"\r\n")
+            is_whole = end > 0 and received[:end] == b"VA %d" % (len(received) - end - 4)
+            if is_whole and received.endswith(b"\r\n"):
+                return received[end + 2 : -2]
+            return read_value(ReplyReader(self._receive, received))
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def close(self) -> None:
         if self._socket is not None:

@@ -303,6 +303,10 @@ class MemoryNode:
         self.send(requests)
         return self.receive()
 
+    def find(self, key: bytes) -> bytes | None:
+        (reply,) = self.perform((Get(key),))
+        return reply.value if isinstance(reply, Item) else None
+
     def close(self) -> None:
         self._replies = None
         self._refusal = ""

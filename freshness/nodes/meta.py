@@ -232,6 +232,7 @@ _are_keys: Final = re.compile(
 ).fullmatch
 """Truthy for keys, one a line, that `is_key` takes all."""
 _match_conflict: Final = re.compile(rb"NS O([0-9]{1,10})").fullmatch
+_match_value: Final = re.compile(rb"VA ([0-9]{1,10})").fullmatch
 _match_item: Final = re.compile(rb"VA ([0-9]{1,10}) c([0-9]{1,20}) t(-?[0-9]{1,10})((?: [WXZ])*)\r\n").match
 
 
@@ -368,6 +369,20 @@ def _read_item(reader: ReplyReader, versions_from: int) -> Reply:
     if len(words) == 4:
         return Item(value, version_number, ttl_seconds)
     return Item(value, version_number, ttl_seconds, b"W" in words[4:], b"Z" in words[4:])
+
+
+def read_value(reader: ReplyReader) -> bytes | None:
+    """The answer to ``mg KEY v``: the value, or None where the key is absent."""
+    line = reader.line()
+    if line == b"EN":
+        value = None
+    else:
+        found = _match_value(line)
+        if found is None or int(found[1]) > VALUE_BYTES_MAX:
+            raise ProtocolError(f"expected VA with a size, or EN, got {line[:200]!r}")
+        value = reader.block(int(found[1]))
+    reader.expect_end()
+    return value
 
 
 def _read_cas(reader: ReplyReader, versions_from: int) -> Reply:

@@ -284,6 +284,10 @@ class RedisNode:
         self.send(requests)
         return self.receive()
 
+    def find(self, key: bytes) -> bytes | None:
+        (reply,) = self.perform((Get(key),))
+        return reply.value if isinstance(reply, Item) else None
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         self._pending = None

@@ -41,6 +41,9 @@ class LoopNode:
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
         return self._loop.run_until_complete(run_awaiting(self._node.perform, requests))
 
+    def find(self, key: bytes) -> bytes | None:
+        return self._loop.run_until_complete(run_awaiting(self._node.find, key))
+
     def close(self) -> None:
         self._node.close()
 

@@ -88,6 +88,18 @@ class BackendContract:
     def test_get_of_an_absent_key(self, node: CacheNode) -> None:
         assert one(node, Get(b"k")) is MISSING
 
+    @pytest.mark.parametrize("size", [1, 9, 10, 1000, 15_000, 40_000])
+    def test_find_gives_the_value_of_an_item(self, node: CacheNode, size: int) -> None:
+        value = (b"VA 2\r\nEN\r\n" * size)[:size]
+        assert node.find(b"k") is None
+        node.perform([Add(b"k", value, TTL_SECONDS), Get(b"stub", TTL_SECONDS)])
+        for _ in range(2):
+            assert node.find(b"k") == value
+            assert node.find(b"stub") == b""
+        assert item(node, b"k").value == value, "the connection is in step"
+        with pytest.raises(FormatError):
+            node.find(b"no key")
+
     def test_an_answer_that_has_come_is_received_without_a_wait(self, setup: Setup, node: CacheNode) -> None:
         node.connect()
         node.connect()

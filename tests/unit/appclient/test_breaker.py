@@ -76,6 +76,10 @@ class HangingNode:
     def receive(self, *, is_late: bool = False) -> list[Reply]:
         return list(self._ask(self._inner.receive))
 
+    def find(self, key: bytes) -> bytes | None:
+        found: bytes | None = self._ask(self._inner.find, key)
+        return found
+
     def perform(self, requests: Sequence[Request]) -> list[Reply]:
         return list(self._ask(self._inner.perform, requests))
 
@@ -129,6 +133,14 @@ def test_a_wait_for_the_answers_of_a_flow_counts_as_well(network: Network, break
     with pytest.raises(NodeUnavailable):
         mine.receive()
     assert "left alone" in fail(mine)
+
+
+def test_a_wait_for_one_item_counts_as_well(network: Network, breakers: Breakers) -> None:
+    mine = connect(network, breakers)
+    for says in ("did not answer", "left alone"):
+        with pytest.raises(NodeUnavailable, match=says):
+            mine.find(b"k")
+    assert connect(network, breakers, HEALTHY).find(b"k") is None
 
 
 def test_a_connection_that_times_out_counts_as_well(network: Network, breakers: Breakers) -> None:

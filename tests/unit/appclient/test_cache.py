@@ -41,7 +41,7 @@ class Node:
         self.closings = 0
         inner = MemoryNode(MemoryStore(name, clock=lambda: 1000.0))
         self.send, self.receive, self.perform = inner.send, inner.receive, inner.perform
-        self.connect, self.is_connected = inner.connect, True
+        self.connect, self.find, self.is_connected = inner.connect, inner.find, True
 
     def close(self) -> None:
         self.closings += 1

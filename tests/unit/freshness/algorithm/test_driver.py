@@ -71,6 +71,9 @@ class Spy:
         self.send(requests)
         return self.receive()
 
+    def find(self, key: bytes) -> bytes | None:
+        return self.node.find(key)
+
     def close(self) -> None:
         self.node.close()
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -361,6 +362,44 @@ def test_a_server_that_closes_in_the_middle_of_a_value(script: list[ScriptedServ
     node = connect(script, [*GREETING, b"VA 100 c1 t-1\r\nxxx", None])
     with pytest.raises(NodeUnavailable, match="broke the connection"):
         node.perform([GET])
+
+
+FOUND = b"VA 19\r\nVA 2\r\nEN\r\nVA 20\r\n..\r\n"
+
+
+@pytest.mark.parametrize("cut", range(1, len(FOUND)))
+def test_an_item_whose_answer_comes_in_pieces_is_found_whole(cut: int) -> None:
+    """Also where a piece looks like a shorter answer."""
+    node = MemcachedNode("127.0.0.1:1")
+    node._socket = cast(socket.socket, Pieces(iter((FOUND[:cut], FOUND[cut:]))))
+    assert node.find(b"k") == FOUND[7:-2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"VA x\r\n",
+        b"VA 2 \r\nab\r\n",
+        b"VA 2\r\nabc\r\n",
+        b"HD\r\n",
+        b"VA 2\r\nab\r\nEN\r\n",
+        b"EN\r\nEN\r\n",
+    ],
+)
+def test_an_answer_that_is_no_item_is_an_error(answer: bytes) -> None:
+    node = MemcachedNode("127.0.0.1:1")
+    node._socket = cast(socket.socket, Pieces(iter((answer, b""))))
+    with pytest.raises(NodeUnavailable):
+        node.find(b"k")
+    assert not node.is_connected
+
+
+class Pieces:
+    """A socket on which these arrive, one after the other."""
+
+    def __init__(self, received: Iterator[bytes]) -> None:
+        self.recv = lambda _: next(received)
+        self.sendall = self.close = lambda *_: None
 
 
 def test_a_connection_that_ended_is_not_read_again() -> None:
