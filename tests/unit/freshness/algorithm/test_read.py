@@ -22,7 +22,7 @@ from freshness.algorithm.envelope import (
     wanted_key,
 )
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import LEASE_POLLS_MAX, Read, read_through
+from freshness.algorithm.read import LEASE_POLLS_MAX, Read, find_hit, read_through
 from freshness.algorithm.request import (
     MISSING,
     Add,
@@ -523,6 +523,39 @@ def test_an_entry_that_came_late_is_not_judged_by_a_record_that_is_younger_than_
     run = reader.reading().until_kind(Get, key=KEY)
     world.sleep(1.5)
     assert run.finish()[0].outcome is ReadOutcome.NO_RECORD
+
+
+def test_the_short_way_of_a_hit_stands_still_no_longer_either() -> None:
+    world = World()
+    start(world)
+    reader = a_reader(world)
+    assert reader.read() is ReadOutcome.FILLED
+    entry = entry_of(world).value
+
+    def get_after(seconds: float) -> Callable[[bytes], bytes]:
+        def get(_: bytes) -> bytes:
+            world.sleep(seconds)
+            return entry
+
+        return get
+
+    found = find_hit(reader.context, lookup(), get_after(0.5))
+    assert found is not None
+    assert found.is_hit
+    assert reader.read() is ReadOutcome.HIT
+    assert find_hit(reader.context, lookup(), get_after(1.5)) is None
+
+
+def test_the_short_way_knows_that_a_node_is_closed() -> None:
+    world = World()
+    start(world)
+    reader = a_reader(world)
+    assert reader.read() is ReadOutcome.FILLED
+    replace_record(world, is_open=False)
+    world.sleep(1.0)
+    for _ in range(2):  # the second time by a copy of the record
+        assert reader.read() is ReadOutcome.CLOSED
+    assert find_hit(reader.context, lookup(), lambda _: entry_of(world).value) is None
 
 
 def test_two_keys_of_one_item_are_two_reads() -> None:
