@@ -25,7 +25,7 @@ PROBE_SECONDS: Final = 0.25
 
 
 class Breakers:
-    """Those of all nodes, for all readers of a process.
+    """The breakers of all nodes, for all readers of a process.
 
     ``open_node`` gives a connection to a node that blocks, for ``probe``, the request that it is asked with.
     """

@@ -22,6 +22,7 @@ from integration.servers import Memcached, Pair, database_pair
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 README, QUICKSTART = CHECKOUT / "README.md", CHECKOUT / "docs/quickstart.md"
+APPLICATION = CHECKOUT / "docs/application.md"
 WAIT_SECONDS = 40.0
 """Only a failure takes as long."""
 
@@ -95,9 +96,16 @@ def _running(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _carried_out(
-    page: Path, pair: Pair, node: Memcached, folder: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    pair: Pair,
+    node: Memcached,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    python: Path | None = None,
 ) -> Iterator[Mapping[str, Any]]:
-    """The page's configuration and an invalidator; then its Python, of which the names are returned."""
+    """The page's configuration and an invalidator; then its Python, or that of another page, of which the names are
+    returned."""
     (configuration,) = _snippets(page, "toml")
     for documented, address in (
         ("127.0.0.1:11211", node.address),
@@ -113,10 +121,11 @@ def _carried_out(
     with _running(folder / "log.txt"):
         pair.wait_caught_up()
         names: dict[str, Any] = {}
-        for snippet in _snippets(page, "python"):
-            exec(compile(snippet, str(page), "exec"), names)
+        for snippet in _snippets(python or page, "python"):
+            exec(compile(snippet, str(python or page), "exec"), names)
         yield names
-        names["cache"].close()
+        if "cache" in names:
+            names["cache"].close()
 
 
 def test_the_quickstart(
@@ -152,6 +161,17 @@ def test_the_readme(
         assert names["profile"]["customer"] == names["customer"]
         read = names["cache"].get("profile", 42, explain=True)
         assert (read.is_hit, read.value) == (True, names["profile"])
+
+
+def test_the_page_of_the_application_library(
+    pair: Pair, memcached: Memcached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the configuration of the quickstart."""
+    with _carried_out(QUICKSTART, pair, memcached, tmp_path, monkeypatch, python=APPLICATION) as names:
+        assert names["customer"] == {"id": 42, "name": "Ada"}
+        assert names["profile"]["customer"] == names["customer"]
+        assert names["customers"] == {42: names["customer"], 43: None}
+        assert names["token"] is not None
 
 
 def test_the_quickstart_says_what_check_demands(pair: Pair) -> None:
