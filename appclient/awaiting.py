@@ -216,6 +216,11 @@ async def _gather(functions: Sequence[Callable[[], Result]]) -> list[Result | Fr
 class LoopNetwork(Network):
     """Lets the event loop go on meanwhile. Its methods are called by a function of `run_awaiting`."""
 
+    tls_socket = AwaitingTLSSocket
+
+    def offload(self, function: Callable[[], Result]) -> Result:
+        return await_(asyncio.get_running_loop().run_in_executor(None, function))
+
     def sleep(self, seconds: float) -> None:
         await_(asyncio.sleep(seconds))
 

@@ -29,6 +29,7 @@ from freshness.algorithm.read import Read, ReadContext, find_hit, read_through
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import Sightings
+from freshness.config.access import NodeAccess
 from freshness.config.reader import load_config
 from freshness.config.settings import Config, ObjectConfig, ServerAddress
 from freshness.database.connection import Connection
@@ -96,7 +97,7 @@ class Cache:
         config: Config,
         *,
         on_read: Callable[[Explanation], None] | None = None,
-        open_node: Callable[[str, str], CacheNode] | None = None,
+        open_node: Callable[[NodeAccess, str], CacheNode] | None = None,
         network: Network = BLOCKING,
         clock: Callable[[], float] = running_clock,
         jitter: Callable[[], float] = random.random,
@@ -137,7 +138,7 @@ class Cache:
         self._recorder = open_recorder(config)
         self._breakers = Breakers(
             settings.nodes,
-            partial(open_node or open_configured, settings.backend),
+            partial(open_node or open_configured, settings.access),
             Get(record_key(settings.namespace, self._lineages[0] if self._lineages else "")),
         )
         self._readers: Pool[_Reader] = Pool(
@@ -361,7 +362,7 @@ class Cache:
     def _open_reader(self) -> _Reader:
         settings = self.config.cache
         nodes = {
-            name: GuardedNode(self._open_node(settings.backend, name), self._breakers)
+            name: GuardedNode(self._open_node(settings.access, name), self._breakers)
             for name in settings.nodes
         }
         context = ReadContext(

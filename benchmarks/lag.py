@@ -152,7 +152,7 @@ def _write(address: ServerAddress, first: int, pipe: Any) -> None:
             host=address.host,
             port=address.port,
             user=address.user,
-            password=address.password,
+            password=str(address.password),
             database=SCHEMA,
             autocommit=False,
             ssl_disabled=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,13 @@ class ThreadGate:
 
 class Network:
     """Blocks the calling thread."""
+
+    tls_socket: type[ssl.SSLSocket] = ssl.SSLSocket
+    """For ``SSLContext.sslsocket_class``, so that sockets of `make_socket` wait in the same way under TLS."""
+
+    def offload(self, function: Callable[[], Result]) -> Result:
+        """The result of a function that waits for something else than a socket."""
+        return function()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

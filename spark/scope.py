@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from freshness.config.access import NodeLogin
 from freshness.config.settings import Config, GtidFlavor, ServerAddress
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError
 from freshness.keys.placement import Placement
+from freshness.login import with_passwords
 from freshness.objects.registry import ObjectDefinition
 
 
@@ -52,11 +54,16 @@ def load_scope(config: Config) -> AuditScope:
             f'cache.backend = "{config.cache.backend}" cannot be audited live',
             hint="only memcached lists its keys in the way this audit reads them",
         )
+    if config.cache.login != NodeLogin():
+        raise ConfigError(
+            "the live audit reads cache nodes without TLS and without a login, and the configuration has one",
+            hint="`spark.audit` audits a recorded history instead, and opens no node",
+        )
     primaries = {
         shard.lineage: PrimaryAddress(
             shard.writable, keyspace.gtid_flavor, shard.replicas if shard.vtgate is None else ()
         )
-        for keyspace in config.keyspaces.values()
+        for keyspace in map(with_passwords, config.keyspaces.values())
         for shard in keyspace.serving_shards
     }
     definitions = load_registry(config)

@@ -15,6 +15,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from freshness.config.access import NodeLogin, PasswordCommand, PasswordFile
 from freshness.config.settings import ServerAddress
 from freshness.errors import ConfigError
 
@@ -71,13 +72,16 @@ def open_session(
     return session
 
 
-def require_encryption(session: SparkSession, servers: Iterable[ServerAddress]) -> None:
+def require_encryption(session: SparkSession, servers: Iterable[ServerAddress | NodeLogin]) -> None:
     """Closures carry how to log in to ``servers``, and Spark writes closures to sockets and to disks.
 
-    Raises `ConfigError` where one has a password and the session is of a cluster that encrypts neither.
+    Raises `ConfigError` where one has a password, and not only the place of one, and the session is of a cluster that
+    encrypts neither.
     """
     conf = session.conf
-    if str(conf.get("spark.master")).startswith("local") or not any(each.password for each in servers):
+    passwords = [each.password for each in servers]
+    has_secret = any(each and not isinstance(each, PasswordFile | PasswordCommand) for each in passwords)
+    if str(conf.get("spark.master")).startswith("local") or not has_secret:
         return
     missing = [
         " or ".join(names)
@@ -86,7 +90,7 @@ def require_encryption(session: SparkSession, servers: Iterable[ServerAddress]) 
     ]
     if missing:
         raise ConfigError(
-            f"executors would get passwords of databases in clear: {', '.join(missing)} is not set",
+            f"executors would get passwords in clear: {', '.join(missing)} is not set",
             hint="set it to true for spark-submit (--conf), as Spark's page on security says",
         )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from examples.demo.measurement import CUSTOMER, Meter, Row, Write
 from freshness.algorithm.envelope import find_record, record_key
 from freshness.algorithm.request import Get, Item
+from freshness.config.access import NodeAccess
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
 
@@ -79,9 +80,9 @@ class ProgressWatch:
     """Watches the records of all nodes. `committed` is for the writers, `run` for a thread of its own."""
 
     def __init__(
-        self, backend: str, nodes: Sequence[str], namespace: str, lineage: str, meter: Meter
+        self, access: NodeAccess, nodes: Sequence[str], namespace: str, lineage: str, meter: Meter
     ) -> None:
-        self._nodes = {name: open_node(backend, name) for name in nodes}
+        self._nodes = {name: open_node(access, name) for name in nodes}
         self._request = (Get(record_key(namespace, lineage), is_bound=True),)
         self._meter = meter
         self._arrived: deque[_Waiting] = deque()

@@ -135,9 +135,7 @@ class _Run:
         self._ledger = StreamLedger(self._meters[DELETE_FROM_STREAM], self._witnesses.get(DELETE_FROM_STREAM))
         cache = world.config.cache
         namespace = cache.namespace
-        self._watch = ProgressWatch(
-            cache.backend, cache.nodes, namespace, LINEAGE, self._meters[EVENT_TOKENS]
-        )
+        self._watch = ProgressWatch(cache.access, cache.nodes, namespace, LINEAGE, self._meters[EVENT_TOKENS])
         self._cache = Cache.open(world.config_path)
         self._cache.loader("profile")(load_profile)
         self._registry = load_registry(world.config)

@@ -132,7 +132,7 @@ def _token_reader(world: World) -> Callable[[ObjectKey], Any]:
     """What a `Cache.get` would return as a hit. An entry that it would refuse (its node has begun a new life, say)
     is served to nobody and counts as not held."""
     config, registry = world.config, load_registry(world.config)
-    nodes = {name: open_node(config.cache.backend, name) for name in config.cache.nodes}
+    nodes = {name: open_node(config.cache.access, name) for name in config.cache.nodes}
 
     def read(key: ObjectKey) -> Any:
         located = locate_key(config, registry, key[0], [str(key[1])])

@@ -1,8 +1,8 @@
 """Reads ``freshness.toml`` and finds everything that is wrong with it, in one report.
 
 Each problem says the file, the key, what was found and what is expected. Unknown keys are refused, with the
-nearest known one. A value that may be a secret is never shown. The reader opens nothing but the file and the password
-files that it names.
+nearest known one. A value that may be a secret is never shown. The reader opens nothing but the file, and the files
+of passwords and certificates that it names; it runs no password command.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from freshness.config.hostport import parse_host_port, read_password
-from freshness.config.settings import (
+from freshness.config.access import (
+    TLS_OPTIONS,
     VARIABLE,
+    NodeLogin,
+    Password,
+    PasswordCommand,
+    file_password,
+    read_tls,
+    variable_password,
+)
+from freshness.config.hostport import parse_host_port
+from freshness.config.settings import (
     ArchiveConfig,
     CacheConfig,
     Config,
@@ -28,6 +37,7 @@ from freshness.config.settings import (
     HttpConfig,
     HttpConsumer,
     Keyspace,
+    LoginConfig,
     ObjectConfig,
     ServerAddress,
     Shard,
@@ -60,6 +70,11 @@ _IDENTIFIER = re.compile(r"[^\x00-\x1f\x7f`./\\]{1,64}")
 _IDENTIFIER_EXPECTED = "a name of 1 to 64 characters, without its database"
 _SERVER_EXPECTED = '"mysql://USER:PASSWORD@HOST:PORT/DATABASE"'
 _SHOWN_CHARACTERS_MAX = 60
+_PASSWORDS = {
+    "password": "the password, or ${VARIABLE}",
+    "password_file": "a file whose first line is the password",
+    "password_command": "a program and its arguments",
+}
 _GONE = {
     "cache.tombstone_ttl_seconds": "there are no tombstones any more; delete the line (see cache.stripes)"
 }
@@ -147,9 +162,18 @@ class _Reader:
     # -- sections -----------------------------------------------------------------------------------------
 
     def read_cache(self, table: dict[str, Any]) -> CacheConfig | None:
-        cache = self.build(CacheConfig, table, "cache")
-        if not cache:
+        before = len(self.problems)
+        if not table and self.problems_with("cache"):
+            return None  # the section is missing: reported already
+        of_login = {item.name for item, _ in settings_of(LoginConfig)}
+        values = self.values(CacheConfig, table, "cache", also=of_login)
+        login = self.read_login(
+            {key: value for key, value in table.items() if key in of_login},
+            values.get("backend", "memcached"),
+        )
+        if len(self.problems) > before:
             return None
+        cache = CacheConfig(**values, login=login)
         self.check_text("cache.namespace", cache.namespace, _NAME, _NAME_EXPECTED)
         if not cache.nodes:
             self.report("cache.nodes", "an empty array", "at least one node")
@@ -170,6 +194,55 @@ class _Reader:
                 self.report(where, _shown(node), f"each node once; it is cache.nodes[{seen[place]}] already")
             seen.setdefault(place, index)
         return cache
+
+    def read_login(self, table: dict[str, Any], backend: str) -> NodeLogin:
+        values = self.values(LoginConfig, table, "cache")
+        if backend == "memory" and values:
+            self.report(
+                f"cache.{next(iter(values))}", "a setting", 'none with backend "memory", which has no server'
+            )
+            return NodeLogin()
+        password, user = self.read_password("cache", values), values.get("username", "")
+        if user and not any(name in table for name in _PASSWORDS):
+            self.report(
+                "cache.username", "a user without a password", f"one of {', '.join(_PASSWORDS)} beside it"
+            )
+        if backend == "memcached" and password and not user:
+            self.report("cache.username", "nothing", "the user: memcached's auth file has USER:PASSWORD")
+        if backend == "memcached" and re.search(r"[\s:]", user):
+            self.report(
+                "cache.username", "a blank or a colon", "a user as in memcached's auth file, USER:PASSWORD"
+            )
+        tls = None
+        try:
+            tls = read_tls({name: values[name] for name in TLS_OPTIONS if name in values}, self.path.parent)
+        except ConfigError as error:
+            self.report("cache.tls", error.message, "tls = true, or PEM files")
+        return NodeLogin(user, password, tls or None)
+
+    def read_password(self, where: str, values: Mapping[str, Any]) -> Password:
+        """Where a table says that the password is; empty where it says nothing."""
+        named = [name for name in _PASSWORDS if name in values]
+        if not named:
+            return ""
+        if len(named) > 1:
+            self.report(f"{where}.{named[1]}", f"a {named[0]} beside it", f"one of {', '.join(_PASSWORDS)}")
+            return ""
+        place = f"{where}.{named[0]}"
+        try:
+            if named[0] == "password_command":
+                if not all(part.strip() for part in values[named[0]]) or not values[named[0]]:
+                    self.report(place, "an empty array or text", "a program and its arguments")
+                return PasswordCommand(values[named[0]])
+            if named[0] == "password_file":
+                return file_password(self.path.parent / values[named[0]])
+            password = variable_password(tuple(VARIABLE.split(values[named[0]])), self.environ)
+        except ConfigError as error:
+            self.report(place, error.message, _PASSWORDS[named[0]])
+            return ""
+        if not password:
+            self.report(place, "an empty text", _PASSWORDS[named[0]])
+        return password
 
     def check_times(self, cache: CacheConfig, stream: StreamConfig) -> None:
         leases, trust = 2 * cache.lease_seconds, cache.trust_seconds
@@ -280,7 +353,7 @@ class _Reader:
         self.check_text(f"{where}.name", name, _NAME, _NAME_EXPECTED)
         lineage = values.setdefault("lineage", f"{keyspace}/{name}")
         self.check_text(f"{where}.lineage", lineage, _LINEAGE, "1 to 122 of A-Z a-z 0-9 _ . - /")
-        secret = self.read_shard_password(values.get("password_file"), f"{where}.password_file")
+        secret = self.read_password(where, values)
         replicas = table.get("replicas", [])
         if not isinstance(replicas, list):
             self.report(f"{where}.replicas", _kind(replicas), "array of URL")
@@ -396,7 +469,8 @@ class _Reader:
         try:
             # An application speaks to vtgate as to a server, and needs no password of its stream.
             unused = dict.fromkeys(VARIABLE.findall(url), "-") if self.is_application else {}
-            return VtgateAddress.parse(url, {**unused, **self.environ}, self.path.parent)
+            environ = {**unused, **self.environ} if unused else self.environ
+            return VtgateAddress.parse(url, environ, self.path.parent)
         except ConfigError as error:
             self.report(where, error.message, error.hint or expected)
             return None
@@ -411,16 +485,9 @@ class _Reader:
                 "none with flavor vitess: vtgate chooses them by the tablet_type of its URL",
             )
 
-    def read_shard_password(self, name: str | None, where: str) -> str:
-        if name is None:
-            return ""
-        try:
-            return read_password(self.path.parent / name)
-        except ConfigError as error:
-            self.report(where, error.message, "a file whose first line is the password")
-            return ""
-
-    def read_server(self, where: str, url: object, flavor: str | None, secret: str) -> ServerAddress | None:
+    def read_server(
+        self, where: str, url: object, flavor: str | None, secret: Password
+    ) -> ServerAddress | None:
         if not isinstance(url, str):
             self.report(where, _kind(url), _SERVER_EXPECTED)
             return None
@@ -625,7 +692,7 @@ class _Reader:
             if value.strip():
                 return value
             expected += " that is not empty"
-        self.report(where, _shown(value), expected + later)
+        self.report(where, _kind(value) if item.metadata["is_secret"] else _shown(value), expected + later)
         return None
 
     def check_text(self, where: str, text: str, pattern: re.Pattern[str], expected: str) -> None:

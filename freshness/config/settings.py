@@ -12,12 +12,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
-from freshness.config.hostport import parse_host_port, read_password
+from freshness.config.access import (
+    TLS_OPTIONS,
+    VARIABLE,
+    NodeAccess,
+    NodeLogin,
+    Password,
+    Tls,
+    expand,
+    file_password,
+    join_variables,
+    read_tls,
+    variable_password,
+)
+from freshness.config.hostport import parse_host_port
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import ConfigError
 
@@ -55,29 +67,36 @@ def setting(
     default_text: str | None = None,
     default_factory: Callable[[], Any] | None = None,
     later: str = "",
+    is_secret: bool = False,
 ) -> Any:
-    """A field that is a key of the file. ``later``: a value that users expect and this version does not support."""
+    """A field that is a key of the file. ``later``: a value that users expect and this version does not support.
+    ``is_secret``: no message or repr may show the value."""
     metadata = {
         "doc": doc,
         "minimum": minimum,
         "maximum": maximum,
         "default_text": default_text,
         "later": later,
+        "is_secret": is_secret,
     }
     if default_factory is not None:
         return field(default_factory=default_factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=not is_secret)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A database server and how to log in. The password is in no repr, and so in no log."""
+    """A database server and how to log in. The password is in no repr, and so in no log.
+
+    ``tls``: None for TLS that nobody checks, where the server offers it and is on another machine; False for none.
+    """
 
     host: str
     port: int = 3306
     user: str = ""
-    password: str = field(default="", repr=False)
+    password: Password = field(default="", repr=False)
     database: str = ""
+    tls: Tls | Literal[False] | None = None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -88,11 +107,11 @@ class ServerAddress:
         """Parse ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``).
 
         ``${VARIABLE}`` is replaced from ``environ``, verbatim: such a value needs no percent-encoding. A URL
-        that is one variable as a whole is taken from there. ``?password_file=PATH``, relative to ``folder``,
-        is read. Raises `ConfigError` without any part of the URL that may be a password.
+        that is one variable as a whole is taken from there. Options: password_file, tls, tls_ca, tls_cert, tls_key;
+        files are relative to ``folder``. Raises `ConfigError` without any part of the URL that may be a password.
         """
         whole = VARIABLE.fullmatch(url)
-        expanded = _expand(url, environ)  # for all else: all missing variables in one report
+        expanded = expand(url, environ)  # for all else: all missing variables in one report
         if whole:
             url, environ = expanded, {}
         scheme, separator, rest = url.partition("://")
@@ -111,37 +130,42 @@ class ServerAddress:
         database = _decode_part(path, environ)
         if not database or "/" in database:
             raise ConfigError("the URL names no database: expected /DATABASE after the host")
-        secret = _decode_part(password, environ)
+        secret = variable_password(_decode_texts(password, environ), environ)
+        options: dict[str, str] = {}
         for option in filter(None, query.split("&")):
             name, _, value = option.partition("=")
-            if name != "password_file":
-                raise ConfigError(f'the URL has an unknown option "{name}"; the only one is password_file')
+            if name not in _URL_OPTIONS:
+                known = ", ".join(_URL_OPTIONS)
+                raise ConfigError(f'the URL has an unknown option "{name}"; known: {known}')
+            if name in options:
+                raise ConfigError(f"the URL has the option {name} twice")
+            options[name] = _decode_part(value, environ)
+        file = options.pop("password_file", None)
+        if file is not None:
             if secret:
                 raise ConfigError("the URL has a password and a password_file; one is needed")
-            secret = read_password(folder / _decode_part(value, environ))
-        return cls(host, port, _decode_part(user, environ), secret, database)
+            secret = file_password(folder / file)
+        tls = read_tls(options, folder)
+        return cls(host, port, _decode_part(user, environ), secret, database, tls)
 
 
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_URL_OPTIONS = ("password_file", *TLS_OPTIONS)
 _BLANK = re.compile(r"[\x00-\x20\x7f]")
 
 
-def _expand(text: str, environ: Mapping[str, str]) -> str:
-    missing = sorted({name for name in VARIABLE.findall(text) if name not in environ})
-    if missing:
-        raise ConfigError(f"environment variable not set: {', '.join(missing)}")
-    return VARIABLE.sub(lambda match: environ[match[1]], text)
+def _decode_texts(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Text, name of a variable, text, ..., text: percent-decode what the file says."""
+    parts = VARIABLE.split(text) if environ else [text]
+    try:
+        parts[::2] = [unquote(part, errors="strict") for part in parts[::2]]
+    except UnicodeDecodeError:
+        raise ConfigError("the URL holds a percent-encoded byte that is not UTF-8") from None
+    return tuple(parts)
 
 
 def _decode_part(text: str, environ: Mapping[str, str]) -> str:
-    """Percent-decode what the file says; take what the environment says as it is."""
-    parts = VARIABLE.split(text) if environ else [text]  # text, name, text, name, ..., text
-    try:
-        texts = [unquote(part, errors="strict") for part in parts[::2]]
-    except UnicodeDecodeError:
-        raise ConfigError("the URL holds a percent-encoded byte that is not UTF-8") from None
-    names = [environ[name] for name in parts[1::2]]
-    return "".join(text + value for text, value in zip_longest(texts, names, fillvalue=""))
+    """The same, with what the environment says as it is."""
+    return join_variables(_decode_texts(text, environ), environ)
 
 
 def _split_url(rest: str) -> tuple[str, str, str]:
@@ -213,6 +237,13 @@ class CacheConfig:
         minimum=0,
         maximum=60_000,
     )
+    login: NodeLogin = NodeLogin()
+    """As `LoginConfig` says it."""
+
+    @property
+    def access(self) -> NodeAccess:
+        """How the nodes are opened."""
+        return NodeAccess(self.backend, self.login)
 
     node_timeout_ms: int = setting(
         "How long a read of an application waits for the next bytes of a cache node. A node that takes longer is "
@@ -245,6 +276,40 @@ class CacheConfig:
     def trust_seconds(self) -> float:
         """How long a hit may trust a record: a copy of it, or the one that the same flow has read."""
         return max(self.node_refresh_seconds, FLOW_SECONDS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginConfig:
+    """The keys of ``[cache]`` that say how to log in to the nodes. They become a `NodeLogin`."""
+
+    tls: bool = setting(
+        "Whether the nodes are reached over TLS, with a certificate that is valid for the host as `nodes` has it. "
+        "`tls_ca` and `tls_cert` imply it.",
+        False,
+    )
+    tls_ca: str | None = setting(
+        "PEM file of the authorities that vouch for the nodes, relative to this file. Left out: those of the system.",
+        None,
+    )
+    tls_cert: str | None = setting(
+        "PEM file of this program's own certificate, where the nodes ask for one.", None
+    )
+    tls_key: str | None = setting("PEM file of its key, not encrypted.", None)
+    username: str | None = setting(
+        "The user that logs in to the nodes: of memcached's auth file (`-Y`), or of Redis's ACL. Left out with a "
+        "password: Redis's default user.",
+        None,
+    )
+    password: str | None = setting(
+        "The password; ${VARIABLE} is replaced from the environment.", None, is_secret=True
+    )
+    password_file: str | None = setting("File whose first line is the password. Relative to this file.", None)
+    password_command: tuple[str, ...] = setting(
+        "A program and its arguments; the first line that it prints is the password. {host}, {port} and {user} in "
+        "the arguments are those of the node.",
+        (),
+        is_secret=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +355,8 @@ class Shard:
     )
     primary: ServerAddress = setting(
         'The server that takes writes: "mysql://USER:PASSWORD@HOST:PORT/DATABASE". ${VARIABLE} is replaced '
-        "from the environment; other special characters are percent-encoded; ?password_file=PATH is allowed. "
+        "from the environment; other special characters are percent-encoded. Options behind a question mark: "
+        "password_file, tls, tls_ca, tls_cert, tls_key. "
         "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
     )
     primary_for_reads: ServerAddress | None = setting(
@@ -323,6 +389,12 @@ class Shard:
     password_file: str | None = setting(
         "File with the password of the shard's servers whose URL has none. Relative to this file.",
         None,
+    )
+    password_command: tuple[str, ...] = setting(
+        "A program and its arguments, in place of password_file; the first line that it prints is the password. "
+        "{host}, {port} and {user} in the arguments are those of the server.",
+        (),
+        is_secret=True,
     )
     skip: tuple[SkippedTransaction, ...] = ()
 
@@ -550,6 +622,7 @@ class Setting(NamedTuple):
 _SECTIONS: tuple[tuple[str, type], ...] = (
     ("", Config),
     ("cache", CacheConfig),
+    ("cache", LoginConfig),
     ("keyspaces.NAME", Keyspace),
     ("keyspaces.NAME.sharding", Sharding),
     ("keyspaces.NAME.shards", Shard),

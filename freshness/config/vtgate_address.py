@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from freshness.config.hostport import parse_host_port, read_password
+from freshness.config.access import Password, file_password, variable_password
+from freshness.config.hostport import parse_host_port
 from freshness.errors import ConfigError
 
 TabletType: TypeAlias = Literal["primary", "replica", "rdonly"]
@@ -46,7 +47,7 @@ class VtgateAddress:
     keyspace: str
     port: int = PORT_DEFAULT
     user: str = ""
-    password: str = field(default="", repr=False)
+    password: Password = field(default="", repr=False)
     tablet_type: TabletType = "replica"
     tls: bool = False
     tls_ca: Path | None = None
@@ -107,23 +108,16 @@ class VtgateAddress:
         login, _, place = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
         host, port = parse_host_port(place, port_default=PORT_DEFAULT)
-        secret = _expand(unquote(password), environ)
+        text = unquote(password)
+        is_variable = text.startswith("${") and text.endswith("}")
+        secret = variable_password(("", text[2:-1], "") if is_variable else (text,), environ)
         if "password_file" in options:
             if secret:
                 raise ConfigError("the URL has a password and a password_file; one is needed")
-            secret = read_password(folder / options.pop("password_file"))
+            secret = file_password(folder / options.pop("password_file"))
         if bool(user) != bool(secret):
             raise ConfigError("vtgate wants a user and a password, or neither", hint=_EXPECTED)
         return cls(host, keyspace, port, unquote(user), secret, **_read_options(options, folder))
-
-
-def _expand(text: str, environ: Mapping[str, str]) -> str:
-    if not (text.startswith("${") and text.endswith("}")):
-        return text
-    name = text[2:-1]
-    if name not in environ:
-        raise ConfigError(f"environment variable not set: {name}")
-    return environ[name]
 
 
 def _read_options(options: Mapping[str, str], folder: Path) -> dict[str, Any]:

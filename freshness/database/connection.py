@@ -1,13 +1,14 @@
 """Connections to a database server, and the translation of its errors.
 
-Errors of pymysql are translated here and nowhere else, for the invalidator and the application library. Never logs or
-repeats a password.
+Errors of pymysql are translated here and nowhere else, for the invalidator and the application library. Password and
+certificates are read again for each connection. Never logs or repeats a password.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pymysql
@@ -15,6 +16,7 @@ from pymysql.cursors import Cursor
 
 from freshness.config.settings import ServerAddress
 from freshness.errors import (
+    ConfigError,
     FreshnessError,
     HistoryLost,
     HistoryPurged,
@@ -23,6 +25,7 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
+from freshness.login import AGAIN_HINT, TLS_HINT, describe_tls_failure, find_password, make_context
 from freshness.network import BLOCKING, Network
 from freshness.position import Position, parse_gtids, parse_position
 
@@ -58,10 +61,13 @@ _UNSUITABLE: Final[dict[int, str]] = {
     1698: _LOGIN_HINT,
     1792: "this session only reads; write on a connection of your own",
     1836: "the server is read-only; the heartbeat must go to the primary",
-    2026: "the TLS handshake failed: check the certificates, or turn TLS off on a private link",
+    2026: "give the server a certificate, or say tls=false in its URL on a private link",
     2054: "the server wants a login method that this program does not know",
     3854: _VALUE_HINT,
 }
+_LOGIN_REFUSED: Final = frozenset((1045, 1698))
+"""The password was refused. Where it is not in the configuration itself, the next try may find another one."""
+
 _TIMED_OUT: Final = frozenset((1969, 3024))
 """The server has ended the statement at the session's bound."""
 
@@ -90,14 +96,26 @@ def connect(
     """A connection with autocommit, to the address's database if it names one. Its session is in UTC.
 
     ``timeout_seconds`` bounds connecting, and each answer unless ``read_timeout_seconds`` is above 0. Raises
-    `SourceUnavailable` where trying again may help, else `SourceUnsuitable`.
+    `SourceUnavailable` where trying again may help, else `SourceUnsuitable`. With `ServerAddress.tls` a server that
+    does not show a certificate is refused before it hears of the user.
     """
+    try:
+        password = network.offload(
+            partial(find_password, address.password, address.user, address.host, address.port)
+        )
+        context = make_context(address.tls, network) if address.tls else None
+    except ConfigError as error:
+        raise SourceUnavailable(
+            f"{address.host}:{address.port}: connecting: {error.message}", hint=error.hint or AGAIN_HINT
+        ) from error
+    # On loopback TLS only costs; elsewhere it is negotiated where the server offers it.
+    is_plain = address.tls is False or (context is None and address.host in _LOOPBACK)
     try:
         connection = pymysql.Connection(
             host=address.host,
             port=address.port,
             user=address.user,
-            password=address.password,
+            password=password,
             database=address.database or None,
             charset="utf8mb4",
             autocommit=True,
@@ -105,10 +123,12 @@ def connect(
             connect_timeout=timeout_seconds,
             read_timeout=read_timeout_seconds or timeout_seconds,
             write_timeout=timeout_seconds,
-            # On loopback TLS only costs; elsewhere it is negotiated where the server offers it.
-            ssl_disabled=True if address.host in _LOOPBACK else None,
+            ssl=context,
+            ssl_disabled=True if is_plain else None,
             defer_connect=True,
         )
+        if not is_plain:
+            connection.ctx.sslsocket_class = network.tls_socket  # type: ignore[attr-defined]
         seconds = read_timeout_seconds or timeout_seconds
         connection.connect(
             None
@@ -130,8 +150,16 @@ def translated(error: Exception, address: ServerAddress, doing: str) -> Freshnes
     text = str(error.args[1]) if len(error.args) > 1 else str(error)
     if code == _FATAL_DUMP_ERROR:
         return _translated_dump_error(where, text)
+    failure = describe_tls_failure(getattr(error, "original_exception", error))
+    if failure is not None:
+        return SourceUnavailable(f"{where}: {doing}: {failure}", hint=TLS_HINT)
     if code in _TIMED_OUT:
         return QueryTimedOut(f"{where}: {doing}: {text} [{code}]", hint=TIMEOUT_HINT)
+    if code in _LOGIN_REFUSED and not isinstance(address.password, str):
+        return SourceUnavailable(
+            f"{where}: {doing}: {text} [{code}]",
+            hint=f"{_LOGIN_HINT}; the password is of now, and {AGAIN_HINT}",
+        )
     if code in _UNSUITABLE:
         return SourceUnsuitable(f"{where}: {doing}: {text} [{code}]", hint=_UNSUITABLE[code])
     if _TOO_MANY_ROWS.search(text):

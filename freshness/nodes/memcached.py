@@ -24,6 +24,7 @@ from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 from freshness.algorithm.node import LATE_SECONDS, is_key
 from freshness.algorithm.request import Get, Item, Reply, Request, Strikes
 from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
+from freshness.login import TLS_HINT, PasswordTimedOut, describe_tls_failure
 from freshness.network import BLOCKING, Network
 from freshness.nodes.meta import (
     FENCE,
@@ -56,8 +57,9 @@ class MemcachedNode:
     """A connection to one memcached server; see `freshness.algorithm.node.CacheNode`.
 
     ``name``: ``host:port``, ``[ipv6]:port`` or the path of a socket. ``timeout_seconds`` bounds each wait for
-    the server to take or give the next bytes. ``credentials``: user and password for memcached's ``-Y`` file.
-    The first `send` on a connection asks the server for its version and for CAS, in two round trips.
+    the server to take or give the next bytes. ``make_tls`` and ``credentials``, user and password for memcached's
+    ``-Y`` file, are asked at each connection; a `ConfigError` of theirs is a node that is unavailable. The first
+    `send` on a connection asks the server for its version and for CAS, in two round trips.
     """
 
     def __init__(
@@ -66,17 +68,16 @@ class MemcachedNode:
         *,
         connect_timeout_seconds: float = 1.0,
         timeout_seconds: float = 1.0,
-        tls_context: ssl.SSLContext | None = None,
-        credentials: tuple[str, str] | None = None,
+        make_tls: Callable[[], ssl.SSLContext] | None = None,
+        credentials: Callable[[], tuple[str, str]] | None = None,
         network: Network = BLOCKING,
     ) -> None:
         self.name = name
         self._network = network
         self._connect_timeout_seconds = connect_timeout_seconds
         self._timeout_seconds = timeout_seconds
-        self._tls_context = tls_context
+        self._make_tls = make_tls
         self._credentials = credentials
-        self._is_tls = tls_context is not None
         try:
             self._address: tuple[str, int] | str = normalize_server_spec(name)
         except ValueError as error:
@@ -224,6 +225,11 @@ class MemcachedNode:
                 else "did not accept a connection"
             )
             raise NodeTimedOut(f"memcached {self.name} {what}", hint=UNREACHABLE_HINT) from error
+        if isinstance(error, ConfigError):
+            kind = NodeTimedOut if isinstance(error, PasswordTimedOut) else NodeUnavailable
+            raise kind(f"memcached {self.name}: {error.message}", hint=error.hint) from error
+        if (failure := describe_tls_failure(error)) is not None:
+            raise NodeUnavailable(f"memcached {self.name}: {failure}", hint=TLS_HINT) from error
         if isinstance(error, OSError):
             what = "broke the connection" if was_open else "cannot be reached"
             raise NodeUnavailable(f"memcached {self.name} {what}: {error}", hint=UNREACHABLE_HINT) from error
@@ -254,8 +260,8 @@ class MemcachedNode:
         try:
             if family != socket.AF_UNIX:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls_context is not None:
-                    connected = self._tls_context.wrap_socket(connected, server_hostname=host)
+                if self._make_tls is not None:
+                    connected = self._make_tls().wrap_socket(connected, server_hostname=host)
             connected.settimeout(self._connect_timeout_seconds)
             connected.connect(target)
             connected.settimeout(self._timeout_seconds)
@@ -271,12 +277,13 @@ class MemcachedNode:
         client.sock = connected
         if self._credentials is not None:
             try:
-                is_stored = _ask(client.set, "auth", " ".join(self._credentials).encode(), noreply=False)
+                is_stored = _ask(client.set, "auth", " ".join(self._credentials()).encode(), noreply=False)
             except ProtocolError:
                 is_stored = False
             if not is_stored:
                 raise self._unsuitable(
-                    "refuses the credentials", "correct the user and the password of this node"
+                    "refuses the credentials",
+                    "correct the user and the password of this node; they are read again for the next connection",
                 )
         try:
             version = _ask(client.version).decode("latin-1")
@@ -323,7 +330,7 @@ class MemcachedNode:
         of a flow.
         """
         self._receive_bytes = RECEIVE_BYTES
-        if self._is_tls:
+        if self._make_tls is not None:
             self._write_and_read(connected, _pack_records(commands))
             return
         data = b"".join(commands)

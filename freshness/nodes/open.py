@@ -5,10 +5,13 @@ Each technology is imported where it is used, so that an application installs on
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from freshness.algorithm.node import CacheNode
+from freshness.config.access import NodeAccess
 from freshness.errors import ConfigError
+from freshness.login import find_credentials, make_context
 from freshness.network import BLOCKING, Network
 
 TIMEOUT_SECONDS: Final = 1.0
@@ -16,33 +19,41 @@ TIMEOUT_SECONDS: Final = 1.0
 
 
 def open_node(
-    backend: str,
+    access: NodeAccess,
     name: str,
     *,
     connect_timeout_seconds: float = TIMEOUT_SECONDS,
     timeout_seconds: float = TIMEOUT_SECONDS,
     network: Network = BLOCKING,
 ) -> CacheNode:
-    """A connection to the node "host:port" of the configured backend. Connects with its first request."""
-    if backend == "memcached":
+    """A connection to the node "host:port" of the configured backend. Connects with its first request, and reads
+    password and certificates each time that it connects."""
+    login = access.login
+    make_tls = partial(make_context, login.tls, network) if login.tls is not None else None
+    credentials = partial(find_credentials, login, name, network) if login.password else None
+    if access.backend == "memcached":
         from freshness.nodes.memcached import MemcachedNode
 
         return MemcachedNode(
             name,
             connect_timeout_seconds=connect_timeout_seconds,
             timeout_seconds=timeout_seconds,
+            make_tls=make_tls,
+            credentials=credentials,
             network=network,
         )
-    if backend == "redis":
+    if access.backend == "redis":
         from freshness.nodes.redis import RedisNode
 
         return RedisNode(
             name,
             connect_timeout_seconds=connect_timeout_seconds,
             timeout_seconds=timeout_seconds,
+            make_tls=make_tls,
+            credentials=credentials,
             network=network,
         )
     raise ConfigError(
-        f'cache.backend = "{backend}" cannot be opened by address',
+        f'cache.backend = "{access.backend}" cannot be opened by address',
         hint="an embedded cache is handed over by the program that embeds it: pass open_node=",
     )

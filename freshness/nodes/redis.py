@@ -19,13 +19,16 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection
+from redis.credentials import CredentialProvider
 from redis.exceptions import (
+    AuthenticationError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -53,6 +56,7 @@ from freshness.algorithm.request import (
     Stored,
 )
 from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable
+from freshness.login import TLS_HINT, PasswordTimedOut, describe_tls_failure
 from freshness.network import BLOCKING, Network
 
 VERSION_BYTES: Final = 8
@@ -181,16 +185,33 @@ class _PlainConnection(Connection):
         return self._network.connect(self.host, self.port, self.socket_connect_timeout, self.socket_timeout)
 
 
-class _TLSConnection(SSLConnection, _PlainConnection):
-    """The same with TLS."""
+class _TlsConnection(SSLConnection, _PlainConnection):
+    """The same with TLS. It trusts whom our context trusts; redis-py's own trusts those of the system besides."""
+
+    def __init__(self, network: Network, make_tls: Callable[[], ssl.SSLContext], **options: Any) -> None:
+        super().__init__(network=network, **options)
+        self._make_tls = make_tls
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        return self._make_tls().wrap_socket(sock, server_hostname=self.host)
+
+
+class _Credentials(CredentialProvider):
+    def __init__(self, find: Callable[[], tuple[str, str]]) -> None:
+        self._find = find
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        user, password = self._find()
+        return (user, password) if user else (password,)
 
 
 class RedisNode:
     """A connection to one Redis server; see `freshness.algorithm.node.CacheNode`.
 
-    ``name``: ``host:port``. ``tls_options``: keyword arguments for redis-py's ``SSLConnection``; None: no
-    TLS. ``item_bytes_max``: what is longer is refused, as memcached does, so that both backends cache the
-    same. ``make_connection``: replaces connecting by name, e.g. by fakeredis.
+    ``name``: ``host:port``. ``make_tls`` and ``credentials``, user (empty for the default one) and password, are
+    asked at each connection; a `ConfigError` of theirs is a node that is unavailable. ``item_bytes_max``: what is
+    longer is refused, as memcached does, so that both backends cache the same. ``make_connection``: replaces
+    connecting by name, e.g. by fakeredis.
     """
 
     def __init__(
@@ -200,9 +221,8 @@ class RedisNode:
         connect_timeout_seconds: float = 1.0,
         timeout_seconds: float = 1.0,
         database: int = 0,
-        username: str | None = None,
-        password: str | None = None,
-        tls_options: Mapping[str, Any] | None = None,
+        make_tls: Callable[[], ssl.SSLContext] | None = None,
+        credentials: Callable[[], tuple[str, str]] | None = None,
         item_bytes_max: int = 1_048_576,
         make_connection: Callable[[], AbstractConnection] | None = None,
         network: Network = BLOCKING,
@@ -220,16 +240,15 @@ class RedisNode:
                 "host": host.strip("[]"),
                 "port": int(port),
                 "db": database,
-                "username": username,
-                "password": password,
+                "credential_provider": None if credentials is None else _Credentials(credentials),
                 "socket_connect_timeout": connect_timeout_seconds,
                 "socket_timeout": timeout_seconds,
                 "retry": Retry(NoBackoff(), 0),
                 "protocol": 2,
             }
-            if tls_options is None:
+            if make_tls is None:
                 return _PlainConnection(network, **options)
-            return _TLSConnection(network, **options, **tls_options)
+            return _TlsConnection(network, make_tls, **options)
 
         self._make_connection = make_connection or connect_by_name
 
@@ -300,6 +319,17 @@ class RedisNode:
         """Close, and raise our own error for the known kinds of failure; return for all others."""
         was_open = self._connection is not None
         self.close()
+        if isinstance(error, ConfigError):
+            kind = NodeTimedOut if isinstance(error, PasswordTimedOut) else NodeUnavailable
+            raise kind(f"redis {self.name}: {error.message}", hint=error.hint) from error
+        failure = describe_tls_failure(error) or describe_tls_failure(error.__context__)
+        if failure is not None:
+            raise NodeUnavailable(f"redis {self.name}: {failure}", hint=TLS_HINT) from error
+        if isinstance(error, AuthenticationError):
+            raise NodeUnavailable(
+                f"redis {self.name} refuses the login: {error}",
+                hint="correct the user and the password of this node; they are read again for the next connection",
+            ) from error
         if isinstance(error, RedisTimeoutError | TimeoutError):
             raise NodeTimedOut(f"redis {self.name} did not answer in time", hint=UNREACHABLE_HINT) from error
         if isinstance(error, RedisError | OSError):

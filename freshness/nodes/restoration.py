@@ -18,6 +18,7 @@ from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Streamed
 from freshness.algorithm.restore import REST_SECONDS, Restorer, run_restorers
+from freshness.config.access import NodeAccess
 from freshness.nodes.open import open_node
 
 log = logging.getLogger(__name__)
@@ -31,17 +32,17 @@ class Restoration:
 
     def __init__(
         self,
-        backend: str,
+        access: NodeAccess,
         nodes: Sequence[str],
         policy: NodePolicy,
         read_stream: Callable[[float], Streamed | None],
         hurry: Callable[[float], None],
-        open_connection: Callable[[str, str], CacheNode] = open_node,
+        open_connection: Callable[[NodeAccess, str], CacheNode] = open_node,
     ) -> None:
         self.restorers = [
             Restorer(node, policy, running_clock, lambda: secrets.token_bytes(LIFE_SIZE)) for node in nodes
         ]
-        self._connections = {node: open_connection(backend, node) for node in nodes}
+        self._connections = {node: open_connection(access, node) for node in nodes}
         self._applier_stream, self._hurry = read_stream, hurry
         self._driver = BlockingDriver(self._connections, self._sleep, read_stream=self._read_stream)
         self._stopping = threading.Event()

@@ -280,11 +280,11 @@ def test_credentials(started: Callable[..., Memcached], tmp_path: Path) -> None:
     # the server answers its own stats only to those who are known, so it cannot be waited for as others are
     server.launch()
     try:
-        good = MemcachedNode(server.address, credentials=("app", "secret"))
+        good = MemcachedNode(server.address, credentials=lambda: ("app", "secret"))
         wait_until_up(good)
         assert good.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
         with pytest.raises(NodeUnsuitable, match="refuses the credentials"):
-            MemcachedNode(server.address, credentials=("app", "wrong")).perform([Get(b"k")])
+            MemcachedNode(server.address, credentials=lambda: ("app", "wrong")).perform([Get(b"k")])
         with pytest.raises(NodeUnsuitable, match="wants credentials"):
             MemcachedNode(server.address).perform([Get(b"k")])
     finally:
@@ -312,7 +312,7 @@ def test_tls(tmp_path: Path) -> None:
     server.launch()
     try:
         context = ssl.create_default_context(cafile=certificate)
-        node = MemcachedNode(server.address, tls_context=context, timeout_seconds=5)
+        node = MemcachedNode(server.address, make_tls=lambda: context, timeout_seconds=5)
         wait_until_up(node)
         requests: list[Request] = [Add(b"k%d" % n, b"v" * (n % 3000), TTL_SECONDS) for n in range(5000)]
         assert set(node.perform(requests)) == {Stored(0)}
@@ -335,7 +335,7 @@ def test_tls(tmp_path: Path) -> None:
         assert isinstance(stripe, Item)
         assert stripe.value == b"s" + b"c" * 2001
         with pytest.raises(NodeUnavailable):
-            MemcachedNode(server.address, tls_context=ssl.create_default_context()).perform([Get(b"k")])
+            MemcachedNode(server.address, make_tls=ssl.create_default_context).perform([Get(b"k")])
     finally:
         server.stop()
 
@@ -678,15 +678,19 @@ def test_a_redis_without_config_serves(started_redis: Callable[..., Redis], name
     check_serves(RedisNode(started_redis("--rename-command", "CONFIG", name).address))
 
 
+def known(user: str) -> Callable[[], tuple[str, str]]:
+    return lambda: (user, "secret")
+
+
 def test_a_user_who_may_do_little(started_redis: Callable[..., Redis]) -> None:
     server = started_redis()
     allowed = [f"+{command}" for command in COMMANDS]
     for user, may in (("all", ["+@all", "-config"]), ("little", [*allowed, "+info"]), ("less", allowed)):
         assert ask(server).acl_setuser(user, enabled=True, passwords=["+secret"], keys=["*"], commands=may)
     for user in ("all", "little"):
-        check_serves(RedisNode(server.address, username=user, password="secret"))
+        check_serves(RedisNode(server.address, credentials=known(user)))
         ask(server).flushall()
-    less = RedisNode(server.address, username="less", password="secret")
+    less = RedisNode(server.address, credentials=known("less"))
     with pytest.raises(NodeUnavailable, match="refused a request") as caught:
         less.perform([Add(b"bound", b"v", TTL_SECONDS, is_bound=True)])
     assert "permission" in caught.value.hint
@@ -696,12 +700,12 @@ def test_a_redis_with_a_password() -> None:
     server = Redis(options=("--requirepass", "secret"))
     server.launch()
     try:
-        node = RedisNode(server.address, password="secret")
+        node = RedisNode(server.address, credentials=known(""))
         wait_until_up(node)
         assert node.perform([Add(b"k", b"v", TTL_SECONDS)]) == [Stored(0)]
-        for wrong in (None, "wrong"):
+        for wrong in (None, lambda: ("", "wrong")):
             with pytest.raises(NodeUnavailable, match=r"(?i)auth|pass"):
-                RedisNode(server.address, password=wrong).perform([Get(b"k")])
+                RedisNode(server.address, credentials=wrong).perform([Get(b"k")])
     finally:
         server.stop()
 

@@ -48,9 +48,13 @@ class Memcached(ServerProcess):
         lines = self.ask(f"stats {argument}".strip(), ends_with=b"END\r\n").splitlines()
         return {parts[1]: parts[2] for parts in (line.split(" ", 2) for line in lines) if parts[0] == "STAT"}
 
+    def connect(self) -> socket.socket:
+        """A connection of its own. Raises OSError."""
+        return socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS)
+
     def ask(self, command: str, *, ends_with: bytes = b"\r\n") -> str:
         """Send one text command on a connection of its own and return the answer. Raises OSError."""
-        with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS) as connection:
+        with self.connect() as connection:
             connection.sendall(command.encode() + b"\r\n")
             answer = b""
             while not answer.endswith(ends_with):

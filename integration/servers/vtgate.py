@@ -7,22 +7,16 @@ that gives one. It knows nothing of real tablets: ``integration/servers/vitess.p
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from integration.servers.certificates import Certificates
 from invalidator.vstream.proto import vitess_pb2 as pb
 
 KEYSPACE = "shop"
@@ -50,15 +44,6 @@ class Hold:
 
 Step: TypeAlias = "pb.VStreamResponse | bytes | Fail | Hold"
 Script: TypeAlias = Iterable[Step] | Callable[[pb.VStreamRequest], Iterable[Step]]
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """PEM files: an authority, and a key pair of it for 127.0.0.1, good for the server and for clients."""
-
-    ca: Path
-    cert: Path
-    key: Path
 
 
 class Vtgate:
@@ -341,43 +326,3 @@ def journal(
             **parts,
         ),
     )
-
-
-# -- certificates -----------------------------------------------------------------------------------------
-
-
-def make_certificates(folder: Path) -> Certificates:
-    """An authority of the test's own, and a pair for 127.0.0.1, valid for a day."""
-    ca_key, ca = _certify("test authority", None, None)
-    key, cert = _certify("127.0.0.1", ca, ca_key)
-    files = Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
-    files.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    files.cert.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
-    files.key.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    return files
-
-
-def _certify(
-    name: str, issuer: x509.Certificate | None, issuer_key: ec.EllipticCurvePrivateKey | None
-) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-    )
-    if issuer is not None:
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-        builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
-    return key, builder.sign(issuer_key or key, hashes.SHA256())

@@ -281,7 +281,7 @@ def test_a_copy_in_a_database_of_the_other_kind_follows_all_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     address = make_database(other)
-    monkeypatch.setenv("COPY_PASSWORD", address.password)
+    monkeypatch.setenv("COPY_PASSWORD", str(address.password))
     arguments = options(system, address, port)
 
     def run_and_compare() -> None:
@@ -323,7 +323,7 @@ def test_a_copy_whose_job_is_killed_again_and_again_is_exact(
 ) -> None:
     """Killed while the dump is written, and while changes are."""
     address = make_database(other)
-    monkeypatch.setenv("COPY_PASSWORD", address.password)
+    monkeypatch.setenv("COPY_PASSWORD", str(address.password))
     arguments = options(system, address, port)
     seen: list[int] = []
 

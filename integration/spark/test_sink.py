@@ -22,6 +22,7 @@ from freshness.algorithm.envelope import (
     stripe_number,
 )
 from freshness.algorithm.request import Add, Get, Item
+from freshness.config.access import NodeAccess
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.database.connection import executed_position
@@ -281,7 +282,7 @@ def put_entries(config: Config, items: Sequence[bytes]) -> None:
     """Something under each key, on its node."""
     placement = Placement(config.cache.nodes, CLUSTER)
     for address in config.cache.nodes:
-        node = open_node("memcached", address)
+        node = open_node(NodeAccess("memcached"), address)
         node.perform([Add(item, b"entry", 0) for item in items if placement.node_for(item) == address])
         node.close()
 
@@ -290,7 +291,7 @@ def find_entries(config: Config, items: Sequence[bytes]) -> list[bytes]:
     """The keys that are there."""
     placement, found = Placement(config.cache.nodes, CLUSTER), []
     for address in config.cache.nodes:
-        node = open_node("memcached", address)
+        node = open_node(NodeAccess("memcached"), address)
         asked = [item for item in items if placement.node_for(item) == address]
         replies = node.perform([Get(item) for item in asked])
         found += [item for item, reply in zip(asked, replies, strict=True) if isinstance(reply, Item)]

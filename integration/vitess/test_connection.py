@@ -13,16 +13,15 @@ from freshness.errors import (
     SourceUnavailable,
     SourceUnsuitable,
 )
+from integration.servers.certificates import Certificates, make_certificates
 from integration.servers.vtgate import (
     KEYSPACE,
     SHARD,
-    Certificates,
     Hold,
     Script,
     Step,
     Vtgate,
     heartbeat,
-    make_certificates,
     transaction,
 )
 from integration.vitess.vstreaming import (

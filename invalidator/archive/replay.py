@@ -21,6 +21,7 @@ from freshness.algorithm.envelope import LIFE_SIZE, record_key, resume_key
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import MISSING, Get, Head, Streamed
 from freshness.algorithm.restore import Restorer
+from freshness.config.access import NodeAccess
 from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.keys.placement import Placement
@@ -244,7 +245,7 @@ class StripesOfReplay:
 
 
 LoadRegistry: TypeAlias = Callable[[Config], dict[str, ObjectDefinition]]
-OpenNode: TypeAlias = Callable[[str, str], CacheNode]
+OpenNode: TypeAlias = Callable[[NodeAccess, str], CacheNode]
 
 
 @dataclass(slots=True)
@@ -287,7 +288,7 @@ class Replay:
         damaged recording, `NodeUnavailable` where a node cannot be asked, and what reading the schema raises."""
         registry = self.load_registry(self.config)
         cache = self.config.cache
-        nodes = {name: self.open_node(cache.backend, name) for name in cache.nodes}
+        nodes = {name: self.open_node(cache.access, name) for name in cache.nodes}
         try:
             if not self.is_forced:
                 self._refuse_used(nodes)

@@ -81,7 +81,8 @@ def shut_down(connection: Connection) -> None:
     connected = raw._sock
     if connected is not None:
         with contextlib.suppress(OSError):  # not connected any more: the thread is about to see the same
-            connected.shutdown(socket.SHUT_RDWR)
+            # Not TLS's own shutdown, which takes the session from under the thread that reads.
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 def force_close(connection: Connection) -> None:

@@ -20,6 +20,7 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Append, Delete, Get, Request
+from freshness.config.access import NodeAccess
 from freshness.config.settings import CacheConfig, Config
 from freshness.errors import FormatError
 from freshness.nodes.open import open_node
@@ -32,7 +33,7 @@ def invalidate_keys(
     registry: dict[str, ObjectDefinition],
     name: str,
     texts: Sequence[str],
-    open_connection: Callable[[str, str], CacheNode] = open_node,
+    open_connection: Callable[[NodeAccess, str], CacheNode] = open_node,
 ) -> list[LocatedKey]:
     """Invalidate one key or several of an object; a key of n columns takes n of ``texts``.
 
@@ -41,7 +42,7 @@ def invalidate_keys(
     """
     keys = _locate_keys(config, registry, name, texts)
     for node in dict.fromkeys(key.node for key in keys):
-        connection = open_connection(config.cache.backend, node)
+        connection = open_connection(config.cache.access, node)
         try:
             _invalidate(connection, config.cache, [key for key in keys if key.node == node])
         finally:

@@ -108,7 +108,7 @@ class Checkup:
         cache = self._config.cache
         key = f"{cache.namespace}:!check-{secrets.token_hex(8)}".encode()
         with ExitStack() as stack:
-            nodes = [open_node(cache.backend, name) for name in cache.nodes]
+            nodes = [open_node(cache.access, name) for name in cache.nodes]
             for node in nodes:
                 stack.callback(node.close)
             for node in nodes:

@@ -94,7 +94,7 @@ def _look_at_nodes(config: Config) -> Iterator[tuple[dict[str, Any], list[Stripe
     """The entries of `read_nodes`, each with the sample of its stripes."""
     for name in config.cache.nodes:
         for lineage in config.lineages:
-            node = open_node(config.cache.backend, name)
+            node = open_node(config.cache.access, name)
             sample: list[Stripe] = []
             try:
                 state, sample = _look_at_node(config, node, lineage)
@@ -271,7 +271,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
     row now."""
     namespace = config.cache.namespace
     lineages = located.policy.lineages
-    node = open_node(config.cache.backend, located.node)
+    node = open_node(config.cache.access, located.node)
     try:
         gets = [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
         entry, *replies = node.perform([Get(located.item), *gets])

@@ -174,7 +174,7 @@ class ShardWorker:
         task, streamed = self.assignment, empty_position(self.assignment.flavor)
         namespace, lineage = task.cache.namespace, task.shard.lineage
         for name in task.nodes:
-            node = open_node(task.cache.backend, name)
+            node = open_node(task.cache.access, name)
             try:
                 for reply in node.perform(
                     [Get(key(namespace, lineage), is_bound=True) for key in (record_key, resume_key)]
@@ -214,7 +214,7 @@ class ShardWorker:
         pulse = Pulse(
             heartbeats, task.stream.heartbeat_seconds, running_clock, self.metrics.heartbeat_failures.inc
         )
-        nodes = {name: open_node(task.cache.backend, name) for name in task.nodes}
+        nodes = {name: open_node(task.cache.access, name) for name in task.nodes}
         driver = BlockingDriver(
             nodes,
             self._sleep,
@@ -336,7 +336,7 @@ class ShardWorker:
         """Also for a shard that does not serve: when it begins to, its stripes are there."""
         task = self.assignment
         return Restoration(
-            task.cache.backend, task.nodes, self._make_policy(), invalidator.read_stream, pulse.hurry
+            task.cache.access, task.nodes, self._make_policy(), invalidator.read_stream, pulse.hurry
         )
 
     def _make_policy(self) -> NodePolicy:

@@ -151,7 +151,7 @@ def _is_same(one: ServerAddress, other: ServerAddress) -> bool:
 
 def _with_account(primary: ServerAddress, address: ServerAddress) -> ServerAddress:
     """The account of a replica's URL may be the application's: the primary's account is the invalidator's."""
-    return replace(primary, host=address.host, port=address.port)
+    return replace(primary, host=address.host, port=address.port, tls=address.tls)
 
 
 def _names(addresses: Sequence[ServerAddress]) -> str:

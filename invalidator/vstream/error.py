@@ -21,6 +21,7 @@ from freshness.errors import (
     SourceUnsuitable,
     StreamStopped,
 )
+from freshness.login import AGAIN_HINT
 
 _MISMATCH = re.compile(r"GTIDSet ?Mismatch|has more GTIDs than the (?:source|master)", re.IGNORECASE)
 _KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
@@ -62,6 +63,8 @@ def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:
     """Raise it ``from`` the original."""
     code, details = error.code(), str(error.details() or "")
     said = f"{address}: {_shortened(details) or 'no details'} [{code.name}]"
+    if code == grpc.StatusCode.UNAUTHENTICATED and not isinstance(address.password, str):
+        return SourceUnavailable(said, hint=f"check user and password; {AGAIN_HINT}")
     return _by_text(details, said, address) or _by_code(code, details, said)
 
 

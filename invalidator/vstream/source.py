@@ -19,7 +19,8 @@ from typing import Any, Final
 import grpc
 
 from freshness.config.vtgate_address import VtgateAddress
-from freshness.errors import HistoryPurged, SourceUnavailable, SourceUnsuitable
+from freshness.errors import ConfigError, HistoryPurged, SourceUnavailable, SourceUnsuitable
+from freshness.login import AGAIN_HINT, find_password
 from freshness.position import Position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from freshness.stream.source import Transaction
@@ -201,6 +202,11 @@ class VStream:
                 transaction_chunk_size=address.chunk_bytes,
             ),
         )
+        try:
+            password = find_password(address.password, address.user, address.host, address.port)
+        except ConfigError as error:
+            raise SourceUnavailable(f"{address}: {error.message}", hint=error.hint or AGAIN_HINT) from error
+        login = (("username", address.user), ("password", password)) if address.user else ()
         channel = open_channel(address)
         try:
             is_ready = wait_connected(channel, address)
@@ -209,7 +215,6 @@ class VStream:
                 request_serializer=pb.VStreamRequest.SerializeToString,
                 response_deserializer=pb.VStreamResponse.FromString,
             )
-            login = (("username", address.user), ("password", address.password)) if address.user else ()
             call = open_stream(request, timeout=timeout_seconds, metadata=login)
             if not is_ready:
                 # It fails at once, and says why.

@@ -22,6 +22,7 @@ with required_packages("spark.copy", "spark"):
 
     from freshness.config.reader import load_config
     from freshness.config.settings import Config, Keyspace, ServerAddress
+    from freshness.login import with_password, with_passwords
     from spark.arguments import parse_arguments
     from spark.copy.database import DatabaseTarget
     from spark.copy.folder import FolderTarget
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     try:
         config = load_config(options.config)
         keyspace, tables = _choose(config, options)
+        keyspace = with_passwords(keyspace)
         source = _source(options, tables)
         make_target = _target(options)
         used = session or open_session("freshness snapshot", options.master)
@@ -155,7 +157,7 @@ def _target(options: argparse.Namespace) -> Callable[[SparkSession], CopyTarget]
     if options.format:
         raise ConfigError("--format says what is written to a folder", hint="leave it out with --database")
     try:
-        target = DatabaseTarget(ServerAddress.parse(options.database, os.environ))
+        target = DatabaseTarget(with_password(ServerAddress.parse(options.database, os.environ)))
     except ConfigError as error:
         raise ConfigError(
             f"--database: {error.message}", hint="expected mysql://USER:${VARIABLE}@HOST:PORT/DATABASE"

@@ -114,7 +114,7 @@ class Keeper:
         cache = config.cache
         self.plan = SinkPlan(
             cache.namespace,
-            cache.backend,
+            cache.access,
             cache.nodes,
             {
                 shard.lineage: keyspace.gtid_flavor
@@ -152,7 +152,7 @@ class Keeper:
         epochs = HeartbeatWriter(shard.writable, flavor, f"{instance}.e", 0)
         primary = Primary(shard.writable, flavor, epochs.epoch)
         pulse = Pulse(writer, config.stream.heartbeat_seconds, running_clock, lambda: None)
-        nodes: dict[str, CacheNode] = {name: open_node(cache.backend, name) for name in cache.nodes}
+        nodes: dict[str, CacheNode] = {name: open_node(cache.access, name) for name in cache.nodes}
         self._closers += [pulse.stop, epochs.close, primary.close, *(node.close for node in nodes.values())]
         policy = node_policy(cache, shard.lineage, self.plan.definitions[keyspace], topology=config.topology)
         acknowledger = Acknowledger.create(
@@ -174,7 +174,7 @@ class Keeper:
         keeper = LineageKeeper(shard.name, acknowledger, driver, policy.heartbeat_age_max_seconds)
 
         restoration = Restoration(
-            cache.backend, cache.nodes, policy, acknowledger.read_stream, pulse.hurry, open_node
+            cache.access, cache.nodes, policy, acknowledger.read_stream, pulse.hurry, open_node
         )
         self._closers.insert(0, restoration.stop)
         pulse.start()

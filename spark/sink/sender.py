@@ -17,6 +17,7 @@ from freshness.algorithm.applier import Permit
 from freshness.algorithm.gather import gather
 from freshness.algorithm.invalidate import Target, invalidate, shorten
 from freshness.algorithm.request import Procedure
+from freshness.config.access import NodeAccess
 from freshness.errors import FormatError, FreshnessError
 from freshness.keys.placement import Placement
 from freshness.objects.keyfinder import KeyFinder
@@ -38,11 +39,11 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """The settings of an executor: no addresses of databases, no passwords. ``flavors`` by lineage; ``definitions``
-    by keyspace and name."""
+    """The settings of an executor: no addresses of databases, and no passwords of theirs. ``flavors`` by lineage;
+    ``definitions`` by keyspace and name."""
 
     namespace: str
-    backend: str
+    access: NodeAccess
     nodes: tuple[str, ...]
     flavors: Mapping[str, str]
     definitions: Mapping[str, Mapping[str, ObjectDefinition]]

@@ -30,6 +30,7 @@ from freshness.errors import ConfigError, FreshnessError
 from freshness.nodes.open import open_node
 from freshness.position import FLAVORS
 from spark.scope import portable
+from spark.session import require_encryption
 from spark.sink.keeper import Keeper
 from spark.sink.sender import COLUMNS, Part, Sender, SinkPlan, Ticket
 
@@ -78,7 +79,7 @@ class FreshnessWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Sent:
         assert self._ticket is not None, "given on the way"
-        nodes = {name: open_node(self._plan.backend, name) for name in self._plan.nodes}
+        nodes = {name: open_node(self._plan.access, name) for name in self._plan.nodes}
         driver = BlockingDriver(nodes, time.sleep)
         sender = Sender(self._plan, self._ticket)
         try:
@@ -141,6 +142,7 @@ def open_sink(session: SparkSession, config: Config) -> Iterator[Keeper]:
             f"keyspace {unknown[0]} is neither MySQL nor MariaDB",
             hint="`invalidator run` follows it; the sink does not",
         )
+    require_encryption(session, [config.cache.login])
     keeper = Keeper(config, {name: portable(each) for name, each in load_registry(config).items()})
     try:
         with _listening(keeper) as address:

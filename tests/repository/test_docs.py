@@ -46,6 +46,10 @@ _NAMELESS_SUBJECT = re.compile(r"(?:What|Whoever|Of|Those)\b")
 _OBSOLETE_WORD = re.compile(r"\b(?:for ever|anew|whoever)\b", re.IGNORECASE)
 
 
+_NAMED_FILE = re.compile(r'\b(?:password_file|tls_ca|tls_cert|tls_key)(?: = "|=)([^"&]+)')
+"""Files that a configuration is read with."""
+
+
 def _name(page: Path) -> str:
     return str(page.relative_to(CHECKOUT))
 
@@ -107,6 +111,9 @@ class TestEveryPage:
             if "[cache]" in text:
                 path = tmp_path / "freshness.toml"
                 path.write_text(text)
+                for name in _NAMED_FILE.findall(text):
+                    (tmp_path / name).parent.mkdir(exist_ok=True)
+                    (tmp_path / name).write_text("what the reader has there")
                 assert load_config(path, ENVIRONMENT).objects
 
     def test_python_compiles(self, page: Path) -> None:

@@ -18,6 +18,7 @@ from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Head, Reply, Request
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.config.access import NodeAccess
 from freshness.config.settings import ObjectConfig
 from freshness.errors import HistoryLost, NodeUnavailable, StreamStopped
 from freshness.keys.cachekey import KeyBuilder
@@ -113,7 +114,7 @@ class Job:
         names = tuple(self.world.stores)
         self.plan = SinkPlan(
             NAMESPACE,
-            "memory",
+            NodeAccess("memory"),
             names,
             {LINEAGE: "mysql"},
             {"shop": {each.name: define(each) for each in self.objects}},

@@ -22,6 +22,7 @@ from freshness.algorithm.request import Reply, Request, Wait
 from freshness.algorithm.restore import Restorer, run_restorers
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.algorithm.view import Sightings
+from freshness.config.access import NodeAccess
 from freshness.config.settings import ObjectConfig
 from freshness.database.pulse import Pulse
 from freshness.errors import SourceUnavailable
@@ -419,7 +420,7 @@ class World:
         process.applier = acknowledger
         plan = SinkPlan(
             NAMESPACE,
-            "memory",
+            NodeAccess("memory"),
             placement.nodes,
             {shard.lineage: shard.flavor},
             {"sim": self.objects_on(shard.lineage)},

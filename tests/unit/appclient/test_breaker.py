@@ -16,6 +16,7 @@ from appclient.breaker import Breakers, GuardedNode
 from appclient.database import ShardDatabase
 from freshness.algorithm.request import MISSING, Get, Reply, Request
 from freshness.algorithm.rule import ReadOutcome
+from freshness.config.access import NodeAccess
 from freshness.config.reader import load_config
 from freshness.errors import NodeTimedOut, NodeUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -38,7 +39,7 @@ class Network:
     closed: set[str] = field(default_factory=set)
     failure: type[NodeUnavailable] = NodeTimedOut
 
-    def open(self, _: str, name: str) -> HangingNode:
+    def open(self, _: NodeAccess, name: str) -> HangingNode:
         return HangingNode(name, self)
 
     def clock(self) -> float:
@@ -90,7 +91,7 @@ def network() -> Network:
 
 
 def guard(network: Network) -> Breakers:
-    return Breakers([HUNG, HEALTHY], lambda name: network.open("", name), ASKED[0])
+    return Breakers([HUNG, HEALTHY], lambda name: network.open(NodeAccess("memory"), name), ASKED[0])
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def breakers(network: Network, monkeypatch: pytest.MonkeyPatch) -> Breakers:
 
 
 def connect(network: Network, breakers: Breakers, name: str = HUNG) -> GuardedNode:
-    return GuardedNode(network.open("", name), breakers)
+    return GuardedNode(network.open(NodeAccess("memory"), name), breakers)
 
 
 def fail(node: GuardedNode) -> str:

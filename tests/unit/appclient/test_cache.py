@@ -16,6 +16,7 @@ from appclient.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
+from freshness.config.access import NodeAccess
 from freshness.config.reader import load_config
 from freshness.errors import ConfigError, FormatError, SourceUnavailable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -50,7 +51,7 @@ class Node:
 class Nodes(list[Node]):
     """All that were opened."""
 
-    def open(self, _: str, name: str) -> Node:
+    def open(self, _: NodeAccess, name: str) -> Node:
         self.append(Node(name))
         return self[-1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Callable
@@ -11,9 +12,18 @@ from typing import TypeAlias
 
 import pytest
 
+from freshness.config.access import (
+    NodeAccess,
+    NodeLogin,
+    PasswordCommand,
+    PasswordFile,
+    PasswordVariable,
+    Tls,
+)
 from freshness.config.reader import load_config
 from freshness.config.settings import Config, ServerAddress, SkippedTransaction, describe_settings
 from freshness.errors import ConfigError
+from freshness.login import find_password
 
 Load: TypeAlias = Callable[..., Config]
 
@@ -557,7 +567,8 @@ ADDRESSES: list[tuple[str, ServerAddress]] = [
     ("mysql://${WHO}:${PASS}@${HOST}/${WHERE}", ServerAddress("db", 3306, "app", "p@%41/${HOST}#", "shop")),
     ("mysql://app:x${PASS}y@db/shop", ServerAddress("db", 3306, "app", "xp@%41/${HOST}#y", "shop")),
     ("${URL}", ServerAddress("db", 3306, "app", "${NONE}@", "shop")),
-    ("mysql://app@db/shop?password_file=secret", ServerAddress("db", 3306, "app", "from file", "shop")),
+    ("mysql://app@db/shop?tls=true", ServerAddress("db", 3306, "app", "", "shop", Tls())),
+    ("mysql://app@db/shop?tls=false", ServerAddress("db", 3306, "app", "", "shop", False)),
 ]
 ENVIRON = {
     "WHO": "app",
@@ -570,8 +581,25 @@ ENVIRON = {
 
 @pytest.mark.parametrize(("url", "expected"), ADDRESSES)
 def test_a_url_becomes_an_address(url: str, expected: ServerAddress, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("from file\r\nsecond line\n")
     assert ServerAddress.parse(url, ENVIRON, tmp_path) == expected
+
+
+def test_files_of_a_url_are_relative_to_the_configuration(tmp_path: Path) -> None:
+    for name in ("secret", "ca", "cert", "key"):
+        (tmp_path / name).write_text(f"from {name}\r\nsecond line\n")
+    url = "mysql://app@db/shop?password_file=secret&tls_ca=${CA}&tls_cert=cert&tls_key=key"
+    tls = Tls(tmp_path / "ca", tmp_path / "cert", tmp_path / "key")
+    address = ServerAddress.parse(url, {"CA": "ca"}, tmp_path)
+    assert address == ServerAddress("db", 3306, "app", PasswordFile(tmp_path / "secret"), "shop", tls)
+
+
+def test_a_password_of_the_own_environment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASS", "p%41@")
+    address = ServerAddress.parse("mysql://app:x%40${PASS}@db/shop", os.environ, tmp_path)
+    assert address.password == PasswordVariable(("x@", "PASS", ""))
+    assert find_password(address.password, "", "", 0) == "x@p%41@"
 
 
 SECRET = "hunter2"
@@ -599,6 +627,11 @@ BAD_URLS: list[tuple[str, str]] = [
     ("mysql://app:hunter2@db/shop/x", "names no database"),
     ("mysql://app:hunter2@db/shop?ssl=hunter2", 'unknown option "ssl"'),
     ("mysql://app:hunter2@db/shop?password_file=secret", "a password and a password_file"),
+    ("mysql://app:hunter2@db/shop?tls=hunter2", "tls is neither true nor false"),
+    ("mysql://app:hunter2@db/shop?tls_ca=a&tls_ca=b", "the option tls_ca twice"),
+    ("mysql://app:hunter2@db/shop?tls=false&tls_ca=secret", "tls is false, and certificates are named"),
+    ("mysql://app:hunter2@db/shop?tls_cert=secret", "needs both tls_cert and tls_key"),
+    ("mysql://app:hunter2@db/shop?tls_ca=none", "tls_ca: the file"),
     ("mysql://app@db/shop?password_file=empty", "is empty"),
     ("mysql://app@db/shop?password_file=none", "cannot be read: No such file"),
     ("mysql://app@db/shop?password_file=binary", "not UTF-8 text"),
@@ -647,8 +680,87 @@ def test_the_password_file_of_a_shard_is_for_servers_without_a_password(load: Lo
     (tmp_path / "secret").write_text("from file\n")
     servers = f'{SHARD}\nreplicas = ["mysql://app:own@db/shop", "mysql://app@other/shop"]\n'
     (shard,) = load(MINIMAL.replace(SHARD, servers + 'password_file = "secret"')).keyspaces["shop"].shards
-    assert shard.primary.password == "from file"
-    assert [replica.password for replica in shard.replicas] == ["own", "from file"]
+    of_file = PasswordFile(tmp_path / "secret")
+    assert shard.primary.password == of_file
+    assert [replica.password for replica in shard.replicas] == ["own", of_file]
+
+
+def test_the_password_command_of_a_shard_is_not_run_here(load: Load) -> None:
+    command = 'password_command = ["/nowhere/program", "{host}"]'
+    (shard,) = load(MINIMAL.replace(SHARD, f"{SHARD}\n{command}")).keyspaces["shop"].shards
+    assert shard.primary.password == PasswordCommand(("/nowhere/program", "{host}"))
+
+
+# -- the login of cache nodes -------------------------------------------------------------------------
+
+LOGIN = 'username = "cache"\npassword = "hunter2"\n'
+
+
+def with_cache(text: str) -> str:
+    return MINIMAL.replace("[cache]\n", f"[cache]\n{text}\n")
+
+
+def test_the_login_of_the_nodes(load: Load, tmp_path: Path) -> None:
+    assert load(MINIMAL).cache.access == NodeAccess("memcached", NodeLogin())
+    for name in ("secret", "ca.pem", "cert.pem", "key.pem"):
+        (tmp_path / name).write_text("x\n")
+    text = 'username = "cache"\npassword_file = "secret"\ntls_ca = "ca.pem"\n'
+    text += 'tls_cert = "cert.pem"\ntls_key = "key.pem"\nbackend = "redis"'
+    tls = Tls(tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem")
+    login = NodeLogin("cache", PasswordFile(tmp_path / "secret"), tls)
+    assert load(with_cache(text)).cache.access == NodeAccess("redis", login)
+    assert load(with_cache(f"{LOGIN}tls = true")).cache.login == NodeLogin("cache", "hunter2", Tls())
+    assert load(with_cache("tls = false")).cache.login == NodeLogin()
+    variable = LOGIN.replace("hunter2", "${PASS}")
+    assert load(with_cache(variable), PASS="a b%41").cache.login.password == "a b%41"
+    command = 'username = "cache"\npassword_command = ["show", "{host}"]'
+    assert load(with_cache(command)).cache.login.password == PasswordCommand(("show", "{host}"))
+    alone = 'backend = "redis"\npassword = "hunter2"'
+    assert load(with_cache(alone)).cache.login == NodeLogin("", "hunter2")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('username = "cache"', "cache.username: found a user without a password"),
+        ('password = "hunter2"', "cache.username: found nothing; expected the user"),
+        ('username = "hunter2 x"\npassword = "x"', "cache.username: found a blank or a colon"),
+        ('username = "c"\npassword = 4711', "cache.password: found a number; expected text"),
+        ('username = "c"\npassword = "${NOPE}"', "cache.password: found environment variable not set: NOPE"),
+        ('username = "c"\npassword = "${EMPTY}"', "cache.password: found an empty text"),
+        (
+            'username = "c"\npassword_command = "echo hunter2"',
+            "cache.password_command: found a text; expected array",
+        ),
+        ('username = "c"\npassword_command = []', "cache.password_command: found an empty array"),
+        ('username = "c"\npassword_file = "none"', "cache.password_file: found the password file"),
+        (f'{LOGIN}password_file = "hunter2"', "cache.password_file: found a password beside it"),
+        ('tls = "yes"', "cache.tls: found 'yes'; expected true | false"),
+        (
+            'tls = false\ntls_ca = "freshness.toml"',
+            "cache.tls: found tls is false, and certificates are named",
+        ),
+        ('tls_key = "freshness.toml"', "cache.tls: found a client certificate needs both"),
+        ('tls_ca = "none.pem"', "cache.tls: found tls_ca: the file"),
+        ('backend = "memory"\ntls = true', 'cache.tls: found a setting; expected none with backend "memory"'),
+        ('tls_cart = "x"', 'cache.tls_cart: found an unknown key; expected a known one; did you mean "tls_'),
+        (
+            'pasword = "hunter2"',
+            'cache.pasword: found an unknown key; expected a known one; did you mean "password"',
+        ),
+    ],
+)
+def test_a_wrong_login_of_the_nodes_is_refused_without_its_password(load: Load, text: str, says: str) -> None:
+    (problem,) = _problems(load, with_cache(text), EMPTY="")
+    assert problem.startswith(says)
+    assert SECRET not in problem
+    assert "4711" not in problem
+
+
+def test_a_password_of_the_nodes_is_shown_nowhere(load: Load) -> None:
+    config = load(with_cache(LOGIN))
+    assert config.cache.login.password == SECRET
+    assert SECRET not in f"{config} {config!r} {config.cache.access!r}"
 
 
 # -- the settings as data -----------------------------------------------------------------------------

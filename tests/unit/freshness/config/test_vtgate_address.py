@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from freshness.config.access import PasswordFile, PasswordVariable
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import ConfigError
 
@@ -55,7 +56,16 @@ def test_defaults() -> None:
 def test_the_password_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     assert parse("vitess://app:${PASSWORD}@h/ks", PASSWORD="a b@c").password == "a b@c"
     (tmp_path / "password").write_text("geheim\n")
-    assert VtgateAddress.parse("vitess://app@h/ks?password_file=password", {}, tmp_path).password == "geheim"
+    address = VtgateAddress.parse("vitess://app@h/ks?password_file=password", {}, tmp_path)
+    assert address.password == PasswordFile(tmp_path / "password")
+    with pytest.raises(ConfigError, match="environment variable not set: NOT-THERE"):
+        parse("vitess://app:${NOT-THERE}@h/ks")
+
+
+def test_a_password_of_the_own_environment_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VTGATE_PASSWORD", "geheim")
+    address = VtgateAddress.parse("vitess://app:${VTGATE_PASSWORD}@h/ks")
+    assert address.password == PasswordVariable(("", "VTGATE_PASSWORD", ""))
 
 
 def test_the_password_is_in_no_text() -> None:

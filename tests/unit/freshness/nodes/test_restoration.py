@@ -12,6 +12,7 @@ from freshness.algorithm.driver import running_clock
 from freshness.algorithm.envelope import NodeRecord, Stripe, record_key, stripe_keys
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Add, Streamed
+from freshness.config.access import NodeAccess
 from freshness.errors import NodeUnavailable
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.nodes.restoration import Restoration
@@ -50,7 +51,7 @@ def store() -> MemoryStore:
 @pytest.fixture
 def restoration(store: MemoryStore) -> Iterator[Restoration]:
     made = Restoration(
-        "memory",
+        NodeAccess("memory"),
         [NODE],
         NodePolicy("shop", "shop/-", 1, {}, STRIPES, 5, 4, 1),
         lambda begun_at: Streamed(STREAMED, 1, begun_at),
@@ -118,7 +119,9 @@ def test_a_heartbeat_that_is_waited_for_is_hurried(store: MemoryStore) -> None:
         passed.append(Streamed(STREAMED, 1, begun_at))
 
     policy = NodePolicy("shop", "shop/-", 1, {}, STRIPES, 5, 4, 1)
-    made = Restoration("memory", [NODE], policy, lambda _: passed[-1], hurry, lambda _, __: MemoryNode(store))
+    made = Restoration(
+        NodeAccess("memory"), [NODE], policy, lambda _: passed[-1], hurry, lambda _, __: MemoryNode(store)
+    )
     made.start()
     try:
         wait_complete(made)

@@ -19,6 +19,7 @@ from freshness.algorithm.envelope import (
     stripe_number,
 )
 from freshness.algorithm.request import MISSING, Add, Cas, Get, Item, Reply, Request, Stored
+from freshness.config.access import NodeAccess
 from freshness.config.settings import Config
 from freshness.errors import ConfigError, FormatError, NodeUnavailable, SourceUnavailable
 from freshness.history.archive_file import find_files
@@ -68,7 +69,7 @@ class Nodes:
     def __init__(self) -> None:
         self.stores = {name: MemoryStore(name, clock=lambda: 1000.0) for name in NODES}
 
-    def open(self, _: str, name: str) -> MemoryNode:
+    def open(self, _: NodeAccess, name: str) -> MemoryNode:
         return MemoryNode(self.stores[name])
 
     def read(self, name: str, key: bytes) -> Reply:
@@ -333,11 +334,11 @@ def test_a_node_that_comes_back_gets_everything(
     passed: int, config: Config, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freshness.algorithm.applier.REJOIN_MIN_SECONDS", 0.01)
-    opened: Callable[[str, str], MemoryNode] = nodes.open
+    opened: Callable[[NodeAccess, str], MemoryNode] = nodes.open
     Flaky.passed, Flaky.failures = passed, 2
 
-    def open_node(backend: str, name: str) -> MemoryNode:
-        return Flaky(nodes.stores[name]) if name == NODES[0] else opened(backend, name)
+    def open_node(access: NodeAccess, name: str) -> MemoryNode:
+        return Flaky(nodes.stores[name]) if name == NODES[0] else opened(access, name)
 
     path = record_archive(tmp_path / "archive", MESSAGES)
     small = replace(config, stream=replace(config.stream, batch_transactions_max=1))

@@ -15,6 +15,7 @@ from freshness import __version__
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Head
+from freshness.config.access import NodeAccess
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.keys.placement import Placement
@@ -207,7 +208,7 @@ def test_the_stream_is_open_from_its_opening_to_its_end(worker: ShardWorker) -> 
 def test_the_stripes_that_were_put_back_are_counted_once(
     client: TestClient, worker: ShardWorker, invalidator: Watched
 ) -> None:
-    worker.restoration = Restoration("memcached", NODES, POLICY, lambda _: None, lambda _: None)
+    worker.restoration = Restoration(NodeAccess("memcached"), NODES, POLICY, lambda _: None, lambda _: None)
     first, second = worker.restoration.restorers
     observer = MetricsObserver(worker, Nodes().shard, lambda: 0.0)
 

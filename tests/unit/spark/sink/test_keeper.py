@@ -10,6 +10,7 @@ import pytest
 
 from freshness.algorithm.membership import NodePolicy
 from freshness.algorithm.request import Streamed
+from freshness.config.access import NodeAccess
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.nodes.memory import MemoryNode, MemoryStore
@@ -77,8 +78,8 @@ class Restoring(Restoration):
 
     made: Restoring
 
-    def __init__(self, backend: str, nodes: Any, policy: NodePolicy, *rest: Any) -> None:
-        super().__init__(backend, nodes, policy, *rest)
+    def __init__(self, access: NodeAccess, nodes: Any, policy: NodePolicy, *rest: Any) -> None:
+        super().__init__(access, nodes, policy, *rest)
         self.of = policy.namespace, policy.lineage, tuple(nodes)
         self.read_stream, self.calls = self._driver.read_stream, list[str]()
         Restoring.made = self

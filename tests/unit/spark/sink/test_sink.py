@@ -24,6 +24,7 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.membership import Membership, NodePolicy
 from freshness.algorithm.request import Add, Get, Head, Item, Reply, Request
 from freshness.algorithm.restore import Restorer
+from freshness.config.access import NodeAccess
 from freshness.errors import FormatError, HistoryLost, NodeUnavailable, StreamStopped
 from freshness.keys.placement import Placement
 from freshness.nodes.memory import MemoryNode, MemoryStore
@@ -107,7 +108,7 @@ class World:
         self.epoch = 1
         self.begun: dict[int, float] = {}
         self.stores = {name: MemoryStore(name, clock=lambda: self.now) for name in NODES}
-        self.plan = SinkPlan("shop", "memory", NODES, {LINEAGE: "mysql"}, {"shop": self.registry})
+        self.plan = SinkPlan("shop", NodeAccess("memory"), NODES, {LINEAGE: "mysql"}, {"shop": self.registry})
         self.policy = NodePolicy(
             namespace="shop",
             lineage=LINEAGE,
