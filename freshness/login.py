@@ -1,6 +1,6 @@
-"""What a connection is opened with: the password, and the certificates, read again each time.
+"""Passwords and certificates of a connection that is opened, read again each time.
 
-So whoever changes one of them on the servers and in its source restarts no program. Called wherever a connection to a
+So a change of one of them, on the servers and in its source, restarts no program. Called wherever a connection to a
 database, a cache node or a vtgate is opened. No message holds a password, nor what a program printed.
 """
 

@@ -58,7 +58,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class NodeLogin:
-    """What a cache node is shown. ``tls``: None for a plain connection."""
+    """How a program logs in to a cache node. ``tls``: None for a plain connection."""
 
     user: str = ""
     password: Password = field(default="", repr=False)

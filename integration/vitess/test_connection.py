@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from freshness.config.access import PasswordFile
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
     HistoryPurged,
@@ -59,6 +60,23 @@ def test_login(certificates: Certificates) -> None:
             assert type(error) is SourceUnsuitable
             assert word in error.hint
             assert "geheim" not in str(error)
+
+
+def test_a_changed_password_is_read_for_the_next_stream(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("former\n")
+    with Vtgate(then=[transaction(11, FIELDS, ROW_5)], users={"app": "geheim"}) as vtgate:
+        parts = {"user": "app", "password": PasswordFile(path)}
+        with source_of(vtgate, parts=parts) as source:
+            _, error = read_to_end(source)
+        assert type(error) is SourceUnavailable
+        assert "read again" in error.hint
+        path.write_text("geheim\n")
+        with source_of(vtgate, parts=parts) as source:
+            assert len(take(source, 1)) == 1
+        path.unlink()
+        with pytest.raises(SourceUnavailable, match="password file"), source_of(vtgate, parts=parts):
+            pass
 
 
 def test_tls_and_login(certificates: Certificates) -> None:

@@ -42,10 +42,11 @@ class PrimaryMoved(SourceUnavailable):
 
 def with_primary(shard: Shard, address: ServerAddress) -> Shard:
     """The shard with this one of its servers as the primary; the former one becomes a replica."""
-    others = tuple(each for each in shard.replicas if not _is_same(each, address))
-    if len(others) == len(shard.replicas):
+    listed = [each for each in shard.replicas if _is_same(each, address)]
+    if not listed:
         return shard
-    return replace(shard, primary=_with_account(shard.primary, address), replicas=(*others, shard.primary))
+    others = [each for each in shard.replicas if each not in listed]
+    return replace(shard, primary=_with_account(shard.primary, listed[0]), replicas=(*others, shard.primary))
 
 
 @dataclass(slots=True)

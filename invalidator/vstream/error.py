@@ -23,6 +23,7 @@ from freshness.errors import (
 )
 from freshness.login import AGAIN_HINT
 
+_LOGIN_REFUSED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _MISMATCH = re.compile(r"GTIDSet ?Mismatch|has more GTIDs than the (?:source|master)", re.IGNORECASE)
 _KICKED_OUT = re.compile(r"same server_(?:uu)?id", re.IGNORECASE)
 _PURGED = re.compile(
@@ -63,7 +64,7 @@ def translated(error: grpc.RpcError, address: VtgateAddress) -> FreshnessError:
     """Raise it ``from`` the original."""
     code, details = error.code(), str(error.details() or "")
     said = f"{address}: {_shortened(details) or 'no details'} [{code.name}]"
-    if code == grpc.StatusCode.UNAUTHENTICATED and not isinstance(address.password, str):
+    if code in _LOGIN_REFUSED and not isinstance(address.password, str):
         return SourceUnavailable(said, hint=f"check user and password; {AGAIN_HINT}")
     return _by_text(details, said, address) or _by_code(code, details, said)
 

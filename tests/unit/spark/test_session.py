@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from freshness.config.access import NodeLogin, PasswordFile
 from freshness.config.settings import ServerAddress
 from freshness.errors import ConfigError
 from spark.session import require_encryption
@@ -36,7 +38,9 @@ def test_each_setting_that_is_missing_is_told(name: str, value: str | None) -> N
     with pytest.raises(ConfigError, match=name) as raised:
         require_encryption(session, [OPEN, SECRET])
     assert "secret" not in str(raised.value)
-    require_encryption(session, [OPEN])
+    require_encryption(session, [OPEN, NodeLogin("cache", PasswordFile(Path("secret")))])
+    with pytest.raises(ConfigError, match=name):
+        require_encryption(session, [NodeLogin("cache", "secret")])
 
 
 @pytest.mark.parametrize(

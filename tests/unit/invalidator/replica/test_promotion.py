@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import replace
 
 import pytest
 
+from freshness.config.access import Tls
 from freshness.config.settings import ServerAddress, Shard
 from freshness.errors import FreshnessError, SourceUnavailable
 from freshness.position import empty_position, parse_gtids, parse_position
@@ -167,4 +169,6 @@ def test_the_shard_with_another_primary() -> None:
     assert moved.primary == ServerAddress("b", user="user of a")
     assert moved.replicas == (C, A)
     assert with_primary(SHARD, A) == SHARD
+    guarded = replace(SHARD, replicas=(replace(B, tls=Tls()), C))
+    assert with_primary(guarded, B).primary == ServerAddress("b", user="user of a", tls=Tls())
     assert with_primary(SHARD, ServerAddress("elsewhere")) == SHARD

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -30,8 +31,9 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.request import Add, Delete, Get, Item, Reply, Request, Stored
 from freshness.algorithm.rule import ObjectPolicy
+from freshness.config.reader import load_config
 from freshness.config.settings import ObjectConfig, ServerAddress
-from freshness.errors import FormatError, NodeUnavailable, NodeUnsuitable, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, NodeUnavailable, NodeUnsuitable, SourceUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.keys.keyrange import KeyRange
@@ -52,8 +54,9 @@ from spark.live.report import (
     find_condemned,
     print_summary,
 )
-from spark.scope import AuditScope, PrimaryAddress
+from spark.scope import AuditScope, PrimaryAddress, load_scope
 
+CHECKOUT: Final = Path(__file__).resolve().parents[4]
 NODE: Final = "127.0.0.1:11211"
 LINEAGE: Final = "shop/-"
 LIFE: Final = b"LIFELIFE"
@@ -87,6 +90,14 @@ SCOPE: Final = AuditScope(
     {"customer": CUSTOMER, "profile": PROFILE},
     {LINEAGE: PrimaryAddress(ServerAddress("127.0.0.1", password="secret"), "mariadb")},
 )
+
+
+def test_nodes_that_want_a_login_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    text = (CHECKOUT / "README.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    path.write_text(text.replace("[cache]\n", "[cache]\ntls = true\n"))
+    with pytest.raises(ConfigError, match="without TLS and without a login"):
+        load_scope(load_config(path, {"SHOP_PASSWORD": "x"}))
 
 
 # -- the dump --------------------------------------------------------------------------------------------

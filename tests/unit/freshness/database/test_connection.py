@@ -1,0 +1,96 @@
+"""How a database is connected to: TLS as the address says it, and the words for a login that is refused."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from freshness.config.access import Password, PasswordCommand, PasswordFile, Tls
+from freshness.config.settings import ServerAddress
+from freshness.database.connection import connect, translated
+from freshness.errors import SourceUnavailable, SourceUnsuitable
+
+REMOTE, LOOPBACK = "db.example", "127.0.0.1"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options of each connection, none of which connects."""
+    options: list[dict[str, Any]] = []
+
+    class Connection:
+        ctx: Any = None
+
+        def __init__(self, **given: Any) -> None:
+            options.append(given)
+            self.ctx = given["ssl"] or ssl.create_default_context()
+
+        def connect(self, _: object) -> None:
+            pass
+
+    monkeypatch.setattr(pymysql, "Connection", Connection)
+    return options
+
+
+@pytest.mark.parametrize("host", [REMOTE, LOOPBACK])
+def test_tls_that_is_configured_is_demanded_and_verifies(host: str, asked: list[dict[str, Any]]) -> None:
+    connect(ServerAddress(host, tls=Tls()))
+    context = asked[0]["ssl"]
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert not asked[0]["ssl_disabled"]
+
+
+@pytest.mark.parametrize(
+    ("host", "tls", "is_off"), [(REMOTE, False, True), (LOOPBACK, None, True), (REMOTE, None, None)]
+)
+def test_without_it_another_machine_alone_is_asked_for_tls(
+    host: str, tls: None, is_off: bool | None, asked: list[dict[str, Any]]
+) -> None:
+    connect(ServerAddress(host, tls=tls))
+    assert (asked[0]["ssl"], asked[0]["ssl_disabled"]) == (None, is_off)
+
+
+def test_the_password_is_read_for_each_connection(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+    path = tmp_path / "password"
+    for text in ("former", "following"):
+        path.write_text(text)
+        connect(ServerAddress(REMOTE, password=PasswordFile(path)))
+    assert [each["password"] for each in asked] == ["former", "following"]
+    path.unlink()
+    with pytest.raises(SourceUnavailable, match=f"{REMOTE}:3306: connecting: the password file") as caught:
+        connect(ServerAddress(REMOTE, password=PasswordFile(path)))
+    assert "read again" in caught.value.hint
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("password", "kind"),
+    [
+        ("x", SourceUnsuitable),
+        ("", SourceUnsuitable),
+        (PasswordFile(Path("x")), SourceUnavailable),
+        (PasswordCommand(("x",)), SourceUnavailable),
+    ],
+)
+def test_a_refused_password_may_be_another_one_at_the_next_try(password: Password, kind: type) -> None:
+    refusal = pymysql.err.OperationalError(1045, "Access denied for user 'app'")
+    error = translated(refusal, ServerAddress(REMOTE, password=password), "connecting")
+    assert type(error) is kind
+    assert "check user, password" in error.hint
+
+
+def test_a_certificate_that_is_refused_is_no_server_that_is_down() -> None:
+    error = pymysql.err.OperationalError(2003, "Can't connect to MySQL server")
+    refusal = ssl.SSLCertVerificationError("")
+    refusal.verify_message = "certificate has expired"
+    error.original_exception = refusal  # type: ignore[attr-defined]
+    told = translated(error, ServerAddress(REMOTE), "connecting")
+    assert (
+        told.message
+        == f"{REMOTE}:3306: connecting: the server's certificate is refused: certificate has expired"
+    )
+    assert "tls_ca" in told.hint
