@@ -23,7 +23,7 @@ TLS_OPTIONS: Final = ("tls", "tls_ca", "tls_cert", "tls_key")
 
 @dataclass(frozen=True, slots=True)
 class PasswordFile:
-    """The first line of a file."""
+    """The first line of a file. ``path``: absolute, as it is read long after a program has changed its folder."""
 
     path: Path
 
@@ -48,7 +48,7 @@ Password: TypeAlias = str | PasswordFile | PasswordVariable | PasswordCommand
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. ``ca``: the only authorities that are trusted; None: those that the system trusts. ``cert`` and
+    """PEM files, absolute. ``ca``: the only trusted authorities; None: those that the system trusts. ``cert`` and
     ``key``: the client's own certificate; both or neither."""
 
     ca: Path | None = None
@@ -101,7 +101,7 @@ def variable_password(parts: tuple[str, ...], environ: Mapping[str, str]) -> Pas
 def file_password(path: Path) -> PasswordFile:
     """Raises `ConfigError` where the file holds no password now."""
     read_password(path)
-    return PasswordFile(path)
+    return PasswordFile(path.absolute())  # links stay: a rotation may exchange them
 
 
 def read_tls(options: Mapping[str, str | bool], folder: Path) -> Tls | Literal[False] | None:
@@ -120,7 +120,7 @@ def read_tls(options: Mapping[str, str | bool], folder: Path) -> Tls | Literal[F
         raise ConfigError("tls is false, and certificates are named; leave one of them out")
     if ("tls_cert" in named) != ("tls_key" in named):
         raise ConfigError("a client certificate needs both tls_cert and tls_key")
-    paths = {name: folder / str(path) for name, path in named.items()}
+    paths = {name: (folder / str(path)).absolute() for name, path in named.items()}
     for name, path in paths.items():
         try:
             path.read_bytes()

@@ -593,6 +593,20 @@ def test_files_of_a_url_are_relative_to_the_configuration(tmp_path: Path) -> Non
     assert address == ServerAddress("db", 3306, "app", PasswordFile(tmp_path / "secret"), "shop", tls)
 
 
+def test_files_are_read_again_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("secret").symlink_to("first")
+    for name in ("first", "second", "ca"):
+        Path(name).write_text(f"{name}\n")
+    address = ServerAddress.parse("mysql://app@db/shop?password_file=secret&tls_ca=ca", {}, Path())
+    assert address.tls == Tls(tmp_path / "ca")
+    monkeypatch.chdir("/")
+    assert find_password(address.password, "", "", 0) == "first"
+    (tmp_path / "secret").unlink()
+    (tmp_path / "secret").symlink_to("second")
+    assert find_password(address.password, "", "", 0) == "second"
+
+
 def test_a_password_of_the_own_environment_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
