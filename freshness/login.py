@@ -38,7 +38,7 @@ class PasswordTimedOut(ConfigError):
     """A password command was waited for in vain."""
 
 
-def find_password(password: Password, user: str, host: str, port: int) -> str:
+def find_password(password: Password, user: str, host: str, port: int, network: Network = BLOCKING) -> str:
     """The password that its source has now. Raises `ConfigError` where it has none."""
     match password:
         case PasswordFile(path):
@@ -46,7 +46,8 @@ def find_password(password: Password, user: str, host: str, port: int) -> str:
         case PasswordVariable(parts):
             return join_variables(parts, os.environ)
         case PasswordCommand(arguments):
-            return _run(arguments, {"{user}": user, "{host}": host, "{port}": str(port)})
+            values = {"{user}": user, "{host}": host, "{port}": str(port)}
+            return network.offload(partial(_run, arguments, values))
         case _:
             return password
 
@@ -54,7 +55,7 @@ def find_password(password: Password, user: str, host: str, port: int) -> str:
 def find_credentials(login: NodeLogin, node: str, network: Network = BLOCKING) -> tuple[str, str]:
     """User and password for the node ``host:port``. Raises as `find_password`."""
     host, port = parse_host_port(node)
-    return login.user, network.offload(partial(find_password, login.password, login.user, host, port))
+    return login.user, find_password(login.password, login.user, host, port, network)
 
 
 def make_context(tls: Tls, network: Network = BLOCKING) -> ssl.SSLContext:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pymysql
@@ -100,9 +99,7 @@ def connect(
     does not show a certificate is refused before it hears of the user.
     """
     try:
-        password = network.offload(
-            partial(find_password, address.password, address.user, address.host, address.port)
-        )
+        password = find_password(address.password, address.user, address.host, address.port, network)
         context = make_context(address.tls, network) if address.tls else None
     except ConfigError as error:
         raise SourceUnavailable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from appclient.awaiting import LOOP, run_awaiting
 from freshness import login
 from freshness.config.access import (
     NodeLogin,
@@ -104,6 +106,20 @@ def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, t
         find(python(code))
     if started.exists():  # on a busy machine it may not have come so far
         assert subprocess.run(["kill", "-0", started.read_text()], check=False).returncode != 0
+
+
+def test_a_command_does_not_stop_an_event_loop(tmp_path: Path) -> None:
+    awaited = tmp_path / "awaited"
+    code = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nprint('late')"
+
+    async def ask() -> str:
+        password = python(code, str(awaited))
+        asking = asyncio.create_task(run_awaiting(find_password, password, "app", "db1", 3306, LOOP))
+        await asyncio.sleep(0)
+        awaited.touch()  # the command has been started, or will be
+        return await asking
+
+    assert asyncio.run(ask()) == "late"
 
 
 def test_no_repr_shows_a_password() -> None:
