@@ -81,11 +81,11 @@ def read_context(tls: Tls) -> ssl.SSLContext:
 
 
 def describe_tls_failure(error: BaseException | None) -> str | None:
-    """Why a handshake failed, in words; None for an error that is none of TLS."""
+    """An error of TLS in words; None for any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        return f"the TLS handshake failed: {error.reason or error}"
+        return f"TLS failed: {getattr(error, 'reason', None) or error}"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,4 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_pass_phrase(tmp
 def test_only_failures_of_tls_are_described_as_such() -> None:
     assert describe_tls_failure(ConnectionResetError(104, "reset")) is None
     assert describe_tls_failure(None) is None
+    assert describe_tls_failure(ssl.SSLEOFError(8, "it ended")) == "TLS failed: it ended"
