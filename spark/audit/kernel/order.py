@@ -168,7 +168,8 @@ class _Told:
     """Acknowledgements, one for each change that an invalidation names.
 
     ``group``: a hash of log, node and life; ``at``: the invalidation's place in the table; ``turn``: its place in the
-    order of the replay; ``is_wide``: whether it names all changes before this one, too.
+    order of the replay; ``is_wide``: whether it names all changes before this one, too; ``is_single``: whether it
+    names single transactions.
     """
 
     change: Integers
@@ -177,6 +178,7 @@ class _Told:
     at: Integers
     turn: Integers
     is_wide: Booleans
+    is_single: Booleans
 
 
 def _read_told(invalidations: Actions, changes: Changes) -> _Told:
@@ -196,14 +198,16 @@ def _read_told(invalidations: Actions, changes: Changes) -> _Told:
     names = numpy.concatenate((by_prefix, by_extra[is_exact]))
     change = numpy.concatenate((prefix.before[by_prefix], exact.before[is_exact]))
     log = changes.log[change]
-    # A prefix that ends at the first change of a log covers nothing else.
-    is_wide = (numpy.arange(len(change)) < len(by_prefix)) & (change > changes.log_starts[log])
+    is_single = numpy.arange(len(change)) >= len(by_prefix)
     row = row[names]
     order = numpy.lexsort([invalidations[name][row] for name in ("sequence", "client", "begin_us")])
     turn = numpy.empty(len(order), numpy.int64)
     turn[order] = numpy.arange(len(order))
     group = mix(log, invalidations["node"][row], book.life[stamp[names]])
-    return _Told(change, group, invalidations["end_us"][row], invalidations.at[row], turn, is_wide)
+    # A prefix that ends at the first change of a log covers nothing else: it is one among others of its group.
+    beyond = ~is_single & (change > changes.log_starts[log])
+    is_wide = ~is_single & numpy.isin(group, group[beyond])
+    return _Told(change, group, invalidations["end_us"][row], invalidations.at[row], turn, is_wide, is_single)
 
 
 class AckOrder:
@@ -251,7 +255,7 @@ class AckOrder:
 
 
 def _find_odd(told: _Told, changes: Changes) -> Integers:
-    wide, narrow = (numpy.unique(told.group[chosen]) for chosen in (told.is_wide, ~told.is_wide))
+    wide, narrow = (numpy.unique(told.group[chosen]) for chosen in (told.is_wide, told.is_single))
     both = numpy.intersect1d(wide, narrow, assume_unique=True)
     return numpy.unique(changes.item[told.change[numpy.isin(told.group, both)]])
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy
 import pytest
 
-from spark.audit.finding import Knowledge, Life, Rules, Slices
+from spark.audit.finding import Knowledge, Life, Rules, Slices, Tally
+from spark.audit.kernel.judge import judge
 from spark.audit.row import (
     ABSENT,
     AFTER_ABSENT,
@@ -209,3 +210,18 @@ def test_arrays_say_what_the_judge_says(hundred: int) -> None:
         history = History(seed)
         found, expected = judge_both(to_table(history.rows), RULES, history.known)
         assert found == expected, seed
+
+
+def test_an_item_that_is_told_by_prefixes_alone_is_judged_by_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first prefix covers one change, and is no single transaction beside the others."""
+    history = History(0)
+    history.rows, history.carries = [], False
+    (number, *_) = history.lineages
+    for ordinal in (10, 20, 30):
+        history.add((1, 1), CHANGE, lineage=number, ordinal=ordinal, flags=ROW, digest=ordinal)
+        stamps = pack_stamps([PlacedStamp(number, LIVES[0], Place(ordinal))])
+        history.add((1, 1), INVALIDATION, stamps=stamps, node=NODES[0])
+    whole: list[Any] = []
+    monkeypatch.setattr("spark.audit.kernel.judge.replay", lambda rows, *_: whole.append(rows) or [])
+    list(judge(to_table(history.rows), RULES, history.known, Tally()))
+    assert whole == []
