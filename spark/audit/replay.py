@@ -1,6 +1,7 @@
 """The judge: the replay of one item, in the order of the archive what changed it, and what the cache did with it.
 
-Rows come sorted: all changes of an item, then its invalidations, fills and hits. Order comes from ordinals and
+Rows come sorted: all changes of an item, then its invalidations, fills and hits. Of several actions that one finding
+shows, the earliest is its evidence. Order comes from ordinals and
 positions. Times decide whether an action came after an acknowledgement, with an error allowed (F3, F36). Every
 verdict is given here: `spark.audit.kernel` proves by arrays what is right, and hands over what is suspicious with
 its witnesses, or whole items.
@@ -52,9 +53,6 @@ from spark.audit.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, FRAGMENTED, NOT
 class RememberedFill(NamedTuple):
     """A fill as its hits need it. ``failure``: what was wrong with it."""
 
-    stamps: bytes
-    digest: int
-    is_absent: int
     failure: str
     span: ActionSpan
 
@@ -94,6 +92,7 @@ class ItemReplay:
         "_nodes",
         "_rules",
         "_standings",
+        "_stored",
         "_tally",
         "_unanswered",
         "_was_recorded",
@@ -104,7 +103,8 @@ class ItemReplay:
         self._h1, self._h2 = h1, h2
         self._rules, self._known, self._tally = rules, known, tally
         self._logs: dict[int, Log] = {}
-        self._fills: dict[tuple[int, int, int], RememberedFill] = {}
+        self._fills: dict[tuple[int, int, bytes, int, int], RememberedFill] = {}
+        self._stored: dict[tuple[int, int, int], ActionSpan] = {}
         self._unanswered: set[tuple[int, bytes, int]] = set()
         self._standings: dict[tuple[int, bytes, int], Standing] = {}
         self._findings: dict[tuple[Any, ...], Finding] = {}
@@ -159,9 +159,8 @@ class ItemReplay:
         if entry.flags & UNANSWERED or entry.version == NO_NUMBER:
             self._unanswered.add((entry.node, entry.stamps, entry.digest))
         if entry.version != NO_NUMBER and stamps:
-            self._fills[entry.node, entry.version, stamps[0].life] = RememberedFill(
-                entry.stamps, entry.digest, entry.flags & ABSENT, failure, span
-            )
+            self._fills[_value_of(entry)] = RememberedFill(failure, span)
+            self._stored[entry.node, entry.version, stamps[0].life] = span
 
     def _judge_fill(
         self, entry: AuditedEntry, observed: int, span: ActionSpan, stamps: Sequence[PlacedStamp]
@@ -373,18 +372,15 @@ class ItemReplay:
     def _trace(self, entry: AuditedEntry, standing: Standing, span: ActionSpan) -> tuple[str, bool]:
         """Find who stored the value: (the failure mode of that fill, "" where it was right or is not known; whether
         the hit itself is reported for it)."""
-        fill = self._fills.get((entry.node, entry.version, standing.life))
-        evidence: Evidence = (span.reference("hit"),)
+        fill = self._fills.get(_value_of(entry))
         if fill is not None:
-            if (fill.stamps, fill.digest, fill.is_absent) == (
-                entry.stamps,
-                entry.digest,
-                entry.flags & ABSENT,
-            ):
-                if span.last_us + self._rules.clock_wrong_us < fill.span.first_us:
-                    self._check_filler(fill.span, span, standing)
-                return fill.failure, False
-            evidence = (fill.span.reference("fill"), *evidence)
+            if span.last_us + self._rules.clock_wrong_us < fill.span.first_us:
+                self._check_filler(fill.span, span, standing)
+            return fill.failure, False
+        other = self._stored.get((entry.node, entry.version, standing.life))
+        evidence: Evidence = (span.reference("hit"),)
+        if other is not None:
+            evidence = (other.reference("fill"), *evidence)
         elif (entry.node, entry.stamps, entry.digest) in self._unanswered:
             failure = self._judge_digest(entry, span, "hit", True)
             return failure, bool(failure)
@@ -486,7 +482,7 @@ class ItemReplay:
         ordinal, committed_us = log.ordinals[at], log.committed[at]
         nodes = [node for node, is_read in self._nodes.items() if is_read] or list(self._nodes)
         lives = [(node, life) for node in nodes for life in self._known.lives.get((node, lineage), ())]
-        passed = next((node for node, life in lives if life.floor < ordinal <= life.progress), None)
+        passed = min((node for node, life in lives if life.floor < ordinal <= life.progress), default=None)
         if passed is not None and lineage in self._known.lost:
             self._tally.unknown[0, verdict.NOT_INVALIDATED_LOST] += 1
         elif passed is not None:
@@ -537,11 +533,16 @@ class ItemReplay:
         held.count += span.actions
         held.last_us = max(held.last_us, span.last_us)
         held.longest_us = max(held.longest_us, longest_us)
-        if span.first_us < held.first_us:
+        if (span.first_us, evidence) < (held.first_us, held.evidence):
             held.first_us, held.evidence, held.who = span.first_us, evidence, entry.who
 
 
 _FILL_FAILURES: Final = frozenset(("F1", "F5", "F16"))
+
+
+def _value_of(entry: AuditedEntry) -> tuple[int, int, bytes, int, int]:
+    """Under what a fill is remembered: its node and version, and all of the value that was stored."""
+    return entry.node, entry.version, entry.stamps, entry.digest, entry.flags & ABSENT
 
 
 def explain_flags(flags: int) -> str:

@@ -20,7 +20,7 @@ fill that stored its value. An item is replayed whole where arrays would need mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy
@@ -226,8 +226,8 @@ class _Piece:
         ends = find_ends(actions, self._known, rules)
         is_late = begin_us > numpy.minimum(actions.least(stale_after), actions.least(ends))
         committed_us = self._committed(actions)
-        fill, is_filled = self._find_fills(actions)
-        origin = self._trace(actions, committed_us, fill, is_filled)
+        fill, is_filled, is_same = self._find_fills(actions)
+        origin = self._trace(actions, committed_us, fill, is_filled, is_same)
         row, _ = compare(actions, placed, self._changes)
         is_compared = (origin == _UNANSWERED) | (origin == _BEFORE_HISTORY)
         bad = is_late & ((actions["flags"] & SERVED_STALE) == 0)
@@ -246,39 +246,44 @@ class _Piece:
             self._tally.unknown[who, verdict.NOT_FILLED_LOST] += count
 
     def _trace(
-        self, actions: Actions, committed_us: Integers, fill: Integers, is_there: Booleans
+        self,
+        actions: Actions,
+        committed_us: Integers,
+        fill: Integers,
+        is_there: Booleans,
+        is_same: Booleans,
     ) -> Integers:
-        """Who stored each value: see `_STORED` and its like. ``fill``, ``is_there``: as of `_find_fills`."""
+        """Who stored each value: see `_STORED` and its like. ``fill``, ``is_there``, ``is_same``: as of
+        `_find_fills`."""
         book, rules = self._book, self._rules
         since = actions.fold(numpy.maximum, book.history[actions.stamp], NEVER)
         is_within = committed_us > since + rules.clock_error_us
         is_lost = actions.any(book.lost[actions.stamp])
         origin = numpy.where(is_within, numpy.where(is_lost, _LOST, _SUSPICIOUS), _BEFORE_HISTORY)
         origin[self._is_unanswered(actions)] = _UNANSWERED
-        fills = self._fills
-        is_same = fills.value[fill] == actions.value if len(fills) else is_there
-        if len(fills):
-            is_same &= fills["digest"][fill] == actions["digest"]
-            is_same &= (fills["flags"][fill] & ABSENT) == (actions["flags"] & ABSENT)
-            is_same &= actions["end_us"] + rules.clock_wrong_us >= fills["begin_us"][fill]
+        if len(self._fills):
+            is_same &= actions["end_us"] + rules.clock_wrong_us >= self._fills["begin_us"][fill]
         origin[is_there] = numpy.where(is_same, _STORED, _SUSPICIOUS)[is_there]
         return origin
 
-    def _find_fills(self, actions: Actions) -> tuple[Integers, Booleans]:
-        """(the last fill with each value's node, version and life, whether there is one)."""
+    def _find_fills(self, actions: Actions) -> tuple[Integers, Booleans, Booleans]:
+        """(the last fill with each value, else the last one with its node, version and life, whether there is one,
+        whether it has the value)."""
         fills = self._fills
-        nothing = numpy.zeros(len(actions), numpy.int64)
-        kept = numpy.flatnonzero((fills["version"] != NO_NUMBER) & (fills.counts > 0))
-        if not len(kept) or not len(actions):
-            return nothing, nothing > 0
-        keys = _entry_key(fills)[kept]
-        order = numpy.lexsort((fills["sequence"][kept], fills["client"][kept], fills["begin_us"][kept], keys))
-        keys, kept = keys[order], kept[order]
-        wanted = _entry_key(actions)
-        at = numpy.maximum(numpy.searchsorted(keys, wanted, side="right") - 1, 0)
-        fill = kept[at]
-        is_there = (keys[at] == wanted) & (fills.item[fill] == actions.item)
-        return fill, is_there & (actions["version"] != NO_NUMBER)
+        fill = numpy.zeros(len(actions), numpy.int64)
+        is_there, is_same = fill > 0, fill > 0
+        is_named = (fills["version"] != NO_NUMBER) & (fills.counts > 0)
+        wanted = actions["version"] != NO_NUMBER
+        if not is_named.any() or not wanted.any():
+            return fill, is_there, is_same
+        fill[wanted], is_same[wanted] = _find_last(fills, is_named, actions.where(wanted), _stored_key)
+        others = numpy.flatnonzero(wanted & ~is_same)
+        is_there |= is_same
+        if len(others):
+            of_others = numpy.isin(numpy.arange(len(actions)), others)
+            found = _find_last(fills, is_named, actions.where(of_others), _entry_key)
+            fill[others], is_there[others] = found
+        return fill, is_there, is_same
 
     def _is_unanswered(self, actions: Actions) -> Booleans:
         fills = self._fills
@@ -415,13 +420,11 @@ class _Piece:
         )
 
     def _find_nodes(self, items: Integers) -> dict[tuple[int, int], dict[int, bool]]:
-        """By item, the nodes that had it in the order of the replay, and whether it was read there."""
+        """By item, the nodes that had it, and whether it was read there."""
         chosen = numpy.isin(self._items, numpy.unique(items)) & (self._columns["kind"] != CHANGE)
-        columns = {name: column[chosen] for name, column in self._columns.items()}
-        order = numpy.lexsort(_order(columns))
         nodes: dict[tuple[int, int], dict[int, bool]] = {}
         names = ("h1", "h2", "node", "kind")
-        for h1, h2, node, kind in zip(*(columns[name][order].tolist() for name in names), strict=True):
+        for h1, h2, node, kind in zip(*(self._columns[name][chosen].tolist() for name in names), strict=True):
             of = nodes.setdefault((h1, h2), {})
             of[node] = of.get(node, False) or kind != INVALIDATION
         return nodes
@@ -437,6 +440,25 @@ def _entry_key(actions: Actions) -> NDArray[numpy.uint64]:
     has_some = actions.counts > 0
     life[has_some] = actions.book.life[actions.book.starts[actions.value[has_some]]]
     return mix(actions.item, actions["node"], actions["version"], life)
+
+
+def _stored_key(actions: Actions) -> NDArray[numpy.uint64]:
+    columns = actions["node"], actions["version"], actions["digest"], actions["flags"] & ABSENT
+    return mix(actions.item, actions.value, *columns)
+
+
+def _find_last(
+    fills: Actions, chosen: Booleans, actions: Actions, key_of: Callable[[Actions], NDArray[numpy.uint64]]
+) -> tuple[Integers, Booleans]:
+    """(for each action the last of the chosen fills with its key, whether there is one)."""
+    kept = numpy.flatnonzero(chosen)
+    keys = key_of(fills)[kept]
+    order = numpy.lexsort((fills["sequence"][kept], fills["client"][kept], fills["begin_us"][kept], keys))
+    keys, kept = keys[order], kept[order]
+    wanted = key_of(actions)
+    at = numpy.maximum(numpy.searchsorted(keys, wanted, side="right") - 1, 0)
+    fill = kept[at]
+    return fill, (keys[at] == wanted) & (fills.item[fill] == actions.item)
 
 
 def _value_key(actions: Actions) -> NDArray[numpy.uint64]:

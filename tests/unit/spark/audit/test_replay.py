@@ -437,3 +437,10 @@ def test_bounds_of_shares_are_wilsons() -> None:
     assert (none.low, round(none.high, 4)) == (0.0, 0.2775)
     assert Share.of_counts(0, 0).high == 1.0
     assert round(Share.of_counts(999_999, 1_000_000).nines, 1) == 5.2
+
+
+def test_each_value_of_one_version_was_stored_by_its_own_fill() -> None:
+    """A version that is there twice makes neither value one from thin air."""
+    rows = [fill(1, 9, version=60, observed=55, digest=100), fill(2, 9, version=60, observed=55, digest=101)]
+    assert found(*rows, hit(1.5, 9, version=60, digest=100), hit(3, 9, version=60, digest=101)) == []
+    assert found(*rows, hit(3, 9, version=60, digest=102)) == [("thin_air_hit", "F45", 1)]
