@@ -19,10 +19,10 @@ from spark.audit.recording import open_actions, open_changes
 from tests.simulation.planted import AS_OF_US
 
 
-def audit_folders(engine: Engine, archive: str, history: str) -> dict[str, Any]:
+def audit_folders(engine: Engine, archive: str, history: str, **options: Any) -> dict[str, Any]:
     """What an audit says."""
     changes, actions = open_changes(engine, archive), open_actions(engine, history)
-    result = audit(engine, changes, actions, rules=Rules(0), as_of_us=AS_OF_US, pieces=4)
+    result = audit(engine, changes, actions, rules=Rules(0), as_of_us=AS_OF_US, pieces=4, **options)
     result.close()
     violations = list(map(str, result.violations.to_pylist()))
     return {"summary": json.loads(json.dumps(result.summary.to_json())), "violations": violations}

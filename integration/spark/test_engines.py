@@ -28,6 +28,8 @@ from tests.simulation.recorded import EPOCH_US, record, write_rows
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SEEDS: Final = range(40)
+HOT_ROWS: Final = 60
+"""So few that some items of these histories are in several pieces."""
 
 
 class Written(NamedTuple):
@@ -70,15 +72,23 @@ def test_rows_on_disk_are_judged_as_those_in_memory(written: Written, expected: 
     assert audit_folders(LocalEngine(held_bytes_max=1 << 16), *written) == expected
 
 
-def two_days(engine: Engine, written: Written, folder: Path) -> tuple[list[Any], list[Any]]:
+def test_items_in_many_pieces_are_judged_by_spark_as_in_one(
+    session: SparkSession, written: Written, expected: dict[str, Any]
+) -> None:
+    assert audit_folders(SparkEngine(session), *written, hot_rows=HOT_ROWS) == expected
+
+
+def two_days(engine: Engine, written: Written, folder: Path, **options: Any) -> tuple[list[Any], list[Any]]:
     """What two audits say, of which the second one continues the first with no history of its own day."""
     changes, actions = open_changes(engine, written.archive), open_actions(engine, written.history)
     split_us = EPOCH_US + 7_000_000
-    first = audit(engine, changes, actions, rules=Rules(0), as_of_us=split_us, pieces=4)
+    first = audit(engine, changes, actions, rules=Rules(0), as_of_us=split_us, pieces=4, **options)
     save_state(first.carry, open_folder(str(folder)), HOUR)
     first.close()
     state = load_state(open_folder(str(folder)))
-    second = audit(engine, changes, actions, rules=Rules(0), as_of_us=AS_OF_US, previous=state, pieces=3)
+    second = audit(
+        engine, changes, actions, rules=Rules(0), as_of_us=AS_OF_US, previous=state, pieces=3, **options
+    )
     second.close()
     return first.violations.to_pylist(), second.violations.to_pylist()
 
@@ -86,9 +96,10 @@ def two_days(engine: Engine, written: Written, folder: Path) -> tuple[list[Any],
 def test_a_state_of_spark_is_that_of_one_process(
     session: SparkSession, written: Written, tmp_path: Path
 ) -> None:
-    mine = two_days(SparkEngine(session), written, tmp_path / "spark")
-    assert mine == two_days(LocalEngine(), written, tmp_path / "local")
-    assert all(map(len, mine))
+    expected = two_days(LocalEngine(), written, tmp_path / "local")
+    assert all(map(len, expected))
+    assert two_days(SparkEngine(session), written, tmp_path / "spark") == expected
+    assert two_days(SparkEngine(session), written, tmp_path / "hot", hot_rows=HOT_ROWS) == expected
 
 
 @pytest.mark.slow

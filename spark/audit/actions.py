@@ -47,6 +47,7 @@ from spark.audit.row import (
     UNANSWERED,
 )
 from spark.audit.schema import REPLAY
+from spark.audit.spread import Spread
 from spark.audit.timeline import Lineage
 
 ACTIONS: Final = ("fill", "hit", "refusal", "invalidation", "publish", "dropped")
@@ -58,29 +59,18 @@ _LIST: Final = "\x1f"
 _PART: Final = "\x1e"
 
 
-# -- pieces ----------------------------------------------------------------------------------------------
-
-
-def divide(table: pyarrow.Table, pieces: int) -> Iterator[Told]:
-    """The rows (`REPLAY`) of each piece. All rows of an item are in one."""
-    number = table.column("h1").to_numpy().view(numpy.uint64) % numpy.uint64(pieces)
-    order = numpy.argsort(number.astype(numpy.min_scalar_type(pieces)), kind="stable")
-    sorted_rows = table.take(pyarrow.array(order))
-    found, starts = numpy.unique(number[order], return_index=True)
-    ends = numpy.append(starts[1:], len(order))
-    for piece, start, end in zip(found.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        yield int(piece), sorted_rows.slice(start, end - start)
+# -- rows of a former audit -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
     """A step over rows that a former audit kept."""
 
-    pieces: int
+    spread: Spread
 
     def __call__(self, parts: Iterable[ScanPart]) -> Iterator[Told]:
         for batch in read_parts(parts, REPLAY.names):
-            yield from divide(pyarrow.Table.from_batches([batch]).cast(REPLAY), self.pieces)
+            yield from self.spread.divide(pyarrow.Table.from_batches([batch]).cast(REPLAY))
 
 
 # -- changes ---------------------------------------------------------------------------------------------
@@ -109,7 +99,7 @@ class ChangeStep:
     of its items are marked.
     """
 
-    pieces: int
+    spread: Spread
     duplicates: Sequence[tuple[int, int, int]]
     part: AuditPart | None = None
 
@@ -117,7 +107,7 @@ class ChangeStep:
         for batch in read_parts(parts, _OF_CHANGE if self.part is None else (*_OF_CHANGE, *_IMAGES)):
             rows = self._encode(batch)
             if rows.num_rows:
-                yield from divide(rows, self.pieces)
+                yield from self.spread.divide(rows)
 
     def _encode(self, batch: pyarrow.RecordBatch) -> pyarrow.Table:
         counts = pyarrow.compute.list_value_length(batch.column("items")).fill_null(0)
@@ -224,7 +214,7 @@ class ActionStep:
     """A step: a row (`REPLAY`) for each fill, invalidation and hit; ``stock`` (`STOCK`), and what ``published``
     tells."""
 
-    pieces: int
+    spread: Spread
     lineages: Mapping[str, Lineage]
     published: PublishedStep
 
@@ -239,7 +229,7 @@ class ActionStep:
             is_told = pyarrow.compute.and_(needs_item, has_item)
             chosen = is_told.to_numpy(zero_copy_only=False)
             if chosen.any():
-                yield from divide(self._encode(batch.filter(is_told), who[chosen]), self.pieces)
+                yield from self.spread.divide(self._encode(batch.filter(is_told), who[chosen]))
 
     def _encode(self, batch: pyarrow.RecordBatch, who: NDArray[numpy.int64]) -> pyarrow.Table:
         action, outcome = batch.column("action"), batch.column("outcome")

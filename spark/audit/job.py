@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 
-A value is stale if a change that its position lacks was acknowledged before it was served. To decide that for every
-action, the audit brings together all rows of one item: its changes, invalidations, fills and hits. There is one
-shuffle, by item, and it moves numbers only. Everything that is not of one item is small, and known before anything is
-judged.
+A value is stale if a change that its position lacks was acknowledged before it was served. To decide that for
+every action, the audit brings together all rows of one item: its changes, invalidations, fills and hits. There is
+one shuffle, by item, and it moves numbers only. A hot item is in several pieces (`spark.audit.spread`). Everything
+that is not of one item is small, and known before anything is judged.
 
 ::
 
@@ -25,6 +25,7 @@ judged.
                           v                                 |
       ===== THE SHUFFLE: by item (h1, h2) ==============    |
                           |                                 |
+                          | + context of hot items          |
                           v                                 |
                        judge, many items at once <----------+
                           |
@@ -64,14 +65,15 @@ from spark.audit.engine.step import Engine, Tables
 from spark.audit.evidence import Names, name_violations, read_records
 from spark.audit.finding import Finding, Knowledge, PendingChange, Reference, Rules, Tally, TallyRow
 from spark.audit.kernel.arrays import number_items, to_numbers
-from spark.audit.kernel.judge import judge
+from spark.audit.kernel.judge import judge, judge_segment
 from spark.audit.part import AuditPart
 from spark.audit.recording import RecordedFiles
 from spark.audit.row import IN_PART
 from spark.audit.schema import FINDING, PENDING, TALLY, to_table
+from spark.audit.segment import OF_ITEM, POISONED, Context, find_context
 from spark.audit.state import Carry, State
 from spark.audit.summary import Summary, summarize
-from spark.audit.survey import survey_history
+from spark.audit.survey import ROWS_PER_PIECE, survey_history
 
 FINDINGS_MAX: Final = 1_000_000
 """The most findings that one audit can list."""
@@ -99,9 +101,11 @@ def audit(
     previous: State | None = None,
     pieces: int | None = None,
     part: AuditPart | None = None,
+    hot_rows: int = ROWS_PER_PIECE,
 ) -> Audit:
     """Audit recorded history that continues ``previous``. ``rules.as_of_us`` is set from ``as_of_us``, which is by
     default a little before the archive's end. ``part``: the only items that are judged, without a ``previous``.
+    ``hot_rows``: an item with more rows is spread over several pieces.
     Raises `FormatError` for history that cannot be understood, and for more than `FINDINGS_MAX` findings."""
     assert part is None or previous is None, "a state is never of a part"
     survey = survey_history(
@@ -113,10 +117,14 @@ def audit(
         previous=previous,
         part=part,
         pieces=pieces,
+        hot_rows=hot_rows,
     )
-    replayed = survey.shuffled.reduce("replay", JudgeStep(survey.rules, survey.known, part is not None))
+    context = find_context(survey.shuffled, survey.spread, survey.rules, survey.known, ROWS_PER_PIECE)
+    step = JudgeStep(survey.rules, survey.known, context, part is not None)
+    replayed = survey.shuffled.reduce("replay", step, context.number())
     tally = sum_tallies(replayed)
-    findings, wrong_clocks = judge_clocks(_read_findings(replayed), tally, survey.names)
+    found = context.merge(read_findings(replayed), tally)
+    findings, wrong_clocks = judge_clocks(found, tally, survey.names)
     shown = [*(it.evidence for it in findings), *(it.evidence for it in survey.damages)]
     hot = {Reference("hit", client, sequence): hits for hits, _, _, client, sequence in tally.hot}
     records = read_records(engine, changes, actions, chain(*shown, hot))
@@ -133,7 +141,7 @@ def audit(
         [(records[each[1:]].items[0], hits) for each, hits in hot.items() if each[1:] in records],
     )
     pending = replayed.get("pending", PENDING.empty_table())
-    carry = Carry(survey.kept, engine, survey.shuffled, changes, actions, pending, items)
+    carry = Carry(survey.kept, engine, survey.shuffled, survey.spread, changes, actions, pending, items)
     return Audit(replace(summary, part=str(part or "")), violations, carry)
 
 
@@ -142,19 +150,23 @@ def audit(
 
 @dataclass(frozen=True, slots=True)
 class JudgeStep:
-    """A step for each piece: ``findings``, ``pending``, and one ``tally``. ``is_part``: only items with a change that
-    is marked are judged."""
+    """A step for each piece: ``findings``, ``pending``, and one ``tally``. ``context``: of items in several pieces.
+    ``is_part``: only items with a change that is marked are judged."""
 
     rules: Rules
     known: Knowledge
+    context: Context
     is_part: bool
 
-    def __call__(self, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+    def __call__(self, piece: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
         tally = Tally()
-        rows = _choose_part(table) if self.is_part else table
+        rows = self.context.complete(piece, table)
+        rows = _choose_part(rows) if self.is_part else rows
+        is_whole = self.context.is_whole(piece)
         found: list[Finding] = []
         pending: list[PendingChange] = []
-        for each in judge(rows, self.rules, self.known, tally):
+        judges = judge if is_whole else judge_segment
+        for each in judges(rows, self.rules, self.known, tally) if rows.num_rows else ():
             if isinstance(each, PendingChange):
                 pending.append(each)
             else:
@@ -163,6 +175,9 @@ class JudgeStep:
             yield "findings", to_table(map(_cells, found), FINDING)
         if pending:
             yield "pending", to_table(pending, PENDING)
+        if not is_whole:
+            for name in (*(() if self.context.is_first(piece) else OF_ITEM), POISONED):
+                del tally.counts[name]
         yield "tally", to_table([tally.to_row()], TALLY)
 
 
@@ -185,15 +200,22 @@ def _choose_part(table: pyarrow.Table) -> pyarrow.Table:
 def sum_tallies(replayed: Tables) -> Tally:
     """The counts of all pieces."""
     total = Tally()
+    hot: dict[tuple[int, int], tuple[int, ...]] = {}
     for row in replayed["tally"].to_pylist() if "tally" in replayed else ():
         lists = {
             name: [tuple(each.values()) for each in its] for name, its in row.items() if name != "delays"
         }
-        total.add(TallyRow(**lists, delays=row["delays"]))
+        for hits, h1, h2, *reference in lists.pop("hot"):
+            before = hot.get((h1, h2), (0, *reference))
+            hot[h1, h2] = hits + before[0], *min(before[1:], tuple(reference))
+        total.add(TallyRow(**lists, delays=row["delays"], hot=()))
+    for item, (hits, client, sequence) in hot.items():
+        total.add_hot(hits, *item, client, sequence)
     return total
 
 
-def _read_findings(replayed: Tables) -> list[Finding]:
+def read_findings(replayed: Tables) -> list[Finding]:
+    """The findings of all pieces. Raises `FormatError` for more than `FINDINGS_MAX`."""
     if "findings" not in replayed:
         return []
     table = replayed["findings"]

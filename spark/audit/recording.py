@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -64,18 +64,24 @@ class FileNames(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """Rows that are read at once, of one file or of several small ones."""
+    """Rows that are read at once, of one file or of several small ones. ``first``: only so many of them are read."""
 
     pieces: tuple[FileRows, ...]
     rows: int
     schema: pyarrow.Schema
+    first: int | None = None
+
+    def take_first(self, rows: int) -> RowPart:
+        """About the first rows alone, at little cost."""
+        piece = self.pieces[0]
+        return RowPart((piece._replace(groups=piece.groups[:1]),), min(rows, self.rows), self.schema, rows)
 
     def read_batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
         """Columns in the types of the schema. Small files are put together in one batch, and texts with few values
         of others are dictionaries. Raises `FormatError` for a file that is not there any more, or broken."""
         are_small = self.rows < len(self.pieces) * ROWS_PER_BATCH_MIN
         schema = self._schema_of(columns, () if are_small else _FEW_VALUES)
-        batches = chain.from_iterable(_read(piece, schema) for piece in self.pieces)
+        batches = chain.from_iterable(_read(piece, schema, self.first) for piece in self.pieces)
         if are_small:
             table = pyarrow.Table.from_batches(batches, schema).combine_chunks()
             yield from table.to_batches(ROWS_PER_BATCH_MAX)
@@ -87,17 +93,16 @@ class RowPart:
         return pyarrow.schema([it.with_type(_ENCODED) if it.name in encoded else it for it in fields])
 
 
-def _read(piece: FileRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+def _read(piece: FileRows, schema: pyarrow.Schema, first: int | None = None) -> Iterator[pyarrow.RecordBatch]:
     few = [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
     filesystem = _open(piece.folder)
     try:
         with parquet.ParquetFile(
-            piece.path, filesystem=filesystem, pre_buffer=True, read_dictionary=few
+            piece.path, filesystem=filesystem, pre_buffer=first is None, read_dictionary=few
         ) as file:
-            batches = file.iter_batches(
-                ROWS_PER_BATCH_MAX, list(piece.groups), schema.names, use_threads=False
-            )
-            for batch in batches:
+            size = ROWS_PER_BATCH_MAX if first is None else first
+            batches = file.iter_batches(size, list(piece.groups), schema.names, use_threads=False)
+            for batch in islice(batches, None if first is None else 1):
                 yield batch.select(schema.names).cast(schema)
     except (pyarrow.ArrowException, OSError) as error:
         raise FormatError(f"{piece.path} cannot be read any more: {error}", hint="audit again") from error

@@ -1,10 +1,9 @@
 """The judge: the replay of one item, in the order of the archive what changed it, and what the cache did with it.
 
-Rows come sorted: all changes of an item, then its invalidations, fills and hits. Of several actions that one finding
-shows, the earliest is its evidence. Order comes from ordinals and
-positions. Times decide whether an action came after an acknowledgement, with an error allowed (F3, F36). Every
-verdict is given here: `spark.audit.kernel` proves by arrays what is right, and hands over what is suspicious with
-its witnesses, or whole items.
+Rows come sorted: all changes of an item, then its invalidations, fills and hits. The earliest of several actions
+that one finding shows is its evidence. Order comes from ordinals and positions. Times decide whether an action came
+after an acknowledgement, with an error allowed (F3, F36). Every verdict is given here: `spark.audit.kernel` proves
+by arrays what is right, and hands over what is suspicious with its witnesses, or whole items.
 
 Its inputs and its findings are classes of `spark.audit.finding`. Plain Python: knows nothing of Spark, never reads a
 file or a clock.
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -34,6 +34,7 @@ from spark.audit.row import (
     ABSENT,
     BELOW_FLOOR,
     CHANGE,
+    CONTEXT,
     FILL,
     HIT,
     JUDGED,
@@ -299,7 +300,7 @@ class ItemReplay:
             self._tally.add_poison(entry.who, other, span.first_us, span.last_us, counts)
 
     def _is_told(self, entry: AuditedEntry, span: ActionSpan) -> bool:
-        return not entry.flags & JUDGED and span.first_us <= self._rules.as_of_us
+        return not entry.flags & (JUDGED | CONTEXT) and span.first_us <= self._rules.as_of_us
 
     def _standing(self, entry: AuditedEntry) -> Standing:
         key = (entry.node, entry.stamps, entry.who if self._known.raises else 0)
@@ -575,6 +576,23 @@ def _find_unknown(stamps: Sequence[PlacedStamp]) -> str:
 
 def is_poison(finding: Finding) -> bool:
     return verdict.KIND_BY_NAME[finding.kind].is_poison
+
+
+def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings of rows that were judged apart, as if they had been judged together."""
+    merged: dict[tuple[Any, ...], Finding] = {}
+    for it in findings:
+        key = it.h1, it.h2, it.kind, it.failure, it.node, it.version, it.lineage, it.clients
+        held = merged.setdefault(key, it)
+        if held is not it:
+            first = min(held, it, key=lambda each: (each.first_us, each.evidence))
+            merged[key] = replace(
+                first,
+                count=held.count + it.count,
+                last_us=max(held.last_us, it.last_us),
+                longest_us=max(held.longest_us, it.longest_us),
+            )
+    return list(merged.values())
 
 
 # -- many items ------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ JUDGED: Final = 128
 """Judged by an earlier audit: it is only context now."""
 IN_PART: Final = 256
 """A change of an item that belongs to the part that is judged; unknown to the judge."""
+CONTEXT: Final = 512
+"""Judged in another piece of the same item: it is only context in this one."""
 
 NO_NUMBER: Final = -(1 << 63)
 """Stands for null in a column of integers."""

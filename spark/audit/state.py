@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import numpy
@@ -23,7 +23,7 @@ from pyarrow import fs, parquet
 
 from freshness.errors import ConfigError, FormatError
 from spark.audit.archive import Archive, RunRow, Times, rebuild
-from spark.audit.engine.step import Engine, ScanPart, Shuffled, Told
+from spark.audit.engine.step import Engine, ScanPart, Shuffled, Told, collect
 from spark.audit.evidence import Names, Who
 from spark.audit.finding import Knowledge, Life
 from spark.audit.hashing import hash_items
@@ -31,6 +31,7 @@ from spark.audit.kernel.arrays import number_items, to_numbers
 from spark.audit.recording import RecordedFiles, open_rows, read_parts
 from spark.audit.row import CHANGE, HIT, JUDGED
 from spark.audit.schema import ITEM, REPLAY
+from spark.audit.spread import Spread, drop_context
 from spark.audit.timeline import Run
 from spark.folder import Folder, open_folder
 
@@ -73,6 +74,7 @@ class Carry:
     kept: Kept
     engine: Engine
     shuffled: Shuffled
+    spread: Spread
     changes: RecordedFiles
     actions: RecordedFiles
     pending: pyarrow.Table
@@ -82,30 +84,43 @@ class Carry:
 # -- rows ------------------------------------------------------------------------------------------------
 
 
-def keep_rows(table: pyarrow.Table, pending: pyarrow.Table, as_of_us: int, carry_us: int) -> pyarrow.Table:
-    """The rows of a piece (`REPLAY`) that the next audit needs, with what is judged marked as such."""
+class KeptRows(NamedTuple):
+    """Rows of a piece (`REPLAY`), with what is judged marked as such. ``newest``: the newest old row of each kind in
+    each place, a lineage or a node; ``rows``: all others that are kept."""
+
+    rows: pyarrow.Table
+    newest: pyarrow.Table
+
+
+def keep_rows(table: pyarrow.Table, pending: pyarrow.Table, as_of_us: int, carry_us: int) -> KeptRows:
+    """The rows of a piece (`REPLAY`) that the next audit needs."""
     columns = to_numbers(table)
-    item = number_items(columns["h1"], columns["h2"])
     kind, begin_us, since_us = columns["kind"], columns["begin_us"], as_of_us - carry_us
     is_change, is_hit = kind == CHANGE, kind == HIT
     is_open = numpy.where(is_change, _find_waiting(columns, pending), begin_us > as_of_us)
-    place = numpy.where(is_change, columns["lineage"], columns["node"])
-    order = numpy.where(is_change, columns["ordinal"], begin_us)
     is_old = ~is_open & (is_hit | (begin_us <= since_us))
-    old = numpy.flatnonzero(is_old)
-    sorted_rows = old[numpy.lexsort([values[old] for values in (columns["row"], order, place, kind, item)])]
-    # The newest of each kind in each place, a lineage or a node.
-    has_newer = numpy.zeros(len(old), numpy.bool_)
-    has_newer[:-1] = numpy.logical_and.reduce(
-        [values[sorted_rows][1:] == values[sorted_rows][:-1] for values in (place, kind, item)]
-    )
-    kept = ~is_old
-    kept[sorted_rows[~has_newer]] = True
     flags = pyarrow.array(
         numpy.where(is_open, columns["flags"], columns["flags"] | JUDGED).astype(numpy.int32)
     )
     marked = table.set_column(table.schema.get_field_index("flags"), "flags", flags)
-    return marked.filter(pyarrow.array(kept))
+    old = marked.filter(pyarrow.array(is_old))
+    return KeptRows(marked.filter(pyarrow.array(~is_old)), choose_newest(old))
+
+
+def choose_newest(old: pyarrow.Table) -> pyarrow.Table:
+    """The newest row of each item and kind in each place, a lineage or a node."""
+    columns = to_numbers(old)
+    item, kind = number_items(columns["h1"], columns["h2"]), columns["kind"]
+    is_change = kind == CHANGE
+    place = numpy.where(is_change, columns["lineage"], columns["node"])
+    at = numpy.where(is_change, columns["ordinal"], columns["begin_us"])
+    keys = columns["sequence"], columns["client"], columns["row"], at, place, kind, item
+    order = numpy.lexsort(keys)
+    is_last = numpy.ones(len(order), numpy.bool_)
+    is_last[:-1] = ~numpy.logical_and.reduce(
+        [values[order][1:] == values[order][:-1] for values in (place, kind, item)]
+    )
+    return old.take(pyarrow.array(numpy.sort(order[is_last])))
 
 
 def _find_waiting(columns: Mapping[str, NDArray[Any]], pending: pyarrow.Table) -> NDArray[numpy.bool_]:
@@ -120,7 +135,8 @@ def _find_waiting(columns: Mapping[str, NDArray[Any]], pending: pyarrow.Table) -
 
 @dataclass(frozen=True, slots=True)
 class KeepStep:
-    """A step for each piece: rows that are kept go to a file, whose name is told (`_FILE`).
+    """A step for each piece: rows that are kept go to a file, whose name is told (`_FILE`). The ``newest`` rows
+    (`REPLAY`) of an item in several pieces (``spread``) are told, and not written.
 
     A task that is started again writes another file. Files whose names are not told are none of the state.
     """
@@ -130,13 +146,21 @@ class KeepStep:
     pending: pyarrow.Table
     as_of_us: int
     carry_us: int
+    spread: Spread
 
-    def __call__(self, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
-        kept = keep_rows(table, self.pending, self.as_of_us, self.carry_us)
-        if kept.num_rows:
+    def __call__(self, piece: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+        kept = keep_rows(drop_context(table), self.pending, self.as_of_us, self.carry_us)
+        if self.spread.find(piece) is None:
+            yield from self.write(pyarrow.concat_tables(kept))
+        else:
+            yield from self.write(kept.rows)
+            yield "newest", kept.newest
+
+    def write(self, rows: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+        if rows.num_rows:
             path = f"{self.path}/{uuid4().hex}.parquet"
-            parquet.write_table(kept, path, filesystem=open_folder(self.folder).filesystem)
-            yield "files", pyarrow.Table.from_arrays([[path], [kept.num_rows]], schema=_FILE)
+            parquet.write_table(rows, path, filesystem=open_folder(self.folder).filesystem)
+            yield "files", pyarrow.Table.from_arrays([[path], [rows.num_rows]], schema=_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +224,10 @@ def save_state(carry: Carry, folder: Folder, carry_us: int) -> None:
     name = f"{number:08d}-{uuid4().hex}"
     place = f"{folder.path}/{name}"
     filesystem.create_dir(f"{place}/rows")
-    step = KeepStep(folder.name, f"{place}/rows", carry.pending, carry.kept.as_of_us, carry_us)
-    told = carry.shuffled.reduce("rows for the next audit", step).get("files", _FILE.empty_table())
+    step = KeepStep(folder.name, f"{place}/rows", carry.pending, carry.kept.as_of_us, carry_us, carry.spread)
+    kept = carry.shuffled.reduce("rows for the next audit", step)
+    last = step.write(choose_newest(kept.get("newest", REPLAY.empty_table())))
+    told = collect([*((name, kept[name]) for name in kept), *last]).get("files", _FILE.empty_table())
     counts = zip(told.column("path").to_pylist(), told.column("rows").to_pylist(), strict=True)
     rows = {path.removeprefix(f"{place}/"): [count] for path, count in counts}
     parquet.write_table(_name_items(carry), f"{place}/{ITEMS}", filesystem=filesystem)

@@ -299,7 +299,10 @@ def count_served(poison: Collection[tuple[Who, PoisonedHits]], hits: int) -> Ser
         hits,
         min((each.first_us for _, each in poison), default=None),
         max((each.last_us for _, each in poison), default=None),
-        {dimension: counts.most_common(PLACES_MAX) for dimension, counts in places.items()},
+        {
+            dimension: sorted(counts.items(), key=lambda it: (-it[1], it[0]))[:PLACES_MAX]
+            for dimension, counts in places.items()
+        },
     )
 
 

@@ -20,6 +20,7 @@ from spark.audit.finding import Knowledge, Life, Rules, Slices
 from spark.audit.part import AuditPart
 from spark.audit.published import PublishedStep, read_acks, read_held, read_lives
 from spark.audit.recording import RecordedFiles
+from spark.audit.spread import Spread, find_hot
 from spark.audit.state import Kept, State
 
 SETTLE_US: Final = 5_000_000
@@ -35,10 +36,12 @@ ROWS_PER_LARGE_PIECE: Final = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Survey:
     """``rules``: with the time up to which actions are judged. ``shuffled``: the rows of the replay, in their pieces;
-    its owner closes it. ``damages``: of the evidence itself. ``kept``: what the next audit gets."""
+    its owner closes it. ``spread``: which piece each row is in. ``damages``: of the evidence itself. ``kept``: what
+    the next audit gets."""
 
     rules: Rules
     shuffled: Shuffled
+    spread: Spread
     stock: Sequence[Stock]
     damages: Sequence[Damage]
     kept: Kept
@@ -66,6 +69,7 @@ def survey_history(
     previous: State | None = None,
     part: AuditPart | None = None,
     pieces: int | None = None,
+    hot_rows: int = ROWS_PER_PIECE,
 ) -> Survey:
     """Read the archive's order, divide all rows into pieces, and take stock of the actions. Raises `FormatError` for
     history that cannot be understood."""
@@ -82,15 +86,16 @@ def survey_history(
     published = PublishedStep(lineages, sorted({(number, ordinal) for number, _, ordinal in raises}), holes)
     rows = previous.rows if previous else RecordedFiles(())
     count = pieces or count_pieces(changes.rows + actions.rows + rows.rows)
-    shuffled = engine.shuffle(
-        "changes and actions",
-        [
-            PlannedScan(changes.parts, ChangeStep(count, archive.duplicates, part)),
-            PlannedScan(actions.parts, ActionStep(count, lineages, published)),
-            PlannedScan(rows.parts, RowStep(count)),
-        ],
-        count,
-    )
+
+    def plan(spread: Spread) -> list[PlannedScan]:
+        return [
+            PlannedScan(changes.parts, ChangeStep(spread, archive.duplicates, part)),
+            PlannedScan(actions.parts, ActionStep(spread, lineages, published)),
+            PlannedScan(rows.parts, RowStep(spread)),
+        ]
+
+    spread = find_hot(engine, plan(Spread(1)), archive.lineages, count, hot_rows)
+    shuffled = engine.shuffle("changes and actions", plan(spread), spread.total)
     stock = read_stock(shuffled.told["stock"]) if "stock" in shuffled.told else []
     recorded = find_recorder_gaps(stock, lineages, before.sequences if before else {})
     gaps = find_gtid_gaps(holes, read_held(shuffled.told.get("held")))
@@ -110,7 +115,7 @@ def survey_history(
         told=told | {(gap.number, gap.source, gap.first) for gap in gaps},
         as_of_us=used.as_of_us,
     )
-    return Survey(used, shuffled, stock, (*archive.damages, *recorded.damages, *gaps), kept)
+    return Survey(used, shuffled, spread, stock, (*archive.damages, *recorded.damages, *gaps), kept)
 
 
 def _slice_time(archive: Archive, stock: Sequence[Stock]) -> Slices:

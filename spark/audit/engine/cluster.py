@@ -6,7 +6,7 @@ bytes, and starts again what was lost; no event becomes a row of the JVM. Works 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from uuid import uuid4
@@ -103,8 +103,19 @@ class SparkShuffled:
         self._told, self._pieces, self._progress = told, pieces, progress
         self.told = _collect(told.where(F.col("name").isNotNull()))
 
-    def reduce(self, what: str, step: PieceStep) -> Tables:
-        rows = self._told.where(F.col("piece").isNotNull()).repartitionById(self._pieces, F.col("piece"))
+    def reduce(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> Tables:
+        rows = self._told.where(F.col("piece").isNotNull())
+        if numbers is not None:
+            rows = rows.where(F.col("piece").isin(list(numbers)))
+            joined: dict[int, list[int]] = {}
+            for piece, number in numbers.items():
+                if piece != number:
+                    joined.setdefault(number, []).append(piece)
+            told = F.col("piece")
+            for number, pieces in joined.items():
+                told = F.when(F.col("piece").isin(pieces), number).otherwise(told)
+            rows = rows.withColumn("piece", told.cast("int"))
+        rows = rows.repartitionById(self._pieces, F.col("piece"))
         with self._progress.watch(what, 0):
             return _collect(rows.mapInArrow(_reducer(step), _TOLD))
 
@@ -171,8 +182,8 @@ def _reducer(step: PieceStep) -> BatchFunction:
         for batch in batches:
             for number, data in zip(batch.column("piece").to_pylist(), batch.column("data"), strict=True):
                 pieces.setdefault(number, []).append(read_table(data.as_buffer()))
-        for tables in pieces.values():
-            yield from _write_all(step(pyarrow.concat_tables(tables)))
+        for number, tables in pieces.items():
+            yield from _write_all(step(number, pyarrow.concat_tables(tables)))
 
     return run
 

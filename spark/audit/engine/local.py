@@ -7,7 +7,8 @@ grow with the history.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -97,12 +98,19 @@ class LocalShuffled:
             files.append(path)
         self._held, self._held_bytes = {}, 0
 
-    def reduce(self, what: str, step: PieceStep) -> Tables:
+    def reduce(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> Tables:
+        groups: dict[int, list[int]] = {}
+        for piece in sorted(self._rows):
+            if numbers is None or piece in numbers:
+                groups.setdefault(piece if numbers is None else numbers[piece], []).append(piece)
+
         def run() -> Iterator[tuple[str, pyarrow.Table]]:
-            with self._progress.watch(what, sum(self._rows.values())) as done:
-                for piece in sorted(self._rows):
-                    yield from step(pyarrow.concat_tables(self._read(piece)))
-                    done(self._rows[piece])
+            with self._progress.watch(
+                what, sum(self._rows[it] for its in groups.values() for it in its)
+            ) as done:
+                for number, pieces in groups.items():
+                    yield from step(number, pyarrow.concat_tables(chain(*map(self._read, pieces))))
+                    done(sum(self._rows[piece] for piece in pieces))
 
         return collect(run())
 

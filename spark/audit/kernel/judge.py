@@ -57,6 +57,7 @@ from spark.audit.row import (
     ABSENT,
     BELOW_FLOOR,
     CHANGE,
+    CONTEXT,
     FILL,
     HIT,
     INVALIDATION,
@@ -81,7 +82,7 @@ def judge(
         return
     columns = to_numbers(table)
     items = number_items(columns["h1"], columns["h2"])
-    piece = _Piece(table, columns, items, rules, known, tally)
+    piece = Piece(table, columns, items, rules, known, tally)
     odd = piece.find_odd()
     if len(odd):
         is_odd = numpy.isin(items, odd)
@@ -89,6 +90,14 @@ def judge(
         yield from judge(table.filter(pyarrow.array(~is_odd)), rules, known, tally)
         return
     yield from piece.judge()
+
+
+def judge_segment(
+    table: pyarrow.Table, rules: Rules, known: Knowledge, tally: Tally
+) -> Iterator[Finding | PendingChange]:
+    """As `judge`, for one item whose rows are in several pieces: with all context that this one needs."""
+    columns = to_numbers(table)
+    yield from Piece(table, columns, number_items(columns["h1"], columns["h2"]), rules, known, tally).judge()
 
 
 def read_rows(table: pyarrow.Table) -> list[ReplayRow]:
@@ -116,7 +125,9 @@ def _order(columns: NumberColumns) -> tuple[NDArray[Any], ...]:
     return columns["sequence"], second, first, columns["kind"], columns["h2"], columns["h1"]
 
 
-class _Piece:
+class Piece:
+    """Rows of some items, with each action among the changes of its item."""
+
     def __init__(
         self,
         table: pyarrow.Table,
@@ -131,7 +142,7 @@ class _Piece:
         kind = columns["kind"]
         at = numpy.flatnonzero(kind == CHANGE)
         of_changes = {name: column[at] for name, column in columns.items()}
-        self._changes = Changes(at, items[at], of_changes, known)
+        self.changes = Changes(at, items[at], of_changes, known)
         stamps, values = read_stamps(table.column("stamps"))
         self._book = Book(stamps, known)
         parts = []
@@ -139,21 +150,21 @@ class _Piece:
             at = numpy.flatnonzero(kind == each)
             of_kind = {name: column[at] for name, column in columns.items()}
             parts.append(Actions(at, of_kind, items[at], stamps, values[at]))
-        self._invalidations, self._fills, self._hits = parts
-        self._acks = AckOrder(self._invalidations, self._changes)
-        self._placed_fills = self._place(self._fills)
-        self._told_hits = self._hits.where(self._is_told(self._hits))
-        self._placed_hits = self._place(self._told_hits)
-        self._change_witnesses = numpy.zeros(len(self._changes), numpy.bool_)
+        self.invalidations, self.fills, self._hits = parts
+        self._acks = AckOrder(self.invalidations, self.changes)
+        self.placed_fills = self._place(self.fills)
+        self.told_hits = self._hits.where(self.is_told(self._hits))
+        self.placed_hits = self._place(self.told_hits)
+        self._change_witnesses = numpy.zeros(len(self.changes), numpy.bool_)
         self._suspicious: list[Integers] = []
         self._witnesses: list[Integers] = []
 
     def _place(self, actions: Actions) -> Placed:
-        return place(actions, self._changes, self._acks, self._known, self._rules)
+        return place(actions, self.changes, self._acks, self._known, self._rules)
 
     def find_odd(self) -> Integers:
         """Items that must be replayed whole."""
-        pairs = ((self._fills, self._placed_fills), (self._told_hits, self._placed_hits))
+        pairs = ((self.fills, self.placed_fills), (self.told_hits, self.placed_hits))
         odd = [actions.item[actions.row[placed.is_odd]] for actions, placed in pairs]
         return numpy.unique(numpy.concatenate((self._acks.odd, *odd)))
 
@@ -165,7 +176,7 @@ class _Piece:
         self._count_items()
         yield from self._find(missed)
         h1, h2 = self._columns["h1"], self._columns["h2"]
-        changes = self._changes
+        changes = self.changes
         for at in pending.tolist():
             row = changes.rows[changes.row_starts[at]]
             yield PendingChange(
@@ -174,8 +185,8 @@ class _Piece:
 
     # -- tests --------------------------------------------------------------------------------------------
 
-    def _is_told(self, actions: Actions) -> Booleans:
-        is_new: Booleans = (actions["flags"] & JUDGED) == 0
+    def is_told(self, actions: Actions) -> Booleans:
+        is_new: Booleans = (actions["flags"] & (JUDGED | CONTEXT)) == 0
         return is_new & (actions["begin_us"] <= self._rules.as_of_us)
 
     def _committed(self, actions: Actions) -> Integers:
@@ -188,22 +199,22 @@ class _Piece:
         return is_backwards | is_early
 
     def _judge_invalidations(self) -> None:
-        actions = self._invalidations
-        is_told = self._is_told(actions)
+        actions = self.invalidations
+        is_told = self.is_told(actions)
         bad = is_told & self._has_wrong_clock(actions, self._committed(actions))
         self._suspicious.append(actions.at[bad])
         flags = actions.of_stamps("flags") & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE
         self._count_unknown(numpy.zeros(len(flags), numpy.int64), flags, (is_told & ~bad)[actions.row])
 
     def _judge_fills(self) -> None:
-        actions, placed, counts = self._fills, self._placed_fills, self._tally.counts
-        is_told = self._is_told(actions)
+        actions, placed, counts = self.fills, self.placed_fills, self._tally.counts
+        is_told = self.is_told(actions)
         flags = actions["flags"]
         is_answered = (flags & UNANSWERED) == 0
         is_known = actions.first_unknown == 0
         begin_us = actions["begin_us"]
         is_late = placed.ack_end + self._rules.clock_error_us < begin_us[actions.row]
-        row, _ = compare(actions, placed, self._changes)
+        row, _ = compare(actions, placed, self.changes)
         is_wrong = actions.any(is_late) | ((flags & BELOW_FLOOR) > 0) | (row == ROW_OTHER)
         bad = is_answered & is_known & is_wrong
         bad |= is_told & self._has_wrong_clock(actions, self._committed(actions))
@@ -214,21 +225,21 @@ class _Piece:
         self._count_compared(row, told & is_known)
 
     def _judge_hits(self) -> None:
-        actions, placed, rules = self._told_hits, self._placed_hits, self._rules
+        actions, placed, rules = self.told_hits, self.placed_hits, self._rules
         is_known = actions.first_unknown == 0
         begin_us = actions["begin_us"]
         found = placed.found
         since = placed.raised.since
-        if len(self._changes):
-            committed = numpy.where(found.lacks, self._changes.committed[found.at], NEVER)
+        if len(self.changes):
+            committed = numpy.where(found.lacks, self.changes.committed[found.at], NEVER)
             since = numpy.minimum(since, committed)
         stale_after = numpy.minimum(placed.ack_end + rules.clock_error_us, placed.raised.stale_after)
         ends = find_ends(actions, self._known, rules)
         is_late = begin_us > numpy.minimum(actions.least(stale_after), actions.least(ends))
         committed_us = self._committed(actions)
-        fill, is_filled, is_same = self._find_fills(actions)
+        fill, is_filled, is_same = self.find_fills(actions)
         origin = self._trace(actions, committed_us, fill, is_filled, is_same)
-        row, _ = compare(actions, placed, self._changes)
+        row, _ = compare(actions, placed, self.changes)
         is_compared = (origin == _UNANSWERED) | (origin == _BEFORE_HISTORY)
         bad = is_late & ((actions["flags"] & SERVED_STALE) == 0)
         bad |= self._has_wrong_clock(actions, committed_us)
@@ -254,39 +265,37 @@ class _Piece:
         is_same: Booleans,
     ) -> Integers:
         """Who stored each value: see `_STORED` and its like. ``fill``, ``is_there``, ``is_same``: as of
-        `_find_fills`."""
+        `find_fills`."""
         book, rules = self._book, self._rules
         since = actions.fold(numpy.maximum, book.history[actions.stamp], NEVER)
         is_within = committed_us > since + rules.clock_error_us
         is_lost = actions.any(book.lost[actions.stamp])
         origin = numpy.where(is_within, numpy.where(is_lost, _LOST, _SUSPICIOUS), _BEFORE_HISTORY)
         origin[self._is_unanswered(actions)] = _UNANSWERED
-        if len(self._fills):
-            is_same &= actions["end_us"] + rules.clock_wrong_us >= self._fills["begin_us"][fill]
+        if len(self.fills):
+            is_same &= actions["end_us"] + rules.clock_wrong_us >= self.fills["begin_us"][fill]
         origin[is_there] = numpy.where(is_same, _STORED, _SUSPICIOUS)[is_there]
         return origin
 
-    def _find_fills(self, actions: Actions) -> tuple[Integers, Booleans, Booleans]:
+    def find_fills(self, actions: Actions) -> tuple[Integers, Booleans, Booleans]:
         """(the last fill with each value, else the last one with its node, version and life, whether there is one,
         whether it has the value)."""
-        fills = self._fills
+        fills = self.fills
         fill = numpy.zeros(len(actions), numpy.int64)
         is_there, is_same = fill > 0, fill > 0
         is_named = (fills["version"] != NO_NUMBER) & (fills.counts > 0)
         wanted = actions["version"] != NO_NUMBER
         if not is_named.any() or not wanted.any():
             return fill, is_there, is_same
-        fill[wanted], is_same[wanted] = _find_last(fills, is_named, actions.where(wanted), _stored_key)
-        others = numpy.flatnonzero(wanted & ~is_same)
-        is_there |= is_same
-        if len(others):
-            of_others = numpy.isin(numpy.arange(len(actions)), others)
-            found = _find_last(fills, is_named, actions.where(of_others), _entry_key)
-            fill[others], is_there[others] = found
-        return fill, is_there, is_same
+        for is_found, key_of in ((is_same, _stored_key), (is_there, _entry_key)):
+            rest = wanted & ~is_same
+            if rest.any():
+                its = actions if rest.all() else actions.where(rest)
+                fill[rest], is_found[rest] = _find_last(fills, is_named, its, key_of)
+        return fill, is_there | is_same, is_same
 
     def _is_unanswered(self, actions: Actions) -> Booleans:
-        fills = self._fills
+        fills = self.fills
         unanswered = fills.where(((fills["flags"] & UNANSWERED) > 0) | (fills["version"] == NO_NUMBER))
         if not len(unanswered):
             return numpy.zeros(len(actions), numpy.bool_)
@@ -294,14 +303,15 @@ class _Piece:
 
     def _judge_changes(self) -> tuple[Integers, Integers]:
         """(changes that may be lost, changes that cannot be judged yet)."""
-        changes, rules, counts = self._changes, self._rules, self._tally.counts
+        changes, rules, counts = self.changes, self._rules, self._tally.counts
         if not len(changes):
             return numpy.zeros(0, numpy.int64), numpy.zeros(0, numpy.int64)
         is_action = self._columns["kind"] != CHANGE
         recorded, judged = (numpy.zeros(int(self._items.max()) + 1, numpy.bool_) for _ in range(2))
         recorded[self._items[is_action]] = True
         judged[self._items[is_action & ((self._columns["flags"] & JUDGED) > 0)]] = True
-        is_open = recorded[changes.item] & ~(((changes.flags & JUDGED) > 0) & judged[changes.item])
+        is_open = recorded[changes.item] & ((changes.flags & CONTEXT) == 0)
+        is_open &= ~(((changes.flags & JUDGED) > 0) & judged[changes.item])
         waits = changes.committed + rules.missed_after_us > rules.as_of_us
         is_covered = self._acks.covered != NEVER
         delay_us = numpy.maximum(0, self._acks.covered - changes.committed)[is_open & ~waits & is_covered]
@@ -351,12 +361,12 @@ class _Piece:
         counts["items changed"] += int(changed.sum())
         counts["items recorded"] += int(recorded.sum())
         counts["items changed and recorded"] += int((changed & recorded).sum())
-        hits = numpy.bincount(self._told_hits.item, minlength=size)
+        hits = numpy.bincount(self.told_hits.item, minlength=size)
         h1, h2 = numpy.zeros(size, numpy.int64), numpy.zeros(size, numpy.int64)
         h1[items], h2[items] = self._columns["h1"], self._columns["h2"]
         hottest = numpy.lexsort((h2, h1, hits))[-HOT_ITEMS:]
         for item in hottest[hits[hottest] > 0].tolist():
-            mine = self._told_hits.where(self._told_hits.item == item)
+            mine = self.told_hits.where(self.told_hits.item == item)
             first = numpy.lexsort((mine["sequence"], mine["client"], mine["begin_us"]))[0]
             reference = int(mine["client"][first]), int(mine["sequence"][first])
             self._tally.add_hot(int(hits[item]), int(h1[item]), int(h2[item]), *reference)
@@ -365,7 +375,7 @@ class _Piece:
 
     def _bear_witness(self, actions: Actions, placed: Placed, bad: Booleans, with_log: Booleans) -> None:
         """Call the witnesses of bad actions; where ``with_log``, all that left the value."""
-        changes, found = self._changes, placed.found
+        changes, found = self.changes, placed.found
         self._suspicious.append(actions.at[bad])
         if not len(changes):
             return
@@ -391,15 +401,15 @@ class _Piece:
 
     def _name_fillers(self, actions: Actions, bad: Booleans, fillers: Integers) -> None:
         """The fills that stored the values of bad hits, and those that may have."""
-        self._witnesses.append(self._fills.at[fillers])
-        fills = self._fills
+        self._witnesses.append(self.fills.at[fillers])
+        fills = self.fills
         may_have = ((fills["flags"] & UNANSWERED) > 0) | (fills["version"] == NO_NUMBER)
         may_have &= numpy.isin(_value_key(fills), _value_key(actions.where(bad)))
         self._witnesses.append(fills.at[may_have])
 
     def _find(self, missed: Integers) -> Iterator[Finding | PendingChange]:
         """The judge's findings."""
-        changes = self._changes
+        changes = self.changes
         self._change_witnesses[missed] = True
         suspicious = numpy.unique(numpy.concatenate(self._suspicious))
         witnesses = numpy.setdiff1d(numpy.concatenate(self._witnesses), suspicious)

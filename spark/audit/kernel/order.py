@@ -164,7 +164,7 @@ def find_suffix_minima(groups: Integers, values: Integers, ties: Integers) -> In
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class Acknowledged:
     """Acknowledgements, one for each change that an invalidation names.
 
     ``group``: a hash of log, node and life; ``at``: the invalidation's place in the table; ``turn``: its place in the
@@ -181,7 +181,8 @@ class _Told:
     is_single: Booleans
 
 
-def _read_told(invalidations: Actions, changes: Changes) -> _Told:
+def read_told(invalidations: Actions, changes: Changes) -> Acknowledged:
+    """Which changes the invalidations name."""
     book = invalidations.book
     stamp, row = invalidations.stamp, invalidations.row
     may_cover = (book.flags[stamp] & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE) == 0
@@ -207,7 +208,9 @@ def _read_told(invalidations: Actions, changes: Changes) -> _Told:
     # A prefix that ends at the first change of a log covers nothing else: it is one among others of its group.
     beyond = ~is_single & (change > changes.log_starts[log])
     is_wide = ~is_single & numpy.isin(group, group[beyond])
-    return _Told(change, group, invalidations["end_us"][row], invalidations.at[row], turn, is_wide, is_single)
+    return Acknowledged(
+        change, group, invalidations["end_us"][row], invalidations.at[row], turn, is_wide, is_single
+    )
 
 
 class AckOrder:
@@ -218,7 +221,7 @@ class AckOrder:
     """
 
     def __init__(self, invalidations: Actions, changes: Changes) -> None:
-        told = _read_told(invalidations, changes)
+        told = read_told(invalidations, changes)
         self.odd = _find_odd(told, changes)
         self.covered = _find_covered(told, changes)
         order = numpy.lexsort((told.change, told.group))
@@ -254,13 +257,13 @@ class AckOrder:
         return end, change, row
 
 
-def _find_odd(told: _Told, changes: Changes) -> Integers:
+def _find_odd(told: Acknowledged, changes: Changes) -> Integers:
     wide, narrow = (numpy.unique(told.group[chosen]) for chosen in (told.is_wide, told.is_single))
     both = numpy.intersect1d(wide, narrow, assume_unique=True)
     return numpy.unique(changes.item[told.change[numpy.isin(told.group, both)]])
 
 
-def _find_covered(told: _Told, changes: Changes) -> Integers:
+def _find_covered(told: Acknowledged, changes: Changes) -> Integers:
     single, wide = (numpy.full(len(changes), NEVER, numpy.int64) for _ in range(2))
     numpy.minimum.at(single, told.change[~told.is_wide], told.end_us[~told.is_wide])
     if not told.is_wide.any():

@@ -29,11 +29,11 @@ def judge_both(table: pyarrow.Table, rules: Rules, known: Knowledge) -> tuple[di
     by_arrays, by_rows = Tally(), Tally()
     found = list(judge(table, rules, known, by_arrays))
     expected = list(replay(read_rows(table), rules, known, by_rows))
-    return _told(found, by_arrays), _told(expected, by_rows)
+    return told(found, by_arrays), told(expected, by_rows)
 
 
-def _told(results: Iterable[Finding | PendingChange], tally: Tally) -> dict[str, Any]:
-    """In an order of its own."""
+def told(results: Iterable[Finding | PendingChange], tally: Tally) -> dict[str, Any]:
+    """What was said, in an order of its own."""
     row = tally.to_row()
     return {
         "results": Counter(map(str, results)),

@@ -20,6 +20,7 @@ from spark.audit.finding import Knowledge
 from spark.audit.recording import RecordedFiles, read_parts
 from spark.audit.row import CHANGE, FILL, HIT, JUDGED
 from spark.audit.schema import PENDING, REPLAY, to_table
+from spark.audit.spread import Spread
 from spark.audit.state import Carry, Kept, State, keep_rows, load_state, save_state
 from spark.folder import Folder, open_folder
 
@@ -61,7 +62,14 @@ def make_carry(day: int, former: State | None = None) -> Carry:
     )
     pending = to_table([(1, 1, 1, day)], PENDING)
     return Carry(
-        kept, LocalEngine(), shuffled, RecordedFiles(()), RecordedFiles(()), pending, {(1, 1): b"item"}
+        kept,
+        LocalEngine(),
+        shuffled,
+        Spread(1),
+        RecordedFiles(()),
+        RecordedFiles(()),
+        pending,
+        {(1, 1): b"item"},
     )
 
 
@@ -146,7 +154,7 @@ CARRY: Final = 100
 def kept_of(*rows: dict[str, Any], pending: tuple[int, ...] = ()) -> list[tuple[int, int, bool]]:
     """(item, order of the row, whether it is judged) of what is kept. ``pending``: ordinals of changes of item 1."""
     waiting = to_table([(1, 1, 7, ordinal) for ordinal in pending], PENDING)
-    kept = keep_rows(make_rows(*rows), waiting, AS_OF, CARRY).to_pylist()
+    kept = pyarrow.concat_tables(keep_rows(make_rows(*rows), waiting, AS_OF, CARRY)).to_pylist()
     return sorted((row["h1"], row["sequence"], bool(row["flags"] & JUDGED)) for row in kept)
 
 

@@ -29,8 +29,9 @@ from spark.audit.engine.step import Engine
 from spark.audit.finding import Rules
 from spark.audit.job import Audit, audit
 from spark.audit.part import AuditPart
-from spark.audit.recording import RecordedFiles, open_actions, open_changes
-from spark.audit.state import load_state, save_state
+from spark.audit.recording import RecordedFiles, open_actions, open_changes, read_parts
+from spark.audit.schema import REPLAY
+from spark.audit.state import State, load_state, save_state
 from spark.audit.survey import survey_history
 from spark.folder import open_folder
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, Expected, Planted, plant
@@ -42,6 +43,8 @@ PARTS_WORLDS: Final = 120
 """Worlds whose audits in parts are compared with an audit of the whole."""
 RULES: Final = Rules(0)
 PIECES: Final = 4
+HOT_ROWS: Final = 24
+"""So few that many items of the worlds are hot."""
 
 
 @pytest.fixture
@@ -132,7 +135,7 @@ def test_arrays_say_of_each_world_what_the_judge_says(
     survey = survey_history(engine, *write(worlds, tmp_path).read(engine), RULES, as_of_us=AS_OF_US, pieces=1)
     tables: list[pyarrow.Table] = []
 
-    def take(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+    def take(_: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
         tables.append(table)
         yield from ()
 
@@ -263,6 +266,38 @@ def test_a_part_that_cannot_be_told_is_an_error(
 
 
 # -- a hot key -------------------------------------------------------------------------------------------
+
+
+def _rows_of(state: State) -> list[str]:
+    batches = read_parts(state.rows.parts, REPLAY.names)
+    return sorted(str(row) for batch in batches for row in batch.to_pylist())
+
+
+def test_an_audit_in_which_many_items_are_hot_says_the_same(
+    engine: Engine, worlds: list[Planted], tmp_path: Path
+) -> None:
+    """On two days: the second one continues the first."""
+    changes, actions = write(worlds[: PARTS_WORLDS // 2], tmp_path).read(engine)
+    said = []
+    for hot_rows in (1 << 30, HOT_ROWS):
+        folder = open_folder(str(tmp_path / str(hot_rows)))
+        options: dict[str, Any] = {"rules": RULES, "pieces": PIECES, "hot_rows": hot_rows}
+        one = audit(engine, changes, actions, as_of_us=EPOCH_US + 7_000_000, **options)
+        save_state(one.carry, folder, HOUR // 1000)
+        state = load_state(folder)
+        two = audit(engine, changes, actions, as_of_us=AS_OF_US, previous=state, **options)
+        said.append(
+            [
+                (len(each.carry.spread.items) > 20, each.summary.to_json(), each.violations.to_pylist())
+                for each in (one, two)
+            ]
+        )
+        said[-1].append((False, {}, _rows_of(state)))
+        one.close()
+        two.close()
+    whole, apart = said
+    assert [each[0] for each in apart] == [True, True, False]
+    assert [each[1:] for each in whole] == [each[1:] for each in apart]
 
 
 def test_hits_of_a_hot_key_are_all_counted(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
