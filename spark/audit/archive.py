@@ -352,8 +352,18 @@ def _read_times(
     firsts = {number: lineage.first for number, lineage in lineages.items()}
     told = engine.scan("times of the archive", changes.parts, TimeStep(firsts, bucket))
     times = told.get("times", TIME.empty_table())
-    folded = [("latest_us", "max"), ("earliest_us", "min"), ("ahead_us", "max")]
-    return times.group_by(["number", "at"]).aggregate(folded).rename_columns(TIME.names)
+    # A few more than there are buckets: sorting them takes less memory than Arrow's hash table.
+    columns = {name: times.column(name).to_numpy() for name in TIME.names}
+    order = numpy.lexsort((columns["at"], columns["number"]))
+    columns = {name: column[order] for name, column in columns.items()}
+    changed = [numpy.diff(columns[name]) != 0 for name in ("number", "at")]
+    starts = numpy.flatnonzero(numpy.append(len(order) > 0, changed[0] | changed[1]))
+    folds = {"latest_us": numpy.maximum, "earliest_us": numpy.minimum, "ahead_us": numpy.maximum}
+    folded = {
+        name: folds[name].reduceat(column, starts) if name in folds and len(starts) else column[starts]
+        for name, column in columns.items()
+    }
+    return pyarrow.table(folded, schema=TIME)
 
 
 def _merge_times(table: pyarrow.Table, bucket: int, previous: Archive | None) -> dict[int, Times]:
