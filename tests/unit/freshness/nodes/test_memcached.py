@@ -367,6 +367,14 @@ def test_a_server_that_closes_in_the_middle_of_a_value(script: list[ScriptedServ
 FOUND = b"VA 19\r\nVA 2\r\nEN\r\nVA 20\r\n..\r\n"
 
 
+@pytest.mark.parametrize("marks", [b"", b" W", b" Z", b" X Z"])
+def test_a_stub_is_found_empty(marks: bytes) -> None:
+    """memcached marks it where nobody asked for marks."""
+    node = MemcachedNode("127.0.0.1:1")
+    node._socket = cast(socket.socket, Pieces(iter((b"VA 0" + marks + b"\r\n\r\n",))))
+    assert node.find(b"k") == b""
+
+
 @pytest.mark.parametrize("cut", range(1, len(FOUND)))
 def test_an_item_whose_answer_comes_in_pieces_is_found_whole(cut: int) -> None:
     """Also where a piece looks like a shorter answer."""
