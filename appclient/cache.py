@@ -25,7 +25,7 @@ from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.read import Read, ReadContext, find_hit, read_through
+from freshness.algorithm.read import Read, ReadContext, find_hit, find_hits, read_through
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import Sightings
@@ -181,7 +181,7 @@ class Cache:
         (read,) = self._read((lookup,), max_staleness_seconds)
         if explain or self.on_read is not None:
             return self._tell(lookup, key, read, explain)
-        return self._decode(lookup, read)[0]
+        return self._value(lookup, read)
 
     def get_many(
         self,
@@ -202,7 +202,7 @@ class Cache:
         answers = zip(wanted, lookups, reads, strict=True)
         if explain or self.on_read is not None:
             return {key: self._tell(lookup, key, read, explain) for key, lookup, read in answers}
-        return {key: self._decode(lookup, read)[0] for key, lookup, read in answers}
+        return {key: self._value(lookup, read) for key, lookup, read in answers}
 
     def loader(self, object_name: str) -> Callable[[Function], Function]:
         """Decorator: this function builds the composite object from its key.
@@ -323,9 +323,19 @@ class Cache:
                 else:
                     if hit is not None:
                         return [hit]
+            elif max_staleness_seconds is None:
+                return self._read_many(reader, lookups)
             return reader.driver.run(read_through(reader.context, lookups, max_staleness_seconds))
         finally:
             self._readers.give_back(reader)
+
+    def _read_many(self, reader: _Reader, lookups: Sequence[Lookup]) -> list[Read]:
+        """Hits by the short way, and the others by the procedure."""
+        driver, context = reader.driver, reader.context
+        hits = driver.run(find_hits(context, lookups))
+        missing = [lookup for lookup, hit in zip(lookups, hits, strict=True) if hit is None]
+        others = iter(driver.run(read_through(context, missing)) if missing else ())
+        return [next(others) if hit is None else hit for hit in hits]
 
     def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool) -> Any:
         """Call ``on_read``. Returns the value, or with ``explain`` the `Explanation`."""
@@ -336,6 +346,14 @@ class Cache:
         if self.on_read is not None:
             self.on_read(explanation)
         return explanation if explain else value
+
+    def _value(self, lookup: Lookup, read: Read) -> Any:
+        if read.payload is None:
+            return read.value
+        try:
+            return decode_value(read.payload)
+        except FormatError:
+            return self._decode(lookup, read)[0]
 
     def _decode(self, lookup: Lookup, read: Read) -> tuple[Any, ReadOutcome, Mapping[str, EventToken]]:
         """(value, outcome, tokens): decoded, or from the database where the cached bytes do not decode."""

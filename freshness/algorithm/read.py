@@ -39,6 +39,7 @@ from freshness.algorithm.request import (
     Append,
     Cas,
     Delete,
+    Finds,
     Flow,
     Flows,
     Get,
@@ -219,6 +220,46 @@ def find_hit(context: ReadContext, lookup: Lookup, get: Callable[[bytes], bytes 
         return None
     refusal, payload = view.judge(policy, lookup.identity, data)
     return Read(_HIT, payload, None, _NO_TOKENS) if refusal is None else None
+
+
+def find_hits(context: ReadContext, lookups: Sequence[Lookup]) -> Procedure[list[Read | None]]:
+    """The same for many keys, with one flow to each node; for each lookup its hit, or None."""
+    hits: list[Read | None] = [None] * len(lookups)
+    if context.witness is not None:
+        return hits
+    nodes: dict[str, list[int]] = {}
+    for place, lookup in enumerate(lookups):
+        nodes.setdefault(lookup.node, []).append(place)
+    asked: list[tuple[list[int], NodeView]] = []
+    flows = []
+    now, refresh_seconds = context.clock(), context.node_refresh_seconds
+    for node, places in nodes.items():
+        view = context.views.get(node)
+        if view is not None and now - view.fetched_at < refresh_seconds * REFRESH_SHARE:
+            asked.append((places, view))
+            flows.append(Flow(node, Finds([lookups[place].item for place in places])))
+    if not flows:
+        return hits
+    answers = yield Flows(tuple(flows))
+    now = context.clock()
+    for (places, view), found in zip(asked, answers, strict=True):
+        if isinstance(found, FreshnessError) or now - view.fetched_at > refresh_seconds:
+            continue
+        policy: ObjectPolicy | None = None
+        is_refused = True
+        for place, data in zip(places, found, strict=True):
+            lookup = lookups[place]
+            if lookup.policy is not policy:
+                policy = lookup.policy
+                is_refused = view.find_refusal(policy, context.ring) is not None
+                judge = view.judging(policy)
+            value = data.value if isinstance(data, Item) else data
+            if is_refused or not value or value is MISSING:
+                continue
+            refusal, payload = judge(lookup.identity, value)
+            if refusal is None:
+                hits[place] = Read(_HIT, payload, None, _NO_TOKENS)
+    return hits
 
 
 def _find_distinct(entries: list[_Pending]) -> list[_Pending]:

@@ -123,6 +123,33 @@ class Strikes(Sequence["Append | Delete"]):
         return f"Strikes of {len(self.stripes)} stripes and {len(self.keys)} keys"
 
 
+class Finds(Sequence[Get]):
+    """Read the values of items, as one flow. A backend may answer with a value itself, None where there is none, in
+    the place of an `Item` or `MISSING`."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> Get: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Get]: ...
+
+    def __getitem__(self, index: int | slice) -> Get | list[Get]:
+        if isinstance(index, slice):
+            return [Get(key) for key in self.keys[index]]
+        return Get(self.keys[index])
+
+    def __repr__(self) -> str:
+        return f"Finds of {len(self.keys)} keys"
+
+
 # -- replies ------------------------------------------------------------------------------------------
 
 
@@ -184,7 +211,7 @@ class Flow:
     """
 
     node: str
-    requests: tuple[Request, ...] | Strikes
+    requests: tuple[Request, ...] | Strikes | Finds
 
 
 @value

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 from freshness.algorithm.envelope import (
     Filled,
@@ -35,6 +36,9 @@ COVERED_MAX: Final = 1024
 
 TTL_SLACK_SECONDS: Final = 1
 """The rest of an item's life can be shorter by so much than the whole seconds that a node says (F50)."""
+
+Judge: TypeAlias = Callable[[bytes, bytes], tuple[ReadOutcome | None, bytes | None]]
+"""From an identity and an entry's bytes to what `NodeView.judge` says."""
 
 _NO_BEGINNING: Final = (b"no entry begins like this", False)
 
@@ -140,6 +144,23 @@ class NodeView:
             return ReadOutcome.FOREIGN, None
         refusal = find_hit_refusal(policy, identity, entry, self.records)
         return refusal, entry.value if refusal is None else None
+
+    def judging(self, policy: ObjectPolicy) -> Judge:
+        """`judge` for many entries of one object."""
+        beginning, has_floors = self._beginnings.get(policy.lineages[0], _NO_BEGINNING)
+        judge = self.judge
+        if len(policy.lineages) != 1 or has_floors:
+            return partial(judge, policy)
+        size = len(beginning)
+
+        def judge_common(identity: bytes, data: bytes) -> tuple[ReadOutcome | None, bytes | None]:
+            if data.startswith(beginning):
+                value_at = find_live_value(data, size, identity)
+                if value_at:
+                    return None, data[value_at:]
+            return judge(policy, identity, data)
+
+        return judge_common
 
     def _is_covered_entry(self, policy: ObjectPolicy, lineage: str, data: bytes, prefix_size: int) -> bool:
         parts = split_live(data, prefix_size)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from freshness.algorithm.node import KEY_BYTES_MAX, check_key, is_key, lifetime_seconds
 from freshness.algorithm.request import (
@@ -36,6 +36,7 @@ from freshness.algorithm.request import (
     Append,
     Cas,
     Delete,
+    Finds,
     Get,
     Item,
     Refused,
@@ -107,6 +108,8 @@ def encode_flow(requests: Sequence[Request], connection: int = 0) -> tuple[list[
     if type(requests) is Strikes:
         count = len(requests)
         return ([*encode_strikes(requests, 0, count), FENCE] if count else []), plan_strikes(requests)
+    if type(requests) is Finds:
+        return encode_finds(requests), Plan(requests, [], None, versions_from)
     gets = _encode_gets(requests)
     if gets is not None:
         return gets, Plan(requests, [], None, versions_from)
@@ -176,6 +179,15 @@ def _get_flags(vivify_ttl_seconds: int) -> bytes:
     return b" N%d v c t\r\n" % lifetime if lifetime else b" v c t\r\n"
 
 
+def encode_finds(finds: Finds) -> list[bytes]:
+    """The commands of all of them. Raises `FormatError` as `encode_flow`."""
+    keys = finds.keys
+    if keys and not _are_keys(b"\n".join(keys)):
+        for key in keys:
+            check_key(key)
+    return [b"mg ", b" v\r\nmg ".join(keys), b" v\r\n"] if keys else []
+
+
 def plan_strikes(strikes: Strikes) -> Plan:
     """How the answer to all of them is to be read, a `FENCE` behind them."""
     count = len(strikes)
@@ -232,7 +244,7 @@ _are_keys: Final = re.compile(
 ).fullmatch
 """Truthy for keys, one a line, that `is_key` takes all."""
 _match_conflict: Final = re.compile(rb"NS O([0-9]{1,10})").fullmatch
-_match_value: Final = re.compile(rb"VA ([0-9]{1,10})(?: [WXZ])*").fullmatch
+_match_value: Final = re.compile(rb"(?:VA ([0-9]{1,10})(?: [WXZ])*|EN)\r\n").match
 _match_item: Final = re.compile(rb"VA ([0-9]{1,10}) c([0-9]{1,20}) t(-?[0-9]{1,10})((?: [WXZ])*)\r\n").match
 
 
@@ -268,6 +280,34 @@ class ReplyReader:
             else:
                 add(Item(buffer[start:end], versions_from + int(version), int(ttl_seconds)))
         self._position = position
+
+    def take_values(self, found: list[Any], count: int) -> None:
+        """Add ``count`` replies to ``mg KEY v``: values, None where the key is absent."""
+        if not count:
+            return
+        buffer, position = self._buffer, self._position
+        if position == len(buffer):
+            buffer, position = self._receive(), 0
+        add = found.append
+        for _ in range(count):
+            head = _match_value(buffer, position)
+            if head is not None:
+                size = head[1]
+                if size is None:
+                    add(None)
+                    position = head.end()
+                    continue
+                start = head.end()
+                end = start + int(size)
+                if buffer.startswith(b"\r\n", end):
+                    add(buffer[start:end])
+                    position = end + 2
+                    continue
+            # This one has not come whole
+            self._buffer, self._position = buffer, position
+            add(_read_value(self))
+            buffer, position = self._buffer, self._position
+        self._buffer, self._position = buffer, position
 
     def line(self) -> bytes:
         """The next line, without its end."""
@@ -310,6 +350,10 @@ def decode_flow(plan: Plan, reader: ReplyReader) -> list[Reply]:
     fit."""
     replies = plan.replies
     versions_from = plan.versions_from
+    if type(plan.requests) is Finds:
+        reader.take_values(replies, len(plan.requests))
+        reader.expect_end()
+        return replies
     if plan.awaited is None:
         count = len(plan.requests)
         while len(replies) < count:
@@ -372,17 +416,18 @@ def _read_item(reader: ReplyReader, versions_from: int) -> Reply:
 
 
 def read_value(reader: ReplyReader) -> bytes | None:
-    """The answer to ``mg KEY v``: the value, or None where the key is absent."""
-    line = reader.line()
-    if line == b"EN":
-        value = None
-    else:
-        found = _match_value(line)
-        if found is None or int(found[1]) > VALUE_BYTES_MAX:
-            raise ProtocolError(f"expected VA with a size, or EN, got {line[:200]!r}")
-        value = reader.block(int(found[1]))
+    """The whole answer to ``mg KEY v``: the value, or None where the key is absent."""
+    value = _read_value(reader)
     reader.expect_end()
     return value
+
+
+def _read_value(reader: ReplyReader) -> bytes | None:
+    line = reader.line()
+    found = _match_value(line + b"\r\n")
+    if found is None or found.end() != len(line) + 2 or int(found[1] or 0) > VALUE_BYTES_MAX:
+        raise ProtocolError(f"expected VA with a size, or EN, got {line[:200]!r}")
+    return None if found[1] is None else reader.block(int(found[1]))
 
 
 def _read_cas(reader: ReplyReader, versions_from: int) -> Reply:

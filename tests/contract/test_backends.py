@@ -20,6 +20,7 @@ from freshness.algorithm.request import (
     Append,
     Cas,
     Delete,
+    Finds,
     Get,
     Item,
     Refused,
@@ -99,6 +100,24 @@ class BackendContract:
         assert item(node, b"k").value == value, "the connection is in step"
         with pytest.raises(FormatError):
             node.find(b"no key")
+
+    @pytest.mark.parametrize("size", [1, 2, 3000, 30_000])
+    def test_many_values_are_found_at_once(self, node: CacheNode, size: int) -> None:
+        values = {b"key%d" % number: b"%d" % number * size for number in range(20)}
+        node.perform([Add(key, value, TTL_SECONDS) for key, value in values.items()])
+        node.perform([Get(b"stub", TTL_SECONDS)])
+        keys = [b"absent", *values, b"stub", b"absent", b"key7"]
+        for _ in range(2):
+            replies = node.perform(Finds(keys))
+            found = [reply.value if isinstance(reply, Item) else reply for reply in replies]
+            nothing = (None, MISSING)
+            assert all(found[place] in nothing for place in (0, 22))
+            assert found[1:22] == [*values.values(), b""]
+            assert found[23] == values[b"key7"]
+        assert node.perform(Finds([])) == []
+        assert item(node, b"key7").value == values[b"key7"], "the connection is in step"
+        with pytest.raises(FormatError):
+            node.perform(Finds([b"k", b"no key"]))
 
     def test_an_answer_that_has_come_is_received_without_a_wait(self, setup: Setup, node: CacheNode) -> None:
         node.connect()

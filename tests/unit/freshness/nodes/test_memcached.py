@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -26,6 +26,7 @@ from freshness.algorithm.request import (
     Append,
     Cas,
     Delete,
+    Finds,
     Get,
     Item,
     Refused,
@@ -383,6 +384,32 @@ def test_an_item_whose_answer_comes_in_pieces_is_found_whole(cut: int) -> None:
     assert node.find(b"k") == FOUND[7:-2]
 
 
+SEVERAL = b"VA 2 Z\r\nab\r\nEN\r\nVA 4\r\n\r\n\r\n\r\nVA 0\r\n\r\nEN\r\nVA 1\r\nc\r\n"
+
+
+@pytest.mark.parametrize("cut", range(1, len(SEVERAL)))
+@pytest.mark.parametrize("second", [1, 5, 1000])
+def test_values_whose_answers_come_in_pieces_are_found_whole(cut: int, second: int) -> None:
+    node = MemcachedNode("127.0.0.1:1")
+    rest = SEVERAL[cut:]
+    pieces = [SEVERAL[:cut], *(part for part in (rest[:second], rest[second:]) if part)]
+    node._socket = cast(socket.socket, Pieces(iter(pieces)))
+    found: list[Any] = list(node.perform(Finds([b"k%d" % number for number in range(6)])))
+    assert found == [*(b"ab", None, b"\r\n\r\n", b"", None, b"c")]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"VA 2\r\nab\r\n", b"VA 2\r\nab\r\nHD\r\n", b"EN\r\nEN\r\nEN\r\n", b"EN\r\nVA 2\r\nabc\r\n", b"VA\r\n"],
+)
+def test_answers_that_are_not_as_many_values_are_an_error(answer: bytes) -> None:
+    node = MemcachedNode("127.0.0.1:1")
+    node._socket = cast(socket.socket, Pieces(iter((answer, b""))))
+    with pytest.raises(NodeUnavailable):
+        node.perform(Finds([b"one", b"two"]))
+    assert not node.is_connected
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -408,6 +435,7 @@ class Pieces:
     def __init__(self, received: Iterator[bytes]) -> None:
         self.recv = lambda _: next(received)
         self.sendall = self.close = lambda *_: None
+        self.send = lambda data, _: len(data)
 
 
 def test_a_connection_that_ended_is_not_read_again() -> None:
