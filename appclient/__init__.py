@@ -22,11 +22,14 @@ from freshness.errors import (
     SourceUnsuitable,
     missing_package,
 )
+from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
 
 try:
     from appclient.cache import Cache, Explanation
+    from appclient.commits import GtidConnection
     from appclient.database import Database, LoaderConnection, QueryExtras, QueryResult
+    from appclient.signed import parse_signed_commit_token, sign_commit_token
 except ModuleNotFoundError as error:
     missing = missing_package(error, "appclient")
     if missing is None:
@@ -58,12 +61,14 @@ __all__ = [
     "AsyncDatabase",
     "AsyncLoaderConnection",
     "Cache",
+    "CommitToken",
     "ConfigError",
     "Database",
     "EventToken",
     "Explanation",
     "FormatError",
     "FreshnessError",
+    "GtidConnection",
     "LoaderConnection",
     "NodeUnavailable",
     "NodeUnsuitable",
@@ -73,4 +78,6 @@ __all__ = [
     "ReadOutcome",
     "SourceUnavailable",
     "SourceUnsuitable",
+    "parse_signed_commit_token",
+    "sign_commit_token",
 ]

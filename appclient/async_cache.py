@@ -13,12 +13,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from appclient.atleast import AtLeast
 from appclient.awaiting import LOOP, await_, run_awaiting
 from appclient.cache import Cache, Explanation
 from appclient.database import Database, LoaderConnection, QueryResult, Row
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.errors import ConfigError
+from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
 
 AsyncFunction = TypeVar("AsyncFunction", bound=Callable[..., Awaitable[Any]])
@@ -58,6 +60,7 @@ class AsyncDatabase:
         shard: str | None = None,
         include_event_token: bool = False,
         compare_event_token: EventToken | str | None = None,
+        at_least: AtLeast = None,
     ) -> QueryResult:
         """See `Database.query`."""
         return await run_awaiting(
@@ -67,7 +70,12 @@ class AsyncDatabase:
             shard=shard,
             include_event_token=include_event_token,
             compare_event_token=compare_event_token,
+            at_least=at_least,
         )
+
+    async def commit_token_of(self, gtids: str, *, shard: str | None = None) -> CommitToken | None:
+        """See `Database.commit_token_of`."""
+        return await run_awaiting(self._database.commit_token_of, gtids, shard=shard)
 
 
 class AsyncCache:
@@ -112,11 +120,17 @@ class AsyncCache:
         key: Any,
         *,
         max_staleness_seconds: float | None = None,
+        at_least: AtLeast = None,
         explain: bool = False,
     ) -> Any:
         """See `Cache.get`."""
         return await self._run(
-            self.blocking.get, object_name, key, max_staleness_seconds=max_staleness_seconds, explain=explain
+            self.blocking.get,
+            object_name,
+            key,
+            max_staleness_seconds=max_staleness_seconds,
+            at_least=at_least,
+            explain=explain,
         )
 
     async def get_many(
@@ -125,6 +139,7 @@ class AsyncCache:
         keys: Iterable[Hashable],
         *,
         max_staleness_seconds: float | None = None,
+        at_least: AtLeast = None,
         explain: bool = False,
     ) -> dict[Any, Any]:
         """See `Cache.get_many`."""
@@ -133,6 +148,7 @@ class AsyncCache:
             object_name,
             keys,
             max_staleness_seconds=max_staleness_seconds,
+            at_least=at_least,
             explain=explain,
         )
         return found

@@ -17,15 +17,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from appclient.atleast import AtLeast, demand_commits
 from appclient.breaker import Breakers, GuardedNode
 from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
+from appclient.own import OwnDatabase, is_dirty, require_one_shard
 from appclient.pool import Pool, nested_reads
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
-from freshness.algorithm.read import Read, ReadContext, find_hit, find_hits, read_through
+from freshness.algorithm.read import NO_DEMAND, Demand, Read, ReadContext, find_hit, find_hits, read_through
 from freshness.algorithm.request import Get
 from freshness.algorithm.rule import ReadOutcome
 from freshness.algorithm.view import Sightings
@@ -168,20 +170,25 @@ class Cache:
         key: Any,
         *,
         max_staleness_seconds: float | None = None,
+        at_least: AtLeast = None,
+        connection: Any = None,
         explain: bool = False,
     ) -> Any:
         """The object, or None if it does not exist. A key of several columns is a tuple, in key order, or a mapping
         of the names of its columns.
 
-        ``max_staleness_seconds``: a hit that may be older is read from the database instead. ``explain``: return an
+        ``max_staleness_seconds``: a hit that may be older is read from the database instead. ``at_least``: the value
+        has these commits, see `Database.commit_token`. ``connection``: the application's own; while it has a
+        transaction open, the object is read on it, and neither looked up nor stored. ``explain``: return an
         `Explanation` with the value. A failure of the cache never raises. A failure of the database raises
-        `SourceUnavailable` or `SourceUnsuitable`, and an error of a loader is passed on.
+        `SourceUnavailable` or `SourceUnsuitable`, and an error of a loader is passed on, as is one of ``connection``.
         """
         lookup = self._lookup(object_name, key)
-        (read,) = self._read((lookup,), max_staleness_seconds)
+        demand = self._demand(max_staleness_seconds, at_least)
+        (read,) = self._read((lookup,), demand, connection)
         if explain or self.on_read is not None:
-            return self._tell(lookup, key, read, explain)
-        return self._value(lookup, read)
+            return self._tell(lookup, key, read, explain, demand)
+        return self._value(lookup, read, demand)
 
     def get_many(
         self,
@@ -189,20 +196,23 @@ class Cache:
         keys: Iterable[Hashable],
         *,
         max_staleness_seconds: float | None = None,
+        at_least: AtLeast = None,
+        connection: Any = None,
         explain: bool = False,
     ) -> dict[Any, Any]:
         """``{key: object or None}`` for all keys, with one request per node for the hits. A key of several columns is
-        a tuple, in key order."""
+        a tuple, in key order. The options are those of `get`."""
         self._definition(object_name)  # raises for a wrong name even where there are no keys
         wanted = list(dict.fromkeys(keys))
         lookups = [self._lookup(object_name, key) for key in wanted]
         if not lookups:
             return {}
-        reads = self._read(lookups, max_staleness_seconds)
+        demand = self._demand(max_staleness_seconds, at_least)
+        reads = self._read(lookups, demand, connection)
         answers = zip(wanted, lookups, reads, strict=True)
         if explain or self.on_read is not None:
-            return {key: self._tell(lookup, key, read, explain) for key, lookup, read in answers}
-        return {key: self._value(lookup, read) for key, lookup, read in answers}
+            return {key: self._tell(lookup, key, read, explain, demand) for key, lookup, read in answers}
+        return {key: self._value(lookup, read, demand) for key, lookup, read in answers}
 
     def loader(self, object_name: str) -> Callable[[Function], Function]:
         """Decorator: this function builds the composite object from its key.
@@ -309,12 +319,19 @@ class Cache:
         asked = definition.builder.parse(cache_key.identity)
         return Lookup(definition.policy_for(values), node, item, identity, asked, is_exact)
 
-    def _read(self, lookups: Sequence[Lookup], max_staleness_seconds: float | None) -> list[Read]:
+    def _demand(self, max_staleness_seconds: float | None, at_least: AtLeast) -> Demand:
+        if max_staleness_seconds is None and at_least is None:
+            return NO_DEMAND
+        return Demand(max_staleness_seconds, demand_commits(at_least, self.config.keyspaces.values()))
+
+    def _read(self, lookups: Sequence[Lookup], demand: Demand, connection: Any) -> list[Read]:
+        if connection is not None and is_dirty(connection):
+            return self._read_own(lookups, connection)
         reader = self._readers.take()
         try:
             if reader is None:
                 reader = self._open_reader()
-            if len(lookups) == 1 and max_staleness_seconds is None:
+            if len(lookups) == 1 and demand is NO_DEMAND:
                 (lookup,) = lookups
                 try:
                     hit = find_hit(reader.context, lookup, reader.nodes[lookup.node].find)
@@ -323,9 +340,9 @@ class Cache:
                 else:
                     if hit is not None:
                         return [hit]
-            elif max_staleness_seconds is None:
+            elif demand is NO_DEMAND:
                 return self._read_many(reader, lookups)
-            return reader.driver.run(read_through(reader.context, lookups, max_staleness_seconds))
+            return reader.driver.run(read_through(reader.context, lookups, demand))
         finally:
             self._readers.give_back(reader)
 
@@ -337,9 +354,17 @@ class Cache:
         others = iter(driver.run(read_through(context, missing)) if missing else ())
         return [next(others) if hit is None else hit for hit in hits]
 
-    def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool) -> Any:
+    def _read_own(self, lookups: Sequence[Lookup], connection: Any) -> list[Read]:
+        """Inside the application's transaction, past the cache. All lookups are of one object."""
+        for lookup in lookups:
+            require_one_shard(lookup.policy.name, lookup.policy.lineages)
+        name = lookups[0].policy.name
+        loader = ObjectLoader(self._definitions[name], OwnDatabase(connection), self._functions.get(name))
+        return [Read(ReadOutcome.OWN_TRANSACTION, value=each.value) for each in loader.load(lookups)]
+
+    def _tell(self, lookup: Lookup, key: Any, read: Read, explain: bool, demand: Demand) -> Any:
         """Call ``on_read``. Returns the value, or with ``explain`` the `Explanation`."""
-        value, outcome, tokens = self._decode(lookup, read)
+        value, outcome, tokens = self._decode(lookup, read, demand)
         explanation = Explanation(
             value, outcome, lookup.policy.name, key, lookup.node, lookup.item, dict(tokens) if tokens else {}
         )
@@ -347,25 +372,27 @@ class Cache:
             self.on_read(explanation)
         return explanation if explain else value
 
-    def _value(self, lookup: Lookup, read: Read) -> Any:
+    def _value(self, lookup: Lookup, read: Read, demand: Demand) -> Any:
         if read.payload is None:
             return read.value
         try:
             return decode_value(read.payload)
         except FormatError:
-            return self._decode(lookup, read)[0]
+            return self._decode(lookup, read, demand)[0]
 
-    def _decode(self, lookup: Lookup, read: Read) -> tuple[Any, ReadOutcome, Mapping[str, EventToken]]:
+    def _decode(
+        self, lookup: Lookup, read: Read, demand: Demand
+    ) -> tuple[Any, ReadOutcome, Mapping[str, EventToken]]:
         """(value, outcome, tokens): decoded, or from the database where the cached bytes do not decode."""
         if read.payload is None:
             return read.value, read.outcome, read.tokens
         try:
             return decode_value(read.payload), read.outcome, read.tokens
         except FormatError:
-            (loaded,) = self._load([lookup])
+            (loaded,) = self._load([lookup], demand.at_least)
             return loaded.value, ReadOutcome.FOREIGN, loaded.tokens
 
-    def _load(self, lookups: Sequence[Lookup]) -> list[Loaded]:
+    def _load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
         """Answer a `Load` step: each object by its own loader, in the order of the lookups."""
         by_object: dict[str, list[int]] = {}
         for place, lookup in enumerate(lookups):
@@ -373,7 +400,7 @@ class Cache:
         loaded: dict[int, Loaded] = {}
         for name, places in by_object.items():
             with nested_reads():
-                values = self._loaders[name].load([lookups[place] for place in places])
+                values = self._loaders[name].load([lookups[place] for place in places], at_least)
             loaded.update(zip(places, values, strict=True))
         return [loaded[place] for place in range(len(lookups))]
 

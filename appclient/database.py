@@ -19,11 +19,24 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.cursors import DictCursor
 
+from appclient.atleast import (
+    COMMITTED,
+    WAIT_SHARE,
+    AtLeast,
+    Behind,
+    behind,
+    demand_commits,
+    is_of_the_past,
+    parse_committed,
+    wait_sql,
+)
+from appclient.commits import read_committed
 from appclient.pool import Pool, nested_reads
 from freshness.algorithm.driver import running_clock
+from freshness.algorithm.request import NO_TOKENS
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.database.connection import TIMEOUT_HINT, Connection, connect, translated
-from freshness.database.vitess import VitessShard, read_with_token
+from freshness.database.vitess import VitessShard, of_primary, read_with_token
 from freshness.errors import (
     ConfigError,
     ConnectionsExhausted,
@@ -34,6 +47,8 @@ from freshness.errors import (
     SourceUnsuitable,
 )
 from freshness.network import BLOCKING, Network
+from freshness.position import Position, parse_position
+from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken, covers
 from freshness.stream.heartbeat import HEARTBEAT_TABLE, SERVER_NAME, parse_token, token_sql
 
@@ -53,6 +68,9 @@ CONNECTIONS_MAX: Final = 32
 ANSWER_SECONDS: Final = 1.0
 """How much longer than the server's own bound an answer is waited for, so that it is the server that ends a slow
 statement. A client that gives up leaves it running."""
+
+EPOCH_SECONDS: Final = 1.0
+"""How long an epoch is taken for the present one where a commit token is made."""
 
 _NO_SUCH_TABLE: Final = 1146
 _SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
@@ -175,6 +193,7 @@ class Database:
                 shard,
                 timeout_seconds=keyspace.query_timeout_seconds,
                 connections_max=connections_max,
+                wait_seconds=keyspace.at_least_wait_ms / 1000,
                 network=network,
             )
             for shard in keyspace.shards
@@ -189,16 +208,60 @@ class Database:
         shard: str | None = None,
         include_event_token: bool = False,
         compare_event_token: EventToken | str | None = None,
+        at_least: AtLeast = None,
     ) -> QueryResult:
         """Run one SELECT on a replica. Never cached; the options say how fresh the rows are.
 
-        ``shard``: the name of the shard; it may be left out where there is one. Raises `SourceUnavailable` when no
-        server answers, its `QueryTimedOut` when the statement takes longer than ``query_timeout_seconds``,
-        `SourceUnsuitable` for a statement that is wrong, writes, or lacks a privilege, and `FormatError` for a token
-        that does not parse or is of another flavor.
+        ``shard``: the name of the shard; it may be left out where there is one. ``at_least``: the rows have these
+        commits, see `commit_token`; the read goes to a replica that has them, or to the primary.
+
+        Raises `SourceUnavailable` when no server answers or none shows the commits, its `QueryTimedOut` when the
+        statement takes longer than ``query_timeout_seconds``, `SourceUnsuitable` for a statement that is wrong,
+        writes, or lacks a privilege, and `FormatError` for a token that does not parse or is of another flavor.
         """
         sent = self._parse(compare_event_token)
-        return self.find_shard(shard).query(sql, params, include_event_token=include_event_token, sent=sent)
+        database = self.find_shard(shard)
+        return database.query(
+            sql,
+            params,
+            include_event_token=include_event_token,
+            sent=sent,
+            at_least=demand_commits(at_least, [self.keyspace]).get(database.lineage),
+        )
+
+    def commit_token(self, connection: Any, *, shard: str | None = None) -> CommitToken | None:
+        """The commits of the application's own connection, for ``at_least``; None where it has committed nothing.
+
+        ``connection``: to the primary, of any driver of PEP 249, without an open transaction. ``shard``: the one that
+        the connection writes to; it may be left out where there is one. A `GtidConnection` is asked without a
+        statement, any other one with one; the epoch is read on a connection of this library, at most once a second.
+
+        Raises `ConfigError` where a transaction is open and behind vtgate, which tells no commit, `SourceUnavailable`
+        and `SourceUnsuitable` where no server tells the epoch. Errors of the connection come out as they are.
+        """
+        database = self.find_shard(shard)
+        if self.keyspace.flavor == "vitess":
+            raise ConfigError(
+                f"keyspace {self.keyspace.name} is behind vtgate, which does not tell what a session has committed",
+                hint="after the commit, CommitToken.of event tokens that were read on the primary tablets",
+            )
+        epoch = database.find_epoch()
+        position = read_committed(connection, self.keyspace.gtid_flavor)
+        return None if position is None else CommitToken.of([database.make_token(epoch, position)])
+
+    def commit_token_of(self, gtids: str, *, shard: str | None = None) -> CommitToken | None:
+        """The same where the application itself asked its connection after the commit, as an asynchronous driver
+        demands: for ``@@last_gtid`` (MariaDB) or ``@@global.gtid_executed`` (MySQL).
+
+        Raises `FormatError` for another text, and as `commit_token` where no server tells the epoch.
+        """
+        database = self.find_shard(shard)
+        position = parse_position(self.keyspace.gtid_flavor, gtids)
+        return (
+            None
+            if position.is_empty
+            else CommitToken.of([database.make_token(database.find_epoch(), position)])
+        )
 
     def find_shard(self, name: str | None) -> ShardDatabase:
         """The serving shard of that name; the only one where none is named."""
@@ -211,20 +274,27 @@ class Database:
         return self.shards[found[0].lineage]
 
     def snapshot(
-        self, lineages: Sequence[str], load: Callable[[LoaderConnection], Result]
+        self,
+        lineages: Sequence[str],
+        load: Callable[[LoaderConnection], Result],
+        at_least: Mapping[str, EventToken] = NO_TOKENS,
     ) -> tuple[Result, list[EventToken | None]]:
-        """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them."""
+        """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them.
+
+        ``at_least``: by lineage, commits that the snapshot has. Raises `SourceUnavailable` where no server shows
+        them.
+        """
         if len(lineages) == 1:
-            result, token = self.shards[lineages[0]].snapshot(load)
+            result, token = self.shards[lineages[0]].snapshot(load, at_least.get(lineages[0]))
             return result, [token]
         if self.keyspace.flavor == "vitess":
-            return self._nested_snapshot(lineages, load, ())
+            return self._nested_snapshot(lineages, load, at_least, ())
         begun: list[tuple[ShardDatabase, _Snapshot]] = []
         is_in_step = True
         try:
             for lineage in lineages:
                 shard = self.shards[lineage]
-                begun.append((shard, shard.begin_snapshot()))
+                begun.append((shard, shard.begin_snapshot(at_least.get(lineage))))
             opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun))
             is_in_step = False
             try:
@@ -238,12 +308,16 @@ class Database:
             is_in_step = opened.is_in_step
         finally:
             tokens = [shard.end_snapshot(snapshot, is_in_step=is_in_step) for shard, snapshot in begun]
+        for (shard, snapshot), token in zip(begun, tokens, strict=True):
+            if token is None and shard.lineage in at_least:
+                raise behind(snapshot.address)
         return result, tokens
 
     def _nested_snapshot(
         self,
         lineages: Sequence[str],
         load: Callable[[LoaderConnection], Result],
+        at_least: Mapping[str, EventToken],
         begun: tuple[LoaderConnection, ...],
     ) -> tuple[Result, list[EventToken | None]]:
         """The same where the server is asked its name after ``load``, too: one shard's read inside another's."""
@@ -252,10 +326,10 @@ class Database:
         def inside(connection: LoaderConnection) -> tuple[Result, list[EventToken | None]]:
             opened = (*begun, connection)
             if others:
-                return self._nested_snapshot(others, load, opened)
+                return self._nested_snapshot(others, load, at_least, opened)
             return load(LoaderConnection.join(opened)), []
 
-        (result, tokens), token = self.shards[first].snapshot(inside)
+        (result, tokens), token = self.shards[first].snapshot(inside, at_least.get(first))
         return result, [token, *tokens]
 
     def _parse(self, token: EventToken | str | None) -> EventToken | None:
@@ -309,13 +383,17 @@ class ShardDatabase:
         *,
         timeout_seconds: float = 5.0,
         connections_max: int = CONNECTIONS_MAX,
+        wait_seconds: float = 0.05,
         network: Network = BLOCKING,
         clock: Callable[[], float] = running_clock,
         open_connection: Callable[..., Connection] | None = None,
     ) -> None:
         self._flavor = flavor
         self._shard = shard
+        self.lineage = shard.lineage
         self._timeout_seconds = timeout_seconds
+        self._wait_seconds = min(wait_seconds, timeout_seconds * WAIT_SHARE)
+        self._epoch: tuple[int, float] | None = None
         self._clock = clock
         self._open_connection = open_connection
         self._network = network
@@ -333,11 +411,14 @@ class ShardDatabase:
         *,
         include_event_token: bool = False,
         sent: EventToken | None = None,
+        at_least: EventToken | None = None,
     ) -> QueryResult:
         """See `Database.query`."""
         token: EventToken | None = None
-        if include_event_token or sent is not None:
-            rows, token, address = self._read_snapshot(lambda connection: connection.query(sql, params))
+        if include_event_token or sent is not None or at_least is not None:
+            rows, token, address = self._read_snapshot(
+                lambda connection: connection.query(sql, params), at_least
+            )
         else:
             rows, address = self.run(
                 lambda connection, address: (LoaderConnection(connection).query(sql, params), address)
@@ -346,32 +427,39 @@ class ShardDatabase:
         shown = token if include_event_token else None
         return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
 
-    def snapshot(self, load: Callable[[LoaderConnection], Result]) -> tuple[Result, EventToken | None]:
+    def snapshot(
+        self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
+    ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one consistent snapshot, with the token that was read before it on the same server (F18,
-        F33)."""
-        loaded, token, _ = self._read_snapshot(load)
+        F33). ``at_least``: commits that the snapshot has."""
+        loaded, token, _ = self._read_snapshot(load, at_least)
         return loaded, token
 
     def _read_snapshot(
-        self, load: Callable[[LoaderConnection], Result]
+        self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
     ) -> tuple[Result, EventToken | None, ServerAddress]:
         def read(
             connection: Connection, address: ServerAddress
         ) -> tuple[Result | _Raised, EventToken | None, ServerAddress]:
-            snapshot = self._begin(connection, address)
+            snapshot = self._begin(connection, address, at_least)
             opened = LoaderConnection(connection)
             loaded = _load(load, opened)
             # Where the loader caught an interruption, nobody may read what is still under way.
-            return loaded, self._end(snapshot, is_in_step=opened.is_in_step), address
+            token = self._end(snapshot, is_in_step=opened.is_in_step)
+            if token is None and at_least is not None and not isinstance(loaded, _Raised):
+                raise behind(address)
+            return loaded, token, address
 
         loaded, token, address = self.run(read)
         if isinstance(loaded, _Raised):
             raise loaded.error
         return loaded, token, address
 
-    def begin_snapshot(self) -> _Snapshot:
+    def begin_snapshot(self, at_least: EventToken | None = None) -> _Snapshot:
         """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
-        return self.run(self._begin, keeps_connection=True)
+        return self.run(
+            lambda connection, address: self._begin(connection, address, at_least), keeps_connection=True
+        )
 
     def end_snapshot(self, snapshot: _Snapshot, *, is_in_step: bool) -> EventToken | None:
         """The token, None where a proxy asked two servers. ``is_in_step``: see `LoaderConnection`."""
@@ -384,8 +472,10 @@ class ShardDatabase:
             self._give_back(snapshot.address, snapshot.connection)
         return token
 
-    def _begin(self, connection: Connection, address: ServerAddress) -> _Snapshot:
-        token, server = self.read_token(connection)
+    def _begin(
+        self, connection: Connection, address: ServerAddress, at_least: EventToken | None
+    ) -> _Snapshot:
+        token, server = self._read_start(connection, address, at_least)
         with connection.cursor() as cursor:
             cursor.execute(_SNAPSHOT)
         return _Snapshot(connection, address, token, server)
@@ -409,16 +499,17 @@ class ShardDatabase:
         return None
 
     def rows_with_token(
-        self, table: str, condition: str, params: Sequence[Any]
+        self, table: str, condition: str, params: Sequence[Any], at_least: EventToken | None = None
     ) -> tuple[list[Row], EventToken | None]:
-        """The rows of a table, and the token that was read before them on the same server.
+        """The rows of a table, and the token that was read before them on the same server. ``at_least``: commits that
+        the rows have.
 
         ``table`` and ``condition`` are SQL. The table has a primary key. One statement returns the server's name and
         the rows, and has an answer where there are none.
         """
 
-        def read(connection: Connection, _: ServerAddress) -> tuple[list[Row], EventToken | None]:
-            token, server = self.read_token(connection)
+        def read(connection: Connection, address: ServerAddress) -> tuple[list[Row], EventToken | None]:
+            token, server = self._read_start(connection, address, at_least)
             question, name = self._new_question()
             one = f"(SELECT 1 AS {question}) AS {question}"
             sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {table} ON {condition}"
@@ -430,9 +521,71 @@ class ShardDatabase:
                 for row in answers
                 if any(value is not None for value in row[1:])
             ]
-            return rows, token if answers[0][0] == server else None
+            shown = token if answers[0][0] == server else None
+            if shown is None and at_least is not None:
+                raise behind(address)
+            return rows, shown
 
         return self.run(read)
+
+    def _read_start(
+        self, connection: Connection, address: ServerAddress, asked: EventToken | None
+    ) -> tuple[EventToken | None, str]:
+        """As `read_token`, of a server that shows the commits of ``asked``. Raises `Behind` where none is known to.
+
+        The last replica before the primary waits for them. On the primary they may be of the past.
+        """
+        token, server = self.read_token(connection)
+        if asked is None or (token is not None and covers(token, asked)):
+            return token, server
+        if token is None:
+            raise behind(address)
+        if address == self._shard.primary:
+            if is_of_the_past(asked, token) or self._has_committed(connection, asked, token, server):
+                return token, server
+            raise behind(address)
+        order = self._find_order(self._left_until)
+        is_last = order.index(address) + 1 == order.index(self._shard.primary)
+        if is_last and self._wait_seconds and (asked.lineage, asked.epoch) == (token.lineage, token.epoch):
+            question, name = self._new_question()
+            sql = wait_sql(self._flavor, name, self._wait_seconds)
+            self._ask(connection, question, sql, [str(asked.position)])
+            token, server = self.read_token(connection)
+            if token is not None and covers(token, asked):
+                return token, server
+        raise behind(address)
+
+    def _has_committed(
+        self, connection: Connection, asked: EventToken, shown: EventToken, server: str
+    ) -> bool:
+        """Whether the primary shows commits that have returned, which its token may lack on MariaDB alone (F2)."""
+        if self._flavor != "mariadb" or asked.epoch != shown.epoch:
+            return False
+        question, name = self._new_question()
+        _, [(asked_server, text)] = self._ask(connection, question, f"SELECT {name}, {COMMITTED}")
+        return asked_server == server and parse_committed(text).contains(asked.position)
+
+    def find_epoch(self) -> int:
+        """The epoch of the shard's history, as of a second ago or later. A former one is safe: such a commit token is
+        of the past, and reads with it go to the primary.
+
+        Raises `SourceUnavailable`, and `SourceUnsuitable` where no invalidator has prepared the shard.
+        """
+        known, now = self._epoch, self._clock()
+        if known is not None and 0 <= now - known[1] < EPOCH_SECONDS:
+            return known[0]
+        token, _ = self.run(lambda connection, _: self.read_token(connection))
+        if token is None:
+            raise SourceUnsuitable(
+                f"{self.lineage} has no {HEARTBEAT_TABLE}, or no epoch in it",
+                hint="run the invalidator once: it prepares the primary",
+            )
+        self._epoch = token.epoch, now
+        return token.epoch
+
+    def make_token(self, epoch: int, position: Position) -> EventToken:
+        """The shard's token of a position. Raises `FormatError` for one of another flavor."""
+        return EventToken(self.lineage, self._shard.name, epoch, 0, position)
 
     def read_token(self, connection: Connection) -> tuple[EventToken | None, str]:
         """A token whose position the server shows from now on, and the server's name. No token where no invalidator
@@ -485,6 +638,8 @@ class ShardDatabase:
                 result = self._run_on(address, read, keeps_connection)
             except (QueryTimedOut, ConnectionsExhausted):
                 raise
+            except Behind as error:
+                failures.append(error)
             except SourceUnavailable as error:
                 failures.append(error)
                 left_until[address] = self._clock() + RETRY_SECONDS
@@ -526,6 +681,8 @@ class ShardDatabase:
                     result = read(connection, address)
                 keeps = keeps_connection
                 return result
+            except Behind:
+                raise  # every statement has had its answer, so the connection is in order
             except _DATABASE_ERRORS as error:
                 _close(connection)
                 problem = _problem(error, address, "reading")
@@ -580,6 +737,11 @@ class VitessShardDatabase(ShardDatabase):
     def __init__(self, flavor: str, shard: Shard, **options: Any) -> None:
         super().__init__(flavor, shard, **options)
         self._target = VitessShard.of(shard)
+        self._of_primary = (
+            None
+            if self._target.tablet_type == "primary"
+            else VitessShardDatabase(flavor, of_primary(shard), **options)
+        )
 
     def query(
         self,
@@ -588,31 +750,48 @@ class VitessShardDatabase(ShardDatabase):
         *,
         include_event_token: bool = False,
         sent: EventToken | None = None,
+        at_least: EventToken | None = None,
     ) -> QueryResult:
         """See `Database.query`. The server is vtgate, which does not say which tablet answered."""
-        rows, token = self.snapshot(lambda connection: connection.query(sql, params))
+        rows, token = self.snapshot(lambda connection: connection.query(sql, params), at_least)
         fresher = True if sent is not None and token is not None and covers(token, sent) else None
         shown = token if include_event_token else None
         address = self._shard.primary
         return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
 
-    def snapshot(self, load: Callable[[LoaderConnection], Result]) -> tuple[Result, EventToken | None]:
+    def snapshot(
+        self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
+    ) -> tuple[Result, EventToken | None]:
         """Run ``load`` in one transaction on one tablet, with the token that was read before it.
 
-        The token is None where vtgate changed the tablet.
+        The token is None where vtgate changed the tablet. Where the tablet is not known to show ``at_least``,
+        ``load`` runs again on the primary tablet.
         """
-        return self.run(
+        loaded, token = self.run(
             lambda connection, _: read_with_token(
                 connection, self._target, lambda opened: load(LoaderConnection(opened))
             )
         )
+        if at_least is None or (token is not None and covers(token, at_least)):
+            return loaded, token
+        if self._of_primary is not None:
+            return self._of_primary.snapshot(load, at_least)
+        if token is not None and is_of_the_past(at_least, token):
+            return loaded, token
+        raise behind(self._shard.primary)
 
     def rows_with_token(
-        self, table: str, condition: str, params: Sequence[Any]
+        self, table: str, condition: str, params: Sequence[Any], at_least: EventToken | None = None
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same tablet."""
         sql = f"SELECT * FROM {table} WHERE {condition}"
-        return self.snapshot(lambda connection: connection.query(sql, params))
+        return self.snapshot(lambda connection: connection.query(sql, params), at_least)
+
+    def close(self) -> None:
+        """Close this thread's connections. The next read opens them again."""
+        super().close()
+        if self._of_primary is not None:
+            self._of_primary.close()
 
     def _connect(self, address: ServerAddress) -> Connection:
         return super()._connect(replace(address, database=self._target.target))

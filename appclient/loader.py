@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from appclient.database import Database, LoaderConnection, Row
+from appclient.own import OwnDatabase
 from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.request import NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
 from freshness.database.connection import match_keys, quote_name
 from freshness.errors import ConfigError
@@ -27,19 +29,25 @@ class ObjectLoader:
     """Loads the values of one object. ``function`` builds a composite; a single row needs none."""
 
     def __init__(
-        self, definition: ObjectDefinition, database: Database, function: LoaderFunction | None
+        self,
+        definition: ObjectDefinition,
+        database: Database | OwnDatabase,
+        function: LoaderFunction | None,
     ) -> None:
         self._definition = definition
         self._database = database
         self._function = function
 
-    def load(self, lookups: Sequence[Lookup]) -> list[Loaded]:
-        """One `Loaded` for each lookup, in order. Raises what the database or the composite's loader raises."""
+    def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken] = NO_TOKENS) -> list[Loaded]:
+        """One `Loaded` for each lookup, in order. ``at_least``: by lineage, commits that each value has.
+
+        Raises what the database or the composite's loader raises.
+        """
         if self._definition.config.is_composite:
-            return [self._load_composite(lookup) for lookup in lookups]
+            return [self._load_composite(lookup, at_least) for lookup in lookups]
         if not self._definition.builder.is_exact:
             # Only the database knows which row equals which spelling: one statement for each key.
-            return [self._load_rows([lookup])[0] for lookup in lookups]
+            return [self._load_rows([lookup], at_least)[0] for lookup in lookups]
         places_by_shards: dict[tuple[str, ...], list[int]] = {}
         for place, lookup in enumerate(lookups):
             places_by_shards.setdefault(lookup.policy.lineages, []).append(place)
@@ -47,19 +55,21 @@ class ObjectLoader:
         for places in places_by_shards.values():
             for start in range(0, len(places), KEYS_PER_STATEMENT_MAX):
                 some = places[start : start + KEYS_PER_STATEMENT_MAX]
-                loaded.update(zip(some, self._load_rows([lookups[place] for place in some]), strict=True))
+                rows = self._load_rows([lookups[place] for place in some], at_least)
+                loaded.update(zip(some, rows, strict=True))
         return [loaded[place] for place in range(len(lookups))]
 
     # -- single rows ---------------------------------------------------------------------------------------
 
-    def _load_rows(self, lookups: Sequence[Lookup]) -> list[Loaded]:
+    def _load_rows(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
         """The rows of lookups that all read the same shards."""
         statement = self._statement(lookups)
         rows: list[Row] = []
         tokens: dict[str, EventToken] = {}
         lineages = lookups[0].policy.lineages
         for lineage in lineages:
-            found, token = self._database.shards[lineage].rows_with_token(*statement)
+            shard = self._database.shards[lineage]
+            found, token = shard.rows_with_token(*statement, at_least.get(lineage))
             rows += found
             if token is not None:
                 tokens[lineage] = token
@@ -70,7 +80,7 @@ class ObjectLoader:
         if not {lookup.identity for lookup in lookups}.issuperset(identities):
             # A row under a key that nobody asked for: only the database knows which of them it takes for equal.
             if len(lookups) > 1:
-                return [self._load_rows([lookup])[0] for lookup in lookups]
+                return [self._load_rows([lookup], at_least)[0] for lookup in lookups]
             return [Loaded(rows[0], tokens, ReadOutcome.KEY)]
         by_identity: dict[bytes, Row] = {}
         doubled: set[bytes] = set()
@@ -105,7 +115,7 @@ class ObjectLoader:
 
     # -- composites ----------------------------------------------------------------------------------------
 
-    def _load_composite(self, lookup: Lookup) -> Loaded:
+    def _load_composite(self, lookup: Lookup, at_least: Mapping[str, EventToken]) -> Loaded:
         function = self._function
         if function is None:
             name = self._definition.config.name
@@ -118,7 +128,7 @@ class ObjectLoader:
             return function(connection, *lookup.values)
 
         lineages = lookup.policy.lineages
-        value, found = self._database.snapshot(lineages, build)
+        value, found = self._database.snapshot(lineages, build, at_least)
         tokens = {token.lineage: token for token in found if token is not None}
         # As a hit would return it (a tuple becomes a list), so that a hit and a miss look alike.
         plain = None if value is None else decode_value(encode_value(value))

@@ -30,6 +30,7 @@ from freshness.algorithm.request import (
     Wait,
 )
 from freshness.errors import FreshnessError, NodeTimedOut
+from freshness.position.token import EventToken
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -63,7 +64,7 @@ def _in_doubt(_: ConfirmSuccession) -> bool:
     return False
 
 
-def _no_database(_: Any = None) -> Any:
+def _no_database(*_: Any) -> Any:
     raise AssertionError("this driver was given no database to ask")
 
 
@@ -80,7 +81,7 @@ class BlockingDriver:
 
     nodes: Mapping[str, CacheNode]
     sleep: Callable[[float], None]
-    load: Callable[[Sequence[Any]], Any] = _no_database
+    load: Callable[[Sequence[Any], Mapping[str, EventToken]], Any] = _no_database
     read_head: Callable[[], Head] = _no_database
     read_stream: Callable[[float], Streamed | None] = _no_database
     confirm_succession: Callable[[ConfirmSuccession], bool] = _in_doubt
@@ -102,7 +103,7 @@ class BlockingDriver:
             case Flow():
                 return self.nodes[step.node].perform(step.requests)
             case Load():
-                return self.load(step.lookups)
+                return self.load(step.lookups, step.at_least)
             case ReadHead():
                 return self.read_head()
             case ConfirmSuccession():

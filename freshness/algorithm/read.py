@@ -1,7 +1,8 @@
 """Read keys through the cache: the read half of the algorithm (docs/algorithm.md#reading).
 
 1. Get the node record, or use a young copy of it, and then the entry; where there is none, leave a stub. A live entry
-   is a hit. Since the record was read before it, the entry has every event that the record's progress names.
+   is a hit. Since the record was read before it, the entry has every event that the record's progress names. So a
+   caller that asks for its own commit gets a hit where the entry's position and that progress contain the commit.
 2. Otherwise, and only after 1, the stripe of the key and then the node record, on the same node, never from a copy.
 3. Then the rows, with the token that was read from the same server before them.
 4. Store by CAS on the item observed in 1, and only if the rule of ``freshness.algorithm.rule`` allows it.
@@ -16,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from freshness.algorithm.envelope import (
@@ -36,6 +36,7 @@ from freshness.algorithm.envelope import (
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import (
     MISSING,
+    NO_TOKENS,
     Append,
     Cas,
     Delete,
@@ -66,7 +67,6 @@ _REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, Read
 """Why an entry that is one of ours is no hit, and never will be for this key: a reader may take its place."""
 
 _HIT: Final = ReadOutcome.HIT
-_NO_TOKENS: Final[Mapping[str, EventToken]] = MappingProxyType({})
 
 REFRESH_SHARE: Final = 0.9
 """A copy of the records is replaced at this share of its bound, so that it still counts when the answer comes."""
@@ -82,7 +82,7 @@ class Read:
     outcome: ReadOutcome
     payload: bytes | None = None
     value: Any = None
-    tokens: Mapping[str, EventToken] = field(default_factory=lambda: _NO_TOKENS)
+    tokens: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS)
 
     @property
     def is_hit(self) -> bool:
@@ -180,25 +180,43 @@ class _Pending:
         return state.stub if isinstance(state, _Refused) else None
 
 
+@value
+class Demand:
+    """The caller's own demands on a hit. ``at_least``: by lineage, commits that the value must have (I9).
+
+    Where a token is of another lineage than its key, a former one, no hit serves.
+    """
+
+    max_staleness_seconds: float | None = None
+    at_least: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
+
+    @property
+    def may_be_stale(self) -> bool:
+        return self.max_staleness_seconds is None and not self.at_least
+
+
+NO_DEMAND: Final = Demand()
+
+
 def read_through(
-    context: ReadContext, lookups: Sequence[Lookup], max_staleness_seconds: float | None = None
+    context: ReadContext, lookups: Sequence[Lookup], demand: Demand = NO_DEMAND
 ) -> Procedure[list[Read]]:
     """Answer every lookup, in order. Raises what the loader raises; cache failures only show in the outcome."""
     entries = [_Pending(lookup) for lookup in lookups]
     distinct = entries if len(entries) == 1 else _find_distinct(entries)
-    yield from _look_up(context, distinct, max_staleness_seconds)
+    yield from _look_up(context, distinct, demand)
     hits = [entry.state for entry in entries if isinstance(entry.state, Read)]
     if len(hits) == len(entries):
         return hits
     first = {entry.lookup.item: entry for entry in distinct}
     waiting = [entry for entry in distinct if entry.is_waiting]
     if waiting:
-        yield from _wait_for_winners(context, waiting, max_staleness_seconds)
+        yield from _wait_for_winners(context, waiting, demand)
     missing = [
         entry for entry in entries if not isinstance(entry.state, Read) and not _is_repeat(entry, first)
     ]
     if missing:
-        yield from _load_and_fill(context, missing)
+        yield from _load_and_fill(context, missing, demand.at_least)
     return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]
 
 
@@ -219,7 +237,7 @@ def find_hit(context: ReadContext, lookup: Lookup, get: Callable[[bytes], bytes 
     if not data or context.clock() - fetched_at > refresh_seconds:
         return None
     refusal, payload = view.judge(policy, lookup.identity, data)
-    return Read(_HIT, payload, None, _NO_TOKENS) if refusal is None else None
+    return Read(_HIT, payload, None, NO_TOKENS) if refusal is None else None
 
 
 def find_hits(context: ReadContext, lookups: Sequence[Lookup]) -> Procedure[list[Read | None]]:
@@ -296,9 +314,7 @@ def _by_node(entries: Sequence[_Pending]) -> Mapping[str, Sequence[_Pending]]:
 # -- step 1 --------------------------------------------------------------------------------------------
 
 
-def _look_up(
-    context: ReadContext, entries: Sequence[_Pending], max_staleness_seconds: float | None
-) -> Procedure[None]:
+def _look_up(context: ReadContext, entries: Sequence[_Pending], demand: Demand) -> Procedure[None]:
     """Step 1: each entry becomes a `Read` that is a hit, a `_Stub`, or `_Refused`."""
     sent_at = context.clock()
     witness = context.witness
@@ -309,7 +325,10 @@ def _look_up(
     for node, of_node in _by_node(entries).items():
         view = context.views.get(node)
         requests = _entry_gets(context, view, of_node)
-        if view is None or sent_at - view.fetched_at >= refresh_seconds * REFRESH_SHARE:
+        if view is None or (
+            sent_at - view.fetched_at >= refresh_seconds * REFRESH_SHARE
+            or (demand.at_least and _is_behind(view, of_node, demand.at_least))
+        ):
             view = None
             # In front: a record that is read behind an entry vouches for a later moment than the entry's
             requests = [*_record_gets(context.namespace, context.lineages), *requests]
@@ -333,7 +352,7 @@ def _look_up(
             # This process stood still meanwhile (F58): the view's lease may have ended before the entry was read.
             context.views.pop(node, None)
             view = NodeView(node, context.lineages, [MISSING] * len(context.lineages), sent_at)
-        dead, stale = _judge(context, view, of_node, replies, max_staleness_seconds)
+        dead, stale = _judge(context, view, of_node, replies, demand)
         if stale:
             yield from _serve_stale(context, node, stale)
         if witness is not None:
@@ -361,6 +380,11 @@ def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_
     return requests
 
 
+def _is_behind(view: NodeView, entries: Sequence[_Pending], at_least: Mapping[str, EventToken]) -> bool:
+    """Whether a copy of the records lacks commits that the caller asks for. The node's own may have them by now."""
+    return any(view.find_behind(entry.lookup.policy, at_least) for entry in entries)
+
+
 def _record_gets(namespace: str, lineages: Sequence[str]) -> list[Request]:
     return [Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages]
 
@@ -375,9 +399,10 @@ def _judge(
     view: NodeView,
     entries: Sequence[_Pending],
     replies: Replies,
-    max_staleness_seconds: float | None,
+    demand: Demand,
 ) -> tuple[list[tuple[_Pending, Item]], list[tuple[_Pending, Item]]]:
     """(entries that can never be a hit again, entries that ``on_stale = "serve"`` may still serve)."""
+    at_least, max_staleness_seconds = demand.at_least, demand.max_staleness_seconds
     dead: list[tuple[_Pending, Item]] = []
     stale: list[tuple[_Pending, Item]] = []
     policy: ObjectPolicy | None = None
@@ -395,7 +420,7 @@ def _judge(
             entry.state = stub if closed is None else stub.refuse(closed)
         elif closed is not None:
             entry.state = _Refused(closed)
-            is_served = context.on_stale == "serve" and max_staleness_seconds is None
+            is_served = context.on_stale == "serve" and demand.may_be_stale
             if is_served and closed is not ReadOutcome.RING:
                 stale.append((entry, reply))
         elif max_staleness_seconds is not None and max_staleness_seconds < view.staleness_seconds(
@@ -404,8 +429,10 @@ def _judge(
             entry.state = _Refused(ReadOutcome.STALE)  # older than this caller accepts
         else:
             refusal, payload = view.judge(policy, lookup.identity, reply.value)
+            if refusal is None and at_least and not view.shows(policy, reply.value, at_least):
+                refusal = ReadOutcome.BEHIND
             if refusal is None:
-                entry.state = Read(_HIT, payload, None, _NO_TOKENS)
+                entry.state = Read(_HIT, payload, None, NO_TOKENS)
                 continue
             entry.state = _Refused(refusal)  # until `_claim` has put a stub in its place
             if refusal in _REPLACEABLE and view.covers(policy):
@@ -444,16 +471,14 @@ def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[_Pending
             entry.state = Read(ReadOutcome.STALE_SERVED, payload)
 
 
-def _wait_for_winners(
-    context: ReadContext, waiting: list[_Pending], max_staleness_seconds: float | None
-) -> Procedure[None]:
+def _wait_for_winners(context: ReadContext, waiting: list[_Pending], demand: Demand) -> Procedure[None]:
     """A lease only delays (F41, F72): look again a few times, then read the database.
 
     A reader that still waits at the end may fill by the same rule as the winner.
     """
     for _ in range(LEASE_POLLS_MAX):
         yield Wait(context.fill_wait_seconds / LEASE_POLLS_MAX)
-        yield from _look_up(context, waiting, max_staleness_seconds)
+        yield from _look_up(context, waiting, demand)
         waiting = [entry for entry in waiting if entry.is_waiting]
         if not waiting:
             return
@@ -462,10 +487,12 @@ def _wait_for_winners(
 # -- steps 2 to 4 --------------------------------------------------------------------------------------
 
 
-def _load_and_fill(context: ReadContext, missing: Sequence[_Pending]) -> Procedure[None]:
+def _load_and_fill(
+    context: ReadContext, missing: Sequence[_Pending], at_least: Mapping[str, EventToken]
+) -> Procedure[None]:
     yield from _fetch_guards(context, [entry for entry in missing if isinstance(entry.state, _Stub)])
     try:
-        loaded: Sequence[Loaded] = yield Load(tuple(entry.lookup for entry in missing))
+        loaded: Sequence[Loaded] = yield Load(tuple(entry.lookup for entry in missing), at_least)
     except Exception:
         yield from _drop_stubs(context, missing)
         raise

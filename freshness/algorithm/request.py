@@ -12,12 +12,17 @@ exception in the place of that node's replies. A failure is never a miss.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import field
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from freshness.position import Position
+from freshness.position.token import EventToken
 from freshness.value import value
+
+NO_TOKENS: Final[Mapping[str, EventToken]] = MappingProxyType({})
 
 Version: TypeAlias = int
 """memcached's CAS unique of an item (or what a backend has in its place). Only equality means anything."""
@@ -224,9 +229,10 @@ class Flows:
 @value
 class Load:
     """Read the given lookups from the database, the token first. Answer: one `freshness.algorithm.lookup.Loaded`
-    each."""
+    each. ``at_least``: see `freshness.algorithm.read.read_through`; the values have these commits."""
 
     lookups: tuple[Any, ...]
+    at_least: Mapping[str, EventToken] = field(default_factory=lambda: NO_TOKENS, hash=False)
 
 
 @value

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from freshness.algorithm.envelope import Filled, NodeRecord, Stripe
+from freshness.algorithm.envelope import Filled, NodeRecord, Stamp, Stripe
 from freshness.position.token import EventToken
 
 
@@ -34,6 +34,8 @@ class ReadOutcome(Enum):
     CLOCK = "the node's heartbeat is too old by this client's own clocks: a clock stands still, or is wrong"
     LIFE = "the node lost its memory during the read"
     STALE = "the node is staler than the caller allows"
+    BEHIND = "the entry is not known to have the commit that the caller asks for"
+    OWN_TRANSACTION = "the caller's connection has an open transaction, and was read itself"
     NODE_DOWN = "the node did not answer"
     FOREIGN = "the item in the cache is not one of ours"
     IDENTITY = "the item in the cache is of another key or spelling"
@@ -142,3 +144,17 @@ def find_hit_refusal(
             if floor is not None and not stamp.position.contains(floor):
                 return ReadOutcome.TABLE_FLOOR
     return None
+
+
+def has_commit(
+    asked: EventToken, lineage: str, record: NodeRecord | None, stamp: Stamp | None = None
+) -> bool:
+    """Whether every live entry of a node is known to have the commits of ``asked``, or the one with this ``stamp``.
+
+    ``record`` was read before the entry, so the entry is the row at its own position ∪ the record's progress (I9,
+    docs/algorithm.md#reading). Each lineage stands by itself. Another lineage, epoch or flavor: False.
+    """
+    if record is None or asked.lineage != lineage or asked.epoch != record.epoch:
+        return False
+    position = record.progress if stamp is None else record.progress.union(stamp.position)
+    return position.contains(asked.position)

@@ -26,10 +26,12 @@ from freshness.algorithm.rule import (
     ReadOutcome,
     find_hit_refusal,
     find_record_refusal,
+    has_commit,
     is_outdated,
 )
 from freshness.errors import FormatError
 from freshness.position import decode_position
+from freshness.position.token import EventToken
 
 COVERED_MAX: Final = 1024
 """How many (entry, table floor) verdicts a view caches (I6)."""
@@ -161,6 +163,25 @@ class NodeView:
             return judge(policy, identity, data)
 
         return judge_common
+
+    def find_behind(self, policy: ObjectPolicy, at_least: Mapping[str, EventToken]) -> Sequence[str]:
+        """The lineages of the object whose progress is not known to have the commits of ``at_least``."""
+        return [
+            lineage
+            for lineage in policy.lineages
+            if lineage in at_least and not has_commit(at_least[lineage], lineage, self.records.get(lineage))
+        ]
+
+    def shows(self, policy: ObjectPolicy, data: bytes, at_least: Mapping[str, EventToken]) -> bool:
+        """Whether an entry that is live here, and was read after this view, has the commits of ``at_least``."""
+        behind = self.find_behind(policy, at_least)
+        if not behind:
+            return True
+        stamps = {stamp.lineage: stamp for stamp in Filled.decode(data).stamps}
+        return all(
+            has_commit(at_least[lineage], lineage, self.records.get(lineage), stamps[lineage])
+            for lineage in behind
+        )
 
     def _is_covered_entry(self, policy: ObjectPolicy, lineage: str, data: bytes, prefix_size: int) -> bool:
         parts = split_live(data, prefix_size)

@@ -421,6 +421,13 @@ class Keyspace:
         minimum=0.05,
         maximum=3600,
     )
+    at_least_wait_ms: int = setting(
+        "How long a read with at_least waits for a replica that lacks the commit, before it goes to the primary. "
+        "Behind Vitess it does not wait.",
+        50,
+        minimum=0,
+        maximum=60_000,
+    )
 
     @property
     def gtid_flavor(self) -> GtidFlavor:

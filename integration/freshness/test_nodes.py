@@ -398,7 +398,7 @@ def test_a_server_that_stood_still_serves_no_hit(started: Callable[..., Memcache
         on_stale="bypass",
         sightings=Sightings(running_clock, lambda: time.time_ns() // 1000, 3.0, 60.0),
     )
-    nodes = BlockingDriver({server.address: node}, time.sleep, load=lambda _: [Loaded(1, {})])
+    nodes = BlockingDriver({server.address: node}, time.sleep, load=lambda *_: [Loaded(1, {})])
 
     def resume_behind_the_request(step: Step) -> Any:
         if not isinstance(step, Flows):

@@ -91,7 +91,7 @@ def test_a_citation_that_leads_nowhere_is_found() -> None:
         "I99",
         "\N{SECTION SIGN}, instead of page.md#heading",
     ]
-    assert find_unresolved("README.md, docs/algorithm.md#the-lease, ADR 0001 and I1 to I8") == []
+    assert find_unresolved("README.md, docs/algorithm.md#the-lease, ADR 0001 and I1 to I9") == []
     assert find_unresolved("docs/algorithm.md#the-rent and algorithm.md") == [
         "docs/algorithm.md#the-rent",
         "algorithm.md",

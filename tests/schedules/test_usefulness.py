@@ -199,9 +199,9 @@ def test_nobody_depends_on_the_holder_of_a_lease(monkeypatch: pytest.MonkeyPatch
         wait = read._wait_for_winners
 
         def leave_it_to_the_winner(
-            context: read.ReadContext, waiting: list[read._Pending], bound: float | None
+            context: read.ReadContext, waiting: list[read._Pending], demand: read.Demand
         ) -> Procedure[None]:
-            yield from wait(context, waiting, bound)
+            yield from wait(context, waiting, demand)
             for entry in waiting:
                 if not isinstance(entry.state, read.Read):
                     entry.state = read._Refused(ReadOutcome.LOST_RACE)

@@ -32,8 +32,9 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import HeartbeatSeen, Membership, NodePolicy
-from freshness.algorithm.read import Read, ReadContext, _look_up, find_hit, find_hits, read_through
+from freshness.algorithm.read import Demand, Read, ReadContext, _look_up, find_hit, find_hits, read_through
 from freshness.algorithm.request import (
+    NO_TOKENS,
     Add,
     Append,
     Cas,
@@ -703,6 +704,23 @@ class World:
         if lacking:
             self._break("I7", f"a hit of {lookup.item!r} lacks {lacking}, staler than allowed")
 
+    def check_commits(self, lookup: Lookup, read: Read, at_least: Mapping[str, EventToken]) -> None:
+        """I9, for commits of the history that there is."""
+        shown = read.value if read.payload is None else json.loads(read.payload)
+        for lineage in lookup.policy.lineages:
+            asked, database = at_least.get(lineage), self.databases[lineage]
+            lacking = [
+                made.number
+                for made in database.transactions
+                if asked is not None
+                and (asked.lineage, asked.epoch) == (lineage, database.epoch)
+                and asked.position.contains(made.position)
+                and made.affects(lookup.item, lookup.policy.tables)
+                and made.number not in (shown or ())
+            ]
+            if lacking:
+                self._break("I9", f"a read of {lookup.item!r} lacks the caller's own {lacking}")
+
 
 def _object_of(item: bytes) -> str:
     return item.split(b":")[1].decode()
@@ -868,30 +886,43 @@ class Reader:
             ),
         )
 
-    def reading(self, *lookups: Lookup, max_staleness_seconds: float | None = None) -> Run[list[Read]]:
+    def reading(
+        self,
+        *lookups: Lookup,
+        max_staleness_seconds: float | None = None,
+        at_least: Mapping[str, EventToken] = NO_TOKENS,
+    ) -> Run[list[Read]]:
         lookups = lookups or (lookup(),)
         replicas = [self.replicas] if isinstance(self.replicas, Replica) else self.replicas
         known: dict[tuple[str, str], Position] = {}
 
         def check(reads: list[Read]) -> None:
             for one, read in zip(lookups, reads, strict=True):
+                self.world.check_commits(one, read, at_least)
                 if read.outcome is ReadOutcome.HIT and read.payload is not None:
                     here = {lineage: at for (node, lineage), at in known.items() if node == one.node}
                     self.world.check_hit(one, read.payload, here)
 
-        procedure = read_through(self.context, lookups, max_staleness_seconds)
+        demand = Demand(max_staleness_seconds, at_least)
+        procedure = read_through(self.context, lookups, demand)
         return Run(
             self.world,
-            procedure if max_staleness_seconds is not None else compared(self.context, lookups, procedure),
+            compared(self.context, lookups, procedure) if demand.may_be_stale else procedure,
             self.client,
             {replica.database.lineage: replica for replica in replicas},
             on_start=lambda: known.update(self.world.acknowledged),
             on_result=check,
         )
 
-    def read(self, *lookups: Lookup, max_staleness_seconds: float | None = None) -> ReadOutcome:
+    def read(
+        self,
+        *lookups: Lookup,
+        max_staleness_seconds: float | None = None,
+        at_least: Mapping[str, EventToken] = NO_TOKENS,
+    ) -> ReadOutcome:
         """What became of the first of these reads."""
-        return self.reading(*lookups, max_staleness_seconds=max_staleness_seconds).finish()[0].outcome
+        run = self.reading(*lookups, max_staleness_seconds=max_staleness_seconds, at_least=at_least)
+        return run.finish()[0].outcome
 
 
 def compared(
@@ -987,10 +1018,10 @@ def version_of(world: World, key: bytes, node: str = NODE) -> int:
 
 
 def look_up_with_the_record_behind(
-    context: ReadContext, entries: Sequence[Any], max_staleness_seconds: float | None
+    context: ReadContext, entries: Sequence[Any], demand: Demand
 ) -> Procedure[None]:
     """A planted bug: step 1 of a read whose records are asked for behind the entries, and not in front."""
-    procedure = _look_up(context, entries, max_staleness_seconds)
+    procedure = _look_up(context, entries, demand)
     answer: Any = None
     while True:
         try:

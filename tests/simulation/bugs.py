@@ -152,7 +152,7 @@ def _stripe_before_stub() -> Planted:
     look_up = read._look_up
     early: dict[int, Any] = {}
 
-    def look_up_late(context: Any, entries: Any, max_staleness_seconds: Any) -> Procedure[None]:
+    def look_up_late(context: Any, entries: Any, demand: Any) -> Procedure[None]:
         for entry in entries:
             lookup = entry.lookup
             gets: list[Any] = read._record_gets(context.namespace, lookup.policy.lineages)
@@ -165,7 +165,7 @@ def _stripe_before_stub() -> Planted:
                     if record is not None
                 ] + gets
                 (early[id(entry)],) = yield Flows((Flow(lookup.node, tuple(gets)),))
-        yield from look_up(context, entries, max_staleness_seconds)
+        yield from look_up(context, entries, demand)
 
     def fetch_nothing(context: Any, stubs: Any) -> Procedure[None]:
         for entry in stubs:
@@ -690,12 +690,12 @@ def _token_of_the_log() -> Planted:
 
 
 def _snapshot_first() -> Planted:
-    def begin(self: ShardDatabase, connection: Any, address: ServerAddress) -> Any:
+    def begin(self: ShardDatabase, connection: Any, address: ServerAddress, *_: Any) -> Any:
         with connection.cursor() as cursor:
             cursor.execute(appclient.database._SNAPSHOT)
         return appclient.database._Snapshot(connection, address, *self.read_token(connection))
 
-    def rows(self: ShardDatabase, table: str, condition: str, params: Sequence[Any]) -> Any:
+    def rows(self: ShardDatabase, table: str, condition: str, params: Sequence[Any], *_: Any) -> Any:
         return self.snapshot(lambda opened: opened.query(f"SELECT * FROM {table} WHERE {condition}", params))
 
     stack = contextlib.ExitStack()
@@ -712,7 +712,7 @@ def _any_server() -> Planted:
 def _token_read_apart() -> Planted:
     """The rows are read again from the next server, and the token is not."""
 
-    def rows(self: ShardDatabase, table: str, condition: str, params: Sequence[Any]) -> Any:
+    def rows(self: ShardDatabase, table: str, condition: str, params: Sequence[Any], *__: Any) -> Any:
         token, _ = self.run(lambda connection, _: self.read_token(connection))
         sql = f"SELECT * FROM {table} WHERE {condition}"
         return self.run(lambda connection, _: LoaderConnection(connection).query(sql, params)), token
@@ -780,8 +780,8 @@ def _every_key_exact() -> Planted:
 def _only_winners_fill() -> Planted:
     original = freshness.algorithm.read._wait_for_winners
 
-    def wait(context: Any, waiting: Any, max_staleness_seconds: Any) -> Procedure[None]:
-        yield from original(context, waiting, max_staleness_seconds)
+    def wait(context: Any, waiting: Any, demand: Any) -> Procedure[None]:
+        yield from original(context, waiting, demand)
         for entry in waiting:
             if entry.is_waiting:
                 entry.state = freshness.algorithm.read._Refused(ReadOutcome.LOST_RACE)

@@ -29,7 +29,16 @@ from tests.simulation.reshard import STAYS_OPEN
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEDULE_FILES: Final = tuple(
     f"tests/schedules/test_{name}.py"
-    for name in ("defences", "schedules", "holes", "usefulness", "upstream_defences", "sink", "stripes")
+    for name in (
+        "defences",
+        "schedules",
+        "holes",
+        "usefulness",
+        "upstream_defences",
+        "sink",
+        "stripes",
+        "at_least",
+    )
 )
 
 

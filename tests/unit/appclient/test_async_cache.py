@@ -47,7 +47,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     """The queries of loaders, each of which lets the loop go on."""
     running = Running()
     monkeypatch.setattr(LoaderConnection, "query", running.query)
-    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load: (load(LoaderConnection()), None))
+    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load, *__: (load(LoaderConnection()), None))
     return running
 
 
@@ -121,7 +121,7 @@ def test_more_reads_than_connections_wait_for_one_another(
     """Also where a loader reads by the cache, and where some are cancelled."""
     running = Running()
 
-    def load(_: Any, lookups: Any) -> list[Loaded]:
+    def load(_: Any, lookups: Any, *__: Any) -> list[Loaded]:
         running.query()
         return [Loaded(None, {}, ReadOutcome.NO_TOKEN) for _ in lookups]
 
@@ -148,7 +148,7 @@ def test_a_read_that_waits_for_a_connection_for_too_long_fails(
     monkeypatch.setattr("appclient.pool.WAIT_SECONDS", 0.01)
     text = CONFIG.replace("[keyspaces.shop]", "connections_max = 1\n[keyspaces.shop]", 1)
 
-    def load(_: Any, lookups: Any) -> list[Loaded]:
+    def load(_: Any, lookups: Any, *__: Any) -> list[Loaded]:
         await_(asyncio.sleep(0.1))
         return [Loaded(None, {}, ReadOutcome.NO_TOKEN) for _ in lookups]
 

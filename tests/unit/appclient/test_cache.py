@@ -14,7 +14,7 @@ from appclient import Cache
 from appclient.database import ShardDatabase
 from appclient.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
-from freshness.algorithm.read import Read
+from freshness.algorithm.read import NO_DEMAND, Read
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.access import NodeAccess
 from freshness.config.reader import load_config
@@ -105,7 +105,7 @@ def test_reads_at_the_same_time_have_connections_of_their_own_and_no_more_than_b
     running, most = [0], [0]
     look = threading.Lock()
 
-    def load(_: Any, lookups: Any) -> list[Loaded]:
+    def load(_: Any, lookups: Any, *__: Any) -> list[Loaded]:
         with look:
             running[0] += 1
             most[0] = max(most[0], running[0])
@@ -189,9 +189,9 @@ def test_an_entry_whose_value_does_not_decode_is_read_from_the_database(
 ) -> None:
     """F43: it says nothing about the row."""
     row = {"id": 1, "name": "Ada"}
-    monkeypatch.setattr(cache._loaders["customer"], "load", lambda _: [Loaded(row, {}, None)])
+    monkeypatch.setattr(cache._loaders["customer"], "load", lambda *_: [Loaded(row, {}, None)])
     broken = Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value")
-    value, outcome, _ = cache._decode(cache._lookup("customer", 1), broken)
+    value, outcome, _ = cache._decode(cache._lookup("customer", 1), broken, NO_DEMAND)
     assert (value, outcome) == (row, ReadOutcome.FOREIGN)
 
 
@@ -234,7 +234,7 @@ def test_a_database_that_is_down_concerns_its_own_keyspace(
 
     monkeypatch.setattr(ShardDatabase, "run", run)
     monkeypatch.setattr(ShardDatabase, "rows_with_token", lambda *_: ([], None))
-    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load: (load(None), None))
+    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load, *__: (load(None), None))
     path = tmp_path / "freshness.toml"
     path.write_text(TWO)
     cache = Cache(load_config(path, {}), open_node=nodes.open)
@@ -277,7 +277,7 @@ def page(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache
 
     monkeypatch.setattr("appclient.cache.key_columns", columns_of)
     monkeypatch.setattr(ShardDatabase, "run", lambda shard, read: read(None, shard._shard.primary))
-    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load: (load(None), None))
+    monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load, *__: (load(None), None))
     path = tmp_path / "freshness.toml"
     path.write_text(CONFIG.partition("[objects")[0] + PAGE)
     cache = Cache(load_config(path, {}), open_node=nodes.open)

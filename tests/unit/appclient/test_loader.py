@@ -91,7 +91,7 @@ def test_a_composite_looks_alike_from_a_miss_and_from_a_hit(monkeypatch: pytest.
     )
     shard = Shard(name="-", primary=ServerAddress("server"), lineage=LINEAGES[0])
     database = Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
-    monkeypatch.setattr(database, "snapshot", lambda _, build: (build(None), []))
+    monkeypatch.setattr(database, "snapshot", lambda _, build, __: (build(None), []))
     loader = ObjectLoader(definition, database, lambda _, key: {"facts": (key, 2)})
     key = definition.builder.build((1,))
     (loaded,) = loader.load([Lookup(policy, "n1", key.item, b"1", (1,), key.is_exact)])

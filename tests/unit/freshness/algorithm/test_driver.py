@@ -33,6 +33,7 @@ from freshness.algorithm.request import (
 from freshness.errors import NodeTimedOut, NodeUnavailable
 from freshness.nodes.memory import MemoryNode, MemoryStore
 from freshness.position import empty_position
+from freshness.position.token import EventToken
 
 
 class Spy:
@@ -165,7 +166,7 @@ def test_a_dead_node_in_a_single_flow_is_raised_at_the_yield() -> None:
 def test_any_exception_is_raised_inside_the_procedure_which_may_clean_up() -> None:
     cleaned: list[object] = []
 
-    def broken_load(_: Sequence[Any]) -> Any:
+    def broken_load(*_: Any) -> Any:
         raise ZeroDivisionError("in the loader")
 
     nodes = {"a": MemoryNode(MemoryStore("a", clock=lambda: 0.0))}
@@ -197,11 +198,13 @@ def test_loads_heads_the_stream_and_waits_are_passed_on() -> None:
     driver = BlockingDriver(
         {},
         slept.append,
-        load=lambda lookups: list(lookups),
+        load=lambda lookups, at_least: [*lookups, *at_least],
         read_head=lambda: head,
         read_stream=read_stream,
     )
     assert driver.run(ask(Load((1, 2)))) == [1, 2]
+    own = EventToken("shop/-", "-", 1, 0, empty_position("mysql"))
+    assert driver.run(ask(Load((1, 2), {"shop/-": own}))) == [1, 2, "shop/-"]
     assert driver.run(ask(ReadHead())) is head
     assert driver.run(ask(ReadStream(7.0))) is streamed
     assert driver.run(ask(ReadStream(9.0))) is None
