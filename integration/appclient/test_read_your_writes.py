@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -341,3 +342,29 @@ def test_a_row_that_was_inserted_and_returned_is_the_sessions_own(
             cursor.execute("INSERT INTO customers VALUES (2000, 'n', 5) RETURNING id")
         assert cache.get("customer", 2000, connection=connection)["v"] == 5
         connection.rollback()
+
+
+# -- the documentation ---------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "read-your-writes.md").read_text()
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(system.config_path.parent)
+    for example in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        exec(example, names)
+    primary = system.pair.primary
+    with closing(names["cache"]), stopped_replica(system), ExitStack() as stack:
+        connections = [stack.enter_context(writing(system))]
+        if primary.flavor == "mysql":
+            connections.append(stack.enter_context(closing(names["connect"]("127.0.0.1", primary.port))))
+        for number, connection in enumerate(connections):
+            token = names["rename"](connection, 270, f"Ada {number}")
+            assert names["show"](270, token)["name"] == f"Ada {number}"
+            secret = b"sixteen bytes or more"
+            carried = names["from_cookie"](names["to_cookie"](token, secret), secret)
+            assert names["show"](270, carried)["name"] == f"Ada {number}"
+            connection.begin()
+            change(connection, 271)
+            assert names["show_within"](connection, 271)["v"] == 1
+            connection.rollback()

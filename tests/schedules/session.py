@@ -103,7 +103,10 @@ class Session:
         keys: Sequence[int],
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
         if kind == "server":
-            return [], [()]
+            rest = "" if named is None else named["rest"] or ""
+            if rest.startswith("@@"):
+                return [rest], [(self.variable(server, rest),)]
+            return (["waited"], [("0",)]) if rest else ([], [()])
         if kind == "token":
             assert named is not None
             variable = self.variable(server, named["rest"].partition(",")[0])

@@ -159,6 +159,13 @@ def test_each_lineage_of_a_value_stands_by_itself() -> None:
     assert reader.read(key, at_least={**here, **there}) is ReadOutcome.BEHIND
     two.apply()
     assert reader.read(key, at_least={**here, **there}) is ReadOutcome.HIT
+    here = own(world, world.databases[LINEAGE].commit(b"shop:pair:9"))
+    there = own(world, world.databases[OTHER].commit(b"shop:pair:9"), OTHER)
+    second, late = lookup(2, PAIR), type(world.replica())(world.databases[OTHER])
+    ahead = Reader(world, [world.replica().catch_up(), late.apply(world.databases[OTHER].transactions[0])])
+    assert ahead.read(second) is ReadOutcome.FILLED, "at the one commit and before the other"
+    assert ahead.read(second, at_least=here) is ReadOutcome.HIT
+    assert ahead.read(second, at_least={**here, **there}) is ReadOutcome.BEHIND
     assert reader.read(lookup(), at_least=there) is not ReadOutcome.BEHIND, "no lineage of this object"
 
 
@@ -277,10 +284,7 @@ class Asked(Session):
             server.shown = max(server.shown, server.arrives)
         else:
             server.asked.append(kind_of(sql))
-        names, rows = super().answer(sql, keys)
-        if "gtid_current_pos" in sql:
-            rows = [(*row, server.variable("@@global.gtid_current_pos")) for row in rows]
-        return names, rows
+        return super().answer(sql, keys)
 
 
 def open_shard(
@@ -421,9 +425,11 @@ def test_a_primary_of_mariadb_shows_each_commit_that_has_returned(monkeypatch: p
 
 
 def test_a_log_that_another_server_tells_of_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy answers for the primary: the token is of one server, the log of another."""
-    monkeypatch.setattr(ShardDatabase, "read_token", lambda *_: (commit(10, "mariadb"), "another"))
-    shard = open_shard(monkeypatch, Server(10, logged=12, flavor="mariadb"))
+    """A proxy answers for the primary: token and rows are of one server, the log is of another."""
+    behind = Server(10, "behind", logged=10, flavor="mariadb")
+    ahead = Server(12, "ahead", logged=12, flavor="mariadb")
+    shard = open_shard(monkeypatch, behind)
+    monkeypatch.setattr(Asked, "reach_next", lambda _, kind: ahead if kind == "server" else behind)
     with pytest.raises(SourceUnavailable, match="not known to show"):
         shard.rows_with_token(*ROWS, commit(12, "mariadb"))
 

@@ -10,7 +10,7 @@ closed while nobody uses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,7 @@ from appclient.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.config.settings import Keyspace, ServerAddress
 from freshness.config.settings import Shard as Topology
+from freshness.position.token import EventToken
 from tests.schedules.session import Session
 from tests.simulation.database import Server, Shard
 from tests.simulation.keykind import NUMBERS
@@ -116,12 +117,12 @@ class Application:
 
         return connect
 
-    def load(self, lookups: Sequence[Lookup]) -> list[Loaded]:
+    def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
         """As `appclient.cache.Cache` does: object by object, in the order of the lookups."""
         loaded: dict[int, Loaded] = {}
         for name in dict.fromkeys(lookup.policy.name for lookup in lookups):
             places = [place for place, lookup in enumerate(lookups) if lookup.policy.name == name]
-            values = self._loaders[name].load([lookups[place] for place in places])
+            values = self._loaders[name].load([lookups[place] for place in places], at_least)
             loaded.update(zip(places, map(_in_versions, values), strict=True))
         return [loaded[place] for place in range(len(lookups))]
 

@@ -178,6 +178,17 @@ class Checker:
                 self.served.add(lookup.item)
                 self._check_hit(who, lookup, self._seen[who, lookup.item])
 
+    def own_read_done(
+        self,
+        who: str,
+        lookups: Sequence[Lookup],
+        reads: Sequence[Read],
+        commits: Sequence[tuple[Shard, Commit, int]],
+    ) -> None:
+        """``commits``: the reader's own, which it has asked for, each with the epoch of its token."""
+        for lookup, read in zip(lookups, reads, strict=True):
+            self._check_commits(who, lookup, read, commits)
+
     def node_emptied(self, node: str) -> None:
         """Everything on the node is gone, and versions repeat."""
         self._struck = {place: held for place, held in self._struck.items() if place[1] != node}
@@ -308,6 +319,29 @@ class Checker:
             stamp = stamps[lineage]
             for table in lookup.policy.tables:
                 yield self._shards[lineage], table, next(numbers), stamp.life, stamp.position
+
+    # -- I9 ------------------------------------------------------------------------------------------------
+
+    def _check_commits(
+        self, who: str, lookup: Lookup, read: Read, commits: Sequence[tuple[Shard, Commit, int]]
+    ) -> None:
+        """A read has the reader's own commits, but for those that a failover took."""
+        numbers = read.value if read.payload is None else _numbers_of(read.payload)
+        shown = repeat(0) if numbers is None else iter(numbers)
+        for lineage in lookup.policy.lineages:
+            for table in lookup.policy.tables:
+                version, row = next(shown), (table, self._world.rows[lookup.item])
+                for shard, commit, epoch in commits:
+                    if shard.lineage != lineage or commit not in shard.by_row.get(row, ()):
+                        continue
+                    if shard.flavor == "mariadb" and epoch <= self._lost_epochs.get(lineage, -1):
+                        continue  # another commit can have the number of one that was lost
+                    if version < commit.version(row):
+                        raise Violation(
+                            "I9",
+                            f"{who} got {lookup.item.decode()} with {table} at version {version} by "
+                            f"{read.outcome.name}, after its own commit {commit.number} of {lineage} had returned",
+                        )
 
     # -- I2 ------------------------------------------------------------------------------------------------
 

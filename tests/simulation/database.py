@@ -69,6 +69,10 @@ class Server:
                 position = self.executed
             case "@@global.gtid_slave_pos":
                 position = self.applied_as_replica if self.log is not None else self.executed
+            case "@@global.gtid_current_pos" if self.log is not None:
+                logged = self.log[-1].prefix if self.log else self.executed
+                former = self.applied_as_replica
+                position = logged if former is None else logged.union(former)
             case "@@global.gtid_binlog_pos":
                 position = self.log[-1].prefix if self.log else self.executed
         return "" if position is None else str(position)

@@ -120,6 +120,8 @@ DIRECTED: Final[dict[str, str]] = {
     "token of the binlog": "upstream_defences::test_the_token_is_of_what_is_shown_and_not_of_the_log",
     "keys move when a node is down": "defences::test_a_key_does_not_move_when_its_node_is_down",
     "snapshot before token": "upstream_defences::test_the_token_is_not_younger_than_the_snapshot",
+    "own commits ignored by hits": "at_least::test_an_entry_from_before_the_own_commit_is_no_hit",
+    "own commits ignored by servers": "at_least::test_a_server_that_lacks_the_own_commit_is_not_read",
     "timestamps first": "defences::test_containment_decides",
     STAYS_OPEN: "defences::test_a_source_closes_before_its_keys_move",
 }

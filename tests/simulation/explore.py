@@ -36,10 +36,11 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import NodePolicy
-from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.read import Demand, Read, ReadContext, read_through
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import (
     CONFLICT,
+    NO_TOKENS,
     STORED,
     Append,
     Delete,
@@ -103,7 +104,8 @@ class SmallWorld:
     meanwhile. ``stalls``: polls at which the stream gives nothing. ``late_beats``: heartbeats whose answer is lost,
     and which come into the log at any later moment.
     ``shorten_share``: see ``freshness.algorithm.invalidate``. ``fills_from_log``: the log holds whole rows, and the
-    invalidators replace entries by them.
+    invalidators replace entries by them. ``asks``: each read asks for the last change that has returned, as a session
+    does that has made it.
     """
 
     name: str
@@ -136,6 +138,7 @@ class SmallWorld:
     shows_late: bool = False
     shorten_share: int = 1_000_000
     fills_from_log: bool = False
+    asks: bool = False
     lease_seconds: int = L_SECONDS
     max_staleness_seconds: float = 11.0
     states_max: int = 2_000_000
@@ -190,6 +193,21 @@ WORLDS: Final = (
         "the node restarts while entries are filled from the log",
         is_filled=True, beats=0, reads=2, polls=1, restarts=1, fills_from_log=True,
     ),
+    SmallWorld("a session asks for its commits", is_filled=True, beats=0, reads=2, commits=3, asks=True),
+    SmallWorld("two sessions ask for their commits", is_filled=True, beats=0, readers=2, polls=1, asks=True),
+    SmallWorld(
+        "stripe and record are evicted while a session asks",
+        is_filled=True, beats=0, reads=2, polls=1, stripe_evictions=1, record_evictions=1, asks=True,
+    ),
+    SmallWorld(
+        "the node restarts while a session asks",
+        is_filled=True, beats=0, reads=2, polls=1, restarts=1, asks=True,
+    ),
+    SmallWorld("the lease lapses while a session asks", is_filled=True, beats=0, ticks=(4.0,), asks=True),
+    SmallWorld(
+        "entries are filled from the log while a session asks",
+        is_filled=True, beats=0, reads=2, commits=3, fills_from_log=True, asks=True,
+    ),
     SmallWorld("the answer of a heartbeat is lost", is_filled=True, beats=0, late_beats=1, polls=1, ticks=(2.0,)),
 )  # fmt: skip
 
@@ -209,6 +227,10 @@ class ActorState(NamedTuple):
     connection: int
     generation: int
     seen: tuple[bytes, frozenset[tuple[bytes, int]], float] | None
+
+
+class LastChange:
+    """A reader's own step: its session has made the last change that the primary shows. Answer: its number."""
 
 
 class Entry(NamedTuple):
@@ -505,9 +527,11 @@ class Explorer:
                 ),
             )  # fmt: skip
             for _ in range(self.world.reads):
-                (read,) = yield from read_through(context, [lookup])
+                own = (yield LastChange()) if self.world.asks else 0
+                asked = {LINEAGE: EventToken(LINEAGE, "-", 1, 0, _single(own))} if own else NO_TOKENS
+                (read,) = yield from read_through(context, [lookup], Demand(at_least=asked))
                 view = context.views.get(NODE)
-                yield ("read", read, None if view is None else view.records[LINEAGE])
+                yield ("read", read, None if view is None else view.records[LINEAGE], own)
 
         return lambda: (run(), None)
 
@@ -727,7 +751,10 @@ class Explorer:
             case Flows():
                 return self._request(state, place, step)
             case Load():
-                return self._load(state, place)
+                return self._load(state, place, step)
+            case LastChange():
+                own = max(n for n in range(1, state.shown + 1) if state.log[n - 1].is_change)
+                return f"{name} has made commit {own}", self._answered(state, place, own), ""
             case ReadHead():
                 head = Head(_prefix(state.shown), 1)
                 return f"{name} reads the head {state.shown}", self._answered(state, place, head), ""
@@ -739,8 +766,10 @@ class Explorer:
                 return f"{name} opens the stream", self._opened(state, place, step), ""
             case Poll():
                 return self._poll(state, place)
-            case ("read", read, record):
-                problem = self._find_stale_hit(state, place, read, record)
+            case ("read", read, record, own):
+                problem = self._find_stale_hit(state, place, read, record) or self._find_past(
+                    state, place, read, own
+                )
                 return f"{name} has read: {read.outcome.name}", self._answered(state, place, None), problem
         raise AssertionError(step)
 
@@ -812,15 +841,20 @@ class Explorer:
         error = NodeUnavailable("the connection is broken")
         return self._answered(state, place, error if isinstance(step, Flow) else [error])
 
-    def _load(self, state: State, place: int) -> tuple[Label, State, str]:
-        """Token, then row, from the replica. As two actions: the replica may apply in between."""
+    def _load(self, state: State, place: int, step: Load) -> tuple[Label, State, str]:
+        """Token, then row, from the replica, or from the primary where the replica lacks what is asked for. As two
+        actions: the server may apply in between."""
         actor, name = state.actors[place], self._name(place)
         if not actor.replies:
-            waiting = self._with_actor(state, place, actor._replace(replies=(_prefix(state.applied),)))
-            return f"{name} reads the token {state.applied}", waiting, ""
-        (position,) = actor.replies
+            asked = step.at_least.get(LINEAGE)
+            is_behind = asked is not None and not _prefix(state.applied).contains(asked.position)
+            shown = state.shown if is_behind else state.applied
+            waiting = self._with_actor(state, place, actor._replace(replies=(_prefix(shown), is_behind)))
+            return f"{name} reads the token {shown}", waiting, ""
+        position, is_primary = actor.replies
         token = EventToken(LINEAGE, "-", 1, 0, position)
-        version = max(number for number in range(1, state.applied + 1) if state.log[number - 1].is_change)
+        shown = state.shown if is_primary else state.applied
+        version = max(number for number in range(1, shown + 1) if state.log[number - 1].is_change)
         answer = [Loaded(version, {LINEAGE: token})]
         return f"{name} reads version {version}", self._answered(state, place, answer), ""
 
@@ -958,6 +992,15 @@ class Explorer:
                     f"I7: version {version} was hit {at - state.log[number - 1].at} s after commit {number}"
                 )
         return ""
+
+    def _find_past(self, state: State, place: int, read: Read, own: int) -> str:
+        """I9."""
+        seen = state.actors[place].seen
+        version = read.value
+        if read.payload is not None:
+            assert seen is not None
+            version = _decode_entry(seen[0])[1]
+        return f"I9: version {version} was read after the own commit {own}" if version < own else ""
 
     def _find_unprotected(self, state: State) -> str:
         """I2: a stripe that is there in an open record's life has all that is acknowledged in it."""

@@ -64,6 +64,9 @@ SINK_SHARE: Final = 0.1
 LOG_SHARE: Final = 0.2
 """How many worlds, of those without a reshard, have single rows that are filled from the log."""
 
+WRITES_SHARE: Final = 0.15
+"""How many worlds, of those without a reshard, have readers that commit and ask for their own commits."""
+
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
 KEY_KINDS_SHARE: Final = 0.12
 """How many worlds, of those without a reshard, have keys with several spellings."""
@@ -130,6 +133,7 @@ class Options:
     fills_from_log: bool = False  # the invalidators replace single rows by those of the log
     is_mixed: bool = False  # each process has its own lease, bound and refresh
     clock_skew_seconds: float = 2.0  # how far wall clocks differ, at most
+    writes_share: float = 0.0  # how often a reader commits before it reads; it asks for its own commits
 
     @property
     def cache(self) -> CacheConfig:
@@ -198,6 +202,9 @@ class Options:
             shaped = replace(shaped, nodes=2, faults=shaped.faults.union(NAME_FAULTS))
         chance = Random(f"log {seed}")
         shaped = replace(shaped, fills_from_log=chance.random() < LOG_SHARE)
+        chance = Random(f"writes {seed}")
+        if chance.random() < WRITES_SHARE:
+            shaped = replace(shaped, writes_share=chance.choice((0.1, 0.5)))
         chance = Random(f"driver {seed}")
         return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
 

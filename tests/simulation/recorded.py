@@ -34,6 +34,7 @@ from tests.simulation.database import Commit, Shard
 from tests.simulation.keykind import NUMBERS
 from tests.simulation.options import FAULTS, Options
 from tests.simulation.world import BEGINNING_SECONDS, NAMESPACE, SINGLE, Deployment, World
+from tests.simulation.writing import OwnCommits
 
 EPOCH_US: Final = 1_790_000_000_000_000
 """When worlds begin, by a clock that is right."""
@@ -184,8 +185,10 @@ class RecordedWorld(World):
             self._record_fill(actor, node, request, None)
         super().abandon(actor, node, requests)
 
-    def read(self, name: str, known: Deployment, lookups: list[Lookup]) -> Generator[Any, Any, list[Read]]:
-        reads = yield from super().read(name, known, lookups)
+    def read(
+        self, name: str, known: Deployment, lookups: list[Lookup], own: OwnCommits | None = None
+    ) -> Generator[Any, Any, list[Read]]:
+        reads = yield from super().read(name, known, lookups, own)
         for lookup, read in zip(lookups, reads, strict=bool(reads)):
             if read.is_hit:
                 version, data, began, ended = self._seen[name, lookup.item]

@@ -78,6 +78,7 @@ def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
         "NODE_DOWN",
         "NO_TOKEN",
         "STALE_SERVED",
+        "BEHIND",
     }
     assert not wanted & seldom
     assert wanted <= set(tally.outcomes)
@@ -85,7 +86,7 @@ def test_worlds_reach_every_profile_and_most_outcomes(tally: Tally) -> None:
 
 
 def test_every_kind_of_fault_strikes(tally: Tally) -> None:
-    kinds = {*FAULTS, *BOUND_FAULTS, *NAME_FAULTS, "mixed settings", "reordered log"}
+    kinds = {*FAULTS, *BOUND_FAULTS, *NAME_FAULTS, "mixed settings", "reordered log", "own commit"}
     assert kinds <= tally.faults.keys()
     assert all(f"{kind} {tally.faults[kind]}" in tell_costs(tally) for kind in kinds)
 
@@ -136,7 +137,7 @@ def test_planted_bug_is_caught(bug: str) -> None:
     """By its seed, or another one of a window: a change of the product moves them."""
     caught = catch(bug, range(WINDOW_SEEDS))
     assert caught.finding is not None
-    assert caught.finding.invariant in ("I1", "I2", "I3", "I4", "I5", "I7")
+    assert caught.finding.invariant in ("I1", "I2", "I3", "I4", "I5", "I7", "I9")
 
 
 def _planted(bug: str) -> Finding:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.membership import NodePolicy
-from freshness.algorithm.read import Read, ReadContext, read_through
+from freshness.algorithm.read import NO_DEMAND, Read, ReadContext, read_through
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Reply, Request, Wait
 from freshness.algorithm.restore import Restorer, run_restorers
@@ -47,6 +47,7 @@ from tests.simulation.options import Options
 from tests.simulation.reshard import Reshard
 from tests.simulation.sink import Driver, Job
 from tests.simulation.upstream import Beat, Beaten, Configuration, Process, Writer
+from tests.simulation.writing import OwnCommits
 
 NAMESPACE: Final = "sim"
 SINGLE: Final = "single"
@@ -478,6 +479,7 @@ class World:
 
     def _read(self, name: str, known: Deployment) -> Generator[Any, Any, Any]:
         objects = list(self.definitions)
+        own = OwnCommits(self, name) if self.options.writes_share else None
         while True:
             if known.ring != self.ring and (self.calm or self.random.random() < 0.1):
                 self.switch(known)
@@ -487,13 +489,15 @@ class World:
                 (self.random.choice(objects), self.random.randrange(self.options.keys))
                 for _ in range(self.random.choice((1, 1, 1, 2)))
             )
+            if own is not None and (changed := (yield from own.write())) is not None:
+                wanted = dict.fromkeys([(self.random.choice(objects), changed), *wanted])
             lookups = [
                 self.lookup(
                     name, key, known.ring, has_moved=known.has_moved, spelling=self.draw_spelling(key)
                 )
                 for name, key in wanted
             ]
-            yield from self.read(name, known, lookups)
+            yield from self.read(name, known, lookups, own)
             if self.options.think_seconds:
                 yield Wait(self.options.think_seconds * self.random.choice((0.1, 1.0, 2.0)))
 
@@ -507,13 +511,18 @@ class World:
         known.context.ring = self.placements[self.ring].ring_version
         known.context.views.clear()
 
-    def read(self, name: str, known: Deployment, lookups: list[Lookup]) -> Generator[Any, Any, list[Read]]:
-        """What was read; nothing where no server of a shard answered."""
+    def read(
+        self, name: str, known: Deployment, lookups: list[Lookup], own: OwnCommits | None = None
+    ) -> Generator[Any, Any, list[Read]]:
+        """What was read; nothing where no server of a shard answered. ``own``: commits that are asked for."""
+        demand = NO_DEMAND if own is None else own.demand()
         try:
-            reads = yield from read_through(known.context, lookups)
+            reads = yield from read_through(known.context, lookups, demand)
         except SourceUnavailable:
             return []
         self.checker.read_done(name, lookups, reads)
+        if own is not None:
+            self.checker.own_read_done(name, lookups, reads, own.commits)
         return reads
 
     def application_of(self, reader: str) -> Application:
