@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from appclient import (
+    AsyncCache,
     Cache,
     CommitToken,
     ConfigError,
@@ -303,6 +305,27 @@ def test_mariadb_tells_no_gtids_of_commits(systems: Callable[[Flavor], System]) 
         writing(systems("mariadb"), tracks=True),
     ):
         pass
+
+
+def test_a_task_that_asked_for_its_commit_itself(system: System) -> None:
+    """Asynchronous drivers are asked by the application."""
+    flavor = system.pair.primary.flavor
+    sql = "SELECT @@last_gtid" if flavor == "mariadb" else "SELECT @@global.gtid_executed"
+
+    async def read_own(gtids: str) -> tuple[Any, Any, list[Any]]:
+        async with await AsyncCache.open(system.config_path) as cache:
+            token = await cache.database().commit_token_of(gtids)
+            one = await cache.get("customer", 280, at_least=token)
+            many = await cache.get_many("customer", [280, 281], at_least=token)
+            rows = await cache.database().query("SELECT v FROM customers WHERE id = 280", at_least=token)
+            return one["v"], many[280]["v"], rows.rows
+
+    with writing(system) as connection, stopped_replica(system):
+        change(connection, 280)
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+            (gtids,) = cursor.fetchone()
+        assert asyncio.run(read_own(gtids)) == (1, 1, [{"v": 1}])
 
 
 # -- the application's own transaction -----------------------------------------------------------------
