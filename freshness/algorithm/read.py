@@ -276,7 +276,7 @@ def find_hits(context: ReadContext, lookups: Sequence[Lookup]) -> Procedure[list
                 continue
             refusal, payload = judge(lookup.identity, value)
             if refusal is None:
-                hits[place] = Read(_HIT, payload, None, _NO_TOKENS)
+                hits[place] = Read(_HIT, payload, None, NO_TOKENS)
     return hits
 
 

@@ -22,7 +22,7 @@ from freshness.algorithm.envelope import (
     wanted_key,
 )
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import LEASE_POLLS_MAX, Read, find_hit, read_through
+from freshness.algorithm.read import LEASE_POLLS_MAX, Read, find_hit, find_hits, read_through
 from freshness.algorithm.request import (
     MISSING,
     Add,
@@ -525,6 +525,17 @@ def test_an_entry_that_came_late_is_not_judged_by_a_record_that_is_younger_than_
     assert run.finish()[0].outcome is ReadOutcome.NO_RECORD
 
 
+def take_many(world: World, reader: Reader, entry: bytes, seconds: float) -> list[Read | None]:
+    """What the short way for many keys makes of this entry, which comes after that time."""
+    taking = find_hits(reader.context, [lookup()])
+    assert isinstance(next(taking), Flows)
+    world.sleep(seconds)
+    with pytest.raises(StopIteration) as end:
+        taking.send([[entry]])
+    found: list[Read | None] = end.value.value
+    return found
+
+
 def test_the_short_way_of_a_hit_stands_still_no_longer_either() -> None:
     world = World()
     start(world)
@@ -544,6 +555,10 @@ def test_the_short_way_of_a_hit_stands_still_no_longer_either() -> None:
     assert found.is_hit
     assert reader.read() is ReadOutcome.HIT
     assert find_hit(reader.context, lookup(), get_after(1.5)) is None
+    assert reader.read() is ReadOutcome.HIT
+    assert take_many(world, reader, entry, 0.5) == [found]
+    assert reader.read() is ReadOutcome.HIT
+    assert take_many(world, reader, entry, 1.5) == [None]
 
 
 def test_the_short_way_knows_that_a_node_is_closed() -> None:
@@ -556,6 +571,7 @@ def test_the_short_way_knows_that_a_node_is_closed() -> None:
     for _ in range(2):  # the second time by a copy of the record
         assert reader.read() is ReadOutcome.CLOSED
     assert find_hit(reader.context, lookup(), lambda _: entry_of(world).value) is None
+    assert take_many(world, reader, entry_of(world).value, 0.0) == [None]
 
 
 def test_two_keys_of_one_item_are_two_reads() -> None:
