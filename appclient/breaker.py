@@ -55,13 +55,12 @@ class Breakers:
                 threading.Thread(target=self._run, name="cache node probe", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            time.sleep(PROBE_SECONDS)
-            self.ask()
-            with self._starting:
-                if not any(self.opened.values()):
-                    self._probing_process = 0
-                    return
+        try:
+            while any(self.opened.values()):
+                time.sleep(PROBE_SECONDS)
+                self.ask()
+        finally:
+            self._probing_process = 0  # a read that still finds a breaker open starts another thread
 
     def ask(self) -> None:
         """Ask each node whose breaker is open, and close the breakers of those that answer."""

@@ -177,6 +177,27 @@ def test_the_thread_that_asks_ends_when_all_nodes_answer_and_begins_anew(
     assert connect(network, breakers).perform(ASKED) == [MISSING]
 
 
+def test_a_probe_that_fails_otherwise_is_begun_anew(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would leave the node alone for ever."""
+    monkeypatch.setattr(breaker, "PROBE_SECONDS", 0.001)
+    run, begun = Breakers._run, []
+    monkeypatch.setattr(Breakers, "_run", lambda _: begun.append("a thread"))
+    breakers = guard(network)
+    node = connect(network, breakers)
+    fail(node)
+
+    def ask(_: Breakers) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Breakers, "ask", ask)
+    with pytest.raises(ZeroDivisionError):
+        run(breakers)
+    fail(node)
+    assert begun == ["a thread"] * 2
+
+
 def test_a_forked_process_asks_by_a_thread_of_its_own(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
