@@ -21,6 +21,15 @@ ORDER: Final = ObjectPolicy("order", 6, ("orders",), ("a",), 60)
 PAIR: Final = replace(CUSTOMER, name="pair", lineages=("a", "b"))
 
 
+def judge(
+    copy: NodeView, policy: ObjectPolicy, identity: bytes, data: bytes
+) -> tuple[ReadOutcome | None, bytes | None]:
+    """What the view says of one entry, and of it among many."""
+    judged = copy.judge(policy, identity, data)
+    assert copy.judging(policy)(identity, data) == judged
+    return judged
+
+
 def at(numbers: str) -> Position:
     return MysqlGtidSet.parse(f"3e11fa47-71ca-11e1-9e33-c80aa9429562:{numbers}")
 
@@ -87,16 +96,16 @@ def test_a_verdict_over_table_floors_is_remembered_for_its_object() -> None:
     """F21: two objects of one position, of which one depends on the table."""
     copy = view({"a": record(table_floors={"orders": at("11")})})
     for _ in range(2):
-        assert copy.judge(CUSTOMER, b"1", entry()) == (None, b"value")
-        assert copy.judge(ORDER, b"1", entry()) == (ReadOutcome.TABLE_FLOOR, None)
-    assert copy.judge(ORDER, b"1", entry("1-12")) == (None, b"value")
+        assert judge(copy, CUSTOMER, b"1", entry()) == (None, b"value")
+        assert judge(copy, ORDER, b"1", entry()) == (ReadOutcome.TABLE_FLOOR, None)
+    assert judge(copy, ORDER, b"1", entry("1-12")) == (None, b"value")
 
 
 def test_an_entry_of_another_life_or_key_is_no_hit() -> None:
     copy = view({"a": record()})
-    assert copy.judge(CUSTOMER, b"1", entry()) == (None, b"value")
-    assert copy.judge(CUSTOMER, b"1", entry(life=b"FORMERLY")) == (ReadOutcome.DEAD, None)
-    assert copy.judge(CUSTOMER, b"2", entry()) == (ReadOutcome.IDENTITY, None)
+    assert judge(copy, CUSTOMER, b"1", entry()) == (None, b"value")
+    assert judge(copy, CUSTOMER, b"1", entry(life=b"FORMERLY")) == (ReadOutcome.DEAD, None)
+    assert judge(copy, CUSTOMER, b"2", entry()) == (ReadOutcome.IDENTITY, None)
 
 
 def test_an_object_is_covered_in_its_own_definition_alone() -> None:
@@ -113,4 +122,4 @@ def test_a_record_of_another_lineage_or_node_vouches_for_nothing(changes: dict[s
     """F94: two names of one server, which has one record."""
     copy = view({"a": replace(record(), **changes)})  # type: ignore[arg-type]
     assert copy.find_refusal(CUSTOMER, RING) is ReadOutcome.NO_RECORD
-    assert copy.judge(CUSTOMER, b"1", entry()) == (ReadOutcome.DEAD, None)
+    assert judge(copy, CUSTOMER, b"1", entry()) == (ReadOutcome.DEAD, None)
