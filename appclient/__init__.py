@@ -28,7 +28,8 @@ from freshness.position.token import EventToken
 try:
     from appclient.cache import Cache, Explanation
     from appclient.commits import GtidConnection
-    from appclient.database import Database, LoaderConnection, QueryExtras, QueryResult
+    from appclient.database import Database
+    from appclient.query import LoaderConnection, QueryExtras, QueryResult
     from appclient.signed import parse_signed_commit_token, sign_commit_token
 except ModuleNotFoundError as error:
     missing = missing_package(error, "appclient")

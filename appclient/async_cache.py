@@ -16,7 +16,8 @@ from typing import Any, Self, TypeVar
 from appclient.atleast import AtLeast
 from appclient.awaiting import LOOP, await_, run_awaiting
 from appclient.cache import Cache, Explanation
-from appclient.database import Database, LoaderConnection, QueryResult, Row
+from appclient.database import Database
+from appclient.query import LoaderConnection, QueryResult, Row
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.errors import ConfigError

@@ -1,7 +1,7 @@
 """Reads that must have certain commits: which server is known to show them (I9, docs/read-your-writes.md).
 
 A replica is asked for its own token, which is read anyway. Where that lacks a commit, the replica may wait a moment;
-then the primary is read. It shows each commit that has returned. Used by ``appclient.database``.
+then the primary is read. It shows each commit that has returned. Used by ``appclient.database``, ``appclient.shard``.
 """
 
 from __future__ import annotations

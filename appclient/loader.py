@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from appclient.database import Database, LoaderConnection, Row
+from appclient.database import Database
 from appclient.own import OwnDatabase
+from appclient.query import LoaderConnection, Row
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome

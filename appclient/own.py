@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from appclient.commits import find_transaction
-from appclient.database import LoaderConnection, Row
+from appclient.query import LoaderConnection, Row
 from freshness.errors import ConfigError
 from freshness.position.token import EventToken
 

@@ -28,8 +28,9 @@ import pymysql
 import pytest
 
 from appclient import loader
-from appclient.database import Database, LoaderConnection
+from appclient.database import Database
 from appclient.loader import ObjectLoader
+from appclient.query import LoaderConnection
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.reader import load_config

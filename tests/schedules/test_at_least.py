@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import pytest
 
-from appclient import database as application
+from appclient import shard as application
 from appclient.atleast import Behind
-from appclient.database import Database, LoaderConnection, ShardDatabase
+from appclient.database import Database
+from appclient.query import LoaderConnection
+from appclient.shard import ShardDatabase
 from freshness.algorithm import read
 from freshness.algorithm.envelope import Filled, record_key
 from freshness.algorithm.request import Cas, Get, Load, Stored

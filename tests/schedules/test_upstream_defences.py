@@ -14,9 +14,11 @@ from typing import Any, Final
 import pymysql
 import pytest
 
-from appclient import database as application
-from appclient.database import Database, LoaderConnection, ShardDatabase
+from appclient import shard as application
+from appclient.database import Database
 from appclient.loader import ObjectLoader
+from appclient.query import LoaderConnection
+from appclient.shard import ShardDatabase
 from freshness.algorithm import applier
 from freshness.algorithm.admission import join
 from freshness.algorithm.applier import Applier

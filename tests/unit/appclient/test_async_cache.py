@@ -10,8 +10,8 @@ import pytest
 
 from appclient import AsyncCache, AsyncLoaderConnection, Explanation, LoaderConnection
 from appclient.awaiting import await_
-from appclient.database import ShardDatabase
 from appclient.loader import ObjectLoader
+from appclient.shard import ShardDatabase
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.reader import load_config

@@ -13,7 +13,7 @@ import pytest
 
 from appclient import Cache, breaker
 from appclient.breaker import Breakers, GuardedNode
-from appclient.database import ShardDatabase
+from appclient.shard import ShardDatabase
 from freshness.algorithm.request import MISSING, Get, Reply, Request
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.access import NodeAccess

@@ -12,14 +12,10 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from appclient.database import (
-    RETRY_SECONDS,
-    Database,
-    LoaderConnection,
-    ShardDatabase,
-    _Raised,
-)
+from appclient.database import Database
 from appclient.pool import Pool
+from appclient.query import LoaderConnection
+from appclient.shard import RETRY_SECONDS, ShardDatabase, _Raised
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
@@ -87,7 +83,7 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     servers = Servers()
-    monkeypatch.setattr("appclient.database.connect", servers.connect)
+    monkeypatch.setattr("appclient.shard.connect", servers.connect)
     return servers
 
 
@@ -308,7 +304,7 @@ def test_an_interrupted_connection_that_counts_as_in_step_is_used_again(
             opened.is_in_step = True
             return _Raised(error)
 
-    monkeypatch.setattr("appclient.database._load", load_anyway)
+    monkeypatch.setattr("appclient.shard._load", load_anyway)
     with pytest.raises(AssertionError):
         test_an_interrupted_statement_costs_the_connection(servers, database, monkeypatch, Interrupted())
 

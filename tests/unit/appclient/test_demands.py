@@ -10,7 +10,8 @@ import pytest
 
 from appclient import Cache
 from appclient.atleast import demand_commits
-from appclient.database import EPOCH_SECONDS, Database, ShardDatabase
+from appclient.database import Database
+from appclient.shard import EPOCH_SECONDS, ShardDatabase
 from freshness.config.reader import load_config
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
@@ -201,7 +202,7 @@ def test_behind_vtgate_the_primary_tablet_is_read_where_another_lacks_the_commit
         position = parse_position("mysql", f"{uuid}:1-{shown[target.target]}")
         return target.target, EventToken("shop/-", "-", 1, 0, position)
 
-    monkeypatch.setattr("appclient.database.read_with_token", read_with_token)
+    monkeypatch.setattr("appclient.vitess_shard.read_with_token", read_with_token)
     monkeypatch.setattr(ShardDatabase, "run", lambda _, read: read(None, None))
     gate = VtgateAddress("gate", "shop", tablet_type="replica")
     behind_gate = Shard(primary=ServerAddress("gate"), lineage="shop/-", vtgate=gate)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appclient import Cache, Explanation, LoaderConnection, ReadOutcome
-from appclient.database import ShardDatabase
+from appclient.shard import ShardDatabase
 from freshness.config.reader import load_config
 from freshness.errors import ConfigError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn

@@ -1,0 +1,92 @@
+"""Reads of a shard behind a vtgate, as ``appclient.shard`` makes them of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from appclient.atleast import (
+    behind,
+    is_of_the_past,
+)
+from appclient.query import LoaderConnection, QueryExtras, QueryResult, Row
+from appclient.shard import ShardDatabase
+from freshness.config.settings import ServerAddress, Shard
+from freshness.database.connection import Connection
+from freshness.database.vitess import VitessShard, of_primary, read_with_token
+from freshness.position.token import EventToken, covers
+
+Result = TypeVar("Result")
+
+
+class VitessShardDatabase(ShardDatabase):
+    """One shard behind a vtgate, read from the tablets of the type that its stream comes from.
+
+    vtgate chooses a tablet for each transaction: see ``freshness.database.vitess``.
+    """
+
+    def __init__(self, flavor: str, shard: Shard, **options: Any) -> None:
+        super().__init__(flavor, shard, **options)
+        self._target = VitessShard.of(shard)
+        self._of_primary = (
+            None
+            if self._target.tablet_type == "primary"
+            else VitessShardDatabase(flavor, of_primary(shard), **options)
+        )
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        include_event_token: bool = False,
+        sent: EventToken | None = None,
+        at_least: EventToken | None = None,
+    ) -> QueryResult:
+        """See `Database.query`. The server is vtgate, which does not say which tablet answered."""
+        rows, token = self.snapshot(lambda connection: connection.query(sql, params), at_least)
+        fresher = True if sent is not None and token is not None and covers(token, sent) else None
+        shown = token if include_event_token else None
+        address = self._shard.primary
+        return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
+
+    def snapshot(
+        self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
+    ) -> tuple[Result, EventToken | None]:
+        """Run ``load`` in one transaction on one tablet, with the token that was read before it.
+
+        The token is None where vtgate changed the tablet. Where the tablet is not known to show ``at_least``,
+        ``load`` runs again on the primary tablet.
+        """
+        loaded, token = self.run(
+            lambda connection, _: read_with_token(
+                connection, self._target, lambda opened: load(LoaderConnection(opened))
+            )
+        )
+        if at_least is None or (token is not None and covers(token, at_least)):
+            return loaded, token
+        if self._of_primary is not None:
+            return self._of_primary.snapshot(load, at_least)
+        if token is not None and is_of_the_past(at_least, token):
+            return loaded, token
+        raise behind(self._shard.primary)
+
+    def rows_with_token(
+        self, table: str, condition: str, params: Sequence[Any], at_least: EventToken | None = None
+    ) -> tuple[list[Row], EventToken | None]:
+        """The rows of a table, and the token that was read before them on the same tablet."""
+        sql = f"SELECT * FROM {table} WHERE {condition}"
+        return self.snapshot(lambda connection: connection.query(sql, params), at_least)
+
+    def close(self) -> None:
+        """Close this thread's connections. The next read opens them again."""
+        super().close()
+        if self._of_primary is not None:
+            self._of_primary.close()
+
+    def _connect(self, address: ServerAddress) -> Connection:
+        return super()._connect(replace(address, database=self._target.target))
+
+    def _set_up(self, connection: Connection) -> None:
+        """Nothing: vtgate chooses the isolation."""
