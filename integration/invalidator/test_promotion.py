@@ -125,7 +125,12 @@ class Scene:
 
         head = self.present.executed()
         wait_until(lambda: self.present.executed() != head, "a heartbeat is written", self.describe)
-        wait_until(lambda: self.state().get("heartbeat_age_seconds", 9) < 1, "it has come", self.describe)
+
+        def has_come() -> bool:
+            age_seconds = self.state().get("heartbeat_age_seconds")  # none while the process starts
+            return age_seconds is not None and age_seconds < 1
+
+        wait_until(has_come, "it has come", self.describe)
         wait_until(are_hits, "all are hits", self.describe)
 
     def promote(self) -> None:
