@@ -30,7 +30,7 @@ MANY_READS: Final = 60
 MANY_KEYS: Final = 100
 MANY_NODES: Final = 4
 VALUE_TTL_SECONDS: Final = 3600
-CRITERION: Final = Criterion(at_most=1.4)
+CRITERION: Final = Criterion(at_most=1.25)
 MANY_CRITERION: Final = Criterion(at_most=0.5)
 
 
