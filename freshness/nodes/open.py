@@ -6,7 +6,7 @@ Each technology is imported where it is used, so that an application installs on
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from freshness.algorithm.node import CacheNode
 from freshness.config.access import NodeAccess
@@ -29,30 +29,21 @@ def open_node(
     """A connection to the node "host:port" of the configured backend. Connects with its first request, and reads
     password and certificates each time that it connects."""
     login = access.login
-    make_tls = partial(make_context, login.tls, network) if login.tls is not None else None
-    credentials = partial(find_credentials, login, name, network) if login.password else None
+    options: dict[str, Any] = {
+        "connect_timeout_seconds": connect_timeout_seconds,
+        "timeout_seconds": timeout_seconds,
+        "make_tls": partial(make_context, login.tls, network) if login.tls is not None else None,
+        "credentials": partial(find_credentials, login, name, network) if login.password else None,
+        "network": network,
+    }
     if access.backend == "memcached":
         from freshness.nodes.memcached import MemcachedNode
 
-        return MemcachedNode(
-            name,
-            connect_timeout_seconds=connect_timeout_seconds,
-            timeout_seconds=timeout_seconds,
-            make_tls=make_tls,
-            credentials=credentials,
-            network=network,
-        )
+        return MemcachedNode(name, **options)
     if access.backend == "redis":
         from freshness.nodes.redis import RedisNode
 
-        return RedisNode(
-            name,
-            connect_timeout_seconds=connect_timeout_seconds,
-            timeout_seconds=timeout_seconds,
-            make_tls=make_tls,
-            credentials=credentials,
-            network=network,
-        )
+        return RedisNode(name, **options)
     raise ConfigError(
         f'cache.backend = "{access.backend}" cannot be opened by address',
         hint="an embedded cache is handed over by the program that embeds it: pass open_node=",
