@@ -31,12 +31,13 @@ FILL_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """``cache`` answers every one of ``keys`` with a hit. ``nodes``: the addresses of the memcached servers."""
+    """``cache`` answers every one of ``keys`` with a hit. ``nodes``: the addresses of ``servers``, of memcached."""
 
     pair: Pair
     cache: Cache
     keys: tuple[int, ...]
     nodes: tuple[str, ...]
+    servers: tuple[Memcached, ...]
 
     def outcomes(self) -> set[ReadOutcome]:
         """How reading all keys ends."""
@@ -84,7 +85,7 @@ def open_shop(node_count: int) -> Iterator[Shop]:
             settle_rest(process.pid)
         cache = Cache.open(path)
         stack.callback(cache.close)
-        shop = Shop(pair, cache, keys, nodes)
+        shop = Shop(pair, cache, keys, nodes, servers)
         _fill(shop)
         yield shop
         if not invalidator.is_running():
