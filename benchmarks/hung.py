@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
@@ -53,13 +53,9 @@ class Phase:
     latencies: dict[str, float]
 
 
-def read_for(shop: Shop, stopped: str, seconds: float, *, is_past_cache: bool = False) -> Latencies:
-    """Reads of all threads in that time. ``is_past_cache``: those of the node's own keys."""
-    own = {
-        key
-        for key, read in shop.cache.get_many("customer", shop.keys, explain=True).items()
-        if read.node == stopped
-    }
+def read_for(shop: Shop, own: Set[int], seconds: float, *, is_past_cache: bool = False) -> Latencies:
+    """Reads of all threads in that time. ``own``: the keys of the node; ``is_past_cache``: whether these are read
+    past the cache."""
     found = [Latencies() for _ in range(THREADS)]
     failures: list[BaseException] = []
 
@@ -94,12 +90,14 @@ def measure(seconds: float) -> list[Phase]:
     phases = []
     with open_shop(node_count=NODES) as shop:
         node = shop.servers[0]
+        answers = shop.cache.get_many("customer", shop.keys, explain=True)
+        own = {key for key, answer in answers.items() if answer.node == node.address}
 
         def note(name: str, seconds: float, *, is_past_cache: bool = False) -> None:
-            seen = read_for(shop, node.address, seconds, is_past_cache=is_past_cache)
+            seen = read_for(shop, own, seconds, is_past_cache=is_past_cache)
             phases.append(Phase(name, len(seen.own) + len(seen.others), seen.quantiles()))
 
-        read_for(shop, node.address, 1.0)
+        read_for(shop, own, 1.0)
         note("all nodes answer", seconds)
         note("all nodes answer, and its keys are read past the cache", seconds, is_past_cache=True)
         node.pause()
@@ -108,7 +106,7 @@ def measure(seconds: float) -> list[Phase]:
             note("it hangs", seconds)
         finally:
             node.resume()
-        read_for(shop, node.address, 2.0)
+        read_for(shop, own, 2.0)
         note("all answer again", seconds)
     return phases
 
