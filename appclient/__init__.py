@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from freshness.algorithm.rule import ReadOutcome
 from freshness.errors import (
     ConfigError,
+    ConnectionsExhausted,
     FormatError,
     FreshnessError,
     NodeUnavailable,
@@ -64,6 +65,7 @@ __all__ = [
     "Cache",
     "CommitToken",
     "ConfigError",
+    "ConnectionsExhausted",
     "Database",
     "EventToken",
     "Explanation",

@@ -182,6 +182,7 @@ class Cache:
         transaction open, the object is read on it, and neither looked up nor stored. ``explain``: return an
         `Explanation` with the value. A failure of the cache never raises. A failure of the database raises
         `SourceUnavailable` or `SourceUnsuitable`, and an error of a loader is passed on, as is one of ``connection``.
+        Where as many reads run as may, and none ends for 5 s, it raises `ConnectionsExhausted`.
         """
         lookup = self._lookup(object_name, key)
         demand = self._demand(max_staleness_seconds, at_least)
