@@ -59,6 +59,9 @@ CACHE: Final[Mapping[str, Any]] = {
     "lease_seconds": LEASE_SECONDS,
     "max_staleness_seconds": MAX_STALENESS_SECONDS,
     "node_refresh_seconds": NODE_REFRESH_SECONDS,
+    # A machine that runs tests can hold a node up for longer than the default allows
+    "node_timeout_ms": 1500,
+    "node_connect_timeout_ms": 1500,
 }
 STREAM: Final[Mapping[str, Any]] = {"heartbeat_seconds": 0.2}
 """Short times, so that leases run out while a test looks on, and not so short that they do on a busy machine."""
