@@ -16,7 +16,7 @@ from appclient.atleast import (
 from appclient.commits import read_committed
 from appclient.pool import nested_reads
 from appclient.query import DATABASE_ERRORS, LoaderConnection, QueryResult, describe_problem
-from appclient.shard import CONNECTIONS_MAX, ShardDatabase, Snapshot
+from appclient.shard import CONNECTIONS_MAX, ShardDatabase, ShardSnapshot
 from appclient.vitess_shard import VitessShardDatabase
 from freshness.algorithm.request import NO_TOKENS
 from freshness.config.settings import Keyspace
@@ -146,7 +146,7 @@ class Database:
             return result, [token]
         if self.keyspace.flavor == "vitess":
             return self._nested_snapshot(lineages, load, at_least, ())
-        begun: list[tuple[ShardDatabase, Snapshot]] = []
+        begun: list[tuple[ShardDatabase, ShardSnapshot]] = []
         is_in_step = True
         try:
             for lineage in lineages:

@@ -81,7 +81,7 @@ def _session_sql(flavor: str, timeout_seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ShardSnapshot:
     """One that was begun. ``token``: read before it, on the server ``server``."""
 
     connection: Connection
@@ -196,13 +196,13 @@ class ShardDatabase:
             raise loaded.error
         return loaded, token, address
 
-    def begin_snapshot(self, at_least: EventToken | None = None) -> Snapshot:
+    def begin_snapshot(self, at_least: EventToken | None = None) -> ShardSnapshot:
         """Open a snapshot for a read that spans shards; the token was read before it. `end_snapshot` must follow."""
         return self.run(
             lambda connection, address: self._begin(connection, address, at_least), keeps_connection=True
         )
 
-    def end_snapshot(self, snapshot: Snapshot, *, is_in_step: bool) -> EventToken | None:
+    def end_snapshot(self, snapshot: ShardSnapshot, *, is_in_step: bool) -> EventToken | None:
         """The token, None where a proxy asked two servers. ``is_in_step``: see `LoaderConnection`."""
         try:
             token = self._end(snapshot, is_in_step=is_in_step)
@@ -213,13 +213,15 @@ class ShardDatabase:
             self._give_back(snapshot.address, snapshot.connection)
         return token
 
-    def _begin(self, connection: Connection, address: ServerAddress, at_least: EventToken | None) -> Snapshot:
+    def _begin(
+        self, connection: Connection, address: ServerAddress, at_least: EventToken | None
+    ) -> ShardSnapshot:
         token, server = self._read_start(connection, address, at_least)
         with connection.cursor() as cursor:
             cursor.execute(_SNAPSHOT)
-        return Snapshot(connection, address, token, server)
+        return ShardSnapshot(connection, address, token, server)
 
-    def _end(self, snapshot: Snapshot, *, is_in_step: bool) -> EventToken | None:
+    def _end(self, snapshot: ShardSnapshot, *, is_in_step: bool) -> EventToken | None:
         """A connection that is not in step, or that fails now, is closed. The value was read before, but nobody
         says by whom."""
         connection, address, token = snapshot.connection, snapshot.address, snapshot.token

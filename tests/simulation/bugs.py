@@ -708,7 +708,7 @@ def _snapshot_first() -> Planted:
     def begin(self: ShardDatabase, connection: Any, address: ServerAddress, *_: Any) -> Any:
         with connection.cursor() as cursor:
             cursor.execute(appclient.shard._SNAPSHOT)
-        return appclient.shard.Snapshot(connection, address, *self.read_token(connection))
+        return appclient.shard.ShardSnapshot(connection, address, *self.read_token(connection))
 
     def rows(self: ShardDatabase, table: str, condition: str, params: Sequence[Any], *_: Any) -> Any:
         return self.snapshot(lambda opened: opened.query(f"SELECT * FROM {table} WHERE {condition}", params))
