@@ -21,7 +21,7 @@ from freshness.errors import (
     SourceUnavailable,
     SourceUnsuitable,
 )
-from freshness.position.token import EventToken
+from freshness.position.token import EventToken, covers
 
 Row = dict[str, Any]
 
@@ -49,6 +49,21 @@ class QueryResult:
 
     rows: list[Row]
     extras: QueryExtras
+
+    @classmethod
+    def of(
+        cls,
+        rows: list[Row],
+        token: EventToken | None,
+        address: ServerAddress,
+        *,
+        sent: EventToken | None,
+        is_token_shown: bool,
+    ) -> QueryResult:
+        """Rows that a server gave with this token. ``sent``: what the caller compares it with."""
+        fresher = True if sent is not None and token is not None and covers(token, sent) else None
+        server = f"{address.host}:{address.port}"
+        return cls(rows, QueryExtras(token if is_token_shown else None, fresher, server))
 
 
 class Unanswered(pymysql.err.OperationalError):

@@ -30,7 +30,6 @@ from appclient.pool import Pool, nested_reads
 from appclient.query import (
     DATABASE_ERRORS,
     LoaderConnection,
-    QueryExtras,
     QueryResult,
     Row,
     Unanswered,
@@ -164,9 +163,7 @@ class ShardDatabase:
             rows, address = self.run(
                 lambda connection, address: (LoaderConnection(connection).query(sql, params), address)
             )
-        fresher = True if sent is not None and token is not None and covers(token, sent) else None
-        shown = token if include_event_token else None
-        return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
+        return QueryResult.of(rows, token, address, sent=sent, is_token_shown=include_event_token)
 
     def snapshot(
         self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None

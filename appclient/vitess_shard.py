@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from appclient.atleast import (
-    behind,
-    is_of_the_past,
-)
-from appclient.query import LoaderConnection, QueryExtras, QueryResult, Row
+from appclient.atleast import behind, is_of_the_past
+from appclient.query import LoaderConnection, QueryResult, Row
 from appclient.shard import ShardDatabase
 from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection
@@ -46,10 +43,7 @@ class VitessShardDatabase(ShardDatabase):
     ) -> QueryResult:
         """See `Database.query`. The server is vtgate, which does not say which tablet answered."""
         rows, token = self.snapshot(lambda connection: connection.query(sql, params), at_least)
-        fresher = True if sent is not None and token is not None and covers(token, sent) else None
-        shown = token if include_event_token else None
-        address = self._shard.primary
-        return QueryResult(rows, QueryExtras(shown, fresher, f"{address.host}:{address.port}"))
+        return QueryResult.of(rows, token, self._shard.primary, sent=sent, is_token_shown=include_event_token)
 
     def snapshot(
         self, load: Callable[[LoaderConnection], Result], at_least: EventToken | None = None
@@ -80,7 +74,7 @@ class VitessShardDatabase(ShardDatabase):
         return self.snapshot(lambda connection: connection.query(sql, params), at_least)
 
     def close(self) -> None:
-        """Close this thread's connections. The next read opens them again."""
+        """See `ShardDatabase.close`."""
         super().close()
         if self._of_primary is not None:
             self._of_primary.close()

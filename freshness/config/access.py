@@ -75,10 +75,7 @@ class NodeAccess:
 
 def expand(text: str, environ: Mapping[str, str]) -> str:
     """The text with its variables replaced, verbatim. Raises `ConfigError` with all that are not set."""
-    missing = sorted({name for name in VARIABLE.findall(text) if name not in environ})
-    if missing:
-        raise ConfigError(f"environment variable not set: {', '.join(missing)}")
-    return VARIABLE.sub(lambda match: environ[match[1]], text)
+    return join_variables(tuple(VARIABLE.split(text)), environ)
 
 
 def join_variables(parts: tuple[str, ...], environ: Mapping[str, str]) -> str:
