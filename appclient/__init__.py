@@ -30,6 +30,7 @@ try:
     from appclient.cache import Cache, Explanation
     from appclient.commits import GtidConnection
     from appclient.database import Database
+    from appclient.own_pool import OwnPool
     from appclient.query import LoaderConnection, QueryExtras, QueryResult
     from appclient.signed import parse_signed_commit_token, sign_commit_token
 except ModuleNotFoundError as error:
@@ -75,6 +76,7 @@ __all__ = [
     "LoaderConnection",
     "NodeUnavailable",
     "NodeUnsuitable",
+    "OwnPool",
     "QueryExtras",
     "QueryResult",
     "QueryTimedOut",

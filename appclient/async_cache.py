@@ -17,6 +17,7 @@ from appclient.atleast import AtLeast
 from appclient.awaiting import LOOP, await_, run_awaiting
 from appclient.cache import Cache, Explanation
 from appclient.database import Database
+from appclient.own_pool import Pools
 from appclient.query import LoaderConnection, QueryResult, Row
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
@@ -97,10 +98,11 @@ class AsyncCache:
         path: str | PathLike[str] = "freshness.toml",
         *,
         on_read: Callable[[Explanation], Any] | None = None,
+        pools: Pools | None = None,
     ) -> Self:
-        """See `Cache.open`. ``on_read`` may be a coroutine function."""
+        """See `Cache.open`. ``on_read`` may be a coroutine function; an engine of ``pools`` is an ``AsyncEngine``."""
         config = await asyncio.to_thread(load_config, Path(path), is_application=True)
-        return await cls.create(config, on_read=on_read)
+        return await cls.create(config, on_read=on_read, pools=pools)
 
     @classmethod
     async def create(

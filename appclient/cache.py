@@ -22,6 +22,7 @@ from appclient.breaker import Breakers, GuardedNode
 from appclient.database import Database
 from appclient.loader import LoaderFunction, ObjectLoader
 from appclient.own import OwnDatabase, is_dirty, require_one_shard
+from appclient.own_pool import Pools, find_pools
 from appclient.pool import Pool, nested_reads
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import record_key
@@ -91,7 +92,8 @@ class Cache:
     """Cached reads of the objects in ``freshness.toml``.
 
     ``on_read`` is called with an `Explanation` for every key that was read, in the reading thread. ``network``: how
-    reads wait; see ``appclient.async_cache`` for another one.
+    reads wait; see ``appclient.async_cache`` for another one. ``pools``: the application's own pools of connections,
+    for the servers that it names as "host:port"; see `OwnPool`.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Cache:
         on_read: Callable[[Explanation], None] | None = None,
         open_node: Callable[[NodeAccess, str], CacheNode] | None = None,
         network: Network = BLOCKING,
+        pools: Pools | None = None,
         clock: Callable[[], float] = running_clock,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -114,8 +117,9 @@ class Cache:
             timeout_seconds=settings.node_timeout_ms / 1000,
         )
         self._open_node = open_node or partial(open_configured, network=network)
+        own_pools = find_pools(pools, list(config.keyspaces.values()), network)
         self._databases = {
-            name: Database(keyspace, settings.connections_max, network)
+            name: Database(keyspace, settings.connections_max, network, own_pools)
             for name, keyspace in config.keyspaces.items()
         }
         self._definitions: dict[str, ObjectDefinition] = {}
@@ -153,6 +157,7 @@ class Cache:
         path: str | PathLike[str] = "freshness.toml",
         *,
         on_read: Callable[[Explanation], None] | None = None,
+        pools: Pools | None = None,
     ) -> Cache:
         """Read the configuration and the key columns of its objects.
 
@@ -160,7 +165,7 @@ class Cache:
         not let the schema be read. Neither the cache nodes nor the databases need be up: reads of a keyspace raise
         `SourceUnavailable` until its schema was read once.
         """
-        return cls(load_config(Path(path), is_application=True), on_read=on_read)
+        return cls(load_config(Path(path), is_application=True), on_read=on_read, pools=pools)
 
     # -- reading -------------------------------------------------------------------------------------------
 

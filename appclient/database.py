@@ -6,6 +6,7 @@ How a shard is read: ``appclient.shard``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from appclient.atleast import (
@@ -14,6 +15,7 @@ from appclient.atleast import (
     demand_commits,
 )
 from appclient.commits import read_committed
+from appclient.own_pool import OwnPool
 from appclient.pool import nested_reads
 from appclient.query import DATABASE_ERRORS, LoaderConnection, QueryResult, describe_problem
 from appclient.shard import CONNECTIONS_MAX, ShardDatabase, ShardSnapshot
@@ -34,13 +36,14 @@ Result = TypeVar("Result")
 
 class Database:
     """Uncached reads of one keyspace that say how fresh they are. Safe for threads. ``connections_max``: to each
-    server. ``network``: how they wait."""
+    server. ``network``: how they wait. ``own_pools``: the application's, by host and port."""
 
     def __init__(
         self,
         keyspace: Keyspace,
         connections_max: int = CONNECTIONS_MAX,
         network: Network = BLOCKING,
+        own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
     ) -> None:
         self.keyspace = keyspace
         kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
@@ -52,6 +55,7 @@ class Database:
                 connections_max=connections_max,
                 wait_seconds=keyspace.at_least_wait_ms / 1000,
                 network=network,
+                own_pools=own_pools,
             )
             for shard in keyspace.shards
         }

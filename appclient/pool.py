@@ -41,6 +41,9 @@ class Pool(Generic[Kept]):
     nor close them (F46).
     """
 
+    lends_idle = True
+    """Whether one may have been closed while nobody used it."""
+
     def __init__(
         self,
         size: int,

@@ -13,7 +13,8 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar, cast
 
 import pymysql
 
@@ -26,6 +27,7 @@ from appclient.atleast import (
     parse_committed,
     wait_sql,
 )
+from appclient.own_pool import BorrowingPool, OwnPool
 from appclient.pool import Pool, nested_reads
 from appclient.query import (
     DATABASE_ERRORS,
@@ -127,6 +129,7 @@ class ShardDatabase:
         network: Network = BLOCKING,
         clock: Callable[[], float] = running_clock,
         open_connection: Callable[..., Connection] | None = None,
+        own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
     ) -> None:
         self._flavor = flavor
         self._shard = shard
@@ -143,6 +146,11 @@ class ShardDatabase:
             address: Pool(connections_max, f"to {address.host}:{address.port}", _close, network)
             for address in self._servers
         }
+        for address in self._servers:
+            own = own_pools.get((address.host, address.port))
+            if own is not None:
+                borrowing = BorrowingPool(own, address, flavor, timeout_seconds)
+                self._pools[address] = cast("Pool[Connection]", borrowing)
 
     def query(
         self,
@@ -410,7 +418,8 @@ class ShardDatabase:
         """The connection belongs to this read until it ends in order. After any exception, a signal handler's too,
         an answer may still be under way: the connection is closed, and nobody else ever reads from it (F46)."""
         while True:
-            kept = connection = self._pools[address].take()
+            pool = self._pools[address]
+            kept = connection = pool.take()
             keeps = False
             try:
                 if connection is None:
@@ -427,7 +436,7 @@ class ShardDatabase:
                 if isinstance(error, Unanswered):
                     self._left_until[address] = self._clock() + RETRY_SECONDS
                 is_gone = isinstance(problem, SourceUnavailable) and not isinstance(problem, QueryTimedOut)
-                if kept is None or not is_gone:
+                if kept is None or not pool.lends_idle or not is_gone:
                     raise problem from error
                 # it was closed while idle: once more
             except BaseException:

@@ -29,11 +29,11 @@ class LoopDatabase:
 class LoopCache:
     """An `AsyncCache` on a loop in a thread of its own. Each call waits for its task."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="event loop", daemon=True)
         self._thread.start()
-        self.inner = self.run(AsyncCache.open(path))
+        self.inner = self.run(AsyncCache.open(path, **options))
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         if threading.current_thread() is self._thread:  # by a loader, inside another read
@@ -65,8 +65,8 @@ class LoopCache:
 
 
 @contextmanager
-def loop_cache(path: Path) -> Iterator[LoopCache]:
-    cache = LoopCache(path)
+def loop_cache(path: Path, **options: Any) -> Iterator[LoopCache]:
+    cache = LoopCache(path, **options)
     try:
         yield cache
     finally:

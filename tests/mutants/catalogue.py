@@ -64,12 +64,12 @@ def _read(path: Path) -> Iterator[Mutant]:
 
 
 def missing_tests(mutant: Mutant, tree: Path) -> list[str]:
-    """Those of its tests that the tree does not have, by file and by name."""
+    """Those of its tests that the tree does not have, by file and by name; parameters of a test are not looked at."""
     return [test for test in mutant.tests if not _exists(test, tree)]
 
 
 def _exists(test: str, tree: Path) -> bool:
-    path, *names = test.split("::")
+    path, *names = test.partition("[")[0].split("::")
     if not (tree / path).exists():
         return False
     body = _parse(tree / path).body if names else []
