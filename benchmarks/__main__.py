@@ -18,6 +18,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.clients import measure_clients
 from benchmarks.codec import measure_codec
 from benchmarks.cores import Placement, name_of, placed
 from benchmarks.decode import measure_decode
@@ -69,6 +70,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "seek": measure_seek,
     "hit": in_both_placements(measure_hit),
     "get_many": in_both_placements(measure_get_many),
+    "clients": in_both_placements(measure_clients),
     "codec": measure_codec,
 }
 HERE: Final = Path(__file__).resolve().parent

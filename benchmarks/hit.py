@@ -46,7 +46,7 @@ def measure_hit(rounds: int) -> list[Result]:
         for name in names:
             bare.set(name, entry, noreply=False)
         get, get_bare = shop.cache.get, bare.get
-        reads, bare_reads = _repeated(shop.keys, READS), _repeated(names, READS)
+        reads, bare_reads = repeated(shop.keys, READS), repeated(names, READS)
 
         def ours() -> None:
             for key in reads:
@@ -56,7 +56,7 @@ def measure_hit(rounds: int) -> list[Result]:
             for name in bare_reads:
                 get_bare(name)
 
-        timings = interleave(lambda _: _hits(shop, ours), lambda _: stopwatch(baseline), rounds)
+        timings = interleave(lambda _: require_hits(shop, ours), lambda _: stopwatch(baseline), rounds)
         return [timings.microseconds("hit", READS, f"pymemcache get of {len(entry)} bytes", CRITERION)]
 
 
@@ -66,13 +66,13 @@ def measure_get_many(rounds: int) -> list[Result]:
         wanted = shop.keys[:MANY_KEYS]
         names = [f"bare:{key}" for key in wanted]
         meta_names = [f"meta:{key}" for key in wanted]
-        meta = _open_meta(shop.nodes)
+        meta = open_meta(shop.nodes)
         entry = shop.entry()
         for name, meta_name in zip(names, meta_names, strict=True):
             bare.set(name, entry, noreply=False)
             meta.set(meta_name, entry, ttl=VALUE_TTL_SECONDS)
-        _require_all(bare.get_many(names).values(), "HashClient")
-        _require_all(meta.multi_get(meta_names).values(), "meta-memcache")
+        require_all(bare.get_many(names).values(), "HashClient")
+        require_all(meta.multi_get(meta_names).values(), "meta-memcache")
 
         def ours() -> None:
             for _ in range(MANY_READS):
@@ -86,8 +86,10 @@ def measure_get_many(rounds: int) -> list[Result]:
             for _ in range(MANY_READS):
                 meta.multi_get(meta_names)
 
-        against_hash = interleave(lambda _: _hits(shop, ours), lambda _: stopwatch(by_hash_client), rounds)
-        against_meta = interleave(lambda _: _hits(shop, ours), lambda _: stopwatch(by_meta), rounds)
+        against_hash = interleave(
+            lambda _: require_hits(shop, ours), lambda _: stopwatch(by_hash_client), rounds
+        )
+        against_meta = interleave(lambda _: require_hits(shop, ours), lambda _: stopwatch(by_meta), rounds)
         what = f"({MANY_KEYS}), {MANY_NODES} nodes"
         return [
             against_hash.microseconds(
@@ -97,21 +99,21 @@ def measure_get_many(rounds: int) -> list[Result]:
         ]
 
 
-def _open_meta(nodes: Sequence[str]) -> CacheApi:
+def open_meta(nodes: Sequence[str]) -> CacheApi:
     addresses = [ServerAddress(host, int(port)) for host, _, port in (node.rpartition(":") for node in nodes)]
     return CacheClient.cache_client_from_servers(addresses, connection_pool_factory_builder())
 
 
-def _require_all(values: Iterable[object], client: str) -> None:
+def require_all(values: Iterable[object], client: str) -> None:
     if not all(isinstance(value, bytes) for value in values):
         raise NotAHit(f"{client} does not find what it stored", hint="are the nodes full?")
 
 
-def _repeated(items: Sequence[Item], count: int) -> list[Item]:
+def repeated(items: Sequence[Item], count: int) -> list[Item]:
     return [items[place % len(items)] for place in range(count)]
 
 
-def _hits(shop: Shop, reads: Callable[[], None]) -> float:
+def require_hits(shop: Shop, reads: Callable[[], object]) -> float:
     """Seconds of these reads. Raises `NotAHit` where a key is none any more (nothing is written meanwhile)."""
     seconds = stopwatch(reads)
     outcomes = shop.outcomes()
