@@ -33,6 +33,7 @@ try:
     from appclient.own_pool import OwnPool
     from appclient.query import LoaderConnection, QueryExtras, QueryResult
     from appclient.signed import parse_signed_commit_token, sign_commit_token
+    from appclient.typed import TypedObject
 except ModuleNotFoundError as error:
     missing = missing_package(error, "appclient")
     if missing is None:
@@ -83,6 +84,7 @@ __all__ = [
     "ReadOutcome",
     "SourceUnavailable",
     "SourceUnsuitable",
+    "TypedObject",
     "parse_signed_commit_token",
     "sign_commit_token",
 ]

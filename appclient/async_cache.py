@@ -19,6 +19,7 @@ from appclient.cache import Cache, Explanation
 from appclient.database import Database
 from appclient.own_pool import Pools
 from appclient.query import LoaderConnection, QueryResult, Row
+from appclient.typed import AsyncTypedObject, Model
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.errors import ConfigError
@@ -170,6 +171,10 @@ class AsyncCache:
             return function
 
         return register
+
+    def of(self, object_name: str, model: type[Model]) -> AsyncTypedObject[Model]:
+        """See `Cache.of`."""
+        return AsyncTypedObject(self, self.blocking.of(object_name, model).name, model)
 
     def database(self, keyspace: str | None = None) -> AsyncDatabase:
         """See `Cache.database`."""

@@ -24,6 +24,7 @@ from appclient.loader import LoaderFunction, ObjectLoader
 from appclient.own import OwnDatabase, is_dirty, require_one_shard
 from appclient.own_pool import Pools, find_pools
 from appclient.pool import Pool, nested_reads
+from appclient.typed import Model, TypedObject
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Loaded, Lookup
@@ -242,6 +243,14 @@ class Cache:
             return function
 
         return register
+
+    def of(self, object_name: str, model: type[Model]) -> TypedObject[Model]:
+        """Reads of one object whose values are instances of ``model``: a dataclass, a TypedDict, an attrs class, a
+        struct of msgspec or a model of pydantic.
+
+        Raises `ConfigError` for an unknown object and for another class.
+        """
+        return TypedObject(self, self._entry(object_name).name, model)
 
     def database(self, keyspace: str | None = None) -> Database:
         """Uncached reads of a keyspace, with event tokens. The name may be left out where there is one keyspace."""

@@ -1,0 +1,133 @@
+"""Reads of one object as instances of a class: a dataclass, a TypedDict, an attrs class, a struct of msgspec or a
+model of pydantic. Used by ``appclient.cache`` and ``appclient.async_cache``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import msgspec
+import msgspec.inspect
+
+from appclient.atleast import AtLeast
+from freshness.errors import ConfigError, FormatError
+
+if TYPE_CHECKING:
+    from appclient.async_cache import AsyncCache
+    from appclient.cache import Cache
+
+Model = TypeVar("Model")
+
+_MODELS: Final = (msgspec.inspect.DataclassType, msgspec.inspect.StructType, msgspec.inspect.TypedDictType)
+
+
+def find_converter(object_name: str, model: type[Model]) -> Callable[[Any], Model]:
+    """A function from a cached value to an instance of ``model``. It raises `FormatError` where the value does not
+    fit. Raises `ConfigError` for a class that nothing can be converted to.
+
+    Integers and texts are converted to booleans, enumerations and numbers, since MySQL has no type for the former.
+    """
+    errors: tuple[type[Exception], ...] = (msgspec.ValidationError,)
+    validate = getattr(model, "model_validate", None)
+    if validate is not None:  # pydantic's
+        convert, errors = validate, (ValueError,)
+    else:
+        try:
+            found: object = msgspec.inspect.type_info(model)
+        except (TypeError, NameError) as error:
+            found = error
+        if not isinstance(found, _MODELS):
+            raise ConfigError(
+                f"object {object_name} cannot be read as {model!r}",
+                hint="expected a dataclass, TypedDict, attrs class, msgspec.Struct or pydantic model",
+            )
+
+        def convert(value: Any) -> Any:
+            return msgspec.convert(value, model, strict=False)
+
+    def checked(value: Any) -> Model:
+        try:
+            made: Model = convert(value)
+            return made
+        except errors as error:
+            raise FormatError(
+                f"object {object_name} does not fit {model.__name__}: {error}",
+                hint="give the class the types of the columns, `| None` where they are nullable",
+            ) from error
+
+    return checked
+
+
+class TypedObject(Generic[Model]):
+    """One object of a `Cache`, see `Cache.of`."""
+
+    def __init__(self, cache: Cache, object_name: str, model: type[Model]) -> None:
+        self._cache, self.name = cache, object_name
+        self._convert = find_converter(object_name, model)
+
+    def get(
+        self,
+        key: Any,
+        *,
+        max_staleness_seconds: float | None = None,
+        at_least: AtLeast = None,
+        connection: Any = None,
+    ) -> Model | None:
+        """As `Cache.get`; raises `FormatError` where the value does not fit the class."""
+        value = self._cache.get(
+            self.name,
+            key,
+            max_staleness_seconds=max_staleness_seconds,
+            at_least=at_least,
+            connection=connection,
+        )
+        return None if value is None else self._convert(value)
+
+    def get_many(
+        self,
+        keys: Iterable[Hashable],
+        *,
+        max_staleness_seconds: float | None = None,
+        at_least: AtLeast = None,
+        connection: Any = None,
+    ) -> dict[Any, Model | None]:
+        """As `Cache.get_many`; raises `FormatError` where a value does not fit the class."""
+        found = self._cache.get_many(
+            self.name,
+            keys,
+            max_staleness_seconds=max_staleness_seconds,
+            at_least=at_least,
+            connection=connection,
+        )
+        return {key: None if value is None else self._convert(value) for key, value in found.items()}
+
+
+class AsyncTypedObject(Generic[Model]):
+    """One object of an `AsyncCache`, see `AsyncCache.of`."""
+
+    def __init__(self, cache: AsyncCache, object_name: str, model: type[Model]) -> None:
+        self._cache, self.name = cache, object_name
+        self._convert = find_converter(object_name, model)
+
+    async def get(
+        self, key: Any, *, max_staleness_seconds: float | None = None, at_least: AtLeast = None
+    ) -> Model | None:
+        """See `TypedObject.get`."""
+        value = await self._cache.get(
+            self.name, key, max_staleness_seconds=max_staleness_seconds, at_least=at_least
+        )
+        return None if value is None else self._convert(value)
+
+    async def get_many(
+        self,
+        keys: Iterable[Hashable],
+        *,
+        max_staleness_seconds: float | None = None,
+        at_least: AtLeast = None,
+    ) -> dict[Any, Model | None]:
+        """See `TypedObject.get_many`."""
+        found = await self._cache.get_many(
+            self.name, keys, max_staleness_seconds=max_staleness_seconds, at_least=at_least
+        )
+        return {key: None if value is None else self._convert(value) for key, value in found.items()}
