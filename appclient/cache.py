@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from appclient.atleast import AtLeast, demand_commits
 from appclient.breaker import Breakers, GuardedNode
 from appclient.database import Database
+from appclient.flights import Flights
 from appclient.loader import LoaderFunction, ObjectLoader
 from appclient.own import OwnDatabase, is_dirty, require_one_shard
 from appclient.own_pool import Pools, find_pools
@@ -148,6 +149,7 @@ class Cache:
             partial(open_node or open_configured, settings.access),
             Get(record_key(settings.namespace, self._lineages[0] if self._lineages else "")),
         )
+        self._flights = Flights(self._load, network)
         self._readers: Pool[_Reader] = Pool(
             settings.connections_max, "to cache nodes", _close_reader, network
         )
@@ -443,7 +445,9 @@ class Cache:
         )
         return _Reader(
             nodes,
-            BlockingDriver(nodes, self._network.sleep, load=self._load, run_all=self._network.run_all),
+            BlockingDriver(
+                nodes, self._network.sleep, load=self._flights.load, run_all=self._network.run_all
+            ),
             context,
         )
 

@@ -34,6 +34,11 @@ def nested_reads() -> Iterator[None]:
         _IS_NESTED.reset(before)
 
 
+def is_nested() -> bool:
+    """Whether this read stands inside another one."""
+    return _IS_NESTED.get()
+
+
 class Pool(Generic[Kept]):
     """At most ``size`` are in use at a time, but for reads inside others. The one that was used last is taken first.
 
@@ -77,7 +82,7 @@ class Pool(Generic[Kept]):
             return self._wait()
 
     def _wait(self) -> Kept | None:
-        if _IS_NESTED.get():
+        if is_nested():
             self._extra.append(None)
             return None
         taken: list[Kept | None] = []

@@ -72,7 +72,8 @@ REFRESH_SHARE: Final = 0.9
 """A copy of the records is replaced at this share of its bound, so that it still counts when the answer comes."""
 
 LEASE_POLLS_MAX: Final = 4
-"""How often a reader looks again for the value of another reader's lease before it reads the database (I6)."""
+"""How often a reader looks again for the value of another reader's lease before it reads the database (I6). Each wait
+is twice as long as the one before: most loads are short, and some are long."""
 
 
 @value
@@ -476,8 +477,8 @@ def _wait_for_winners(context: ReadContext, waiting: list[_Pending], demand: Dem
 
     A reader that still waits at the end may fill by the same rule as the winner.
     """
-    for _ in range(LEASE_POLLS_MAX):
-        yield Wait(context.fill_wait_seconds / LEASE_POLLS_MAX)
+    for poll in range(LEASE_POLLS_MAX):
+        yield Wait(context.fill_wait_seconds * 2**poll / (2**LEASE_POLLS_MAX - 1))
         yield from _look_up(context, waiting, demand)
         waiting = [entry for entry in waiting if entry.is_waiting]
         if not waiting:

@@ -233,7 +233,7 @@ class CacheConfig:
     )
     fill_wait_ms: int = setting(
         "How long another reader waits for that fill before it reads the database itself.",
-        50,
+        250,
         minimum=0,
         maximum=60_000,
     )

@@ -130,7 +130,7 @@ def test_what_is_left_out_has_its_default(load: Load) -> None:
     assert (cache.backend, cache.on_stale) == ("memcached", "bypass")
     assert (cache.value_ttl_seconds, cache.stripes, cache.lease_seconds) == (86_400, 65_536, 3)
     assert (cache.max_staleness_seconds, cache.node_refresh_seconds) == (10.0, 1.0)
-    assert (cache.fill_lease_ttl_seconds, cache.fill_wait_ms) == (10, 50)
+    assert (cache.fill_lease_ttl_seconds, cache.fill_wait_ms) == (10, 250)
     assert (stream.start, stream.replica_choice, stream.heartbeat_seconds) == ("progress", "primary", 1.0)
     assert (stream.clock_error_seconds, stream.batch_transactions_max) == (0.005, 2000)
     assert config.http.listen is None

@@ -1,0 +1,159 @@
+"""Two hundred readers of one key that was just invalidated: at most two of them read the database (F40)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from appclient import AsyncCache, Cache, LoaderConnection
+from integration.configuration import CUSTOMER, PROFILE
+from integration.harness import (
+    CUSTOMERS_TABLE,
+    ORDERS_TABLE,
+    System,
+    running_system,
+    wait_for_hits,
+)
+from integration.servers import Pair
+
+READERS: Final = 200
+PROCESSES: Final = 8
+LOAD_SECONDS: Final = 0.5
+"""Longer than readers wait for another one's fill: those of a process share a load."""
+
+SHORT_LOAD_SECONDS: Final = 0.1
+"""Processes wait for the fill."""
+
+
+class Counted:
+    """A loader that says in a file when it ran, for whatever process."""
+
+    def __init__(self, path: Path, seconds: float = LOAD_SECONDS) -> None:
+        self.path, self.seconds = path, seconds
+
+    def reset(self) -> None:
+        self.path.write_bytes(b"")
+
+    def load(self, database: LoaderConnection, customer_id: int) -> Any:
+        self._note()
+        time.sleep(self.seconds)
+        return database.query_one("SELECT * FROM customers WHERE id = %s", (customer_id,))
+
+    async def load_on_loop(self, database: Any, customer_id: int) -> Any:
+        self._note()
+        await asyncio.sleep(self.seconds)
+        return await database.query_one("SELECT * FROM customers WHERE id = %s", (customer_id,))
+
+    def _note(self) -> None:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        os.write(descriptor, b".")
+        os.close(descriptor)
+
+    @property
+    def count(self) -> int:
+        return len(self.path.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def system(mariadb_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    mariadb_pair.primary.execute("DROP DATABASE IF EXISTS shop")
+    mariadb_pair.primary.execute("CREATE DATABASE shop")
+    folder = tmp_path_factory.mktemp("herds")
+    tables = (CUSTOMERS_TABLE, ORDERS_TABLE)
+    with running_system(mariadb_pair, folder, tables=tables, objects=CUSTOMER + PROFILE) as running:
+        yield running
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Counted:
+    counted = Counted(tmp_path / "loads")
+    counted.reset()
+    return counted
+
+
+def invalidate(system: System, cache: Cache, key: int, counted: Counted) -> int:
+    """Make the key one that was filled and is gone. Returns the value that it has from now on."""
+    system.execute("INSERT IGNORE INTO customers VALUES (%s, 'n', 0)", key)
+    system.settle()
+    wait_for_hits(cache, "profile", [key], system.describe)
+    system.execute("UPDATE customers SET v = v + 1 WHERE id = %s", key)
+    system.settle()
+    counted.reset()
+    [(value,)] = system.execute("SELECT v FROM customers WHERE id = %s", key)
+    return int(value)
+
+
+def test_a_herd_of_threads(system: System, counted: Counted) -> None:
+    cache = system.open_cache()
+    cache.loader("profile")(counted.load)
+    for key in (1, 2):
+        value = invalidate(system, cache, key, counted)
+        together = threading.Barrier(READERS)
+
+        def read(key: int = key, together: threading.Barrier = together) -> Any:
+            together.wait()
+            return cache.get("profile", key)["v"]
+
+        with ThreadPoolExecutor(READERS) as pool:
+            answers = [pool.submit(read) for _ in range(READERS)]
+        assert {answer.result() for answer in answers} == {value}
+        assert 1 <= counted.count <= 2
+    cache.close()
+
+
+def test_a_herd_of_tasks(system: System, counted: Counted) -> None:
+    blocking = system.open_cache()
+    blocking.loader("profile")(counted.load)
+
+    async def run() -> None:
+        async with await AsyncCache.open(system.config_path) as cache:
+            cache.loader("profile")(counted.load_on_loop)
+            for key in (11, 12):
+                value = await asyncio.to_thread(invalidate, system, blocking, key, counted)
+                found = await asyncio.gather(*(cache.get("profile", key) for _ in range(READERS)))
+                assert {each["v"] for each in found} == {value}
+                assert 1 <= counted.count <= 2
+
+    asyncio.run(run())
+    blocking.close()
+
+
+def read_in_process(path: Path, loads: Path, key: int, readers: int, together: Barrier, answers: Any) -> None:
+    counted = Counted(loads, SHORT_LOAD_SECONDS)
+    cache = Cache.open(path)
+    cache.loader("profile")(counted.load)
+    cache.get("customer", key)  # connections are open, records are known
+    with ThreadPoolExecutor(readers) as pool:
+        together.wait()
+        for answer in [pool.submit(cache.get, "profile", key) for _ in range(readers)]:
+            answers.put(answer.result()["v"])
+    cache.close()
+
+
+def test_a_herd_of_processes(system: System, counted: Counted) -> None:
+    blocking = system.open_cache()
+    blocking.loader("profile")(counted.load)
+    value = invalidate(system, blocking, 21, counted)
+    context = get_context("fork")
+    together, answers = context.Barrier(PROCESSES), context.Queue()
+    readers = READERS // PROCESSES
+    arguments = (system.config_path, counted.path, 21, readers, together, answers)
+    processes = [context.Process(target=read_in_process, args=arguments) for _ in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    found = [answers.get(timeout=60) for _ in range(readers * PROCESSES)]
+    for process in processes:
+        process.join(60)
+    assert set(found) == {value}
+    assert 1 <= counted.count <= 2
+    blocking.close()
