@@ -121,7 +121,7 @@ class Cache:
         self._open_node = open_node or partial(open_configured, network=network)
         own_pools = find_pools(pools, list(config.keyspaces.values()), network)
         self._databases = {
-            name: Database(keyspace, settings.connections_max, network, own_pools)
+            name: Database(keyspace, settings.connections_max, network, own_pools, settings.zone)
             for name, keyspace in config.keyspaces.items()
         }
         self._definitions: dict[str, ObjectDefinition] = {}

@@ -36,7 +36,8 @@ Result = TypeVar("Result")
 
 class Database:
     """Uncached reads of one keyspace that say how fresh they are. Safe for threads. ``connections_max``: to each
-    server. ``network``: how they wait. ``own_pools``: the application's, by host and port."""
+    server. ``network``: how they wait. ``own_pools``: the application's, by host and port.
+    ``zone``: this process's own."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Database:
         connections_max: int = CONNECTIONS_MAX,
         network: Network = BLOCKING,
         own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
+        zone: str = "",
     ) -> None:
         self.keyspace = keyspace
         kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
@@ -56,6 +58,7 @@ class Database:
                 wait_seconds=keyspace.at_least_wait_ms / 1000,
                 network=network,
                 own_pools=own_pools,
+                zone=zone,
             )
             for shard in keyspace.shards
         }

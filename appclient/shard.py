@@ -1,4 +1,4 @@
-"""Reads of one shard that know how fresh they are.
+"""Reads of one shard that know how fresh they are; ``appclient.choice`` says of which server.
 
 Every read takes its token first and its rows afterwards, on one connection to one server, outside any older
 snapshot (F2, F17, F18). The server says its name with both: a proxy may ask two servers, and then the rows have no
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
@@ -27,6 +28,7 @@ from appclient.atleast import (
     parse_committed,
     wait_sql,
 )
+from appclient.choice import ServerChoice
 from appclient.own_pool import BorrowingPool, OwnPool
 from appclient.pool import Pool, nested_reads
 from appclient.query import (
@@ -56,9 +58,6 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-RETRY_SECONDS: Final = 30.0
-"""How long a process avoids a server that failed, while another one answers."""
-
 CONNECTIONS_MAX: Final = 32
 
 ANSWER_SECONDS: Final = 1.0
@@ -67,6 +66,9 @@ statement. A client that gives up leaves it running."""
 
 EPOCH_SECONDS: Final = 1.0
 """How long an epoch is taken for the present one where a commit token is made."""
+
+_IS_LAST: Final = ContextVar("is_last", default=False)
+"""Whether the read that runs asks the last replica before the primary."""
 
 _NO_SUCH_TABLE: Final = 1146
 _SNAPSHOT: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
@@ -130,6 +132,7 @@ class ShardDatabase:
         clock: Callable[[], float] = running_clock,
         open_connection: Callable[..., Connection] | None = None,
         own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
+        zone: str = "",
     ) -> None:
         self._flavor = flavor
         self._shard = shard
@@ -140,8 +143,8 @@ class ShardDatabase:
         self._clock = clock
         self._open_connection = open_connection
         self._network = network
-        self._servers = tuple(dict.fromkeys((*shard.replicas, shard.primary)))
-        self._left_until: dict[ServerAddress, float] = {}
+        self._choice = ServerChoice(shard.replicas, shard.primary, zone, clock)
+        self._servers = self._choice.servers
         self._pools: dict[ServerAddress, Pool[Connection]] = {
             address: Pool(connections_max, f"to {address.host}:{address.port}", _close, network)
             for address in self._servers
@@ -282,6 +285,8 @@ class ShardDatabase:
         The last replica before the primary waits for them. On the primary they may be of the past.
         """
         token, server = self.read_token(connection)
+        if token is not None:
+            self._choice.note_position(address, token.position)
         if asked is None or (token is not None and covers(token, asked)):
             return token, server
         if token is None:
@@ -290,9 +295,11 @@ class ShardDatabase:
             if is_of_the_past(asked, token) or self._has_committed(connection, asked, token, server):
                 return token, server
             raise behind(address)
-        order = self._find_order(self._left_until)
-        is_last = order.index(address) + 1 == order.index(self._shard.primary)
-        if is_last and self._wait_seconds and (asked.lineage, asked.epoch) == (token.lineage, token.epoch):
+        if (
+            _IS_LAST.get()
+            and self._wait_seconds
+            and (asked.lineage, asked.epoch) == (token.lineage, token.epoch)
+        ):
             question, name = self._new_question()
             sql = wait_sql(self._flavor, name, self._wait_seconds)
             self._ask(connection, question, sql, [str(asked.position)])
@@ -371,15 +378,17 @@ class ShardDatabase:
     def run(
         self, read: Callable[[Connection, ServerAddress], Result], *, keeps_connection: bool = False
     ) -> Result:
-        """Run ``read`` on the first server that answers: the replicas in their order, then the primary.
+        """Run ``read`` on the first server that answers: one of the replicas, then the others, then the primary.
 
-        A server that failed is avoided for `RETRY_SECONDS`, unless all others fail too. ``read`` may be called again,
-        but not after a statement of it took too long. ``keeps_connection``: the connection stays in use after
-        ``read`` has returned. Raises `SourceUnavailable` when none answers.
+        A server that failed, and a replica that is late, is avoided for a while, unless all others fail too.
+        ``read`` may be called again, but not after a statement of it took too long. ``keeps_connection``: the
+        connection stays in use after ``read`` has returned. Raises `SourceUnavailable` when none answers.
         """
-        left_until = self._left_until
         failures: list[SourceUnavailable | SourceUnsuitable] = []
-        for address in self._find_order(left_until):
+        order = self._choice.find_order()
+        for place, address in enumerate(order):
+            is_last = self._shard.primary in order[place + 1 : place + 2]
+            token = _IS_LAST.set(is_last)
             try:
                 result = self._run_on(address, read, keeps_connection)
             except (QueryTimedOut, ConnectionsExhausted):
@@ -388,26 +397,21 @@ class ShardDatabase:
                 failures.append(error)
             except SourceUnavailable as error:
                 failures.append(error)
-                left_until[address] = self._clock() + RETRY_SECONDS
+                self._choice.note_failure(address)
             except SourceUnsuitable as error:
-                if address == self._servers[0] or address != self._shard.primary:
+                if address != self._shard.primary or len(order) == 1:
                     raise
                 failures.append(error)  # the primary as a stand-in: the error of the replicas is shown first
             else:
-                left_until.pop(address, None)
+                self._choice.note_answer(address)
                 return result
+            finally:
+                _IS_LAST.reset(token)
         failures.sort(key=lambda error: isinstance(error, SourceUnsuitable))
         raise SourceUnavailable(
             f"no server of {self._shard.lineage} answers: " + "; ".join(error.message for error in failures),
             hint=failures[0].hint,
         ) from failures[0]
-
-    def _find_order(self, left_until: Mapping[ServerAddress, float]) -> Sequence[ServerAddress]:
-        """All servers. Servers that failed a moment ago come last."""
-        if not left_until:
-            return self._servers
-        now = self._clock()
-        return sorted(self._servers, key=lambda address: left_until.get(address, now) > now)
 
     def _run_on(
         self,
@@ -434,7 +438,7 @@ class ShardDatabase:
                 _close(connection)
                 problem = describe_problem(error, address, "reading")
                 if isinstance(error, Unanswered):
-                    self._left_until[address] = self._clock() + RETRY_SECONDS
+                    self._choice.note_failure(address)
                 is_gone = isinstance(problem, SourceUnavailable) and not isinstance(problem, QueryTimedOut)
                 if kept is None or not pool.lends_idle or not is_gone:
                     raise problem from error

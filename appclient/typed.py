@@ -5,7 +5,7 @@ model of pydantic. Used by ``appclient.cache`` and ``appclient.async_cache``.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 import msgspec.inspect
@@ -13,13 +13,19 @@ import msgspec.inspect
 from appclient.atleast import AtLeast
 from freshness.errors import ConfigError, FormatError
 
-if TYPE_CHECKING:
-    from appclient.async_cache import AsyncCache
-    from appclient.cache import Cache
-
 Model = TypeVar("Model")
 
 _MODELS: Final = (msgspec.inspect.DataclassType, msgspec.inspect.StructType, msgspec.inspect.TypedDictType)
+
+
+class _Reads(Protocol):
+    """As much of `Cache` as is used here; of `AsyncCache` the same, to be awaited."""
+
+    @property
+    def get(self) -> Callable[..., Any]: ...
+
+    @property
+    def get_many(self) -> Callable[..., Any]: ...
 
 
 def find_converter(object_name: str, model: type[Model]) -> Callable[[Any], Model]:
@@ -62,7 +68,7 @@ def find_converter(object_name: str, model: type[Model]) -> Callable[[Any], Mode
 class TypedObject(Generic[Model]):
     """One object of a `Cache`, see `Cache.of`."""
 
-    def __init__(self, cache: Cache, object_name: str, model: type[Model]) -> None:
+    def __init__(self, cache: _Reads, object_name: str, model: type[Model]) -> None:
         self._cache, self.name = cache, object_name
         self._convert = find_converter(object_name, model)
 
@@ -106,7 +112,7 @@ class TypedObject(Generic[Model]):
 class AsyncTypedObject(Generic[Model]):
     """One object of an `AsyncCache`, see `AsyncCache.of`."""
 
-    def __init__(self, cache: AsyncCache, object_name: str, model: type[Model]) -> None:
+    def __init__(self, cache: _Reads, object_name: str, model: type[Model]) -> None:
         self._cache, self.name = cache, object_name
         self._convert = find_converter(object_name, model)
 

@@ -24,6 +24,7 @@ from freshness.config.access import (
     NodeLogin,
     Password,
     PasswordCommand,
+    expand,
     file_password,
     read_tls,
     variable_password,
@@ -171,6 +172,11 @@ class _Reader:
             {key: value for key, value in table.items() if key in of_login},
             values.get("backend", "memcached"),
         )
+        if self.is_application and "zone" in values:  # other programs need not know the variable
+            try:
+                values["zone"] = expand(values["zone"], self.environ)
+            except ConfigError as error:
+                self.report("cache.zone", error.message, "a name, or a variable that is set")
         if len(self.problems) > before:
             return None
         cache = CacheConfig(**values, login=login)

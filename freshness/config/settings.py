@@ -97,6 +97,7 @@ class ServerAddress:
     password: Password = field(default="", repr=False)
     database: str = ""
     tls: Tls | Literal[False] | None = None
+    zone: str = ""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -107,8 +108,9 @@ class ServerAddress:
         """Parse ``mysql://USER:PASSWORD@HOST:PORT/DATABASE`` (or ``mariadb://``).
 
         ``${VARIABLE}`` is replaced from ``environ``, verbatim: such a value needs no percent-encoding. A URL
-        that is one variable as a whole is taken from there. Options: password_file, tls, tls_ca, tls_cert, tls_key;
-        files are relative to ``folder``. Raises `ConfigError` without any part of the URL that may be a password.
+        that is one variable as a whole is taken from there. Options: password_file, zone, tls, tls_ca, tls_cert,
+        tls_key; files are relative to ``folder``. Raises `ConfigError` without any part of the URL that may be a
+        password.
         """
         whole = VARIABLE.fullmatch(url)
         expanded = expand(url, environ)  # for all else: all missing variables in one report
@@ -145,11 +147,12 @@ class ServerAddress:
             if secret:
                 raise ConfigError("the URL has a password and a password_file; one is needed")
             secret = file_password(folder / file)
+        zone = options.pop("zone", "")
         tls = read_tls(options, folder)
-        return cls(host, port, _decode_part(user, environ), secret, database, tls)
+        return cls(host, port, _decode_part(user, environ), secret, database, tls, zone)
 
 
-_URL_OPTIONS = ("password_file", *TLS_OPTIONS)
+_URL_OPTIONS = ("password_file", "zone", *TLS_OPTIONS)
 _BLANK = re.compile(r"[\x00-\x20\x7f]")
 
 
@@ -236,6 +239,11 @@ class CacheConfig:
         250,
         minimum=0,
         maximum=60_000,
+    )
+    zone: str = setting(
+        "Where this application runs. Replicas whose URL says ?zone= the same are read before others. "
+        '"${VARIABLE}" is replaced from the environment.',
+        "",
     )
     login: NodeLogin = NodeLogin()
     """As `LoginConfig` says it."""
@@ -356,7 +364,7 @@ class Shard:
     primary: ServerAddress = setting(
         'The server that takes writes: "mysql://USER:PASSWORD@HOST:PORT/DATABASE". ${VARIABLE} is replaced '
         "from the environment; other special characters are percent-encoded. Options behind a question mark: "
-        "password_file, tls, tls_ca, tls_cert, tls_key. "
+        "password_file, zone, tls, tls_ca, tls_cert, tls_key. "
         "With flavor vitess: the MySQL port of vtgate, and the keyspace as the database."
     )
     primary_for_reads: ServerAddress | None = setting(

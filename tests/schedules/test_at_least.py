@@ -28,6 +28,7 @@ from freshness.position.token import EventToken
 from freshness.stream.heartbeat import EPOCH_ROW
 from tests.schedules.session import Session, kind_of
 from tests.schedules.test_defences import prove, start
+from tests.schedules.test_upstream_defences import read_in_order
 from tests.schedules.world import (
     KEY,
     LINEAGE,
@@ -307,7 +308,9 @@ def open_shard(
     monkeypatch.setattr(application, "connect", connect)
     shard = Shard(primary=ServerAddress("primary"), replicas=tuple(addresses), lineage=LINEAGE)
     keyspace = Keyspace(name="shop", flavor=flavor, shards=(shard,), at_least_wait_ms=wait_ms)
-    return Database(keyspace).find_shard(None)
+    database = Database(keyspace)
+    read_in_order(database)
+    return database.find_shard(None)
 
 
 def commit(number: int, flavor: str = "mysql", epoch: int = 1, lineage: str = LINEAGE) -> EventToken:

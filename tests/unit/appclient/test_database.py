@@ -12,10 +12,11 @@ from typing import Any, Self
 import pymysql
 import pytest
 
+from appclient.choice import RETRY_SECONDS
 from appclient.database import Database
 from appclient.pool import Pool
 from appclient.query import LoaderConnection
-from appclient.shard import RETRY_SECONDS, ShardDatabase, _Raised
+from appclient.shard import ShardDatabase, _Raised
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
 from freshness.errors import (
@@ -90,7 +91,9 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 def open_database(connections_max: int = 32) -> ShardDatabase:
     shard = Shard(primary=PRIMARY, replicas=(FIRST, SECOND), lineage="shop/-")
     keyspace = Keyspace(name="shop", flavor="mysql", shards=(shard,))
-    return Database(keyspace, connections_max).find_shard(None)
+    database = Database(keyspace, connections_max).find_shard(None)
+    database._choice._below = lambda _: 0  # no chance: the first replica is read first
+    return database
 
 
 @pytest.fixture

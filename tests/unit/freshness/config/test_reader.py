@@ -1037,3 +1037,18 @@ def test_sections_given_instead_are_held_to_the_same_rules(load: Load, tmp_path:
     assert config.cache.namespace == "shop"
     with pytest.raises(ConfigError, match=r"keyspaces\.shop\.flavor: found nothing"):
         load_config(path, {}, instead={"keyspaces": {"shop": {"shards": [shard]}}})
+
+
+def test_the_zone_of_an_application_is_of_its_environment(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    text = MINIMAL.replace("[cache]\n", '[cache]\nzone = "${PLACE}"\n', 1)
+    assert text != MINIMAL
+    path.write_text(text.replace('/shop"', '/shop?zone=${OTHER}"', 1))
+    config = load_config(path, {"PLACE": "east", "OTHER": "west"}, is_application=True)
+    assert config.cache.zone == "east"
+    assert config.keyspaces["shop"].shards[0].primary.zone == "west"
+    assert load_config(path, {"OTHER": "west"}).cache.zone == "${PLACE}", (
+        "no other program needs the variable"
+    )
+    with pytest.raises(ConfigError, match=r"cache\.zone.*PLACE"):
+        load_config(path, {"OTHER": "west"}, is_application=True)
