@@ -98,10 +98,10 @@ docs: venv ## write the tables of docs/ that are made from the code
 .PHONY: pins
 pins: venv ## make requirements.txt anew from requirements.in
 	@$(BIN)/python -m pip --disable-pip-version-check install -q uv
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-strip-extras \
 		--custom-compile-command "make pins" $(ARGS) requirements.in -o requirements.txt
 
 .PHONY: clean
 clean: ## remove what the verbs made; downloads in .cache stay
-	@rm -rf .venv build dist *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './.cache/*' -prune -exec rm -rf {} +

@@ -7,7 +7,11 @@ import os
 import re
 import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 FILE_BYTES_MAX = 2 << 20
@@ -103,6 +107,26 @@ def test_every_direct_requirement_is_pinned() -> None:
     )
     missing = {canonical(name) for name in wanted} - {canonical(name) for name in pinned}
     assert not missing, "run: make pins"
+
+
+def test_pins_have_the_extras_that_others_ask_for() -> None:
+    """A pin without its extra names another requirement to pip, which takes a newer release that has no hash here."""
+    pinned: dict[str, set[str]] = {}
+    for line in (CHECKOUT / "requirements.txt").read_text().splitlines():
+        if found := re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?==", line):
+            pinned[canonicalize_name(found[1])] = set((found[2] or "").split(","))
+    direct = (CHECKOUT / "requirements.in").read_text().splitlines()
+    demands = [("requirements.in", Requirement(line)) for line in direct if not line.startswith("#")]
+    demands += [
+        (distribution.name, Requirement(text))
+        for distribution in metadata.distributions()
+        if canonicalize_name(distribution.name) in pinned
+        for text in distribution.requires or ()
+    ]
+    for name, requirement in demands:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            missing = requirement.extras - pinned[canonicalize_name(requirement.name)]
+            assert not missing, f"{name} asks for {requirement}: run make pins"
 
 
 def test_no_file_is_large() -> None:
