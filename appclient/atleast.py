@@ -6,7 +6,10 @@ then the primary is read. It shows each commit that has returned. Used by ``appc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from freshness.algorithm.request import NO_TOKENS
@@ -32,6 +35,45 @@ domain.
 """
 
 
+_ENCLOSING: Final[ContextVar[Mapping[str, EventToken]]] = ContextVar("enclosing", default=NO_TOKENS)
+
+
+@contextmanager
+def enclosed_by(lineage: str, token: EventToken | None, at_least: EventToken | None = None) -> Iterator[None]:
+    """Reads of a shard in here are parts of a value that was read at ``token``, so they have its commits (F18), and
+    those that were asked of the value.
+
+    The value is invalidated by what comes after its token alone. A part that lacks an earlier change would stay old:
+    a node that is behind may still have it as a hit.
+    """
+    before = _ENCLOSING.get()
+    asked = [each for each in (before.get(lineage), token, at_least) if each is not None]
+    reset = _ENCLOSING.set({**before, lineage: _join(lineage, asked)} if asked else before)
+    try:
+        yield
+    finally:
+        _ENCLOSING.reset(reset)
+
+
+def is_enclosed() -> bool:
+    """Whether a read has the demands of a value around it."""
+    return bool(_ENCLOSING.get())
+
+
+def _join(lineage: str, asked: Sequence[EventToken]) -> EventToken:
+    """The commits of all. Where one is of another lineage, it alone: the primary is read, which has all that is left.
+    So it is with one of a former epoch."""
+    joined = asked[0]
+    for each in asked[1:]:
+        if each.lineage != lineage or joined.lineage != lineage:
+            joined = joined if joined.lineage != lineage else each
+        elif each.epoch != joined.epoch:
+            joined = min(joined, each, key=lambda token: token.epoch)
+        else:
+            joined = replace(joined, position=joined.position.union(each.position))
+    return joined
+
+
 class Behind(SourceUnavailable):
     """A server is not known to show the commits. Its connection is in order, and another server may show them."""
 
@@ -44,14 +86,15 @@ def behind(address: ServerAddress) -> Behind:
 
 
 def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[str, EventToken]:
-    """The commits that are asked of each lineage that serves.
+    """The commits that are asked of each lineage that serves, by the caller and by the value around this read.
 
     A token of a lineage that does not serve, or not any more, is asked of all lineages that can have its rows now:
     those of its keyspace, or of all where nobody knows it. Nothing compares with it, so the primaries are read.
     Raises `FormatError` for a text that does not parse, `ConfigError` for anything but a commit token.
     """
+    enclosing = _ENCLOSING.get()
     if at_least is None:
-        return NO_TOKENS
+        return enclosing
     token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
     if not isinstance(token, CommitToken):
         raise ConfigError(
@@ -66,7 +109,13 @@ def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[
             owners = [k for k in keyspaces if any(shard.lineage == each.lineage for shard in k.shards)]
             for keyspace in owners or keyspaces:
                 asked.update((shard.lineage, each) for shard in keyspace.serving_shards)
-    return asked
+    return {
+        **enclosing,
+        **{
+            lineage: _join(lineage, [enclosing[lineage], each] if lineage in enclosing else [each])
+            for lineage, each in asked.items()
+        },
+    }
 
 
 def is_of_the_past(asked: EventToken, shown: EventToken) -> bool:

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from appclient.atleast import AtLeast, demand_commits
+from appclient.atleast import AtLeast, demand_commits, is_enclosed
 from appclient.breaker import Breakers, GuardedNode
 from appclient.database import Database
 from appclient.flights import Flights
@@ -227,8 +227,9 @@ class Cache:
         """Decorator: this function builds the composite object from its key.
 
         It is called as ``function(db, key)`` with a `LoaderConnection`, and with one more value for each further
-        column of the key. It must read only through that connection, and only those rows of the member tables of the
-        configuration that hold the key: a change of another row or table invalidates nothing.
+        column of the key. It must read only those rows of the member tables of the configuration that hold the
+        key: a change of another row or table invalidates nothing. It reads through that connection, or by this cache:
+        a part has at least the commits that the connection shows.
         """
         entry = self._entry(object_name)
         if not entry.is_composite:
@@ -337,7 +338,7 @@ class Cache:
         return Lookup(definition.policy_for(values), node, item, identity, asked, is_exact)
 
     def _demand(self, max_staleness_seconds: float | None, at_least: AtLeast) -> Demand:
-        if max_staleness_seconds is None and at_least is None:
+        if max_staleness_seconds is None and at_least is None and not is_enclosed():
             return NO_DEMAND
         return Demand(max_staleness_seconds, demand_commits(at_least, self.config.keyspaces.values()))
 

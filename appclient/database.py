@@ -6,6 +6,7 @@ How a shard is read: ``appclient.shard``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from appclient.atleast import (
     AtLeast,
     behind,
     demand_commits,
+    enclosed_by,
 )
 from appclient.commits import read_committed
 from appclient.own_pool import OwnPool
@@ -162,7 +164,11 @@ class Database:
             opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun))
             is_in_step = False
             try:
-                with nested_reads():
+                with ExitStack() as stack:
+                    stack.enter_context(nested_reads())
+                    for shard, snapshot in begun:
+                        asked = at_least.get(shard.lineage)
+                        stack.enter_context(enclosed_by(shard.lineage, snapshot.token, asked))
                     result = load(opened)
             except DATABASE_ERRORS as error:
                 raise describe_problem(error, begun[0][1].address, "reading several shards") from error

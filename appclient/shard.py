@@ -24,6 +24,7 @@ from appclient.atleast import (
     WAIT_SHARE,
     Behind,
     behind,
+    enclosed_by,
     is_of_the_past,
     parse_committed,
     wait_sql,
@@ -192,7 +193,8 @@ class ShardDatabase:
         ) -> tuple[Result | _Raised, EventToken | None, ServerAddress]:
             snapshot = self._begin(connection, address, at_least)
             opened = LoaderConnection(connection)
-            loaded = _load(load, opened)
+            with enclosed_by(self.lineage, snapshot.token, at_least):
+                loaded = _load(load, opened)
             # Where the loader caught an interruption, nobody may read what is still under way.
             token = self._end(snapshot, is_in_step=opened.is_in_step)
             if token is None and at_least is not None and not isinstance(loaded, _Raised):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from appclient.atleast import behind, is_of_the_past
+from appclient.atleast import behind, enclosed_by, is_of_the_past
 from appclient.query import LoaderConnection, QueryResult, Row
 from appclient.shard import ShardDatabase
 from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection
-from freshness.database.vitess import VitessShard, of_primary, read_with_token
+from freshness.database.vitess import VitessShard, of_primary, on_one_tablet
 from freshness.position.token import EventToken, covers
 
 Result = TypeVar("Result")
@@ -53,11 +53,16 @@ class VitessShardDatabase(ShardDatabase):
         The token is None where vtgate changed the tablet. Where the tablet is not known to show ``at_least``,
         ``load`` runs again on the primary tablet.
         """
-        loaded, token = self.run(
-            lambda connection, _: read_with_token(
-                connection, self._target, lambda opened: load(LoaderConnection(opened))
-            )
-        )
+
+        def read(connection: Connection, _: ServerAddress) -> tuple[Result, EventToken | None]:
+            with (
+                on_one_tablet(connection, self._target) as tablet,
+                enclosed_by(self.lineage, tablet.token, at_least),
+            ):
+                result = load(LoaderConnection(connection))
+            return result, tablet.token
+
+        loaded, token = self.run(read)
         if at_least is None or (token is not None and covers(token, at_least)):
             return loaded, token
         if self._of_primary is not None:

@@ -12,12 +12,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from appclient import Cache, Explanation, ReadOutcome, SourceUnavailable
+from appclient import Cache, Explanation, LoaderConnection, ReadOutcome, SourceUnavailable
+from integration.configuration import CUSTOMER
 from integration.harness import (
     LEASE_SECONDS,
     MAX_STALENESS_SECONDS,
@@ -494,3 +496,42 @@ def test_the_only_invalidator_paused_hits_end_within_max_staleness(pair: Pair, t
         finally:
             system.invalidator.resume()
         system.assert_none_stale(cache, "customer", keys)
+
+
+@pytest.mark.parametrize("flavor", ONE_FLAVOR)
+def test_a_composite_of_cached_parts_has_none_from_a_node_that_is_behind(pair: Pair, tmp_path: Path) -> None:
+    """Two processes serve a node each. That of the part's node stands still, and the composite's node has the change:
+    the part would be old, and nothing would ever invalidate the composite again (F18)."""
+    objects = CUSTOMER + '[objects.card]\nkey = "id"\nmembers = { customers = "id" }\n'
+    with running_system(pair, tmp_path, objects=objects) as system, closing(system.open_cache()) as cache:
+        keys = insert_customers(system, 40)
+        apart = next(k for k in keys if system.subject("card", k).node != system.subject("customer", k).node)
+
+        @cache.loader("card")
+        def load_card(database: LoaderConnection, customer_id: int) -> dict[str, Any]:
+            database.query_one("SELECT 1 FROM customers WHERE id = %s", (customer_id,))
+            return {"customer": cache.get("customer", customer_id)}
+
+        system.invalidator.terminate()
+        with ExitStack() as stack:
+            processes = {
+                node.address: stack.enter_context(
+                    InvalidatorProcess(system.config_path, "--node", node.address, needs_stripes=False)
+                )
+                for node in system.nodes
+            }
+            system.wait_open()
+            wait_for_hits(cache, "customer", [apart], system.describe)
+            late = processes[system.subject("customer", apart).node]
+            late.pause()
+            try:
+                system.execute("UPDATE customers SET v = 1 WHERE id = %s", apart)
+                system.pair.wait_caught_up()
+                system.wait_open(1)
+                time.sleep(0.5)
+                assert cache.get("customer", apart)["v"] == 0, "the part is still a hit, an old one"
+                cache.get("card", apart)
+            finally:
+                late.resume()
+            system.settle()
+            assert cache.get("card", apart)["customer"]["v"] == 1, "poisoned"

@@ -12,6 +12,7 @@ from typing import Any, Self
 import pymysql
 import pytest
 
+from appclient.atleast import demand_commits
 from appclient.choice import RETRY_SECONDS
 from appclient.database import Database
 from appclient.pool import Pool
@@ -26,8 +27,11 @@ from freshness.errors import (
     SourceUnavailable,
     SourceUnsuitable,
 )
+from freshness.position import parse_position
+from freshness.position.token import EventToken
 
 FIRST, SECOND, PRIMARY = ServerAddress("10.0.0.1"), ServerAddress("10.0.0.2"), ServerAddress("10.0.0.9")
+SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 GONE = pymysql.err.OperationalError(2006, "server has gone away")
 
 
@@ -502,6 +506,23 @@ def test_a_read_over_shards_takes_every_token_before_the_first_row(
 
     assert sharded.snapshot(("shop/-80", "shop/80-"), load) == (2, [None, None])
     assert told == ["token -80", "token 80-", "rows"]
+
+
+@pytest.mark.parametrize("lineages", [("shop/-80",), ("shop/-80", "shop/80-")])
+def test_reads_inside_a_snapshot_are_asked_for_its_commits(
+    servers: Servers, sharded: Database, monkeypatch: pytest.MonkeyPatch, lineages: tuple[str, ...]
+) -> None:
+    """F18: a part that lacks what the value around it was read with would stay old."""
+
+    def read_token(self: ShardDatabase, _: object) -> tuple[EventToken, str]:
+        return self.make_token(1, parse_position("mysql", f"{SERVER}:1-5")), "server"
+
+    monkeypatch.setattr(ShardDatabase, "read_token", read_token)
+    monkeypatch.setattr(ShardDatabase, "_ask", lambda *_: ([], [("server",)]))
+    asked, _ = sharded.snapshot(lineages, lambda _: demand_commits(None, [sharded.keyspace]))
+    assert {lineage: str(each.position) for lineage, each in asked.items()} == dict.fromkeys(
+        lineages, f"{SERVER}:1-5"
+    )
 
 
 def test_a_read_over_shards_takes_each_token_before_its_snapshot(

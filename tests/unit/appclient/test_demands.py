@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appclient import Cache
-from appclient.atleast import demand_commits
+from appclient.atleast import demand_commits, enclosed_by, is_enclosed
 from appclient.database import Database
 from appclient.shard import EPOCH_SECONDS, ShardDatabase
 from freshness.config.reader import load_config
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
+from freshness.database.vitess import TabletRead
 from freshness.errors import ConfigError, FormatError, SourceUnavailable, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.nodes.memory import MemoryNode, MemoryStore
@@ -103,8 +105,56 @@ def test_a_hit_of_the_short_way_has_no_demand(tmp_path: Path, monkeypatch: pytes
     cache.get("customer", 1, at_least=token("shop/-"))
     cache.get_many("customer", [1], at_least=token("shop/-"))
     assert short == []
+    with enclosed_by("shop/-", seen("shop/-", "0-1-5")):
+        cache.get("customer", 1)
+        cache.get_many("customer", [1])
+    assert short == []
     cache.get("customer", 1)
     assert len(short) == 1
+
+
+# -- reads inside a loader -----------------------------------------------------------------------------
+
+
+def seen(lineage: str, text: str, *, epoch: int = 1) -> EventToken:
+    return EventToken(lineage, "-", epoch, 0, parse_position("mariadb", text))
+
+
+def test_parts_are_asked_for_the_commits_of_the_value_around_them() -> None:
+    assert not is_enclosed()
+    with enclosed_by("shop/-80", seen("shop/-80", "0-1-5")):
+        assert is_enclosed()
+        assert demand_commits(None, [SHOP]) == {"shop/-80": seen("shop/-80", "0-1-5")}
+        with enclosed_by("shop/80-", seen("shop/80-", "0-1-7"), None):
+            assert set(demand_commits(None, [SHOP])) == {"shop/-80", "shop/80-"}
+        with enclosed_by("shop/-80", None):
+            assert demand_commits(None, [SHOP]) == {"shop/-80": seen("shop/-80", "0-1-5")}
+    assert not is_enclosed()
+
+
+def test_parts_are_asked_for_the_demand_of_the_value_around_them_too() -> None:
+    """The primary of MariaDB shows commits that its own token lacks."""
+    with enclosed_by("shop/-80", seen("shop/-80", "0-1-5"), seen("shop/-80", "0-1-9")):
+        assert demand_commits(None, [SHOP]) == {"shop/-80": seen("shop/-80", "0-1-9")}
+
+
+def test_the_demands_of_a_part_and_of_the_value_around_it_are_joined() -> None:
+    with enclosed_by("shop/-80", seen("shop/-80", "0-1-3,1-1-9")):
+        joined = demand_commits(token("shop/-80", "users/-"), [SHOP, USERS])
+    assert joined["shop/-80"].position == parse_position("mariadb", "0-1-5,1-1-9")
+    assert joined["users/-"] == seen("users/-", "0-1-5")
+
+
+@pytest.mark.parametrize("other", [seen("gone/-", "0-1-1"), seen("shop/-80", "0-1-1", epoch=0)])
+@pytest.mark.parametrize("is_inner_first", [False, True])
+def test_parts_that_are_asked_for_commits_of_the_past_read_the_primary(
+    other: EventToken, *, is_inner_first: bool
+) -> None:
+    """Nothing compares with those; the primary has all that is left of them, and all of the present."""
+    tokens = [seen("shop/-80", "0-1-5"), other]
+    outer, inner = reversed(tokens) if is_inner_first else tokens
+    with enclosed_by("shop/-80", outer), enclosed_by("shop/-80", inner):
+        assert demand_commits(None, [SHOP]) == {"shop/-80": other}
 
 
 # -- where a token comes from -----------------------------------------------------------------------------
@@ -198,11 +248,15 @@ def test_behind_vtgate_the_primary_tablet_is_read_where_another_lacks_the_commit
     uuid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
     shown = {"shop:-@replica": 10, "shop:-@primary": 12}
 
-    def read_with_token(_: object, target: Any, load: Any) -> tuple[str, EventToken]:
-        position = parse_position("mysql", f"{uuid}:1-{shown[target.target]}")
-        return target.target, EventToken("shop/-", "-", 1, 0, position)
+    asked_tablets: list[str] = []
 
-    monkeypatch.setattr("appclient.vitess_shard.read_with_token", read_with_token)
+    @contextmanager
+    def on_one_tablet(_: object, target: Any) -> Iterator[TabletRead]:
+        asked_tablets.append(target.target)
+        position = parse_position("mysql", f"{uuid}:1-{shown[target.target]}")
+        yield TabletRead(EventToken("shop/-", "-", 1, 0, position))
+
+    monkeypatch.setattr("appclient.vitess_shard.on_one_tablet", on_one_tablet)
     monkeypatch.setattr(ShardDatabase, "run", lambda _, read: read(None, None))
     gate = VtgateAddress("gate", "shop", tablet_type="replica")
     behind_gate = Shard(primary=ServerAddress("gate"), lineage="shop/-", vtgate=gate)
@@ -210,9 +264,11 @@ def test_behind_vtgate_the_primary_tablet_is_read_where_another_lacks_the_commit
 
     def read(number: int, epoch: int = 1) -> Any:
         asked = EventToken("shop/-", "-", epoch, 0, parse_position("mysql", f"{uuid}:{number}"))
-        return database.snapshot(lambda _: None, asked)[0]
+        return database.snapshot(lambda _: (asked_tablets[-1], demand_commits(None, [])), asked)[0]
 
-    assert [read(10), read(12)] == ["shop:-@replica", "shop:-@primary"]
-    assert read(10, epoch=0) == "shop:-@primary", "what is left of a former history"
+    assert [read(10)[0], read(12)[0]] == ["shop:-@replica", "shop:-@primary"]
+    assert read(10, epoch=0)[0] == "shop:-@primary", "what is left of a former history"
+    enclosing = read(10)[1]["shop/-"]
+    assert str(enclosing.position) == f"{uuid}:1-10", "parts have what the tablet showed"
     with pytest.raises(SourceUnavailable, match="not known to show"):
         read(13)
