@@ -42,7 +42,7 @@ class ServerChoice:
         self._is_plain = len(self._replicas) < 2
         self._failed_until: dict[ServerAddress, float] = {}
         self._late_until: dict[ServerAddress, float] = {}
-        # What servers have shown by then, and what they have shown since.
+        # The positions that servers had shown by then, and those since.
         self._expected: Position | None = None
         self._shown: Position | None = None
         self._shown_at = 0.0
