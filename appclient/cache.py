@@ -235,7 +235,7 @@ class Cache:
         if not entry.is_composite:
             raise ConfigError(
                 f"object {object_name} is one row of {entry.table} and needs no loader",
-                hint="give it key and members in freshness.toml to build it from several tables",
+                hint="give it members in the place of table in freshness.toml to build it from several tables",
             )
 
         def register(function: Function) -> Function:
@@ -275,11 +275,13 @@ class Cache:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _find_columns(self, keyspace: str, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
+    def _find_columns(
+        self, keyspace: str, table: str, names: tuple[str, ...], is_unique: bool
+    ) -> tuple[KeyColumn, ...]:
         database = self._databases[keyspace]
 
         def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
-            return key_columns(connection, address.database, table, names)
+            return key_columns(connection, address.database, table, names, is_unique)
 
         failed: SourceUnavailable | None = None
         for shard in database.keyspace.serving_shards:

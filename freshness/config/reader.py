@@ -540,12 +540,17 @@ class _Reader:
 
     def check_object(self, where: str, table: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         has_table, has_key, has_members = (key in table for key in ("table", "key", "members"))
-        if has_table == (has_key or has_members):
-            found = "both" if has_table else "neither"
-            self.report(where, found, 'either "table" (one row) or "key" and "members" (composite)')
-        elif has_key != has_members:
-            missing = "members" if has_key else "key"
-            self.report(f"{where}.{missing}", "nothing", '"key" and "members" together')
+        kinds = 'either "table" (one row) or "key" and "members" (composite)'
+        if has_table and has_members:
+            self.report(where, "both", kinds)
+        elif not has_table and not has_key and not has_members:
+            self.report(where, "neither", kinds)
+        elif not has_table and not has_members:
+            self.report(
+                f"{where}.members", "nothing", '"members" (composite) or "table" (one row) beside "key"'
+            )
+        elif has_members and not has_key:
+            self.report(f"{where}.key", "nothing", '"key" and "members" together')
         if "table" in values:
             self.check_text(f"{where}.table", values["table"], _IDENTIFIER, _IDENTIFIER_EXPECTED)
         if "key" in values:
@@ -554,6 +559,11 @@ class _Reader:
                 self.report(f"{where}.key", "an empty array", "at least one column")
         if values.get("fill_from_log") and "table" not in values:
             self.report(f"{where}.fill_from_log", "true", "false for a composite: no log has its value")
+        elif values.get("fill_from_log") and has_key:
+            expected = (
+                "false beside a key: with unique_checks = 0 two rows can have it, and the log tells one"
+            )
+            self.report(f"{where}.fill_from_log", "true", expected)
         members = values.get("members", {})
         if members == {} and "members" in values:
             self.report(f"{where}.members", "an empty table", "at least one table = column")

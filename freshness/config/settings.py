@@ -454,11 +454,12 @@ class ObjectConfig:
 
     name: str
     keyspace: str = setting("The keyspace that the object lives in.", default_text="the only keyspace")
-    table: str | None = setting("For an object that is one row: its table. The key is the primary key.", None)
+    table: str | None = setting("For an object that is one row: its table.", None)
     key: Columns = setting(
-        "For a composite object: the name of its key, or the names of its key columns.",
+        "For an object that is one row: the columns of a unique key that finds it. For a composite object: the name "
+        "of its key, or the names of its key columns.",
         (),
-        default_text="none",
+        default_text="the primary key of table",
     )
     members: Mapping[str, Columns] = setting(
         "For a composite object: each table that it is built from = the column of that table with the key, or as "
@@ -467,7 +468,7 @@ class ObjectConfig:
         default_factory=dict,
     )
     fill_from_log: bool = setting(
-        "For an object that is one row: a change puts the row as the binlog has it in the place of an entry that is "
+        "For a row by its primary key: a change puts the row as the binlog has it in the place of an entry that is "
         "there, instead of removing the entry. A row that is written often stays a hit, and each change of it costs "
         "the invalidator more. Not with Vitess.",
         default=False,
@@ -476,6 +477,11 @@ class ObjectConfig:
     @property
     def is_composite(self) -> bool:
         return self.table is None
+
+    @property
+    def is_primary_row(self) -> bool:
+        """Whether it is one row by the primary key of its table, of which the log always tells the whole value."""
+        return self.table is not None and not self.key
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ table, column and reason. Never reads rows. Called by both sides when they start
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from freshness.config.settings import Config, Keyspace, ServerAddress
@@ -42,27 +42,40 @@ _REFUSED: Final[dict[str, str]] = {
 }
 _REFUSED_CHARSETS: Final = frozenset(("binary", "ucs2", "utf16", "utf16le", "utf32"))
 _COLUMNS = """SELECT column_name, data_type, character_set_name, collation_name, character_octet_length,
-  COALESCE(numeric_scale, datetime_precision)
+  COALESCE(numeric_scale, datetime_precision), extra
   FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s"""
 _PRIMARY_KEY = """SELECT column_name, sub_part FROM information_schema.statistics
   WHERE table_schema = DATABASE() AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index"""
+_UNIQUE_KEYS = """SELECT index_name, column_name, sub_part FROM information_schema.statistics
+  WHERE table_schema = DATABASE() AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index"""
 _TABLES = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = DATABASE()"
 
 
 def key_columns(
-    connection: Connection, database: str, table: str, names: tuple[str, ...] = ()
+    connection: Connection,
+    database: str,
+    table: str,
+    names: tuple[str, ...] = (),
+    is_unique: bool = False,
 ) -> tuple[KeyColumn, ...]:
     """The columns of the primary key, in the key's order; or those of ``names``, where they are the key of an object.
+
+    ``is_unique``: the columns must find one row. A row with NULL in one of them has no key, so a unique index may
+    have nullable columns.
 
     ``database``: that of the session, as messages name it. Where a session of vtgate names a shard, `DATABASE()` is
     the one that its tablets have, and no other name is known there.
 
-    Raises `ConfigError`: no such table or column, a view, no primary key, a key over part of a column, a column
-    type that cannot be a key.
+    Raises `ConfigError`: no such table or column, a view, no primary key, no unique index, a key over part of a
+    column, a column type that cannot be a key.
     """
     columns = _read_columns(connection, database, table)
     if names:
-        return tuple(_get_column(columns, database, table, name) for name in names)
+        found = tuple(_get_column(columns, database, table, name) for name in names)
+        if is_unique:
+            _require_unique(connection, database, table, names)
+            _require_visible(columns, database, table, names)
+        return found
     parts = read_rows(connection, _PRIMARY_KEY, (table,))
     if not parts:
         raise ConfigError(
@@ -75,7 +88,40 @@ def key_columns(
                 f"the primary key of {database}.{table} holds only {prefix} characters of {name}",
                 hint="make the key from whole columns",
             )
+    _require_visible(columns, database, table, [str(name) for name, _ in parts])
     return tuple(_get_column(columns, database, table, str(name)) for name, _ in parts)
+
+
+def _require_visible(
+    columns: Mapping[str, tuple[Any, ...]], database: str, table: str, names: Iterable[str]
+) -> None:
+    """A row is stored under the key that its own columns spell, so they must be in it."""
+    for name in names:
+        if "INVISIBLE" in str(columns[name][-1]).upper():
+            raise ConfigError(
+                f"column {database}.{table}.{name} is invisible and cannot be the key of a row",
+                hint="SELECT * leaves it out; make it visible",
+            )
+
+
+def _require_unique(
+    connection: Connection,
+    database: str,
+    table: str,
+    names: tuple[str, ...],
+) -> None:
+    indexes: dict[str, list[str]] = {}
+    for index, column, prefix in read_rows(connection, _UNIQUE_KEYS, (table,)):
+        # No column of that name: an index over a part of one, or over an expression.
+        indexes.setdefault(str(index), []).append(
+            f"{column or 'an expression'}{f'({prefix})' if prefix else ''}"
+        )
+    if not any(set(parts) <= set(names) for parts in indexes.values()):
+        told = [f"{index} ({', '.join(parts)})" for index, parts in indexes.items()]
+        raise ConfigError(
+            f"several rows of {database}.{table} can have the same {', '.join(names)}",
+            hint=f"name the columns of a unique index; the table has {', '.join(told) or 'none'}",
+        )
 
 
 def read_tables(address: ServerAddress) -> frozenset[str]:
@@ -113,7 +159,7 @@ def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, 
         raise ConfigError(
             f"table {database}.{table} has no column {name}", hint=f"it has {', '.join(sorted(columns))}"
         )
-    _, data_type, charset, collation, octets, scale = row
+    _, data_type, charset, collation, octets, scale, _ = row
     data_type = str(data_type).lower()
     kind = _KINDS.get(data_type)
     if kind is None:
@@ -151,12 +197,14 @@ def load_registry(config: Config, keyspaces: Collection[str] | None = None) -> d
     """
     connections: dict[str, tuple[Connection, ServerAddress]] = {}
 
-    def find_columns(keyspace: str, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
+    def find_columns(
+        keyspace: str, table: str, names: tuple[str, ...], is_unique: bool
+    ) -> tuple[KeyColumn, ...]:
         if keyspace not in connections:
             connections[keyspace] = _connect_any(config.keyspaces[keyspace])
         connection, address = connections[keyspace]
         try:
-            return key_columns(connection, address.database, table, names)
+            return key_columns(connection, address.database, table, names, is_unique)
         except Exception as error:
             raise translated(error, address, "reading the schema") from error
 

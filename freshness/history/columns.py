@@ -55,7 +55,8 @@ CHANGES: Final = (
         "row_items",
         "list<binary>",
         False,
-        "Those of the items whose whole value is this row: the digests are theirs. No composites, no former key.",
+        "Those of the items whose whole value is this row: the digests are theirs. Only of objects by the primary "
+        "key, and no former key.",
     ),
     Column("key", "string", True, "The row's primary key as JSON, where the table has one."),
     Column("before", "string", True, "The row before as JSON."),

@@ -72,8 +72,9 @@ class ObjectDefinition:
         return self.policy.fingerprint.to_bytes(4, "big") + key.identity
 
 
-KeyColumns = Callable[[str, str, tuple[str, ...]], tuple[KeyColumn, ...]]
-"""(keyspace, table, columns) → those columns, in this order; the primary key in key order where none is named."""
+KeyColumns = Callable[[str, str, tuple[str, ...], bool], tuple[KeyColumn, ...]]
+"""(keyspace, table, columns, whether they must find one row) → those columns, in this order; the primary key in key
+order where none is named. Raises `ConfigError` where several rows can have the same values, NULL left out."""
 
 
 def build_registry(
@@ -95,11 +96,11 @@ def _define(
     config: Config, entry: ObjectConfig, find_columns: KeyColumns, keyspace_id: KeyspaceId
 ) -> ObjectDefinition:
     if entry.table is not None:
-        columns = find_columns(entry.keyspace, entry.table, ())
+        columns = find_columns(entry.keyspace, entry.table, entry.key, True)
         by_table = {entry.table: columns}
     else:
         by_table = {
-            table: find_columns(entry.keyspace, table, names) for table, names in entry.members.items()
+            table: find_columns(entry.keyspace, table, names, False) for table, names in entry.members.items()
         }
         columns = tuple(
             _common_column(entry, name, {table: of_table[place] for table, of_table in by_table.items()})
@@ -115,6 +116,8 @@ def _define(
         value_ttl_seconds=config.cache.value_ttl_seconds,
     )
     shards = _find_shards(keyspace, columns, by_table, policy, keyspace_id)
+    if entry.table is not None and entry.key and keyspace.sharding is not None and shards is None:
+        _refuse_spellings(entry, keyspace.sharding.column, columns)
     return ObjectDefinition(entry, policy, builder, by_table, shards)
 
 
@@ -144,6 +147,18 @@ def _find_shards(
     return ShardFinder(place, columns[place], sharding.function, policies, keyspace_id)
 
 
+def _refuse_spellings(entry: ObjectConfig, sharding_column: str, columns: Sequence[KeyColumn]) -> None:
+    """A unique index is of one shard. A row in another one may have an equal key under another item, and would come
+    without an invalidation of this one."""
+    loose = [column.name for column in columns if not column.is_exact]
+    if loose:
+        raise ConfigError(
+            f"objects.{entry.name}: {entry.table} is unique in each shard alone, and equal values of "
+            f"{', '.join(loose)} have several spellings",
+            hint=f"add {sharding_column} to its key, or give {', '.join(loose)} a _bin collation",
+        )
+
+
 def _common_column(entry: ObjectConfig, name: str, members: Mapping[str, KeyColumn]) -> KeyColumn:
     """A column of a composite's key, which each member has under a name of its own. All must spell it alike, or a
     change would name another key (F24)."""
@@ -171,8 +186,10 @@ def _common_column(entry: ObjectConfig, name: str, members: Mapping[str, KeyColu
 
 
 def _fingerprint(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]) -> int:
-    # No name of a column has a slash. A row's key is spelled None, as in every release.
+    # No name of a column or table has a slash. The primary key is spelled None, as in every release.
     parts = [entry.name, "/".join(entry.key) or "None"]
+    if entry.table is not None and entry.key:
+        parts.append("row/")
     for table, columns in sorted(by_table.items()):
         parts += [table, *(f"{c.name} {c.kind.value} {c.collation} {c.length}" for c in columns)]
     return zlib.crc32("\n".join(parts).encode())

@@ -164,9 +164,10 @@ class ArchiveWriter:
         self._folder = folder / f"keyspace={keyspace}"
         self._keyspace = keyspace
         self._finder = finder
-        # A row is the value of these, and one part of a composite's value.
+        # A row is the value of these. It is a part of a composite's value, and under another unique key another row
+        # may have been before it.
         self._row_finder = KeyFinder(
-            {name: each for name, each in finder.definitions.items() if not each.config.is_composite}
+            {name: each for name, each in finder.definitions.items() if each.config.is_primary_row}
         )
         self._layouts = layouts
         self._policy = policy

@@ -271,7 +271,9 @@ def page(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache
     """A cache whose loader tells what it was called with."""
     kinds = {"tenant_id": ColumnKind.INTEGER, "slug": ColumnKind.STRING, "page": ColumnKind.STRING}
 
-    def columns_of(_: object, __: str, table: str, names: tuple[str, ...] = ()) -> tuple[KeyColumn, ...]:
+    def columns_of(
+        _: object, __: str, table: str, names: tuple[str, ...] = (), ___: bool = False
+    ) -> tuple[KeyColumn, ...]:
         collations = {ColumnKind.STRING: "utf8mb4_bin"}
         return tuple(KeyColumn(each, kinds[each], collations.get(kinds[each], "")) for each in names)
 

@@ -366,7 +366,23 @@ REFUSED: list[tuple[str, str, list[str]]] = [
     # objects
     (OBJECT, "", ['objects.customer: found neither; expected either "table"']),
     (OBJECT, OBJECT + '\nkey = "id"\nmembers = {t = "id"}', ["objects.customer: found both"]),
-    (OBJECT, 'key = "id"', ["objects.customer.members: found nothing"]),
+    (
+        OBJECT,
+        'key = "id"',
+        ['objects.customer.members: found nothing; expected "members" (composite) or "table" (one row)'],
+    ),
+    (
+        OBJECT,
+        OBJECT + '\nmembers = {t = "id"}',
+        ['objects.customer: found both; expected either "table" (one row) or "key" and "members"'],
+    ),
+    (
+        OBJECT,
+        OBJECT + '\nkey = "email"\nfill_from_log = true',
+        ["objects.customer.fill_from_log: found true; expected false beside a key: with unique_checks = 0"],
+    ),
+    (OBJECT, OBJECT + "\nkey = []", ["objects.customer.key: found an empty array"]),
+    (OBJECT, OBJECT + '\nkey = ["a", "a"]', ["objects.customer.key: found a column twice"]),
     (
         OBJECT,
         'key = "id"\nmembers = {t = "id"}\nfill_from_log = true',

@@ -70,7 +70,9 @@ def define(tmp_path: Path) -> Define:
         path.write_text(HEAD + objects)
         config: Config = load_config(path, {})
 
-        def find_columns(keyspace: str, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
+        def find_columns(
+            keyspace: str, table: str, names: tuple[str, ...], is_unique: bool
+        ) -> tuple[KeyColumn, ...]:
             assert keyspace == "shop"
             if table in changes:
                 return changes[table]
@@ -271,6 +273,50 @@ def test_a_row_object_may_have_a_key_of_several_spellings(define: Define) -> Non
     assert not customer["customer"].builder.is_exact
 
 
+BY_EMAIL = """
+[objects.customer_by_email]
+table = "customers"
+key = "email"
+"""
+EMAIL = KeyColumn("email", ColumnKind.STRING, "utf8mb4_general_ci")
+
+
+def test_a_row_by_a_unique_key_is_keyed_by_its_columns(define: Define) -> None:
+    by_email = define(BY_EMAIL, customers_email=(EMAIL,))["customer_by_email"]
+    assert by_email.columns_by_table == {"customers": (EMAIL,)}
+    assert by_email.builder.columns == (EMAIL,)
+    assert not by_email.builder.is_exact
+    assert by_email.builder.build(("Ann@x",)).item == b"shop:customer_by_email:ann%40x"
+
+
+def test_a_row_by_a_key_must_be_the_only_one_and_a_member_need_not(tmp_path: Path) -> None:
+    asked: list[tuple[str, tuple[str, ...], bool]] = []
+
+    def find_columns(_: str, table: str, names: tuple[str, ...], is_unique: bool) -> tuple[KeyColumn, ...]:
+        asked.append((table, names, is_unique))
+        return (INTEGER,)
+
+    path = tmp_path / "freshness.toml"
+    path.write_text(HEAD + CUSTOMER + BY_EMAIL + PROFILE)
+    build_registry(load_config(path, {}), find_columns, keyspace_id)
+    assert asked == [
+        ("customers", (), True),
+        ("customers", ("email",), True),
+        ("customers", ("id",), False),
+        ("orders", ("customer_id",), False),
+    ]
+
+
+def test_a_row_and_a_composite_of_one_name_and_key_share_no_entry(define: Define) -> None:
+    """Their values differ, and a row of one column could pass for the other's."""
+    row, composite = (
+        define(f"[objects.found]\n{kind}\n", customers_id=(INTEGER,))["found"].policy.fingerprint
+        for kind in ('table = "customers"\nkey = "id"', 'key = "id"\nmembers = { customers = "id" }')
+    )
+    primary = define('[objects.found]\ntable = "customers"\n')["found"].policy.fingerprint
+    assert len({row, composite, primary}) == 3
+
+
 def test_no_objects_no_definitions(define: Define) -> None:
     registry = define(CUSTOMER)
     assert list(registry) == ["customer"]
@@ -297,7 +343,7 @@ def sharded(tmp_path: Path, column: str, objects: str) -> dict[str, ObjectDefini
     path = tmp_path / "freshness.toml"
     path.write_text(head + objects)
 
-    def find_columns(_: str, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
+    def find_columns(_: str, table: str, names: tuple[str, ...], __: bool) -> tuple[KeyColumn, ...]:
         return tuple(SCHEMA[f"{table}_{name}"] for name in names) or (SCHEMA[table],)
 
     return build_registry(load_config(path, {}), find_columns, keyspace_id)
@@ -344,6 +390,23 @@ def test_a_composite_is_of_one_shard_where_all_members_have_the_sharding_column_
     assert pair.policy_for((1, 1)).lineages == ("shop/-80", "shop/80-"), (
         "each tells its shard by another value"
     )
+
+
+@pytest.mark.parametrize("collation", ["utf8mb4_bin", "utf8mb4_general_ci"])
+def test_a_unique_key_that_does_not_tell_its_shard_needs_one_spelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collation: str
+) -> None:
+    """An index is of one shard: a row of another one may have the same key, spelled otherwise."""
+    monkeypatch.setitem(SCHEMA, "customers_email", replace(EMAIL, collation=collation))
+    with_shard = BY_EMAIL.replace('"email"', '["id", "email"]')
+    assert sharded(tmp_path, "id", with_shard)["customer_by_email"].shards is not None
+    if collation == "utf8mb4_bin":
+        by_email = sharded(tmp_path, "id", BY_EMAIL)["customer_by_email"]
+        assert by_email.policy_for(("a",)).lineages == ("shop/-80", "shop/80-")
+        return
+    with pytest.raises(ConfigError, match="customers is unique in each shard alone") as refused:
+        sharded(tmp_path, "id", BY_EMAIL)
+    assert refused.value.hint == "add id to its key, or give email a _bin collation"
 
 
 def test_a_value_without_keyspace_id_is_refused(tmp_path: Path) -> None:

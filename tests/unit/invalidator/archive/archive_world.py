@@ -51,7 +51,7 @@ def make_config(folder: Path, text: str = CONFIG) -> Config:
 def make_registry(config: Config) -> dict[str, ObjectDefinition]:
     """All keys are integers: ``id``, or as the configuration names them."""
 
-    def find_columns(_: str, __: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
+    def find_columns(_: str, __: str, names: tuple[str, ...], ___: bool) -> tuple[KeyColumn, ...]:
         return tuple(KeyColumn(name, ColumnKind.INTEGER, "", 0) for name in names or ("id",))
 
     return build_registry(config, find_columns, keyspace_id)
@@ -98,8 +98,10 @@ class World:
         *,
         begins_at: int = 0,
         is_reader: bool = False,
+        config: str = CONFIG,
     ) -> None:
         self.folder = folder
+        self.config = config
         self.begins_at = begins_at
         self.policy = policy or RotationPolicy()
         self.now = 1000.0
@@ -112,7 +114,7 @@ class World:
         self.writer = ArchiveWriter(
             self.folder,
             "shop",
-            KeyFinder(make_registry(make_config(self.folder.parent / "config"))),
+            KeyFinder(make_registry(make_config(self.folder.parent / "config", self.config))),
             LayoutBook(lambda _: names),
             self.policy,
             tables=("customers",),

@@ -27,7 +27,7 @@ from invalidator.archive import reader as archive_reader
 from invalidator.archive.reader import open_archive
 from invalidator.archive.writer import RotationPolicy
 from invalidator.stream.message import StreamMessage
-from tests.unit.invalidator.archive.archive_world import SOURCE, World, message, start, token
+from tests.unit.invalidator.archive.archive_world import CONFIG, SOURCE, World, message, start, token
 
 INSERT = RowChange("customers", "insert", None, {"id": 1, "v": "a"})
 UPDATE = RowChange("customers", "update", {"id": 1, "v": "a"}, {"id": 2, "v": None})
@@ -104,6 +104,19 @@ def test_a_row_has_its_items_its_key_and_its_digests(world: World) -> None:
     assert row["after_digest"] == row_digest({"v": "b", "id": 2})
     assert (row["ordinal"], row["row"], row["rows"], row["gtid"]) == (1, 0, 1, f"{SOURCE}:5")
     assert row["received_us"] == world.now_us
+
+
+def test_a_row_is_the_value_of_no_item_of_another_unique_key(tmp_path: Path) -> None:
+    """Before the change another row may have been under that key: the row's former image is not the item's."""
+    by_v = CONFIG + '[objects.by_v]\ntable = "customers"\nkey = "v"\n'
+    with World(tmp_path / "archive", config=by_v) as world:
+        world.writer.write(
+            message(5, RowChange("customers", "update", {"id": 1, "v": 7}, {"id": 1, "v": 8}, SHAPES))
+        )
+        world.writer.close()
+        [row] = rows(world)
+    assert {b"shop:by_v:7", b"shop:by_v:8"} < set(row["items"])
+    assert row["row_items"] == [b"shop:customer:1"]
 
 
 def test_a_row_without_a_key_raises_its_table_as_the_invalidator_does(world: World) -> None:

@@ -64,7 +64,7 @@ class Shop:
         path = self.folder / "freshness.toml"
         path.write_text(CONFIG)
         self.config = load_config(path, {})
-        self.registry = build_registry(self.config, lambda _, table, __: COLUMNS[table], lambda *_: b"")
+        self.registry = build_registry(self.config, lambda _, table, *__: COLUMNS[table], lambda *_: b"")
         self.stores = {name: MemoryStore(name, clock=lambda: 1000.0) for name in NODES}
         stripe = Stripe(LIFE, POSITION).encode()
         for store in self.stores.values():
@@ -153,7 +153,7 @@ def test_a_key_that_does_not_name_its_shard_loses_a_stripe_of_each(tmp_path: Pat
     path = tmp_path / "sharded.toml"
     path.write_text(head + sharding + shards + objects[objects.index("[objects.") :])
     shop.config = load_config(path, {})
-    shop.registry = build_registry(shop.config, lambda _, table, __: COLUMNS[table], lambda *_: b"")
+    shop.registry = build_registry(shop.config, lambda _, table, *__: COLUMNS[table], lambda *_: b"")
     item = b"shop:customer:7"
     names = [stripe_key("shop", lineage, stripe_number(item, STRIPES)) for lineage in lineages]
     store = shop.store_of(item)
