@@ -47,7 +47,12 @@ SEAT_TABLE = (
     "CREATE TABLE seats (hall VARCHAR(20) COLLATE utf8mb4_bin, seat BINARY(3), price DECIMAL(8,2), at DATETIME, "
     "PRIMARY KEY (hall, seat, price, at))"
 )
-SEAT = '[objects.seat]\ntable = "seats"\n'
+SEAT = """[objects.seat]
+table = "seats"
+[objects.seat_by_price]
+table = "seats"
+key = ["price", "at", "seat", "hall"]
+"""
 POISON = "poison"
 PLANTED = {"customer": "name", "order": "total"}
 """The column whose value is another in what is planted."""
@@ -81,7 +86,7 @@ def load_placed(database: LoaderConnection, customer_id: int, number: int) -> An
 @pytest.fixture
 def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
     """A settled system with all keys cached, a missing row, composites of one and of two key columns, and a key of
-    four columns."""
+    four columns, in two orders."""
     with running_system(
         pair,
         tmp_path,
@@ -99,6 +104,8 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
         wait_for_hits(cache, "profile", [1, 2], started.describe)
         wait_for_hits(cache, "placed", [(1, 7)], started.describe)
         wait_for_hits(cache, "seat", [SEAT_KEY], started.describe)
+        hall, seat, price, at = SEAT_KEY
+        wait_for_hits(cache, "seat_by_price", [(price, at, seat, hall)], started.describe)
         cache.close()
         yield started
 
@@ -148,7 +155,7 @@ def test_a_clean_cache_is_clean_and_a_planted_value_is_found(
 ) -> None:
     code, clean = audit_surely(system.config_path, session, capsys)
     assert code == 0, clean
-    rows = len(KEYS) + 2  # and the missing row, and the seat
+    rows = len(KEYS) + 3  # and the missing row, and the seat by two keys
     assert (clean["nodes"], clean["live"], clean["compared"]) == (2, rows + 3, rows), clean
     assert (clean["entries"], clean["not_comparable"]) == (rows + 3, 3)
     assert (clean["poisoned"], clean["unknown"], clean["in_flight"]) == (0, 0, 0)
