@@ -1,0 +1,88 @@
+"""Which columns find one row: by what information_schema says of the indexes of a table."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import pytest
+
+from freshness.database import schema
+from freshness.database.connection import Connection
+from freshness.database.schema import key_columns
+from freshness.errors import ConfigError
+
+COLUMNS: Final = [
+    ("id", "int", None, None, None, 0, "auto_increment"),
+    ("tenant", "int", None, None, None, 0, ""),
+    ("email", "varchar", "utf8mb4", "utf8mb4_general_ci", 320, None, ""),
+    ("hidden", "int", None, None, None, 0, "INVISIBLE"),
+    ("seen", "timestamp", None, None, None, 0, ""),
+]
+INDEXES: Final = [
+    ("PRIMARY", "id", None),
+    ("by_email", "tenant", None),
+    ("by_email", "email", None),
+    ("by_part", "email", 4),
+    ("by_rest", "tenant", None),
+    ("by_rest", None, None),  # an expression
+    ("by_hidden", "hidden", None),
+    ("by_time", "seen", None),
+]
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
+    answers = {
+        schema._TABLES: [("users", "BASE TABLE")],
+        schema._COLUMNS: COLUMNS,
+        schema._UNIQUE_KEYS: INDEXES,
+        schema._PRIMARY_KEY: [("hidden", None)],
+    }
+
+    def read_rows(_: Any, sql: str, __: Any = ()) -> list[tuple[Any, ...]]:
+        return cast("list[tuple[Any, ...]]", answers[sql])
+
+    monkeypatch.setattr(schema, "read_rows", read_rows)
+    return cast(Connection, None)
+
+
+@pytest.mark.parametrize("names", [("email", "tenant"), ("tenant", "email"), ("id",), ("tenant", "id")])
+def test_columns_that_a_unique_index_lies_within_find_one_row(
+    connection: Connection, names: tuple[str, ...]
+) -> None:
+    found = key_columns(connection, "shop", "users", names, True)
+    assert tuple(column.name for column in found) == names
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("email",), "several rows of shop.users can have the same email"),
+        (("tenant",), "several rows of shop.users can have the same tenant"),
+        (("hidden",), "column shop.users.hidden is invisible"),
+        (("hidden", "id"), "column shop.users.hidden is invisible"),
+        (("seen",), "timestamp cannot be a key"),
+        (("mail",), "shop.users has no column mail"),
+        ((), "column shop.users.hidden is invisible"),
+    ],
+)
+def test_other_columns_are_refused_as_the_key_of_a_row(
+    connection: Connection, names: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        key_columns(connection, "shop", "users", names, True)
+    assert says in str(refused.value)
+    assert refused.value.hint
+
+
+def test_the_refusal_names_the_unique_indexes(connection: Connection) -> None:
+    with pytest.raises(ConfigError) as refused:
+        key_columns(connection, "shop", "users", ("tenant",), True)
+    assert (
+        "by_email (tenant, email), by_part (email(4)), by_rest (tenant, an expression)" in refused.value.hint
+    )
+
+
+def test_a_member_may_have_any_column(connection: Connection) -> None:
+    for name in ("email", "tenant", "hidden"):
+        assert key_columns(connection, "shop", "users", (name,))[0].name == name
