@@ -82,9 +82,11 @@ class Table:
         holder = self.find(email) if email else None
         if holder is not None and holder["id"] != id:
             return  # a duplicate
-        images = [None if each is None else {"id": id, "email": each} for each in (self.rows.get(id), email)]
+        before, after = (
+            None if each is None else {"id": id, "email": each} for each in (self.rows.get(id), email)
+        )
         self.rows[id] = email
-        change = RowChange("users", "update", *images)
+        change = RowChange("users", "update", before, after)
         for item in self.finder.find(Transaction(TOKEN.position, 0, (change,)))[0]:
             self.entries.pop(item, None)
 
