@@ -19,8 +19,10 @@ from typing import Any, Final, TypeVar
 
 from appclient.atleast import AtLeast, demand_commits, is_enclosed
 from appclient.breaker import Breakers, GuardedNode
+from appclient.copies import Copies
 from appclient.database import Database
 from appclient.flights import Flights
+from appclient.limits import RateLimit
 from appclient.loader import LoaderFunction, ObjectLoader
 from appclient.own import OwnDatabase, is_dirty, require_one_shard
 from appclient.own_pool import Pools, find_pools
@@ -39,7 +41,7 @@ from freshness.config.reader import load_config
 from freshness.config.settings import Config, ObjectConfig, ServerAddress
 from freshness.database.connection import Connection
 from freshness.database.schema import key_columns, keyspace_id
-from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnavailable
+from freshness.errors import ConfigError, FormatError, FreshnessError, Overloaded, SourceUnavailable
 from freshness.history.open import open_recorder
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.placement import Placement
@@ -78,7 +80,7 @@ class Explanation:
 
     @property
     def is_hit(self) -> bool:
-        return self.outcome in (ReadOutcome.HIT, ReadOutcome.STALE_SERVED)
+        return self.outcome.is_hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,21 @@ class Cache:
             Get(record_key(settings.namespace, self._lineages[0] if self._lineages else "")),
         )
         self._flights = Flights(self._load, network)
+        self._limits = {
+            name: RateLimit(
+                name, entry.database_reads_per_second, settings.overload_wait_ms / 1000, clock, network.sleep
+            )
+            for name, entry in config.objects.items()
+            if entry.database_reads_per_second
+        }
+        self._copies = Copies(settings.local_copies_bytes, clock)
+        # By object: how old a copy may be that is served at once, and how old while another reader fills. A history
+        # is of what nodes were asked, so a process that records one has no copies.
+        self._copied = {
+            name: (entry.local_copy_seconds, entry.stale_while_revalidate_seconds)
+            for name, entry in config.objects.items()
+            if (entry.local_copy_seconds or entry.stale_while_revalidate_seconds) and self._recorder is None
+        }
         self._readers: Pool[_Reader] = Pool(
             settings.connections_max, "to cache nodes", _close_reader, network
         )
@@ -190,7 +207,8 @@ class Cache:
         transaction open, the object is read on it, and neither looked up nor stored. ``explain``: return an
         `Explanation` with the value. A failure of the cache never raises. A failure of the database raises
         `SourceUnavailable` or `SourceUnsuitable`, and an error of a loader is passed on, as is one of ``connection``.
-        Where as many reads run as may, and none ends for 5 s, it raises `ConnectionsExhausted`.
+        Where as many reads run as may, and none ends for 5 s, it raises `ConnectionsExhausted`; where the object's
+        ``database_reads_per_second`` are exceeded, and no copy may be served, `Overloaded`.
         """
         lookup = self._lookup(object_name, key)
         demand = self._demand(max_staleness_seconds, at_least)
@@ -347,6 +365,30 @@ class Cache:
     def _read(self, lookups: Sequence[Lookup], demand: Demand, connection: Any) -> list[Read]:
         if connection is not None and is_dirty(connection):
             return self._read_own(lookups, connection)
+        # The lookups of a call are of one object.
+        if lookups[0].policy.name in self._copied:
+            return self._read_with_copies(lookups, demand)
+        return self._read_nodes(lookups, demand)
+
+    def _read_with_copies(self, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
+        """Copies that are young enough, and the others from the nodes."""
+        seconds = self._copied[lookups[0].policy.name][0] if demand is NO_DEMAND else 0.0
+        found = [self._copies.find(lookup, seconds, ReadOutcome.LOCAL_HIT) for lookup in lookups]
+        missing = [lookup for lookup, read in zip(lookups, found, strict=True) if read is None]
+        asked_at = self._copies.clock()
+        reads = self._read_nodes(missing, demand) if missing else []
+        for lookup, read in zip(missing, reads, strict=True):
+            if read.outcome is not ReadOutcome.STALE_SERVED:
+                self._copies.note(lookup, read, asked_at)
+        others = iter(reads)
+        return [next(others) if read is None else read for read in found]
+
+    def _recall(self, lookup: Lookup) -> Read | None:
+        """The copy that may be served while another reader fills."""
+        _, seconds = self._copied.get(lookup.policy.name, (0.0, 0.0))
+        return self._copies.find(lookup, seconds, ReadOutcome.STALE_SERVED)
+
+    def _read_nodes(self, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
         reader = self._readers.take()
         try:
             if reader is None:
@@ -362,16 +404,27 @@ class Cache:
                         return [hit]
             elif demand is NO_DEMAND:
                 return self._read_many(reader, lookups)
-            return reader.driver.run(read_through(reader.context, lookups, demand))
+            return self._run(reader, lookups, demand)
         finally:
             self._readers.give_back(reader)
 
+    def _run(self, reader: _Reader, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
+        """The procedure; above the limit of database reads, copies where there are some that may be served."""
+        try:
+            return reader.driver.run(read_through(reader.context, lookups, demand))
+        except Overloaded:
+            if not demand.may_be_stale:
+                raise
+            recalled = [read for read in map(self._recall, lookups) if read is not None]
+            if len(recalled) < len(lookups):
+                raise
+            return recalled
+
     def _read_many(self, reader: _Reader, lookups: Sequence[Lookup]) -> list[Read]:
         """Hits by the short way, and the others by the procedure."""
-        driver, context = reader.driver, reader.context
-        hits = driver.run(find_hits(context, lookups))
+        hits = reader.driver.run(find_hits(reader.context, lookups))
         missing = [lookup for lookup, hit in zip(lookups, hits, strict=True) if hit is None]
-        others = iter(driver.run(read_through(context, missing)) if missing else ())
+        others = iter(self._run(reader, missing, NO_DEMAND) if missing else ())
         return [next(others) if hit is None else hit for hit in hits]
 
     def _read_own(self, lookups: Sequence[Lookup], connection: Any) -> list[Read]:
@@ -419,6 +472,8 @@ class Cache:
             by_object.setdefault(lookup.policy.name, []).append(place)
         loaded: dict[int, Loaded] = {}
         for name, places in by_object.items():
+            if name in self._limits:
+                self._limits[name].take(len(places))
             with nested_reads():
                 values = self._loaders[name].load([lookups[place] for place in places], at_least)
             loaded.update(zip(places, values, strict=True))
@@ -445,6 +500,7 @@ class Cache:
                 self._clock, _now_us, settings.max_staleness_seconds, settings.clock_skew_seconds
             ),
             witness=self._recorder,
+            recall=self._recall,
         )
         return _Reader(
             nodes,

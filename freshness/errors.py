@@ -101,6 +101,10 @@ class ConnectionsExhausted(SourceUnavailable):
     """All connections of this process are in use."""
 
 
+class Overloaded(SourceUnavailable):
+    """The limit of this process's reads of the database is reached."""
+
+
 class SourceUnsuitable(FreshnessError):
     exit_code = 4
 

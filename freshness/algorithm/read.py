@@ -87,7 +87,7 @@ class Read:
 
     @property
     def is_hit(self) -> bool:
-        return self.outcome is ReadOutcome.HIT or self.outcome is ReadOutcome.STALE_SERVED
+        return self.outcome.is_hit
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class ReadContext:
 
     ``lineages``: of all serving shards that objects may name; hits trust one copy of all their records.
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
-    into bytes. Not shared between threads.
+    into bytes. ``recall`` finds what may be served while another reader fills. Not shared between threads.
     """
 
     namespace: str
@@ -111,6 +111,7 @@ class ReadContext:
     on_stale: Literal["bypass", "serve"]
     sightings: Sightings
     witness: Witness | None = None
+    recall: Callable[[Lookup], Read | None] = lambda _: None
     views: dict[str, NodeView] = field(default_factory=dict)
 
 
@@ -475,14 +476,19 @@ def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[_Pending
 def _wait_for_winners(context: ReadContext, waiting: list[_Pending], demand: Demand) -> Procedure[None]:
     """A lease only delays (F41, F72): look again a few times, then read the database.
 
-    A reader that still waits at the end may fill by the same rule as the winner.
+    A reader that still waits at the end may fill by the same rule as the winner. One that may be given an old value
+    (stale while revalidate) does not wait where there is one.
     """
+    if demand.may_be_stale:
+        for entry in waiting:
+            entry.state = context.recall(entry.lookup) or entry.state
+        waiting = [entry for entry in waiting if entry.is_waiting]
     for poll in range(LEASE_POLLS_MAX):
+        if not waiting:
+            return
         yield Wait(context.fill_wait_seconds * 2**poll / (2**LEASE_POLLS_MAX - 1))
         yield from _look_up(context, waiting, demand)
         waiting = [entry for entry in waiting if entry.is_waiting]
-        if not waiting:
-            return
 
 
 # -- steps 2 to 4 --------------------------------------------------------------------------------------

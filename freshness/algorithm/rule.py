@@ -19,7 +19,8 @@ class ReadOutcome(Enum):
     why."""
 
     HIT = "hit"
-    STALE_SERVED = "stale_served"
+    LOCAL_HIT = "hit in this process, without the node"
+    STALE_SERVED = "an old value that the configuration allows: on_stale, stale_while_revalidate_seconds"
     FILLED = "filled"
     LOST_RACE = "invalidated while it was read"
     STRIPE = "the replica lacks a recent invalidation of this key, or of one that shares its stripe"
@@ -43,6 +44,11 @@ class ReadOutcome(Enum):
     NO_TOKEN = "the server read gives no engine-visible position"
     KEY = "the key's collation does not allow to cache this"
     TOO_LARGE = "the node refused the value's size"
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether the value is of the cache and not of the database."""
+        return self is ReadOutcome.HIT or self is ReadOutcome.LOCAL_HIT or self is ReadOutcome.STALE_SERVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,8 @@ class _Reader:
         history = self.build(HistoryConfig, self.section(document, "history"), "history")
         if cache and stream:
             self.check_times(cache, stream)
+        if cache:
+            self.check_copies(cache, objects)
         if self.problems or not (cache and stream and http and archive and history):
             count = len(self.problems)
             report = "\n  ".join(self.problems)
@@ -264,6 +266,16 @@ class _Reader:
                 f"at least 2 x stream.heartbeat_seconds = {needed:g} s for it; raise max_staleness_seconds to "
                 f"{least:g}, or lower lease_seconds, node_refresh_seconds or stream.heartbeat_seconds",
             )
+
+    def check_copies(self, cache: CacheConfig, objects: Mapping[str, ObjectConfig]) -> None:
+        for name, entry in objects.items():
+            for key, most in (
+                ("local_copy_seconds", "node_refresh_seconds"),
+                ("stale_while_revalidate_seconds", "max_staleness_seconds"),
+            ):
+                found, bound = getattr(entry, key), getattr(cache, most)
+                if found > bound:
+                    self.report(f"objects.{name}.{key}", f"{found:g}", f"at most cache.{most} = {bound:g}")
 
     def read_keyspaces(self, tables: dict[str, Any]) -> dict[str, Keyspace]:
         keyspaces: dict[str, Keyspace] = {}

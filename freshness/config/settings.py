@@ -240,6 +240,19 @@ class CacheConfig:
         minimum=0,
         maximum=60_000,
     )
+    overload_wait_ms: int = setting(
+        "How long a read waits where database_reads_per_second of its object is reached.",
+        100,
+        minimum=0,
+        maximum=60_000,
+    )
+    local_copies_bytes: int = setting(
+        "The memory for copies of hits in a process, of objects with local_copy_seconds or "
+        "stale_while_revalidate_seconds.",
+        16 * 2**20,
+        minimum=0,
+        maximum=2**40,
+    )
     zone: str = setting(
         "Where this application runs. Replicas whose URL says ?zone= the same are read before others. "
         '"${VARIABLE}" is replaced from the environment.',
@@ -472,6 +485,27 @@ class ObjectConfig:
         "there, instead of removing the entry. A row that is written often stays a hit, and each change of it costs "
         "the invalidator more. Not with Vitess.",
         default=False,
+    )
+    local_copy_seconds: float = setting(
+        "How long a process serves its own copy of a hit without asking the node. A hit may be older by that. "
+        "At most cache.node_refresh_seconds.",
+        0.0,
+        minimum=0,
+        maximum=3600,
+    )
+    stale_while_revalidate_seconds: float = setting(
+        "How old a process's own copy of a hit may be that it serves while another reader fills the key again. "
+        "At most cache.max_staleness_seconds.",
+        0.0,
+        minimum=0,
+        maximum=86_400,
+    )
+    database_reads_per_second: float = setting(
+        "How many reads of this object a process sends to the database in a second; 0: no limit. "
+        "Reads beyond it wait, then get the copy that stale_while_revalidate_seconds allows, or fail.",
+        0.0,
+        minimum=0,
+        maximum=1e9,
     )
 
     @property

@@ -38,6 +38,8 @@ from freshness.algorithm.request import (
     Wait,
 )
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
+from freshness.position import empty_position
+from freshness.position.token import EventToken
 from tests.schedules.world import (
     CUSTOMER,
     KEY,
@@ -64,6 +66,7 @@ from tests.schedules.world import (
 OTHER = "shop/b"
 STRIPE = stripe_key(NAMESPACE, LINEAGE, stripe_number(KEY, STRIPES))
 WANTED = wanted_key(NAMESPACE, LINEAGE)
+COMMITS = {LINEAGE: EventToken(LINEAGE, "-", 1, 0, empty_position("mysql"))}
 PAIR = ObjectPolicy("pair", 8, ("customers",), (LINEAGE, OTHER), 3600)
 
 
@@ -744,7 +747,8 @@ def test_the_loaders_own_refusal() -> None:
 
 def test_every_outcome_is_under_test() -> None:
     """This file names them all; one that is added must be reached here. ReadOutcome.BEHIND is reached in
-    tests/schedules/test_at_least.py, ReadOutcome.OWN_TRANSACTION in tests/unit/appclient/test_own.py."""
+    tests/schedules/test_at_least.py, ReadOutcome.OWN_TRANSACTION in tests/unit/appclient/test_own.py, and
+    ReadOutcome.LOCAL_HIT in tests/unit/appclient/test_copies.py."""
     with open(__file__, encoding="utf-8") as source:
         text = source.read()
     assert [outcome.name for outcome in ReadOutcome if f"ReadOutcome.{outcome.name}" not in text] == []
@@ -775,6 +779,38 @@ def test_a_loser_waits_no_longer_than_its_bound_and_fills_itself() -> None:
     assert len(waits) == LEASE_POLLS_MAX
     assert sum(step.seconds for step in waits) == pytest.approx(0.05)
     assert a_reader(world).read() is ReadOutcome.HIT
+
+
+@pytest.mark.parametrize(
+    ("demand", "waits"), [({}, False), ({"max_staleness_seconds": 5.0}, True), ({"at_least": COMMITS}, True)]
+)
+def test_a_loser_that_may_be_given_an_old_value_does_not_wait(demand: dict[str, Any], *, waits: bool) -> None:
+    world = World()
+    start(world)
+    winner = a_reader(world).reading().until_kind(ReadRows)
+    old = Read(ReadOutcome.STALE_SERVED, b"0")
+    late = a_reader(world)
+    late.context.recall = lambda _: old
+    loser = late.reading(**demand)
+    if waits:
+        loser.until_kind(Wait)
+        assert winner.finish()[0].outcome is ReadOutcome.FILLED
+        assert loser.finish()[0].outcome is not ReadOutcome.STALE_SERVED
+    else:
+        assert loser.finish() == [old]
+        assert not any(isinstance(step, Load | Wait) for step in loser.steps)
+        assert winner.finish()[0].outcome is ReadOutcome.FILLED
+
+
+def test_a_loser_waits_where_there_is_no_old_value() -> None:
+    world = World()
+    start(world)
+    a_reader(world).reading().until_kind(ReadRows)
+    late = a_reader(world)
+    late.context.recall = lambda asked: (
+        None if asked.item == KEY else pytest.fail("another key was asked for")
+    )
+    late.reading().until_kind(Wait)
 
 
 def test_a_refused_loser_leaves_the_winners_stub() -> None:

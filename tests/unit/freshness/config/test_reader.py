@@ -257,6 +257,17 @@ REFUSED: list[tuple[str, str, list[str]]] = [
         "[cache]\nmax_staleness_seconds = 8.5\nnode_refresh_seconds = 0.1",
         ["max_staleness_seconds - 2 x lease_seconds - a flow = 8.5 - 6 - 1 = 1.5 s"],
     ),
+    (
+        OBJECT,
+        OBJECT + "\nlocal_copy_seconds = 1.5",
+        ["objects.customer.local_copy_seconds: found 1.5; expected at most cache.node_refresh_seconds = 1"],
+    ),
+    (
+        OBJECT,
+        OBJECT + "\nstale_while_revalidate_seconds = 11",
+        ["stale_while_revalidate_seconds: found 11; expected at most cache.max_staleness_seconds = 10"],
+    ),
+    (OBJECT, OBJECT + "\ndatabase_reads_per_second = -1", ["objects.customer.database_reads_per_second"]),
     # unknown keys, with the nearest known one
     (CACHE, "[cache]\nlease_second = 5", ["cache.lease_second: found an unknown key", '"lease_seconds"?']),
     (CACHE, "[cache]\nxyz = 5", ["cache.xyz: found an unknown key; expected one of backend, "]),

@@ -1,0 +1,70 @@
+"""Copies of hits in one process: served again for a moment, and while another reader fills their key again.
+
+A copy is as fresh as the hit that was copied, and older by its age. So its age is bounded by a clock of this process
+alone, counted from before that hit; the life and the progress of the node need not be looked at again. Reads with a
+demand of their own, and parts of composites, are served none. Used by ``appclient.cache``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.read import Read
+from freshness.algorithm.rule import ReadOutcome
+from freshness.value import value
+
+COPY_BYTES: Final = 400
+"""The size of a copy beside its payload, about: its key, its place in the dictionary, and its objects."""
+
+
+@value
+class _Copy:
+    payload: bytes | None
+    asked_at: float
+    size: int
+
+
+class Copies:
+    """At most ``bytes_max`` of them; the one that was made first goes first. Safe for threads."""
+
+    def __init__(self, bytes_max: int, clock: Callable[[], float]) -> None:
+        self._bytes_max, self.clock = bytes_max, clock
+        self._forget()
+
+    def _forget(self) -> None:
+        """A forked process waits for no thread of its parent's."""
+        self._copies: dict[tuple[bytes, bytes], _Copy] = {}
+        self._bytes = 0
+        self._changing = threading.Lock()
+        self._process = os.getpid()
+
+    def find(self, lookup: Lookup, age_max_seconds: float, outcome: ReadOutcome) -> Read | None:
+        """The copy of this key, if it is younger than that, as a read with this outcome."""
+        copy = self._copies.get((lookup.item, lookup.identity))
+        if copy is None or self.clock() - copy.asked_at >= age_max_seconds:
+            return None
+        return Read(outcome, copy.payload)
+
+    def note(self, lookup: Lookup, read: Read, asked_at: float) -> None:
+        """Copy a hit; forget the copy of a key that was no hit any more. ``asked_at``: a moment before the node was
+        asked."""
+        if self._process != os.getpid():
+            self._forget()
+        key = (lookup.item, lookup.identity)
+        with self._changing:
+            former = self._copies.get(key)
+            if former is not None:
+                if former.asked_at > asked_at:
+                    return  # a later read was faster
+                del self._copies[key]
+                self._bytes -= former.size
+            if read.outcome is ReadOutcome.HIT:
+                size = COPY_BYTES + len(read.payload or b"")
+                self._copies[key] = _Copy(read.payload, asked_at, size)
+                self._bytes += size
+            while self._bytes > self._bytes_max:
+                self._bytes -= self._copies.pop(next(iter(self._copies))).size
