@@ -251,7 +251,7 @@ def as_pymysql(error: Exception) -> pymysql.MySQLError:
     kind = {"ProgrammingError", "DataError", "NotSupportedError"} & {
         each.__name__ for each in type(error).__mro__
     }
-    made = pymysql.err.ProgrammingError if kind else pymysql.err.OperationalError
+    made = pymysql.ProgrammingError if kind else pymysql.OperationalError
     return made(CR.CR_UNKNOWN_ERROR if code == -1 else code, str(text))
 
 

@@ -66,7 +66,7 @@ class QueryResult:
         return cls(rows, QueryExtras(token if is_token_shown else None, fresher, server))
 
 
-class Unanswered(pymysql.err.OperationalError):
+class Unanswered(pymysql.OperationalError):
     """Nobody answered in time, not even that the statement has ended. It may be running still."""
 
 
@@ -74,7 +74,7 @@ class Unanswered(pymysql.err.OperationalError):
 def answered_in_time() -> Iterator[None]:
     try:
         yield
-    except pymysql.err.OperationalError as error:
+    except pymysql.OperationalError as error:
         if isinstance(error.__context__, TimeoutError):
             raise Unanswered(*error.args) from error
         raise

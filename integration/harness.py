@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from unittest import mock
 
-import pymysql
+from pymysql.cursors import DictCursor
 
 from appclient import Cache, Explanation, ReadOutcome
 from freshness.algorithm.envelope import (
@@ -269,7 +269,7 @@ class System:
         table, column = definition.config.table, definition.builder.columns[0].name
         with (
             self.pair.primary.connect("shop") as connection,
-            connection.cursor(pymysql.cursors.DictCursor) as cursor,
+            connection.cursor(DictCursor) as cursor,
         ):
             cursor.execute(f"SELECT * FROM {table}")
             rows = {row[column]: row for row in cursor.fetchall()}
@@ -318,7 +318,7 @@ class System:
     def _rows(self, sql: str) -> list[dict[str, Any]]:
         with (
             self.pair.primary.connect("shop") as connection,
-            connection.cursor(pymysql.cursors.DictCursor) as cursor,
+            connection.cursor(DictCursor) as cursor,
         ):
             cursor.execute(sql)
             return list(cursor.fetchall())

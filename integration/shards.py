@@ -221,7 +221,7 @@ class ShardRouter:
             ):
                 try:
                     return (cursor.execute(sql, arguments),)
-                except pymysql.err.MySQLError as error:
+                except pymysql.MySQLError as error:
                     if error.args[0] not in READ_ONLY_ERRORS:
                         raise
                     return None

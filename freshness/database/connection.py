@@ -168,9 +168,7 @@ def translated(error: Exception, address: ServerAddress, doing: str) -> Freshnes
         return SourceUnsuitable(
             f"{where}: {doing}: {text}", hint="install the package, or change the login method"
         )
-    if isinstance(
-        error, (pymysql.err.ProgrammingError, pymysql.err.NotSupportedError, pymysql.err.DataError)
-    ):
+    if isinstance(error, (pymysql.ProgrammingError, pymysql.NotSupportedError, pymysql.DataError)):
         return SourceUnsuitable(
             f"{where}: {doing}: {text} [{code}]", hint="is the server too old, or of another kind?"
         )

@@ -65,7 +65,7 @@ class Secured:
 def _kill(server: DatabaseServer, number: int) -> None:
     try:
         server.execute(f"KILL {number}")
-    except pymysql.err.OperationalError as error:
+    except pymysql.OperationalError as error:
         if error.args[0] != 1094:  # it has ended by itself
             raise
 
@@ -151,7 +151,7 @@ def test_passwords_are_changed_while_programs_run(
         assert (invalidator.pid, invalidator.is_running()) == (pid, True)
         for name in ACCOUNTS:
             for server in secured.servers:
-                with pytest.raises(pymysql.err.OperationalError, match="Access denied"):
+                with pytest.raises(pymysql.OperationalError, match="Access denied"):
                     server.connect(user=name, password=FORMER[name], ssl_disabled=False)
 
         status = call_cli("status", "--config", secured.config_path, "--json")

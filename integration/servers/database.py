@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import pymysql
-from pymysql.cursors import Cursor
+from pymysql.cursors import Cursor, DictCursor
 
 from integration.servers.process import ServerFailed, ServerProcess, run_directory
 
@@ -128,7 +128,7 @@ class DatabaseServer(ServerProcess):
     def is_ready(self) -> bool:
         try:
             [(directory,)] = self.execute("SELECT @@datadir")
-        except pymysql.err.OperationalError:
+        except pymysql.OperationalError:
             return False
         return Path(str(directory)) == self.data_directory
 
@@ -172,7 +172,7 @@ class DatabaseServer(ServerProcess):
             )
 
     def _find_status_row(self, statement: str) -> dict[str, Any]:
-        with self.connect() as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
+        with self.connect() as connection, connection.cursor(DictCursor) as cursor:
             cursor.execute(statement)
             rows = [dict(row) for row in cursor.fetchall()]
         # One for each source: the one that has stopped says why.

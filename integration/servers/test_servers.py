@@ -62,7 +62,7 @@ def test_a_killed_primary_revives_with_its_rows_and_its_replica(own_pair: Pair) 
     own_pair.primary.execute("INSERT INTO shop.items VALUES (1, 'before')")
     port, pid = own_pair.primary.port, own_pair.primary.pid
     own_pair.primary.kill()
-    with pytest.raises(pymysql.err.OperationalError):
+    with pytest.raises(pymysql.OperationalError):
         own_pair.primary.execute("SELECT 1")
     own_pair.primary.start()
     assert (own_pair.primary.port, own_pair.primary.pid != pid) == (port, True)
@@ -91,12 +91,12 @@ def test_users_may_do_what_their_names_say(pair: Pair) -> None:
     for user in ("root", "app", "reader", "guarded"):
         with pair.primary.connect("shop", user=user) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT * FROM items")
-    with pytest.raises(pymysql.err.OperationalError, match="denied"):
+    with pytest.raises(pymysql.OperationalError, match="denied"):
         pair.primary.connect(user="guarded", password="wrong")
     with (
         pair.primary.connect("shop", user="reader") as connection,
         connection.cursor() as cursor,
-        pytest.raises(pymysql.err.OperationalError, match="denied"),
+        pytest.raises(pymysql.OperationalError, match="denied"),
     ):
         cursor.execute("INSERT INTO items VALUES (1, 'no')")
 

@@ -240,7 +240,7 @@ def _read_replication(connection: Connection, flavor: str) -> list[dict[str, str
         return _read_named(connection, "SHOW ALL SLAVES STATUS")
     try:
         return _read_named(connection, "SHOW REPLICA STATUS")
-    except pymysql.err.ProgrammingError:  # before MySQL 8.0.22
+    except pymysql.ProgrammingError:  # before MySQL 8.0.22
         return _read_named(connection, "SHOW SLAVE STATUS")
 
 
@@ -306,14 +306,14 @@ def _reorders(variables: Mapping[str, str], replication: list[dict[str, str]]) -
 def _read_log_status(connection: Connection) -> list[dict[str, str]]:
     try:
         return _read_named(connection, "SHOW MASTER STATUS")
-    except pymysql.err.ProgrammingError:  # MySQL from 8.4 on
+    except pymysql.ProgrammingError:  # MySQL from 8.4 on
         return _read_named(connection, "SHOW BINARY LOG STATUS")
 
 
 def _read_heartbeats(connection: Connection) -> dict[str, int]:
     try:
         rows = read_rows(connection, f"SELECT id, min_us FROM {HEARTBEAT_TABLE} WHERE min_us > 0")
-    except pymysql.err.ProgrammingError as error:
+    except pymysql.ProgrammingError as error:
         if error.args[0] != _NO_SUCH_TABLE:
             raise
         return {}

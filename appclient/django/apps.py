@@ -1,0 +1,93 @@
+"""The installed application: what is checked where Django starts, and the one `Cache` of the process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import cached_property
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.db.backends.signals import connection_created
+
+from appclient.cache import Cache
+from appclient.django.options import Options, read_options
+from appclient.django.place import DjangoDatabases, find_places
+from appclient.django.plan import COLUMNS_SQL, ModelObject, check_columns, find_objects
+from appclient.django.queryset import CachedQuerySet
+from appclient.django.session import watch
+
+log = logging.getLogger(__name__)
+
+
+class FreshnessConfig(AppConfig):
+    """``appclient.django`` in INSTALLED_APPS."""
+
+    name = "appclient.django"
+    label = "freshness"
+    verbose_name = "freshness"
+
+    def ready(self) -> None:
+        """Read the setting and the file, and look at each cached model. Opens no connection.
+
+        Raises `ConfigError` for a mistake in either, and for a field whose values would not be those of the ORM.
+        """
+        self._opening = threading.Lock()
+        self._types: dict[ModelObject, dict[str, type]] = {}
+        log.debug("%d models are cached", len(self.objects))
+        connection_created.connect(watch, dispatch_uid="freshness")
+        setting_changed.connect(self._forget, dispatch_uid="freshness")
+
+    @cached_property
+    def options(self) -> Options:
+        return read_options(getattr(settings, "FRESHNESS", None))
+
+    @cached_property
+    def places(self) -> DjangoDatabases:
+        """The databases of DATABASES that are servers of the configuration."""
+        return find_places(self.options.config, settings.DATABASES)
+
+    @cached_property
+    def objects(self) -> dict[tuple[str, str], ModelObject]:
+        """The object of each cached model, by the model's label and the keyspace."""
+        cached = [
+            model
+            for model in apps.get_models()
+            if any(issubclass(manager._queryset_class, CachedQuerySet) for manager in model._meta.managers)
+        ]
+        return find_objects(self.options.config, self.places, cached)
+
+    @property
+    def cache(self) -> Cache:
+        with self._opening:
+            return self._cache
+
+    @cached_property
+    def _cache(self) -> Cache:
+        return Cache(self.options.config, on_read=self.options.on_read)
+
+    def column_types(self, subject: ModelObject) -> dict[str, type]:
+        """By column of the model, the type of its values, asked of a server once.
+
+        Raises `ConfigError` for a column whose values would not be those of the ORM, and as `Database.query`.
+        """
+        with self._opening:
+            if subject not in self._types:
+                database = self._cache.database(subject.keyspace)
+                shard = database.keyspace.serving_shards[0].name
+                columns = database.query(COLUMNS_SQL, (subject.model._meta.db_table,), shard=shard)
+                types = {str(row["name"]): str(row["type"]) for row in columns.rows}
+                self._types[subject] = check_columns(subject, types)
+            return self._types[subject]
+
+    def _forget(self, *, setting: str, **_: Any) -> None:
+        """A test has changed the settings."""
+        if setting in ("FRESHNESS", "DATABASES"):
+            opened = self.__dict__.pop("_cache", None)
+            if opened is not None:
+                opened.close()
+            self._types.clear()
+            for name in ("options", "places", "objects"):
+                self.__dict__.pop(name, None)

@@ -1,0 +1,1 @@
+"""Verbs of manage.py, where Django looks for them."""

@@ -1,0 +1,1 @@
+"""Verbs of manage.py, a file for each."""

@@ -1,0 +1,76 @@
+"""Which database of DATABASES is which server of ``freshness.toml``: by host, port and name.
+
+A test's database has another name than the one that is cached, so it is no such server, and the cache stands aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from freshness.config.settings import Config
+from freshness.errors import ConfigError
+
+DatabasePlace: TypeAlias = tuple[str, int, str]
+"""Host, port, name of the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseRole:
+    """A server of the configuration. ``flavor``: of its GTIDs."""
+
+    keyspace: str
+    shard: str
+    flavor: str
+    is_primary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DjangoDatabases:
+    """The servers of the configuration by their place, and the aliases of the primaries of each keyspace."""
+
+    servers: Mapping[DatabasePlace, DatabaseRole]
+    primaries: Mapping[str, tuple[str, ...]]
+
+    def find(self, database: Mapping[str, Any]) -> DatabaseRole | None:
+        """``database``: an entry of DATABASES, or the settings of a connection."""
+        return self.servers.get(place_of(database))
+
+
+def place_of(database: Mapping[str, Any]) -> DatabasePlace:
+    """Raises `ConfigError` for a port that is no number."""
+    host, port = str(database.get("HOST") or "localhost"), database.get("PORT") or 3306
+    try:
+        number = int(port)
+    except (TypeError, ValueError):
+        raise ConfigError(f"DATABASES has the port {port!r}", hint="expected a number") from None
+    return _host(host), number, str(database.get("NAME") or "")
+
+
+def find_places(config: Config, databases: Mapping[str, Mapping[str, Any]]) -> DjangoDatabases:
+    """Raises `ConfigError` where no database is such a server, and where a keyspace has a vtgate."""
+    servers: dict[DatabasePlace, DatabaseRole] = {}
+    for keyspace in config.keyspaces.values():
+        for shard in keyspace.serving_shards:
+            for address in (*shard.replicas, shard.primary):
+                place = (_host(address.host), address.port, address.database)
+                servers[place] = DatabaseRole(
+                    keyspace.name, shard.name, keyspace.gtid_flavor, address is shard.primary
+                )
+    found = {alias: servers.get(place_of(each)) for alias, each in databases.items()}
+    if not any(found.values()):
+        known = ", ".join(f"{host}:{port}/{name}" for host, port, name in servers)
+        raise ConfigError(
+            f"no database of DATABASES is a server of {config.path}",
+            hint=f"expected one with the HOST, PORT and NAME of one of {known}",
+        )
+    primaries: dict[str, tuple[str, ...]] = {}
+    for alias, server in found.items():
+        if server is not None and server.is_primary:
+            primaries[server.keyspace] = (*primaries.get(server.keyspace, ()), alias)
+    return DjangoDatabases(servers, primaries)
+
+
+def _host(host: str) -> str:
+    return "127.0.0.1" if host in ("localhost", "::1") else host.lower()

@@ -1,0 +1,193 @@
+"""`CachedManager`: `get()` by primary key and `in_bulk()` from the cache; all else is the ORM's own.
+
+The cache is asked by the manager itself and by its ``all()``, which foreign keys and ``get_object_or_404`` call. A
+query set that was derived from it reads the database, and so does ``get_queryset()``, which the admin calls: what is
+edited is not read from a cache. Inside a transaction that has written, and in doubt, the cache stands aside.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import OperationalError, connections
+from django.db.models import Manager, Q, QuerySet
+from django.db.models.query import ModelIterable
+
+from appclient.django.installed import get_app
+from appclient.django.plan import InstancePlan, ModelObject
+from appclient.django.session import get_session, is_dirty, take_tokens
+from freshness.errors import ConfigError, FreshnessError
+
+_ALL_FIELDS: Final = (frozenset[str](), True)
+_KEY_TYPES: Final = (int, str, uuid.UUID)
+
+
+class CachedQuerySet(QuerySet):
+    """A query set of a `CachedManager`; a subclass of it can be given to ``CachedManager.from_queryset``."""
+
+    reads_cache = False
+    """Whether the manager has just made it for reads of the cache. Copies of it do not have that."""
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        """See Django's. A row by its primary key alone comes from the cache."""
+        asked = self._find_key(args, kwargs) if self._is_whole() else []
+        if not asked:
+            return super().get(*args, **kwargs)
+        found = self._find_cached(asked)
+        if isinstance(found, str):
+            return self.using(found).get(*args, **kwargs)
+        [instance] = found.values()
+        if instance is None:
+            name = self.model._meta.object_name
+            raise self.model.DoesNotExist(f"{name} matching query does not exist.")
+        return instance
+
+    def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
+        """See Django's. Rows by their primary keys come from the cache, with one request for each node."""
+        answer: dict[Any, Any]
+        if id_list is None or field_name != "pk" or not self._is_whole():
+            answer = super().in_bulk(id_list, field_name=field_name)
+            return answer
+        asked = list(id_list)
+        if not asked:
+            return {}
+        found = self._find_cached(asked)
+        if not isinstance(found, str):
+            return {each.pk: each for each in found.values() if each is not None}
+        answer = self.using(found).in_bulk(asked)
+        return answer
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _find_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The primary key that is asked for; nothing where anything else is."""
+        asked = list(kwargs.items())
+        for each in args:
+            # A foreign key asks by Q
+            if not isinstance(each, Q) or each.negated or (len(each) > 1 and each.connector != Q.AND):
+                return []
+            asked += each.children
+        key = self.model._meta.pk
+        if len(asked) != 1 or not isinstance(asked[0], tuple):
+            return []
+        [(name, value)] = asked
+        return [value] if name.removesuffix("__exact") in ("pk", key.name, key.attname) else []
+
+    def _is_whole(self) -> bool:
+        """Whether the query is the whole table, of whole rows."""
+        query = self.query
+        return (
+            self.reads_cache
+            and self._db is None
+            and not self._for_write
+            and self._iterable_class is ModelIterable
+            and not self._prefetch_related_lookups
+            and not self._known_related_objects
+            and self._fields is None
+            and not query.where
+            and not query.is_sliced
+            and not query.distinct
+            and not query.select_related
+            and query.deferred_loading == _ALL_FIELDS
+            and not query.annotations
+            and not query.extra
+            and not query.extra_tables
+            and not query.select_for_update
+            and not query.combinator
+            and not query.is_empty()
+        )
+
+    def _find_cached(self, keys: Sequence[Any]) -> dict[Any, Any] | str:
+        """By key, the instance or None; or the database where the ORM is to read: that of the transaction which has
+        written, as no other one shows its rows."""
+        app, alias = get_app(), str(self.db)
+        server = app.places.find(connections[alias].settings_dict)
+        subject = app.objects.get((self.model._meta.label, server.keyspace)) if server is not None else None
+        if server is None or subject is None:
+            return alias
+        primaries: tuple[str, ...] = app.places.primaries.get(server.keyspace, ())
+        for each in (*primaries, alias):
+            if is_dirty(connections[each]):
+                return each
+        spelled = [_spell(subject, key, connections[alias]) for key in keys]
+        if None in spelled:
+            return alias
+        session, cache = get_session(), app.cache
+
+        try:
+            if session.written:
+                take_tokens(session, cache, app.places, app.options.token_seconds)
+            token = session.find_token()
+            if len(spelled) == 1:
+                rows = {spelled[0]: cache.get(subject.name, spelled[0], at_least=token)}
+            else:
+                rows = cache.get_many(subject.name, spelled, at_least=token)
+            plan = _find_plan(app, subject, connections[alias])
+        except ConfigError:
+            raise
+        except FreshnessError as error:
+            raise OperationalError(str(error)) from error
+        made = {key: None if row is None else plan.make(row, alias) for key, row in rows.items()}
+        if any(made[key] is None and row is not None for key, row in rows.items()):
+            return alias
+        return made
+
+
+def _spell(subject: ModelObject, key: Any, connection: Any) -> Any:
+    """The key as the statement would have it; None where only the ORM knows."""
+    if type(key) not in _KEY_TYPES:
+        return None
+    field = subject.key
+    try:
+        value = field.get_db_prep_value(field.get_prep_value(key), connection, prepared=True)
+        str(value).encode()
+    except (TypeError, ValueError, ValidationError):
+        return None  # the ORM raises it, in its own words
+    if type(value) is int:
+        low, high = connection.ops.integer_field_range(_integer_type(field))
+        return value if (low is None or low <= value) and (high is None or value <= high) else None
+    return value if type(value) is str else None
+
+
+def _integer_type(field: Any) -> str:
+    while field.remote_field is not None:
+        field = field.target_field
+    return str(field.get_internal_type())
+
+
+def _find_plan(app: Any, subject: ModelObject, connection: Any) -> InstancePlan:
+    plans: dict[ModelObject, InstancePlan] = connection.__dict__.setdefault("_freshness_plans", {})
+    plan = plans.get(subject)
+    if plan is None or plan.uses_time_zones != settings.USE_TZ:
+        plan = plans[subject] = InstancePlan(subject, app.column_types(subject), connection)
+    return plan
+
+
+_Manager: Any = Manager.from_queryset(CachedQuerySet)
+
+
+class CachedManager(_Manager):
+    """``objects = CachedManager()``: the manager of a model whose rows are read from the cache by primary key."""
+
+    def all(self) -> Any:
+        found = super().all()
+        found.reads_cache = True
+        return found
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        return self.all().get(*args, **kwargs)
+
+    def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
+        found: dict[Any, Any] = self.all().in_bulk(id_list, field_name=field_name)
+        return found
+
+    async def aget(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.all().aget(*args, **kwargs)
+
+    async def ain_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
+        found: dict[Any, Any] = await self.all().ain_bulk(id_list, field_name=field_name)
+        return found

@@ -1,0 +1,219 @@
+"""The writes of the ORM on each of Django's connections, and the commits that the reads of a session must have.
+
+A connection notes each statement that can write. While its transaction is open the cache stands aside: its rows are
+in no cache. When it is over, the token of its commits is taken, once, before the next cached read or the end of the
+request. Nothing is registered with ``on_commit``, whose hooks an application's tests count.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.db import connections
+
+from appclient.cache import Cache
+from appclient.django.place import DatabaseRole, DjangoDatabases
+from freshness.position.commit import CommitToken
+
+log = logging.getLogger(__name__)
+
+_READS: Final = re.compile(
+    r"(?:\s|\(|--[^\n]*\n|/\*(?!!|M!).*?\*/)*"
+    r"(?:SELECT|SHOW|EXPLAIN|DESCRIBE|DESC|USE|SET|VALUES|SAVEPOINT|RELEASE|ROLLBACK\s+TO)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_LOCKS: Final = re.compile(r"\bFOR\s+(?:UPDATE|SHARE)\b|\bLOCK\s+IN\s+SHARE\s+MODE\b", re.IGNORECASE)
+_BEGINS: Final = re.compile(r"\s*(?:BEGIN|START\s+TRANSACTION|XA)\b", re.IGNORECASE)
+_ENDS: Final = re.compile(r"\s*(?:COMMIT|ROLLBACK)\b(?!\s+TO)", re.IGNORECASE)
+_COMMITTED: Final = {"mariadb": "SELECT @@last_gtid", "mysql": "SELECT @@global.gtid_executed"}
+_ALL_COMMITTED: Final = {
+    "mariadb": "SELECT @@global.gtid_current_pos",
+    "mysql": "SELECT @@global.gtid_executed",
+}
+"""Where the session that has committed is gone: the commits of all sessions."""
+
+
+def may_write(sql: str, *, in_transaction: bool) -> bool:
+    """Whether a statement can change rows, or locks them in a transaction: in doubt it does."""
+    return not _READS.match(sql) or (in_transaction and _LOCKS.search(sql) is not None)
+
+
+# -- the session --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Session:
+    """The commits that reads have, of one request, or of a thread or task outside of any. They are forgotten after
+    some time, as a token must not outlive the history that it is of."""
+
+    token: CommitToken | None = None
+    until: float = 0.0
+    is_new: bool = False
+    written: list[Any] = field(default_factory=list)
+    """Django's connections that have written since their tokens were taken."""
+
+    def find_token(self) -> CommitToken | None:
+        if self.token is not None and time.monotonic() > self.until:
+            self.token = None
+        return self.token
+
+    def add(self, token: CommitToken, seconds: float) -> None:
+        former = self.find_token()
+        self.token = token if former is None else former.union(token)
+        self.until = time.monotonic() + seconds
+        self.is_new = True
+
+
+_session: ContextVar[Session] = ContextVar("freshness_session")
+
+
+def get_session() -> Session:
+    """The session of the request, thread or task."""
+    try:
+        return _session.get()
+    except LookupError:
+        made = Session()
+        _session.set(made)
+        return made
+
+
+def forget() -> None:
+    """Begin another session for this thread or task. Tests call it, and long-running workers between their jobs."""
+    _session.set(Session())
+
+
+@contextmanager
+def serving(session: Session) -> Iterator[None]:
+    """The session of a request, for as long as it is served."""
+    former = _session.set(session)
+    try:
+        yield
+    finally:
+        _session.reset(former)
+
+
+# -- what was written on a connection -----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Writes:
+    """On one of Django's connections. ``block``: the outermost atomic block of the last write; None outside of any.
+    ``raw``: the driver's connection that wrote. ``has_begun``: by a statement that Django does not see."""
+
+    block: Any = None
+    raw: Any = None
+    has_begun: bool = False
+
+
+def _writes_of(connection: Any) -> _Writes:
+    found: _Writes | None = connection.__dict__.get("_freshness_writes")
+    if found is None:
+        found = connection.__dict__["_freshness_writes"] = _Writes()
+    return found
+
+
+def watch(*, connection: Any, **_: Any) -> None:
+    """Note the statements of a connection that was just made: a receiver of ``connection_created``."""
+    if connection.vendor == "mysql" and note_statement not in connection.execute_wrappers:
+        # In front: execute_wrapper() removes the last one when it ends
+        connection.execute_wrappers.insert(0, note_statement)
+
+
+def note_statement(
+    execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
+) -> Any:
+    """A wrapper of Django's for each statement. One that fails can have written all the same."""
+    connection, text = context["connection"], str(sql)
+    try:
+        return execute(sql, params, many, context)
+    finally:
+        if may_write(text, in_transaction=connection.in_atomic_block):
+            _note(connection)
+            writes = _writes_of(connection)
+            if _BEGINS.match(text):
+                writes.has_begun = True
+            elif _ENDS.match(text):
+                writes.has_begun = False
+
+
+def wrote(using: str = "default") -> None:
+    """Tell that the connection has written where Django does not see it: by ``callproc``, by a function that a SELECT
+    calls, or on the driver's own connection."""
+    _note(connections[using])
+
+
+def _note(connection: Any) -> None:
+    writes = _writes_of(connection)
+    writes.block = connection.atomic_blocks[0] if connection.in_atomic_block else None
+    writes.raw = connection.connection
+    session = get_session()
+    if not any(each is connection for each in session.written):
+        session.written.append(connection)
+
+
+def is_dirty(connection: Any) -> bool:
+    """Whether its open transaction can have written. Inside a TestCase it counts as one that has."""
+    if connection.connection is None:
+        return False
+    writes = _writes_of(connection)
+    if connection.in_atomic_block:
+        # Without commit_on_exit the transaction began before the block, by hand
+        if not connection.commit_on_exit or any(block._from_testcase for block in connection.atomic_blocks):
+            return True
+        return writes.block is connection.atomic_blocks[0]
+    return not connection.autocommit or writes.has_begun
+
+
+# -- the tokens ---------------------------------------------------------------------------------------------
+
+
+def take_tokens(session: Session, cache: Cache, places: DjangoDatabases, seconds: float) -> None:
+    """Add the commits of the session's connections to it, which then reads its own writes.
+
+    Raises Django's errors of the database, and those of `Database.commit_token_of`: then the commits stay pending.
+    """
+    for connection in list(session.written):
+        if is_dirty(connection):
+            continue
+        server = places.find(connection.settings_dict)
+        if server is not None and server.is_primary:
+            gtids = _read_committed(connection, server)
+            token = cache.database(server.keyspace).commit_token_of(gtids, shard=server.shard)
+            if token is not None:
+                session.add(token, seconds)
+        _writes_of(connection).block = None
+        session.written.remove(connection)
+
+
+def _read_committed(written: Any, server: DatabaseRole) -> str:
+    """Asked past Django's cursor: an application's tests count the queries of that one. ``written`` can be the
+    connection of another thread of the same task."""
+    connection: Any = connections[written.alias]
+    raw = connection.connection
+    if connection is written and raw is not None and raw is _writes_of(connection).raw:
+        try:
+            return _ask(raw, _COMMITTED[server.flavor])
+        except connection.Database.Error as error:
+            log.warning("a commit is asked for on a new connection to %s: %s", connection.alias, error)
+            if not connection.in_atomic_block:
+                connection.close()
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        return _ask(connection.connection, _ALL_COMMITTED[server.flavor])
+
+
+def _ask(raw: Any, sql: str) -> str:
+    cursor = raw.cursor()
+    try:
+        cursor.execute(sql)
+        (text,) = cursor.fetchone()
+    finally:
+        cursor.close()
+    return text.decode() if isinstance(text, bytes) else str(text or "")

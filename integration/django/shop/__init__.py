@@ -1,0 +1,1 @@
+"""An application of Django, for the tests."""

@@ -1,0 +1,196 @@
+"""Cached models of Django without a server: the setting, the databases, the statements that write, the refusals.
+
+Django is set up in a process of its own for each: other tests of this process must not meet it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from appclient import ConfigError
+from appclient.django.options import read_options
+from appclient.django.place import find_places
+from appclient.django.session import may_write
+from freshness.config.reader import load_config
+
+FILE = """
+[cache]
+nodes = ["127.0.0.1:11211"]
+namespace = "shop"
+
+[keyspaces.shop]
+flavor = "mariadb"
+
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:3306/shop"
+replicas = ["mysql://app@db2:3307/shop"]
+
+[objects.thing]
+table = "shop_thing"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "freshness.toml"
+    file.write_text(FILE)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("sql", "writes", "writes_in_transaction"),
+    [
+        ("SELECT 1", False, False),
+        ("  (select 1)", False, False),
+        ("/* a */ -- b\n SELECT 1", False, False),
+        ("SELECT * FROM t FOR UPDATE", False, True),
+        ("SELECT * FROM t LOCK IN SHARE MODE", False, True),
+        ("SHOW TABLES", False, False),
+        ("SAVEPOINT a", False, False),
+        ("ROLLBACK TO SAVEPOINT a", False, False),
+        ("RELEASE SAVEPOINT a", False, False),
+        ("SET SESSION x = 1", False, False),
+        ("/*!50000 DELETE */ SELECT 1", True, True),
+        ("/*M! DELETE */ SELECT 1", True, True),
+        ("UPDATE t SET a = 1", True, True),
+        ("INSERT INTO t SELECT 1", True, True),
+        ("WITH a AS (SELECT 1) DELETE FROM t", True, True),
+        ("CALL p()", True, True),
+        ("selection", True, True),
+        ("", True, True),
+    ],
+)
+def test_a_statement_writes_unless_it_surely_reads(
+    sql: str, writes: bool, writes_in_transaction: bool
+) -> None:
+    assert may_write(sql, in_transaction=False) is writes
+    assert may_write(sql, in_transaction=True) is writes_in_transaction
+
+
+def test_the_setting_is_a_path_or_a_mapping(path: Path) -> None:
+    assert read_options(path).config.path == path
+    assert read_options(str(path)).token_seconds == 60
+    options = read_options(
+        {"CONFIG": path, "COOKIE_NAME": "c", "TOKEN_SECONDS": 5, "ON_READ": "builtins.print"}
+    )
+    assert (options.cookie_name, options.token_seconds, options.on_read) == ("c", 5.0, print)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "names no file"),
+        ({}, "names no file"),
+        ({"CONFIG": "x", "COOKY": 1}, "unknown key 'COOKY'"),
+        ({"COOKIE_NAME": ""}, "the name of a cookie"),
+        ({"TOKEN_SECONDS": 0}, "at least 1"),
+        ({"TOKEN_SECONDS": True}, "at least 1"),
+        ({"ON_READ": "no.such.function"}, "the path of a function"),
+        ({"ON_READ": 5}, "a function or its path"),
+    ],
+)
+def test_a_wrong_setting_is_refused(path: Path, given: dict[str, object] | None, message: str) -> None:
+    if given is not None and given and "CONFIG" not in given:
+        given = {"CONFIG": path, **given}
+    with pytest.raises(ConfigError, match=message):
+        read_options(given)
+
+
+def test_databases_are_found_by_host_port_and_name(path: Path) -> None:
+    config = load_config(path)
+    default = {"HOST": "localhost", "PORT": "", "NAME": "shop"}
+    places = find_places(
+        config, {"default": default, "other": {"HOST": "db2", "PORT": "3307", "NAME": "shop"}}
+    )
+    assert places.primaries == {"shop": ("default",)}
+    found = places.find(default)
+    assert found is not None
+    assert (found.keyspace, found.is_primary) == ("shop", True)
+    assert places.find({**default, "NAME": "test_shop"}) is None
+    with pytest.raises(ConfigError, match=r"no database of DATABASES.*127\.0\.0\.1:3306/shop"):
+        find_places(config, {"default": {**default, "NAME": "test_shop"}})
+    with pytest.raises(ConfigError, match="port 'x'"):
+        find_places(config, {"default": {**default, "PORT": "x"}})
+
+
+SET_UP = """
+import pymysql
+pymysql.install_as_MySQLdb()
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["appclient.django", "shop"],
+    FRESHNESS={path!r},
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.mysql", "HOST": "127.0.0.1", "NAME": "shop"}}}},
+)
+django.setup()
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("", "shop.Thing is the object thing"),
+        ("class Meta: db_table = 'other'", "shop.Thing has no object in"),
+        ("id = models.DateField(primary_key=True)", "has a primary key of type DateField"),
+        ("area = Area()", "has the field area, which Area selects by an expression"),
+        (
+            "pk = models.CompositePrimaryKey('a', 'b')\n    a = models.IntegerField()\n    b = models.IntegerField()",
+            "has a primary key of type CompositePrimaryKey",
+        ),
+    ],
+)
+def test_models_that_cannot_be_cached_are_refused_at_the_start(
+    path: Path, tmp_path: Path, fields: str, message: str
+) -> None:
+    package = tmp_path / "shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "models.py").write_text(
+        "from django.db import models\nfrom appclient.django.models import CachedModel\n"
+        "class Area(models.TextField):\n    def select_format(self, compiler, sql, params):\n"
+        "        return f'HEX({sql})', params\n"
+        f"class Thing(CachedModel):\n    v = models.IntegerField()\n    {fields}\n"
+    )
+    program = SET_UP.format(path=str(path)) + (
+        "from appclient.django.installed import get_app\n"
+        "for each in get_app().objects.values(): print(each.model._meta.label, 'is the object', each.name)\n"
+    )
+    ended = run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}")
+    assert message in ended.stdout + ended.stderr
+
+
+def test_errors_of_the_server_are_told_apart_where_pymysql_stands_in_for_mysqldb() -> None:
+    """Django imports submodules of MySQLdb, which puts copies of them in the place of PyMySQL's own."""
+    ended = run(
+        "import pymysql\n"
+        "pymysql.install_as_MySQLdb()\n"
+        "import MySQLdb.converters, MySQLdb.constants\n"
+        "from pymysql import ProgrammingError\n"
+        "from freshness.config.settings import ServerAddress\n"
+        "from freshness.database.connection import translated\n"
+        "assert pymysql.err.ProgrammingError is not ProgrammingError\n"
+        "found = translated(ProgrammingError(1146, 'no such table'), ServerAddress('h'), 'reading')\n"
+        "print(type(found).__name__)\n"
+    )
+    assert ended.stdout == "SourceUnsuitable\n", ended.stderr
+
+
+def test_the_library_itself_imports_no_django() -> None:
+    ended = run("import sys, appclient, appclient.cache; print('django' in sys.modules)")
+    assert ended.stdout == "False\n", ended.stderr
+
+
+def test_a_missing_django_is_one_clear_line() -> None:
+    ended = run("import sys; sys.modules['django'] = None\nimport appclient.django")
+    assert ended.stderr.strip().endswith("pip install 'freshness[django]')")
