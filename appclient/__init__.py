@@ -8,6 +8,7 @@
 See docs/quickstart.md. Everything the application touches is exported here.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from freshness.algorithm.rule import ReadOutcome
@@ -43,23 +44,32 @@ except ModuleNotFoundError as error:
 
 
 def __getattr__(name: str) -> Any:
-    """The classes for event loops, imported where they are used: they alone need greenlet."""
-    if name not in _ASYNC:
+    """The classes that need a package which others do not, imported where they are used."""
+    if name not in _OPTIONAL:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, extra = _OPTIONAL[name]
     try:
-        from appclient import async_cache
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        missing = missing_package(error, "async")
+        missing = missing_package(error, extra)
         if missing is None:
             raise
         raise ModuleNotFoundError(str(missing), name=error.name) from error
-    return getattr(async_cache, name)
 
 
-_ASYNC = frozenset(("AsyncCache", "AsyncDatabase", "AsyncLoaderConnection"))
+_OPTIONAL = {
+    "AsyncCache": ("appclient.async_cache", "async"),
+    "AsyncDatabase": ("appclient.async_cache", "async"),
+    "AsyncLoaderConnection": ("appclient.async_cache", "async"),
+    "OpenTelemetry": ("appclient.opentelemetry", "opentelemetry"),
+    "PrometheusTelemetry": ("appclient.prometheus", "prometheus"),
+}
+"""Name -> its module, and the extra that installs what the module needs."""
 
 if TYPE_CHECKING:
     from appclient.async_cache import AsyncCache, AsyncDatabase, AsyncLoaderConnection
+    from appclient.opentelemetry import OpenTelemetry
+    from appclient.prometheus import PrometheusTelemetry
 
 __all__ = [
     "AsyncCache",
@@ -78,8 +88,10 @@ __all__ = [
     "LoaderConnection",
     "NodeUnavailable",
     "NodeUnsuitable",
+    "OpenTelemetry",
     "Overloaded",
     "OwnPool",
+    "PrometheusTelemetry",
     "QueryExtras",
     "QueryResult",
     "QueryTimedOut",

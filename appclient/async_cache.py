@@ -19,6 +19,7 @@ from appclient.cache import Cache, Explanation
 from appclient.database import Database
 from appclient.own_pool import Pools
 from appclient.query import LoaderConnection, QueryResult, Row
+from appclient.telemetry import TelemetryOption
 from appclient.typed import AsyncTypedObject, Model
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
@@ -100,10 +101,11 @@ class AsyncCache:
         *,
         on_read: Callable[[Explanation], Any] | None = None,
         pools: Pools | None = None,
+        telemetry: TelemetryOption = None,
     ) -> Self:
         """See `Cache.open`. ``on_read`` may be a coroutine function; an engine of ``pools`` is an ``AsyncEngine``."""
         config = await asyncio.to_thread(load_config, Path(path), is_application=True)
-        return await cls.create(config, on_read=on_read, pools=pools)
+        return await cls.create(config, on_read=on_read, pools=pools, telemetry=telemetry)
 
     @classmethod
     async def create(

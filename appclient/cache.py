@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,6 +28,17 @@ from appclient.loader import LoaderFunction, ObjectLoader
 from appclient.own import OwnDatabase, is_dirty, require_one_shard
 from appclient.own_pool import Pools, find_pools
 from appclient.pool import Pool, nested_reads
+from appclient.refusal import Refusals
+from appclient.telemetry import (
+    Answer,
+    Load,
+    ObservedNode,
+    TelemetryOption,
+    Vitals,
+    find_observer,
+    observed_loads,
+    observed_reads,
+)
 from appclient.typed import Model, TypedObject
 from freshness.algorithm.driver import BlockingDriver, running_clock
 from freshness.algorithm.envelope import record_key
@@ -97,7 +109,8 @@ class Cache:
 
     ``on_read`` is called with an `Explanation` for every key that was read, in the reading thread. ``network``: how
     reads wait; see ``appclient.async_cache`` for another one. ``pools``: the application's own pools of connections,
-    for the servers that it names as "host:port"; see `OwnPool`.
+    for the servers that it names as "host:port"; see `OwnPool`. ``telemetry``: a `PrometheusTelemetry`, an
+    `OpenTelemetry`, or a list of both.
     """
 
     def __init__(
@@ -108,6 +121,7 @@ class Cache:
         open_node: Callable[[NodeAccess, str], CacheNode] | None = None,
         network: Network = BLOCKING,
         pools: Pools | None = None,
+        telemetry: TelemetryOption = None,
         clock: Callable[[], float] = running_clock,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -121,9 +135,13 @@ class Cache:
             timeout_seconds=settings.node_timeout_ms / 1000,
         )
         self._open_node = open_node or partial(open_configured, network=network)
+        vitals = Vitals(config)
+        self._observer = find_observer(telemetry, vitals)
         own_pools = find_pools(pools, list(config.keyspaces.values()), network)
         self._databases = {
-            name: Database(keyspace, settings.connections_max, network, own_pools, settings.zone)
+            name: Database(
+                keyspace, settings.connections_max, network, own_pools, settings.zone, self._observer
+            )
             for name, keyspace in config.keyspaces.items()
         }
         self._definitions: dict[str, ObjectDefinition] = {}
@@ -151,7 +169,13 @@ class Cache:
             partial(open_node or open_configured, settings.access),
             Get(record_key(settings.namespace, self._lineages[0] if self._lineages else "")),
         )
-        self._flights = Flights(self._load, network)
+        self._answer: Answer = self._read
+        load: Load = self._load
+        tell_shared: Callable[[Lookup], None] | None = None
+        if self._observer is not None:
+            self._answer = observed_reads(self._observer, self._read, self._decode)
+            load, tell_shared = observed_loads(self._observer, load), self._observer.share_load
+        self._flights = Flights(load, network, tell_shared)
         self._limits = {
             name: RateLimit(
                 name, entry.database_reads_per_second, settings.overload_wait_ms / 1000, clock, network.sleep
@@ -170,6 +194,10 @@ class Cache:
         self._readers: Pool[_Reader] = Pool(
             settings.connections_max, "to cache nodes", _close_reader, network
         )
+        self._refusals = Refusals(clock)
+        vitals.breakers = self._breakers.opened
+        shards = [shard for database in self._databases.values() for shard in database.shards.values()]
+        vitals.pools = [("nodes", self._readers), *chain.from_iterable(shard.pools for shard in shards)]
 
     @classmethod
     def open(
@@ -178,6 +206,7 @@ class Cache:
         *,
         on_read: Callable[[Explanation], None] | None = None,
         pools: Pools | None = None,
+        telemetry: TelemetryOption = None,
     ) -> Cache:
         """Read the configuration and the key columns of its objects.
 
@@ -185,7 +214,8 @@ class Cache:
         not let the schema be read. Neither the cache nodes nor the databases need be up: reads of a keyspace raise
         `SourceUnavailable` until its schema was read once.
         """
-        return cls(load_config(Path(path), is_application=True), on_read=on_read, pools=pools)
+        config = load_config(Path(path), is_application=True)
+        return cls(config, on_read=on_read, pools=pools, telemetry=telemetry)
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -212,7 +242,7 @@ class Cache:
         """
         lookup = self._lookup(object_name, key)
         demand = self._demand(max_staleness_seconds, at_least)
-        (read,) = self._read((lookup,), demand, connection)
+        (read,) = self._answer((lookup,), demand, connection)
         if explain or self.on_read is not None:
             return self._tell(lookup, key, read, explain, demand)
         return self._value(lookup, read, demand)
@@ -235,7 +265,7 @@ class Cache:
         if not lookups:
             return {}
         demand = self._demand(max_staleness_seconds, at_least)
-        reads = self._read(lookups, demand, connection)
+        reads = self._answer(lookups, demand, connection)
         answers = zip(wanted, lookups, reads, strict=True)
         if explain or self.on_read is not None:
             return {key: self._tell(lookup, key, read, explain, demand) for key, lookup, read in answers}
@@ -411,7 +441,7 @@ class Cache:
     def _run(self, reader: _Reader, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
         """The procedure; above the limit of database reads, copies where there are some that may be served."""
         try:
-            return reader.driver.run(read_through(reader.context, lookups, demand))
+            reads = reader.driver.run(read_through(reader.context, lookups, demand))
         except Overloaded:
             if not demand.may_be_stale:
                 raise
@@ -419,6 +449,8 @@ class Cache:
             if len(recalled) < len(lookups):
                 raise
             return recalled
+        self._refusals.note(lookups, reads)
+        return reads
 
     def _read_many(self, reader: _Reader, lookups: Sequence[Lookup]) -> list[Read]:
         """Hits by the short way, and the others by the procedure."""
@@ -463,6 +495,7 @@ class Cache:
             return decode_value(read.payload), read.outcome, read.tokens
         except FormatError:
             (loaded,) = self._load([lookup], demand.at_least)
+            self._refusals.note([lookup], [Read(ReadOutcome.FOREIGN)])
             return loaded.value, ReadOutcome.FOREIGN, loaded.tokens
 
     def _load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
@@ -479,10 +512,14 @@ class Cache:
             loaded.update(zip(places, values, strict=True))
         return [loaded[place] for place in range(len(lookups))]
 
+    def _open_observed(self, access: NodeAccess, name: str) -> CacheNode:
+        node = self._open_node(access, name)
+        return node if self._observer is None else ObservedNode(node, self._observer)
+
     def _open_reader(self) -> _Reader:
         settings = self.config.cache
         nodes = {
-            name: GuardedNode(self._open_node(settings.access, name), self._breakers)
+            name: GuardedNode(self._open_observed(settings.access, name), self._breakers)
             for name in settings.nodes
         }
         context = ReadContext(

@@ -21,6 +21,7 @@ from appclient.own_pool import OwnPool
 from appclient.pool import nested_reads
 from appclient.query import DATABASE_ERRORS, LoaderConnection, QueryResult, describe_problem
 from appclient.shard import CONNECTIONS_MAX, ShardDatabase, ShardSnapshot
+from appclient.telemetry import Observer
 from appclient.vitess_shard import VitessShardDatabase
 from freshness.algorithm.request import NO_TOKENS
 from freshness.config.settings import Keyspace
@@ -39,7 +40,7 @@ Result = TypeVar("Result")
 class Database:
     """Uncached reads of one keyspace that say how fresh they are. Safe for threads. ``connections_max``: to each
     server. ``network``: how they wait. ``own_pools``: the application's, by host and port.
-    ``zone``: this process's own."""
+    ``zone``: this process's own. ``observer``: is told of the reads of each server."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Database:
         network: Network = BLOCKING,
         own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
         zone: str = "",
+        observer: Observer | None = None,
     ) -> None:
         self.keyspace = keyspace
         kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
@@ -61,6 +63,7 @@ class Database:
                 network=network,
                 own_pools=own_pools,
                 zone=zone,
+                observer=observer,
             )
             for shard in keyspace.shards
         }

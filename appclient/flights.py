@@ -60,8 +60,11 @@ class _Places:
 class Flights:
     """The loads of a process that are under way, and for each key at most one that is to follow."""
 
-    def __init__(self, load: Load, network: Network) -> None:
-        self._load, self._network = load, network
+    def __init__(
+        self, load: Load, network: Network, tell_shared: Callable[[Lookup], None] | None = None
+    ) -> None:
+        """``tell_shared`` is told of each lookup that was answered by another reader's load."""
+        self._load, self._network, self._tell_shared = load, network, tell_shared
         self._forget()
 
     def _forget(self) -> None:
@@ -159,6 +162,8 @@ class Flights:
         if flight.loaded is None:
             (alone,) = self._load([lookup], NO_TOKENS)
             return alone
+        if self._tell_shared is not None:
+            self._tell_shared(lookup)
         return _copy(flight.loaded)
 
 

@@ -56,7 +56,7 @@ class Pool(Generic[Kept]):
         close: Callable[[Kept], None],
         network: Network = BLOCKING,
     ) -> None:
-        self._size = size
+        self.size = size
         self._name = name
         self._close = close
         self._network = network
@@ -64,10 +64,17 @@ class Pool(Generic[Kept]):
 
     def _forget(self) -> None:
         # None: one that may be opened. Each operation on a deque is atomic, so no lock is needed.
-        self._idle: deque[Kept | None] = deque([None] * self._size)
+        self._idle: deque[Kept | None] = deque([None] * self.size)
         self._extra: deque[None] = deque()
         self._gate = self._network.open_gate()
         self._process = os.getpid()
+
+    @property
+    def in_use(self) -> int:
+        """How many are in use just now."""
+        if self._process != os.getpid():
+            return 0
+        return self.size - len(self._idle) + len(self._extra)
 
     def take(self) -> Kept | None:
         """One that is kept, or None: then the caller opens one. `give_back` must follow in either case.
@@ -98,7 +105,7 @@ class Pool(Generic[Kept]):
         if self._gate.wait_for(is_ready, WAIT_SECONDS):
             return taken[0]
         raise ConnectionsExhausted(
-            f"all {self._size} connections {self._name} of this process were in use for {WAIT_SECONDS:g} s",
+            f"all {self.size} connections {self._name} of this process were in use for {WAIT_SECONDS:g} s",
             hint="raise cache.connections_max, or find out which reads take so long",
         )
 

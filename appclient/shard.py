@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -41,11 +42,13 @@ from appclient.query import (
     answered_in_time,
     describe_problem,
 )
+from appclient.telemetry import Observer, now_seconds
 from freshness.algorithm.driver import running_clock
 from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection, connect, translated
 from freshness.errors import (
     ConnectionsExhausted,
+    FreshnessError,
     QueryTimedOut,
     SourceUnavailable,
     SourceUnsuitable,
@@ -134,6 +137,7 @@ class ShardDatabase:
         open_connection: Callable[..., Connection] | None = None,
         own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
         zone: str = "",
+        observer: Observer | None = None,
     ) -> None:
         self._flavor = flavor
         self._shard = shard
@@ -144,6 +148,7 @@ class ShardDatabase:
         self._clock = clock
         self._open_connection = open_connection
         self._network = network
+        self._observer = observer
         self._choice = ServerChoice(shard.replicas, shard.primary, zone, clock)
         self._servers = self._choice.servers
         self._pools: dict[ServerAddress, Pool[Connection]] = {
@@ -289,6 +294,9 @@ class ShardDatabase:
         token, server = self.read_token(connection)
         if token is not None:
             self._choice.note_position(address, token.position)
+            if self._observer is not None and token.timestamp_us:
+                age_seconds = time.time() - token.timestamp_us / 1e6
+                self._observer.show_heartbeat(address, self.lineage, age_seconds)
         if asked is None or (token is not None and covers(token, asked)):
             return token, server
         if token is None:
@@ -392,7 +400,7 @@ class ShardDatabase:
             is_last = self._shard.primary in order[place + 1 : place + 2]
             token = _IS_LAST.set(is_last)
             try:
-                result = self._run_on(address, read, keeps_connection)
+                result = self._run_observed(address, read, keeps_connection)
             except (QueryTimedOut, ConnectionsExhausted):
                 raise
             except Behind as error:
@@ -414,6 +422,27 @@ class ShardDatabase:
             f"no server of {self._shard.lineage} answers: " + "; ".join(error.message for error in failures),
             hint=failures[0].hint,
         ) from failures[0]
+
+    def _run_observed(
+        self,
+        address: ServerAddress,
+        read: Callable[[Connection, ServerAddress], Result],
+        keeps_connection: bool,
+    ) -> Result:
+        observer = self._observer
+        if observer is None:
+            return self._run_on(address, read, keeps_connection)
+        began_at = now_seconds()
+        try:
+            result = self._run_on(address, read, keeps_connection)
+        except FreshnessError as error:
+            if not isinstance(error, Behind):
+                observer.fail_server(address, self._flavor, error, now_seconds() - began_at)
+                raise
+            observer.read_server(address, self._flavor, now_seconds() - began_at)
+            raise
+        observer.read_server(address, self._flavor, now_seconds() - began_at)
+        return result
 
     def _run_on(
         self,
@@ -474,6 +503,15 @@ class ShardDatabase:
         """Prepare a new session."""
         with connection.cursor() as cursor:
             cursor.execute(_session_sql(self._flavor, self._timeout_seconds))
+
+    @property
+    def pools(self) -> list[tuple[str, Pool[Connection]]]:
+        """The library's own pools of connections, each with the "host:port" of its server."""
+        return [
+            (f"{address.host}:{address.port}", pool)
+            for address, pool in self._pools.items()
+            if isinstance(pool, Pool)
+        ]
 
     def close(self) -> None:
         """Close the connections that no read uses just now. The next read opens them again."""

@@ -24,7 +24,7 @@ from benchmarks.cores import Placement, name_of, placed
 from benchmarks.decode import measure_decode
 from benchmarks.end_to_end import measure_end_to_end
 from benchmarks.growth import measure_growth
-from benchmarks.hit import measure_get_many, measure_hit
+from benchmarks.hit import measure_get_many, measure_hit, measure_hit_telemetry
 from benchmarks.invalidation import measure_invalidation
 from benchmarks.lag import measure_lag
 from benchmarks.measure import ROUNDS, Result
@@ -69,6 +69,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "growth": measure_growth,
     "seek": measure_seek,
     "hit": in_both_placements(measure_hit),
+    "telemetry": measure_hit_telemetry,
     "get_many": in_both_placements(measure_get_many),
     "clients": in_both_placements(measure_clients),
     "codec": measure_codec,

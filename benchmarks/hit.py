@@ -6,16 +6,26 @@ meta-memcache speaks the meta protocol as we do, and reads its replies in compil
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Final, TypeVar
 
 from meta_memcache.cache_client import CacheClient
 from meta_memcache.configuration import ServerAddress, connection_pool_factory_builder
 from meta_memcache.interfaces.cache_api import CacheApi
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import NoOpTracerProvider
+from prometheus_client import CollectorRegistry
 from pymemcache.client.base import Client
 from pymemcache.client.hash import HashClient
 
+from appclient import Cache, OpenTelemetry, PrometheusTelemetry
+from appclient.telemetry import Telemetry
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
 from benchmarks.shop import Shop, open_shop
 from freshness.algorithm.rule import ReadOutcome
@@ -58,6 +68,46 @@ def measure_hit(rounds: int) -> list[Result]:
 
         timings = interleave(lambda _: require_hits(shop, ours), lambda _: stopwatch(baseline), rounds)
         return [timings.microseconds("hit", READS, f"pymemcache get of {len(entry)} bytes", CRITERION)]
+
+
+def measure_hit_telemetry(rounds: int) -> list[Result]:
+    """CPU of one key by `Cache.get` of a cache with telemetry, against one without, from the same memcached."""
+    meters = MeterProvider([InMemoryMetricReader()])
+    kinds: dict[str, Telemetry] = {
+        "prometheus": PrometheusTelemetry(CollectorRegistry()),
+        "metrics_by_opentelemetry": OpenTelemetry(
+            meter_provider=meters, tracer_provider=NoOpTracerProvider()
+        ),
+        "spans_by_opentelemetry": OpenTelemetry(
+            meter_provider=NoOpMeterProvider(), tracer_provider=TracerProvider()
+        ),
+    }
+    results = []
+    with open_shop(node_count=1) as shop:
+        reads = repeated(shop.keys, READS)
+        for name, telemetry in kinds.items():
+            with closing(Cache(shop.cache.config, telemetry=telemetry)) as observed:
+                timings = interleave(
+                    partial(cpu_seconds, shop, observed, reads),
+                    partial(cpu_seconds, shop, shop.cache, reads),
+                    rounds,
+                )
+            results.append(timings.microseconds(f"hit_{name}", READS, "CPU of a hit without telemetry"))
+    return results
+
+
+def cpu_seconds(shop: Shop, cache: Cache, keys: Sequence[int], _: int) -> float:
+    """Of this thread, for hits. Raises `NotAHit`."""
+    spent: list[float] = []
+
+    def read() -> None:
+        get, begun = cache.get, time.thread_time()
+        for key in keys:
+            get("customer", key)
+        spent.append(time.thread_time() - begun)
+
+    require_hits(shop, read)
+    return spent[0]
 
 
 def measure_get_many(rounds: int) -> list[Result]:

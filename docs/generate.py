@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from prometheus_client import CollectorRegistry
+
+from appclient.prometheus import PrometheusTelemetry
+from appclient.refusal import REMEDIES
 from docs.figures import Results, figures
 from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
@@ -46,6 +50,28 @@ def metrics_table(metrics: Metrics | SinkMetrics) -> str:
 def outcomes_table() -> str:
     rows = ((f"`{one.name}`", one.value.replace("_", " ")) for one in ReadOutcome)
     return _table(("outcome", "meaning"), rows)
+
+
+def remedies_table() -> str:
+    """What many refusals of one cause mean, causes of one meaning together."""
+    causes: dict[str, list[str]] = {}
+    for one, remedy in REMEDIES.items():
+        causes.setdefault(remedy, []).append(f"`{one.name}`")
+    return _table(("many of", "mean"), ((", ".join(names), remedy) for remedy, names in causes.items()))
+
+
+def client_metrics_table() -> str:
+    registry = CollectorRegistry()
+    rows = (
+        (
+            f"`{one.name}{'_total' if one.type == 'counter' else ''}`",
+            one.type,
+            ", ".join(f"`{label}`" for label in labels if label != "namespace"),
+            one.documentation,
+        )
+        for one, labels in PrometheusTelemetry(registry).describe()
+    )
+    return _table(("metric", "type", "labels", "meaning"), rows)
 
 
 def errors_table() -> str:
@@ -137,7 +163,9 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "settings": settings_table,
     "metrics": lambda: metrics_table(Metrics()),
     "sinkmetrics": lambda: metrics_table(SinkMetrics()),
+    "clientmetrics": client_metrics_table,
     "outcomes": outcomes_table,
+    "remedies": remedies_table,
     "errors": errors_table,
     "layers": layers_table,
     "failures": failures_table,

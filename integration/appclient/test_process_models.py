@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -30,8 +31,12 @@ class Gunicorn(ServerProcess):
 
     technology = "gunicorn"
 
-    def __init__(self, config_path: Path, *options: str) -> None:
+    def __init__(
+        self, config_path: Path, *options: str, environment: Mapping[str, str | Path] = MappingProxyType({})
+    ) -> None:
         super().__init__()
+        self.answers = 0
+        self._environment = environment
         self.port = find_free_port()
         self._config_path = config_path
         self._options = options
@@ -41,6 +46,7 @@ class Gunicorn(ServerProcess):
             "/usr/bin/env",
             f"PYTHONPATH={ROOT}",
             f"FRESHNESS_TOML={self._config_path}",
+            *(f"{name}={value}" for name, value in self._environment.items()),
             sys.executable,
             "-m",
             "gunicorn",
@@ -60,6 +66,7 @@ class Gunicorn(ServerProcess):
     def ask(self, key: int) -> dict[str, Any]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{key}", timeout=30) as response:
             answer: dict[str, Any] = json.load(response)
+        self.answers += 1
         return answer
 
 

@@ -7,13 +7,22 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from appclient import Cache
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
-cache = Cache.open(os.environ["FRESHNESS_TOML"])
+from appclient import Cache, PrometheusTelemetry
+
+cache = Cache.open(os.environ["FRESHNESS_TOML"], telemetry=PrometheusTelemetry())
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """``/KEY``: the customer of that key, read past the cache and by it; and which process answered."""
+    """``/KEY``: the customer of that key, read past the cache and by it; and which process answered. ``/metrics``: of
+    all processes."""
+    if environ["PATH_INFO"] == "/metrics":
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        start_response("200 OK", [("Content-Type", "text/plain; version=0.0.4")])
+        return [generate_latest(registry)]
     key = int(environ["PATH_INFO"].strip("/"))
     fresh = cache.get("customer", key, max_staleness_seconds=0.0)
     row = cache.get("customer", key)

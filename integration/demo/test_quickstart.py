@@ -107,11 +107,12 @@ def _carried_out(
     """The page's configuration and an invalidator; then its Python, or that of another page, of which the names are
     returned."""
     (configuration,) = _snippets(page, "toml")
-    for documented, address in (
-        ("127.0.0.1:11211", node.address),
-        ("127.0.0.1:3306", f"127.0.0.1:{pair.primary.port}"),
-        ("127.0.0.1:3307", f"127.0.0.1:{pair.replica.port}"),
-    ):
+    addresses = {
+        "127.0.0.1:11211": node.address,
+        "127.0.0.1:3306": f"127.0.0.1:{pair.primary.port}",
+        "127.0.0.1:3307": f"127.0.0.1:{pair.replica.port}",
+    }
+    for documented, address in addresses.items():
         assert documented in configuration
         configuration = configuration.replace(documented, address)
     (folder / "freshness.toml").write_text(configuration)
@@ -122,6 +123,8 @@ def _carried_out(
         pair.wait_caught_up()
         names: dict[str, Any] = {}
         for snippet in _snippets(python or page, "python"):
+            for documented, address in addresses.items():
+                snippet = snippet.replace(documented, address)
             exec(compile(snippet, str(python or page), "exec"), names)
         yield names
         if "cache" in names:
@@ -168,10 +171,12 @@ def test_the_page_of_the_application_library(
 ) -> None:
     """With the configuration of the quickstart."""
     with _carried_out(QUICKSTART, pair, memcached, tmp_path, monkeypatch, python=APPLICATION) as names:
-        assert names["customer"] == {"id": 42, "name": "Ada"}
-        assert names["profile"]["customer"] == names["customer"]
-        assert names["customers"] == {42: names["customer"], 43: None}
+        row, customer = {"id": 42, "name": "Ada"}, names["Customer"](42, "Ada")
+        assert names["profile"]["customer"] == row
+        assert (names["customer"], names["several"]) == (customer, {42: customer, 43: None})
         assert names["token"] is not None
+        read = r'freshness_client_reads_total{namespace="shop",object="customer",outcome="\w+"} 1.0'
+        assert re.search(read, names["page"])
 
 
 def test_the_quickstart_says_what_check_demands(pair: Pair) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import typer
+from prometheus_client import CollectorRegistry
 
+from appclient.prometheus import PrometheusTelemetry
 from docs.generate import TABLES, render
 from freshness import errors
 from freshness.algorithm.envelope import Filled, NodeRecord, PendingStripe, Stripe, encode_chunk
@@ -280,12 +282,21 @@ def test_every_address_of_the_http_service_is_documented(tmp_path: Path) -> None
     assert documented == served | {str(api.docs_url)}
 
 
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bucket", "_count", "_sum")}
+"""Of a metric's samples, by its type."""
+
+
 def test_the_metrics_of_the_advice_exist() -> None:
     metrics = Metrics()
     metrics.of_shard("shop/-")  # with a sample of each
     metrics_of_all = [*metrics.registry.collect(), *SinkMetrics().registry.collect()]
     names = {sample.name for one in metrics_of_all for sample in one.samples}
     names |= {one.name for one in metrics_of_all}
+    names |= {
+        f"{one.name}{suffix}"
+        for one, _ in PrometheusTelemetry(CollectorRegistry()).describe()
+        for suffix in SUFFIXES[one.type]
+    }
     assert set(re.findall(r"\bfreshness_[a-z_]+", (DOCS / "metrics.md").read_text())) <= names
 
 
