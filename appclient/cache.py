@@ -62,6 +62,7 @@ from freshness.nodes.open import open_node as open_configured_node
 from freshness.objects.registry import ObjectDefinition, build_registry
 from freshness.position.token import EventToken
 from freshness.values.codec import decode_value, encode_value
+from freshness.values.compression import compressing
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Cache:
         self.on_read = on_read
         self._network, self._clock, self._jitter = network, clock, jitter
         settings = config.cache
+        compressing(encode_value, settings.compress_above_bytes)  # a package that is missing shows at once
         open_configured = partial(
             open_configured_node,
             connect_timeout_seconds=settings.node_connect_timeout_ms / 1000,
@@ -210,9 +212,9 @@ class Cache:
     ) -> Cache:
         """Read the configuration and the key columns of its objects.
 
-        Raises `ConfigError` for mistakes in the file, all in one message, and `SourceUnsuitable` when a database does
-        not let the schema be read. Neither the cache nodes nor the databases need be up: reads of a keyspace raise
-        `SourceUnavailable` until its schema was read once.
+        Raises `ConfigError` for mistakes in the file, all in one message, and for a package that it needs, and
+        `SourceUnsuitable` when a database does not let the schema be read. Neither the cache nodes nor the databases
+        need be up: reads of a keyspace raise `SourceUnavailable` until its schema was read once.
         """
         config = load_config(Path(path), is_application=True)
         return cls(config, on_read=on_read, pools=pools, telemetry=telemetry)
@@ -528,7 +530,7 @@ class Cache:
             lineages=self._lineages,
             clock=self._clock,
             jitter=self._jitter,
-            encode=encode_value,
+            encode=compressing(encode_value, settings.compress_above_bytes),
             node_refresh_seconds=settings.node_refresh_seconds,
             fill_lease_ttl_seconds=settings.fill_lease_ttl_seconds,
             fill_wait_seconds=settings.fill_wait_ms / 1000,
@@ -538,6 +540,8 @@ class Cache:
             ),
             witness=self._recorder,
             recall=self._recall,
+            part_bytes=settings.part_bytes,
+            value_bytes_max=settings.value_bytes_max,
         )
         return _Reader(
             nodes,

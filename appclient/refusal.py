@@ -50,7 +50,9 @@ REMEDIES: Final[dict[ReadOutcome, str]] = {
     ReadOutcome.FOREIGN: "something else writes to the nodes under the cache's keys, or another format version does",
     ReadOutcome.KEY: "rows that are not spelled as the keys that are asked for, which the column's collation takes "
     "for equal: ask with the stored spelling, or give the column a binary collation",
-    ReadOutcome.TOO_LARGE: "values above the node's item size: raise it (memcached: -I), or cache less of the row",
+    ReadOutcome.PARTS: "the node evicts parts of large values: give it more memory",
+    ReadOutcome.TOO_LARGE: "values above `cache.value_bytes_max`: raise it, or cache less of the row; or the node "
+    "takes smaller items (memcached: -I) than `cache.part_bytes`",
     ReadOutcome.LOST_RACE: "rows that change as often as they are read; nothing is wrong",
     ReadOutcome.STALE: "callers ask for less staleness than the nodes have; nothing is wrong, unless the "
     "invalidator lags",

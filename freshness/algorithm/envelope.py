@@ -1,8 +1,9 @@
 """The bytes of the items in the cache (docs/wire-format.md; golden bytes are under test).
 
-Four kinds of item exist, each beginning with the same three bytes, magic, version and kind:
+Five kinds of item exist, each beginning with the same three bytes, magic, version and kind:
 
-* a **filled** entry, under the object's key: the value, its position, and the life of the node;
+* a **filled** entry, under the object's key: the value, its position, and the life of the node. In place of a large
+  value stands the manifest of its **parts**, which are items of their own (``freshness.algorithm.parts``);
 * a **stripe**, one of a fixed number per node and lineage: the position that a fill of its keys must contain. It is
   **pending** while it is put back;
 * a **node record** and its **resume copy**, one of each per lineage, in the node they speak of.
@@ -42,9 +43,12 @@ class Kind(IntEnum):
     STRIPE = 3
     RECORD = 4
     PENDING = 5
+    PARTED = 6
+    PART = 7
 
 
 _HEAD: Final = {kind: bytes((MAGIC, FORMAT_VERSION, kind)) for kind in Kind}
+PART_HEAD: Final = _HEAD[Kind.PART]
 
 
 def _open(data: bytes, *kinds: Kind) -> tuple[Kind, Reader]:
@@ -79,14 +83,19 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A value with the evidence of its freshness. ``value`` is None for "no such row"."""
+    """A value with the evidence of its freshness. ``value`` is None for "no such row".
+
+    ``is_parted``: the value is in parts, and its manifest stands here, see `freshness.algorithm.parts.Manifest`.
+    """
 
     stamps: tuple[Stamp, ...]
     identity: bytes
     value: bytes | None
+    is_parted: bool = False
 
     def encode(self) -> bytes:
-        writer = Writer(_HEAD[Kind.ABSENT_ROW if self.value is None else Kind.FILLED])
+        kind = Kind.PARTED if self.is_parted else Kind.FILLED
+        writer = Writer(_HEAD[Kind.ABSENT_ROW if self.value is None else kind])
         writer.u8(len(self.stamps))
         for stamp in self.stamps:
             writer.short(stamp.lineage.encode())
@@ -100,7 +109,7 @@ class Filled:
 
     @classmethod
     def decode(cls, data: bytes) -> Filled:
-        kind, reader = _open(data, Kind.FILLED, Kind.ABSENT_ROW)
+        kind, reader = _open(data, Kind.FILLED, Kind.ABSENT_ROW, Kind.PARTED)
         stamps = tuple(
             Stamp(
                 reader.read_name(), reader.read_bytes(LIFE_SIZE), reader.u64(), decode_position(reader.long())
@@ -110,8 +119,8 @@ class Filled:
         if not stamps:
             raise FormatError("an entry without a position")
         identity = reader.long()
-        if kind is Kind.FILLED:
-            return cls(stamps, identity, reader.rest())
+        if kind is not Kind.ABSENT_ROW:
+            return cls(stamps, identity, reader.rest(), kind is Kind.PARTED)
         reader.finish()
         return cls(stamps, identity, None)
 

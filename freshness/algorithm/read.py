@@ -7,6 +7,8 @@
 3. Then the rows, with the token that was read from the same server before them.
 4. Store by CAS on the item observed in 1, and only if the rule of ``freshness.algorithm.rule`` allows it.
 
+A value that is too large for one item is in parts, which are written before 4 and read after 1 (``parts.py``).
+
 A value is never stored by add or set: if the item is gone or another, an event invalidated it, and the value is
 returned without being stored. A node that does not answer is no miss: its keys are read from the database, not
 stored. Run by appclient's drivers and by the simulator.
@@ -34,6 +36,7 @@ from freshness.algorithm.envelope import (
     wanted_key,
 )
 from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.parts import Manifest, fetch_parts, store_parts
 from freshness.algorithm.request import (
     MISSING,
     NO_TOKENS,
@@ -58,12 +61,14 @@ from freshness.algorithm.request import (
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome, find_fill_refusal
 from freshness.algorithm.view import NodeView, Sightings
 from freshness.algorithm.witness import Witness, tell_fill, tell_hit, tell_refusal
-from freshness.config.settings import FLOW_SECONDS_MAX
+from freshness.config.settings import FLOW_SECONDS_MAX, PART_BYTES, STORED_BYTES_MAX
 from freshness.errors import FreshnessError
 from freshness.position.token import EventToken
 from freshness.value import value
 
-_REPLACEABLE: Final = frozenset((ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY))
+_REPLACEABLE: Final = frozenset(
+    (ReadOutcome.DEAD, ReadOutcome.TABLE_FLOOR, ReadOutcome.IDENTITY, ReadOutcome.PARTS)
+)
 """Why an entry that is one of ours is no hit, and never will be for this key: a reader may take its place."""
 
 _HIT: Final = ReadOutcome.HIT
@@ -96,7 +101,8 @@ class ReadContext:
 
     ``lineages``: of all serving shards that objects may name; hits trust one copy of all their records.
     ``clock`` is monotonic, in seconds; ``jitter`` gives numbers in [0, 1) (F47); ``encode`` turns a loaded value
-    into bytes. ``recall`` finds what may be served while another reader fills. Not shared between threads.
+    into bytes. ``recall`` finds what may be served while another reader fills. A value of more than ``part_bytes`` is
+    stored in parts, one of more than ``value_bytes_max`` not at all. Not shared between threads.
     """
 
     namespace: str
@@ -112,12 +118,16 @@ class ReadContext:
     sightings: Sightings
     witness: Witness | None = None
     recall: Callable[[Lookup], Read | None] = lambda _: None
+    part_bytes: int = PART_BYTES
+    value_bytes_max: int = STORED_BYTES_MAX
     views: dict[str, NodeView] = field(default_factory=dict)
 
 
 # A lookup goes through these states, and only forward but for the wait:
 #
 #     not asked yet ─┬─> Read                        a live entry: a hit
+#                    ├─> _Parted ─┬─> Read           a live entry with all of its parts: a hit
+#                    │            └─> _Refused       a part is missing
 #                    ├─> _Refused ──────────────┐    nothing may be stored, for the cause that it names
 #                    └─> _Stub ─┬─> _Refused ───┤    the stub of another reader is looked up again a few times
 #                               └─> _Guarded ─┬─┴─> Read    from the database, not stored
@@ -132,6 +142,14 @@ class _Refused:
     outcome: ReadOutcome
     stub: Version | None = None
     wanted: Sequence[tuple[str, int]] = ()
+
+
+@value
+class _Parted:
+    """A live entry whose value is in parts, which are still to be read. ``outcome``: of the read if all are there."""
+
+    outcome: ReadOutcome
+    manifest: bytes
 
 
 @value
@@ -160,6 +178,18 @@ class _Guarded:
     records: Mapping[str, NodeRecord | None]
 
 
+@value
+class _Fill:
+    """A value that may be stored. ``manifest``: of its parts, where it is too large for one item."""
+
+    entry: _Pending
+    guarded: _Guarded
+    row: Loaded
+    payload: bytes | None
+    ttl_seconds: int
+    manifest: Manifest | None = None
+
+
 class _Pending:
     """A lookup and its state; None before the first answer."""
 
@@ -167,7 +197,7 @@ class _Pending:
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
-        self.state: Read | _Refused | _Stub | _Guarded | None = None
+        self.state: Read | _Refused | _Parted | _Stub | _Guarded | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -262,6 +292,7 @@ def find_hits(context: ReadContext, lookups: Sequence[Lookup]) -> Procedure[list
         return hits
     answers = yield Flows(tuple(flows))
     now = context.clock()
+    parted: list[tuple[int, bytes]] = []
     for (places, view), found in zip(asked, answers, strict=True):
         if isinstance(found, FreshnessError) or now - view.fetched_at > refresh_seconds:
             continue
@@ -279,6 +310,15 @@ def find_hits(context: ReadContext, lookups: Sequence[Lookup]) -> Procedure[list
             refusal, payload = judge(lookup.identity, value)
             if refusal is None:
                 hits[place] = Read(_HIT, payload, None, NO_TOKENS)
+            elif refusal is ReadOutcome.PARTS:
+                assert payload is not None, "a manifest is no missing row"
+                parted.append((place, payload))
+    if parted:
+        wanted = [(lookups[place].node, manifest) for place, manifest in parted]
+        values = yield from fetch_parts(context.namespace, wanted)
+        for (place, _), whole in zip(parted, values, strict=True):
+            if isinstance(whole, bytes):
+                hits[place] = Read(_HIT, whole, None, NO_TOKENS)
     return hits
 
 
@@ -338,6 +378,7 @@ def _look_up(context: ReadContext, entries: Sequence[_Pending], demand: Demand) 
         flows.append(Flow(node, tuple(requests)))
     answers = yield Flows(tuple(flows))
     answered_at = context.clock()
+    judged: list[tuple[str, Sequence[_Pending], NodeView, Replies, list[tuple[_Pending, Item]]]] = []
     for (node, of_node, view), replies in zip(asked, answers, strict=True):
         if isinstance(replies, FreshnessError):
             context.views.pop(node, None)
@@ -357,12 +398,23 @@ def _look_up(context: ReadContext, entries: Sequence[_Pending], demand: Demand) 
         dead, stale = _judge(context, view, of_node, replies, demand)
         if stale:
             yield from _serve_stale(context, node, stale)
+        judged.append((node, of_node, view, replies, dead))
+    parted = [entry for entry in entries if isinstance(entry.state, _Parted)]
+    if parted:
+        yield from _complete(context, parted)
+    for node, of_node, view, replies, dead in judged:
         if witness is not None:
             for entry, reply in zip(of_node, replies, strict=False):
-                if isinstance(entry.state, Read) and isinstance(reply, Item):
-                    tell_hit(witness, entry.lookup, entry.state.outcome, reply, sent_us)
+                if isinstance(state := entry.state, Read) and isinstance(reply, Item):
+                    tell_hit(witness, entry.lookup, state.outcome, reply, state.payload, sent_us)
+        dead = [(entry, item) for entry, item in dead if _is_replaceable(entry)]
         if dead:
             yield from _claim(context, node, dead, view.records)
+
+
+def _is_replaceable(entry: _Pending) -> bool:
+    """Not where its parts made it a hit after all, or where the node did not answer."""
+    return isinstance(entry.state, _Refused) and entry.state.outcome is not ReadOutcome.NODE_DOWN
 
 
 def _entry_gets(context: ReadContext, view: NodeView | None, entries: Sequence[_Pending]) -> list[Request]:
@@ -431,12 +483,16 @@ def _judge(
             entry.state = _Refused(ReadOutcome.STALE)  # older than this caller accepts
         else:
             refusal, payload = view.judge(policy, lookup.identity, reply.value)
-            if refusal is None and at_least and not view.shows(policy, reply.value, at_least):
+            is_live = refusal is None or refusal is ReadOutcome.PARTS
+            if is_live and at_least and not view.shows(policy, reply.value, at_least):
                 refusal = ReadOutcome.BEHIND
             if refusal is None:
                 entry.state = Read(_HIT, payload, None, NO_TOKENS)
                 continue
-            entry.state = _Refused(refusal)  # until `_claim` has put a stub in its place
+            if refusal is ReadOutcome.PARTS and payload is not None:
+                entry.state = _Parted(_HIT, payload)
+            else:
+                entry.state = _Refused(refusal)  # until `_claim` has put a stub in its place
             if refusal in _REPLACEABLE and view.covers(policy):
                 dead.append((entry, reply))
     return dead, stale
@@ -471,6 +527,22 @@ def _serve_stale(context: ReadContext, node: str, stale: Sequence[tuple[_Pending
         refusal, payload = last.judge(entry.lookup.policy, entry.lookup.identity, item.value)
         if refusal is None:
             entry.state = Read(ReadOutcome.STALE_SERVED, payload)
+        elif refusal is ReadOutcome.PARTS and payload is not None:
+            entry.state = _Parted(ReadOutcome.STALE_SERVED, payload)
+
+
+def _complete(context: ReadContext, parted: Sequence[_Pending]) -> Procedure[None]:
+    """Live entries whose value is in parts: each becomes a `Read`, or `_Refused` where the value is not whole."""
+    states = [entry.state for entry in parted if isinstance(entry.state, _Parted)]
+    wanted = [(entry.lookup.node, state.manifest) for entry, state in zip(parted, states, strict=True)]
+    values = yield from fetch_parts(context.namespace, wanted)
+    for entry, state, whole in zip(parted, states, values, strict=True):
+        if isinstance(whole, FreshnessError):
+            entry.state = _Refused(ReadOutcome.NODE_DOWN)
+        elif whole is None:
+            entry.state = _Refused(ReadOutcome.PARTS)
+        else:
+            entry.state = Read(state.outcome, whole, None, NO_TOKENS)
 
 
 def _wait_for_winners(context: ReadContext, waiting: list[_Pending], demand: Demand) -> Procedure[None]:
@@ -503,15 +575,18 @@ def _load_and_fill(
     except Exception:
         yield from _drop_stubs(context, missing)
         raise
-    fills: list[tuple[_Pending, _Guarded, Loaded]] = []
+    fills: list[_Fill] = []
     refused: list[tuple[_Pending, _Refused, Loaded]] = []
     for entry, row in zip(missing, loaded, strict=True):
         state = entry.state
         if isinstance(state, _Guarded):
             refusal = row.refusal or _find_refusal(context, entry.lookup, state, row)
             if refusal is None:
-                fills.append((entry, state, row))
-                continue
+                fill = _encode(context, entry, state, row)
+                refusal = yield from _store_parts(context, fill)
+                if refusal is None:
+                    fills.append(fill)
+                    continue
             wanted = _find_wanted(entry.lookup, state) if refusal is ReadOutcome.STRIPE_ABSENT else ()
             state = entry.state = state.stub.refuse(refusal, wanted)
         assert isinstance(state, _Refused)
@@ -598,35 +673,61 @@ def _find_wanted(lookup: Lookup, guarded: _Guarded) -> list[tuple[str, int]]:
     ]
 
 
-def _fill(context: ReadContext, fills: Sequence[tuple[_Pending, _Guarded, Loaded]]) -> Procedure[None]:
+def _encode(context: ReadContext, entry: _Pending, guarded: _Guarded, row: Loaded) -> _Fill:
+    payload = None if row.value is None else context.encode(row.value)
+    ttl_seconds = entry.lookup.policy.spread_ttl(context.jitter())
+    manifest = None
+    if payload is not None and context.part_bytes < len(payload) <= context.value_bytes_max:
+        manifest = Manifest.of(payload, context.part_bytes)
+    return _Fill(entry, guarded, row, payload, ttl_seconds, manifest)
+
+
+def _store_parts(context: ReadContext, fill: _Fill) -> Procedure[ReadOutcome | None]:
+    """Before step 4: where the entry is, its parts are. Returns why the entry must not be stored."""
+    payload = fill.payload
+    if payload is None or len(payload) <= min(context.part_bytes, context.value_bytes_max):
+        return None
+    if fill.manifest is None:
+        return ReadOutcome.TOO_LARGE
+    node, stub_ttl_seconds = fill.entry.lookup.node, context.fill_lease_ttl_seconds
+    return (
+        yield from store_parts(
+            context.namespace, node, fill.manifest, payload, fill.ttl_seconds, stub_ttl_seconds
+        )
+    )
+
+
+def _fill(context: ReadContext, fills: Sequence[_Fill]) -> Procedure[None]:
     """Step 4: store by CAS on the stub of step 1."""
     witness = context.witness
-    nodes: dict[str, list[tuple[_Pending, _Guarded, Loaded, Cas]]] = {}
-    for entry, guarded, row in fills:
-        policy = entry.lookup.policy
+    nodes: dict[str, list[tuple[_Fill, Cas]]] = {}
+    for fill in fills:
+        lookup, guarded = fill.entry.lookup, fill.guarded
         stamps = []
-        for lineage in policy.lineages:
-            record, token = guarded.records[lineage], row.tokens[lineage]
+        for lineage in lookup.policy.lineages:
+            record, token = guarded.records[lineage], fill.row.tokens[lineage]
             assert record is not None
             stamps.append(Stamp(lineage, record.life, token.epoch, token.position))
-        value = None if row.value is None else context.encode(row.value)
-        data = Filled(tuple(stamps), entry.lookup.identity, value).encode()
-        ttl = policy.spread_ttl(context.jitter())
-        request = Cas(entry.lookup.item, data, guarded.stub.version, ttl)
-        nodes.setdefault(entry.lookup.node, []).append((entry, guarded, row, request))
+        data = fill.payload if fill.manifest is None else fill.manifest.encode()
+        entry = Filled(tuple(stamps), lookup.identity, data, fill.manifest is not None).encode()
+        request = Cas(lookup.item, entry, guarded.stub.version, fill.ttl_seconds)
+        nodes.setdefault(lookup.node, []).append((fill, request))
     if not nodes:
         return
-    flows = [Flow(node, tuple(cas for *_, cas in of_node)) for node, of_node in nodes.items()]
+    flows = [Flow(node, tuple(cas for _, cas in of_node)) for node, of_node in nodes.items()]
     sent_us = witness.now_us() if witness is not None else 0
     answers = yield Flows(tuple(flows))
     for of_node, replies in zip(nodes.values(), answers, strict=True):
         failed = isinstance(replies, FreshnessError)
-        for place, (entry, guarded, row, cas) in enumerate(of_node):
+        for place, (fill, cas) in enumerate(of_node):
+            row, lookup = fill.row, fill.entry.lookup
             reply = None if failed else replies[place]
             outcome = ReadOutcome.NODE_DOWN if failed else _stored(reply)
-            entry.state = Read(outcome, value=row.value, tokens=row.tokens)
+            fill.entry.state = Read(outcome, value=row.value, tokens=row.tokens)
             if witness is not None:
-                tell_fill(witness, entry.lookup, outcome, guarded.records, row, cas, reply, sent_us)
+                tell_fill(
+                    witness, lookup, outcome, fill.guarded.records, row, fill.payload, cas, reply, sent_us
+                )
 
 
 def _stored(reply: object) -> ReadOutcome:

@@ -125,7 +125,9 @@ def refill(
                 loaded = Loaded(row.payload, {token.lineage: token})
                 records = {token.lineage: record}
                 lookup = replace(row.lookup, node=node)
-                tell_fill(witness, lookup, ReadOutcome.FILLED, records, loaded, cas, reply, sent_us)
+                tell_fill(
+                    witness, lookup, ReadOutcome.FILLED, records, loaded, row.payload, cas, reply, sent_us
+                )
     if removed:
         yield from invalidate(node, removed, target, token.position)
     return sorted(appended)

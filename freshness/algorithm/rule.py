@@ -43,7 +43,8 @@ class ReadOutcome(Enum):
     DEAD = "the entry belongs to a former life of the node"
     NO_TOKEN = "the server read gives no engine-visible position"
     KEY = "the key's collation does not allow to cache this"
-    TOO_LARGE = "the node refused the value's size"
+    PARTS = "a part of a large value is missing, or is of another value"
+    TOO_LARGE = "the value is too large, for this configuration or for the node"
 
     @property
     def is_hit(self) -> bool:

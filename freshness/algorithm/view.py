@@ -129,6 +129,7 @@ class NodeView:
     ) -> tuple[ReadOutcome | None, bytes | None]:
         """(None, value) for an entry that is live here, else (why not, None). The value is None for "no such row".
 
+        (`ReadOutcome.PARTS`, manifest) for a live one whose value is in parts: it is a hit if they are all there.
         The common entry, one lineage and no table floor, is recognised by its first bytes and not decoded.
         """
         lineages = policy.lineages
@@ -145,7 +146,9 @@ class NodeView:
         except FormatError:
             return ReadOutcome.FOREIGN, None
         refusal = find_hit_refusal(policy, identity, entry, self.records)
-        return refusal, entry.value if refusal is None else None
+        if refusal is not None:
+            return refusal, None
+        return ReadOutcome.PARTS if entry.is_parted else None, entry.value
 
     def judging(self, policy: ObjectPolicy) -> Judge:
         """`judge` for many entries of one object."""

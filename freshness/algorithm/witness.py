@@ -67,12 +67,14 @@ class Witness(Protocol):
         """Record an action. Returns at once and never raises."""
 
 
-def tell_hit(witness: Witness, lookup: Lookup, outcome: ReadOutcome, item: Item, sent_us: int) -> None:
-    """An entry was served."""
+def tell_hit(
+    witness: Witness, lookup: Lookup, outcome: ReadOutcome, item: Item, payload: bytes | None, sent_us: int
+) -> None:
+    """An entry was served, with this value."""
     if not witness.wants(lookup.item):
         return
-    filled = Filled.decode(item.value)
-    traces = {stamp.lineage: Trace(stamp.epoch, stamp.life, stamp.position) for stamp in filled.stamps}
+    stamps = Filled.decode(item.value).stamps
+    traces = {stamp.lineage: Trace(stamp.epoch, stamp.life, stamp.position) for stamp in stamps}
     action = Action(
         "hit",
         outcome.name,
@@ -83,8 +85,8 @@ def tell_hit(witness: Witness, lookup: Lookup, outcome: ReadOutcome, item: Item,
         lookup.policy.name,
         lookup.policy.tables,
         traces,
-        filled.value,
-        filled.value is None,
+        payload,
+        payload is None,
         item.version,
     )
     witness.tell(action)
@@ -96,11 +98,13 @@ def tell_fill(
     outcome: ReadOutcome,
     records: Mapping[str, NodeRecord | None],
     row: Loaded,
+    payload: bytes | None,
     cas: Cas,
     reply: Reply | None,
     sent_us: int,
 ) -> None:
-    """A fill was sent: stored, or perhaps stored where the node did not answer, or refused by the node."""
+    """A fill of ``payload`` was sent: stored, or perhaps stored where the node did not answer, or refused by the
+    node."""
     if not witness.wants(lookup.item):
         return
     traces = {}
@@ -122,8 +126,8 @@ def tell_fill(
         lookup.policy.name,
         lookup.policy.tables,
         traces,
-        Filled.decode(cas.value).value,
-        row.value is None,
+        payload,
+        payload is None,
         reply.version if isinstance(reply, Stored) else 0,
         cas.version,
     )

@@ -31,6 +31,7 @@ from freshness.config.access import (
 )
 from freshness.config.hostport import parse_host_port
 from freshness.config.settings import (
+    PARTS_MAX,
     ArchiveConfig,
     CacheConfig,
     Config,
@@ -183,6 +184,13 @@ class _Reader:
             return None
         cache = CacheConfig(**values, login=login)
         self.check_text("cache.namespace", cache.namespace, _NAME, _NAME_EXPECTED)
+        if cache.value_bytes_max > PARTS_MAX * cache.part_bytes:
+            self.report(
+                "cache.value_bytes_max",
+                f"{cache.value_bytes_max}, which is more than {PARTS_MAX} parts of {cache.part_bytes} bytes",
+                f"at most {PARTS_MAX * cache.part_bytes}, or part_bytes of at least "
+                f"{-(-cache.value_bytes_max // PARTS_MAX)}",
+            )
         if not cache.nodes:
             self.report("cache.nodes", "an empty array", "at least one node")
         seen: dict[object, int] = {}
@@ -691,6 +699,7 @@ class _Reader:
     def convert(self, where: str, value: object, item: Field[Any], hint: Any) -> Any:
         """The value as the type that the setting has, or None after a report."""
         expected = describe_type(hint)
+        hint = int if hint == int | None else hint
         minimum, maximum = item.metadata["minimum"], item.metadata["maximum"]
         later = f" ({item.metadata['later']})" if item.metadata["later"] else ""
         if get_origin(hint) is Literal:

@@ -53,6 +53,15 @@ Columns: TypeAlias = Annotated[tuple[str, ...], "text or array of text"]
 TTL_SECONDS_MAX = 30 * 86_400
 """memcached takes a longer TTL for a point in time (F50)."""
 
+PARTS_MAX = 256
+"""The most items that one value is split into. A reader asks for no more, whatever an entry says."""
+
+VALUE_BYTES_MAX = 64 << 20
+"""The largest value, as stored and as unpacked, that any reader takes."""
+
+STORED_BYTES_MAX = 16 << 20
+PART_BYTES = 1_000_000
+
 FLOW_SECONDS_MAX = 1.0
 """How long one flow may take that reads a node record. An answer that comes later may hold an entry of a time for
 which the record does not vouch."""
@@ -193,6 +202,28 @@ class CacheConfig:
     namespace: str = setting("Prefix of every key. Two namespaces on the same nodes share no key.")
     value_ttl_seconds: int = setting(
         "TTL of a filled entry. Freshness does not depend on it.", 86_400, minimum=1, maximum=TTL_SECONDS_MAX
+    )
+    value_bytes_max: int = setting(
+        "The largest value that is stored, as encoded and compressed. A larger one is read from the database each "
+        "time.",
+        STORED_BYTES_MAX,
+        minimum=1024,
+        maximum=VALUE_BYTES_MAX,
+    )
+    part_bytes: int = setting(
+        "A larger value is stored in parts of this size, each an item of its own. A node must take items of this "
+        "size and 48 kB more, for the key and the positions of an entry: memcached's limit is 1 MiB by default (-I).",
+        PART_BYTES,
+        minimum=1024,
+        maximum=VALUE_BYTES_MAX,
+    )
+    compress_above_bytes: int | None = setting(
+        "Values whose encoding is larger are compressed with zstd, where that makes them smaller. Every process that "
+        "reads the cache needs the extra compression then; one without it reads these values from the database. Left "
+        "out: nothing is compressed.",
+        None,
+        minimum=64,
+        maximum=VALUE_BYTES_MAX,
     )
     stripes: int = setting(
         "How many stripes each shard has on each node, of about 100 bytes. A value is stored only where the replica "

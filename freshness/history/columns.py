@@ -99,7 +99,11 @@ ACTIONS: Final = (
     ),
     Column("floors", "list<string>", False, "Floor of the node for each lineage at a fill; else empty."),
     Column(
-        "digest", "binary", True, "Digest of the value filled or served; null for none and for no such row."
+        "digest",
+        "binary",
+        True,
+        "Digest of the value filled or served; null for none, for no such row, and for a "
+        "compressed value where zstandard is not installed.",
     ),
     Column("is_absent", "bool", False, "The value is that there is no such row."),
     Column(

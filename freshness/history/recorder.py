@@ -30,6 +30,7 @@ from freshness.errors import FormatError
 from freshness.history.arrow import make_schema
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION
 from freshness.values.codec import DIGEST_BYTES, decode_value, row_digest
+from freshness.values.compression import unpack
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +197,13 @@ class _Session:
 
 
 def _digest(payload: bytes | None) -> bytes | None:
-    """The digest of a row, which equals the archive's digest of the same row; of any other value, of its encoding."""
+    """The digest of a row, which equals the archive's digest of the same row; of any other value, of its encoding,
+    compressed or not. None, too, where it cannot be unpacked."""
     if payload is None:
+        return None
+    try:
+        payload = unpack(payload)
+    except FormatError:
         return None
     alone = hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()
     try:

@@ -5,7 +5,8 @@ is refused on the way in: a hit must not look different from the miss that fille
 comes back as a list, and an aware datetime keeps its UTC offset but not the name of its time zone.
 
 The bytes are one byte of codec version, then MessagePack; what MessagePack lacks is in extension types of our
-own (msgspec alone would flatten a Decimal or a date to text). Never pickle: a shared cache must not be able
+own (msgspec alone would flatten a Decimal or a date to text). Where they are compressed, it is another codec version
+and these bytes inside (``freshness.values.compression``). Never pickle: a shared cache must not be able
 to run code in the application.
 
 Called on every hit and every fill by the cached reads. The hit path is one call into msgspec, with a Python
@@ -25,6 +26,7 @@ from msgspec import MsgspecError
 from msgspec.msgpack import Decoder, Encoder, Ext
 
 from freshness.errors import FormatError
+from freshness.values.compression import unpack
 
 CODEC_VERSION: Final = 1
 DIGEST_BYTES: Final = 16
@@ -65,16 +67,19 @@ def encode_value(value: object) -> bytes:
 
 
 def decode_value(data: bytes) -> Any:
-    """Return the value of which `encode_value` made ``data``.
+    """Return the value of which `encode_value` made ``data``, which may have been compressed since.
 
-    Raises `FormatError` for anything else: other bytes, another codec version, an unknown extension type.
+    Raises `FormatError` for anything else: other bytes, another codec version, an unknown extension type. So it does
+    for compressed bytes where zstandard is not installed.
     """
     if data[:1] != _PREFIX:
-        found = f"codec version {data[0]}" if data else "no bytes at all"
-        raise FormatError(
-            f"a cached value starts with {found}, expected codec version {CODEC_VERSION}",
-            hint="another version of this library wrote it; treat it as a miss",
-        )
+        data = unpack(data)
+        if data[:1] != _PREFIX:
+            found = f"codec version {data[0]}" if data else "no bytes at all"
+            raise FormatError(
+                f"a cached value starts with {found}, expected codec version {CODEC_VERSION}",
+                hint="another version of this library wrote it; treat it as a miss",
+            )
     try:
         return _DECODER.decode(data[1:])
     except FormatError:

@@ -296,13 +296,19 @@ def test_a_node_without_cas_is_never_used(pair: Pair, tmp_path: Path) -> None:
 
 NOTES_TABLE = """CREATE TABLE notes (
   title VARCHAR(400) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PRIMARY KEY, body LONGTEXT)"""
+LARGEST = 2_100_000
 NOTE = '[objects.note]\ntable = "notes"\n'
 
 
 @pytest.fixture
 def notes(pair: Pair, tmp_path: Path) -> Iterator[System]:
     with running_system(
-        pair, tmp_path, nodes=[Memcached()], tables=(CUSTOMERS_TABLE, NOTES_TABLE), objects=CUSTOMER + NOTE
+        pair,
+        tmp_path,
+        nodes=[Memcached()],
+        tables=(CUSTOMERS_TABLE, NOTES_TABLE),
+        objects=CUSTOMER + NOTE,
+        cache={"value_bytes_max": LARGEST},
     ) as system:
         yield system
 
@@ -336,7 +342,7 @@ def check_long_keys(system: System, cache: Cache) -> None:
 
 
 def check_large_values(system: System, cache: Cache) -> None:
-    body = "x" * 1_100_000
+    body = "x" * (LARGEST + 1)
     system.execute("INSERT INTO notes VALUES ('large', %s)", body)
     system.settle()
     lives = system.lives()

@@ -1,17 +1,19 @@
 """The rows that a transaction's images tell, for objects with ``fill_from_log``.
 
 A row is told where both images are whole and hold what a client reads, and its key names this shard alone. Any doubt
-about one row leaves out all of the transaction: its keys are invalidated as those of any other object. Called by
+about one row leaves out all of the transaction: its keys are invalidated as those of any other object. So is the key
+of a row that takes several items. Called by
 ``invalidator.loop.shard``, in the worker's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.refill import LoggedRow
+from freshness.config.settings import PART_BYTES
 from freshness.errors import FormatError
 from freshness.objects.registry import ObjectDefinition
 from freshness.stream.source import RowChange, Transaction
@@ -24,11 +26,14 @@ Row = Mapping[str, object]
 
 @dataclass(slots=True)
 class RowFinder:
-    """``definitions``: of single rows. ``layouts``: of the shard ``lineage``."""
+    """``definitions``: of single rows. ``layouts``: of the shard ``lineage``. ``encode``: as `encode_value`, see
+    `freshness.values.compression.compressing`. ``payload_bytes_max``: of a row that is one item."""
 
     lineage: str
     definitions: Mapping[str, ObjectDefinition]
     layouts: LayoutBook
+    encode: Callable[[object], bytes] = encode_value
+    payload_bytes_max: int = PART_BYTES
     _by_table: dict[str, list[ObjectDefinition]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -44,7 +49,11 @@ class RowFinder:
         try:
             for change in transaction.changes:
                 if change.table in self._by_table:
-                    rows.update(self._rows_of(change))
+                    for item, row in self._rows_of(change):
+                        if row.payload is None or len(row.payload) <= self.payload_bytes_max:
+                            rows[item] = row
+                        else:
+                            rows.pop(item, None)  # of an earlier change of the row
         except _Untold:
             return {}
         return rows
@@ -60,7 +69,7 @@ class RowFinder:
                     raise _Untold  # another spelling of the key may find another row
                 yield lookups[0].item, LoggedRow(lookups[0], None)
             if change.after is not None:
-                yield lookups[-1].item, LoggedRow(lookups[-1], _encode(rows[-1]))
+                yield lookups[-1].item, LoggedRow(lookups[-1], self._encode(rows[-1]))
 
     def _locate(self, definition: ObjectDefinition, row: Row | None) -> Lookup:
         columns = definition.columns_by_table[str(definition.config.table)]
@@ -75,13 +84,12 @@ class RowFinder:
             raise _Untold
         return Lookup(policy, "", key.item, definition.identity(key), values, key.is_exact)
 
+    def _encode(self, row: Row | None) -> bytes:
+        try:
+            return self.encode(row)
+        except FormatError as error:
+            raise _Untold from error
+
 
 class _Untold(Exception):
     """The log does not tell a row as a client reads it."""
-
-
-def _encode(row: Row | None) -> bytes:
-    try:
-        return encode_value(row)
-    except FormatError as error:
-        raise _Untold from error

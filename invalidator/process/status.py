@@ -28,6 +28,7 @@ from freshness.algorithm.envelope import (
     stripe_number,
 )
 from freshness.algorithm.node import CacheNode
+from freshness.algorithm.parts import read_value
 from freshness.algorithm.request import Get, Item, Reply
 from freshness.algorithm.rule import (
     ObjectPolicy,
@@ -285,6 +286,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         }
         keys = {lineage: stripe_key(namespace, lineage, number) for lineage, number in numbers.items()}
         held = dict(zip(keys, node.perform([Get(key) for key in keys.values()]), strict=True))
+        filled, payload, error = _read_entry(node, namespace, entry)
     finally:
         node.close()
     answer: dict[str, Any] = {
@@ -303,11 +305,11 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
         return answer | {"entry": "absent"}
     if entry.value == STUB:
         return answer | {"entry": "stub", "ttl_seconds": entry.ttl_seconds}
-    try:
-        filled = Filled.decode(entry.value)
-    except FormatError as error:
+    if filled is None:
         return answer | {"entry": "foreign", "error": str(error)}
     refusal = find_hit_refusal(located.policy, located.identity, filled, found)
+    if refusal is None and error is not None:
+        refusal = ReadOutcome.PARTS
     answer |= {
         "entry": "live" if refusal is None else refusal.name.lower(),
         "ttl_seconds": entry.ttl_seconds,
@@ -315,12 +317,26 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
             {"lineage": s.lineage, "life": s.life.hex(), "epoch": s.epoch, "position": str(s.position)}
             for s in filled.stamps
         ],
-        "value": None if filled.value is None else decode_value(filled.value),
     }
+    if error is not None:
+        return answer | {"error": str(error)}
+    answer["value"] = None if payload is None else decode_value(payload)
     if located.definition.config.table is not None:
         row = _read_row(config, located)
         answer |= {"primary": row, "equals_primary": _digest(row) == _digest(answer["value"])}
     return answer
+
+
+def _read_entry(
+    node: CacheNode, namespace: str, reply: Reply
+) -> tuple[Filled | None, bytes | None, FormatError | None]:
+    """The entry in a reply, its value, and why one of the two is not there."""
+    filled = None
+    try:
+        filled = Filled.decode(reply.value) if isinstance(reply, Item) else None
+        return filled, None if filled is None else read_value(node, namespace, filled), None
+    except FormatError as error:
+        return filled, None, error
 
 
 def _tell_hits(config: Config, records: Iterable[NodeRecord | None]) -> str:

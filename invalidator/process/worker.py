@@ -36,6 +36,8 @@ from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
 from freshness.stream.source import Source, Transaction
+from freshness.values.codec import encode_value
+from freshness.values.compression import compressing
 from invalidator.binlog.rows.layout import read_layouts
 from invalidator.binlog.seek import TimeIndex
 from invalidator.binlog.source import BinlogSource
@@ -330,7 +332,9 @@ class ShardWorker:
         task = self.assignment
         definitions = {name: task.definitions[name] for name in task.filled}
         layouts = LayoutBook(lambda _: read_layouts(task.shard.primary))
-        return RowFinder(task.shard.lineage, definitions, layouts)
+        encode = compressing(encode_value, task.cache.compress_above_bytes)
+        payload_bytes_max = min(task.cache.part_bytes, task.cache.value_bytes_max)
+        return RowFinder(task.shard.lineage, definitions, layouts, encode, payload_bytes_max)
 
     def _create_restoration(self, invalidator: ShardInvalidator, pulse: Pulse) -> Restoration:
         """Also for a shard that does not serve: when it begins to, its stripes are there."""

@@ -191,16 +191,13 @@ class Comparison:
         found_heads = _require_known(heads, first.lineages)
         rows = self._read_rows([each.entry for each in suspects])
         items = [_item(each.entry) for each in suspects]
-        records, replies = read_items(self._scope, self._find_node(first.node), items)
+        node = self._find_node(first.node)
+        records, replies = read_items(self._scope, node, items)
         has_acknowledged = _have(records, found_heads)
         verdicts, undecided = [], []
         for each, item, reply in zip(suspects, items, replies, strict=True):
             entry, found = each.entry, rows.get(each.entry.identity, ())
-            now = (
-                judge(self._scope, entry.node, item, reply.value, records)
-                if isinstance(reply, Item)
-                else None
-            )
+            now = judge(self._scope, node, item, reply.value, records) if isinstance(reply, Item) else None
             if now is None or _is_another(now, entry) or not _differs(entry, rows):
                 verdicts.append(_verdict(entry, IN_FLIGHT))
                 continue

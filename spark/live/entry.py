@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from freshness.algorithm.envelope import STUB, Filled, NodeRecord, find_record, record_key
 from freshness.algorithm.node import CacheNode
+from freshness.algorithm.parts import read_value
 from freshness.algorithm.request import Get, Item, Reply
 from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
 from freshness.errors import FormatError, FreshnessError
@@ -34,6 +35,8 @@ FOREIGN: Final = "foreign"
 UNCONFIGURED: Final = "unconfigured"
 UNTRUSTED: Final = "untrusted"
 """The node's record is missing, closed or of another ring: nobody knows whether the entry is a hit."""
+PARTS: Final = "parts"
+"""The value is in parts, which are not all there, or do not decode."""
 UNAVAILABLE: Final = "unavailable"
 _NOBODY_VOUCHES: Final = "the node's record is missing, closed or of another ring: see `invalidator status`"
 
@@ -82,7 +85,7 @@ def read_batch(scope: AuditScope, node: CacheNode, items: Sequence[bytes]) -> It
     records, replies = read_items(scope, node, items)
     for item, reply in zip(items, replies, strict=True):
         if isinstance(reply, Item):
-            yield judge(scope, node.name, item, reply.value, records)
+            yield judge(scope, node, item, reply.value, records)
 
 
 def read_items(
@@ -97,20 +100,28 @@ def read_items(
 
 
 def judge(
-    scope: AuditScope, node: str, item: bytes, data: bytes, records: Mapping[str, NodeRecord | None]
+    scope: AuditScope,
+    holder: CacheNode,
+    item: bytes,
+    data: bytes,
+    records: Mapping[str, NodeRecord | None],
 ) -> NodeEntry:
-    """Judge the bytes under a key, by the rule that readers go by."""
+    """Judge the bytes under a key, by the rule that readers go by. The parts of a value are read from the node."""
+    node = holder.name
     name = item[len(scope.namespace) + 1 :].split(b":", 1)[0].decode("latin-1")
     definition = scope.definitions.get(name)
     if data == STUB:
         return NodeEntry(node, item, name, b"", STUBBED)
     if definition is None:
         return NodeEntry(node, item, name, b"", UNCONFIGURED)
+    state = FOREIGN
     try:
         filled = Filled.decode(data)
-        value_digest = "" if filled.value is None else digest_value(decode_value(filled.value))
+        state = PARTS if filled.is_parted else FOREIGN
+        payload = read_value(holder, scope.namespace, filled)
+        value_digest = "" if payload is None else digest_value(decode_value(payload))
     except FormatError as error:
-        return NodeEntry(node, item, name, b"", FOREIGN, error=str(error))
+        return NodeEntry(node, item, name, b"", state, error=str(error))
     policy, identity = _find_served(definition, item, filled)
     state = _find_state(scope, policy, identity, filled, records)
     return NodeEntry(
@@ -123,7 +134,7 @@ def judge(
         policy.lineages,
         digest_bytes(data),
         value_digest,
-        filled.value,
+        payload,
         _NOBODY_VOUCHES if state == UNTRUSTED else "",
     )
 

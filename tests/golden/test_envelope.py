@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from freshness.algorithm.envelope import (
+    PART_HEAD,
     STUB,
     Coverage,
     Filled,
@@ -32,6 +33,7 @@ from freshness.algorithm.envelope import (
     stripe_number,
     wanted_key,
 )
+from freshness.algorithm.parts import Manifest
 from freshness.errors import FormatError
 from freshness.position import Position, parse_position
 
@@ -94,6 +96,28 @@ def test_an_absent_row(flavor: str) -> None:
     assert Filled.decode(bytes.fromhex(expected)) == entry
     with pytest.raises(FormatError):
         Filled.decode(bytes.fromhex(expected + "00"))
+
+
+@pytest.mark.parametrize("flavor", POSITIONS)
+def test_an_entry_in_parts(flavor: str) -> None:
+    """The manifest is in the place of the value, and names 3 parts."""
+    stamp, written = stamp_of(flavor)
+    manifest = Manifest.of(b"a value", 3)
+    assert manifest is not None
+    digest = "292e8027b40dd369a8a8848c2a9729166f249cfb01169eee06196be2b1ae3521"
+    said = "00000007" + "00000003" + digest
+    assert manifest.encode().hex() == said
+    assert Manifest.decode(bytes.fromhex(said)) == manifest
+    entry = Filled((stamp,), b"7", manifest.encode(), True)
+    expected = HEAD + "06" + "01" + written + long("37") + said
+    assert entry.encode().hex() == expected
+    assert Filled.decode(bytes.fromhex(expected)) == entry
+    assert manifest.keys("shop") == [f"shop:!!{digest}!{number}".encode() for number in range(3)]
+    assert [part.hex() for part in manifest.split(b"a value")] == [
+        HEAD + "07" + "612076",
+        HEAD + "07" + "616c75",
+        HEAD + "07" + "65",
+    ]
 
 
 def chunk_of(flavor: str, life: bytes = LIFE) -> str:
@@ -234,10 +258,12 @@ def test_one_kind_is_never_read_as_another() -> None:
         Kind.STRIPE: Stripe(LIFE, POSITIONS["mysql"]).encode(),
         Kind.RECORD: record_of(POSITIONS["mysql"]).encode(),
         Kind.PENDING: PendingStripe(TENURE).encode(),
+        Kind.PARTED: Filled((stamp,), b"7", b"manifest", True).encode(),
+        Kind.PART: PART_HEAD + b"x",
     }
     assert set(items) == set(Kind)
     readers: dict[Callable[[bytes], Any], set[Kind]] = {
-        Filled.decode: {Kind.FILLED, Kind.ABSENT_ROW},
+        Filled.decode: {Kind.FILLED, Kind.ABSENT_ROW, Kind.PARTED},
         Stripe.decode: {Kind.STRIPE},
         PendingStripe.decode: {Kind.PENDING},
         NodeRecord.decode: {Kind.RECORD},

@@ -64,7 +64,7 @@ positions = st.one_of(mysql, mariadb)
 stamps = st.builds(Stamp, names, nonces, u64, positions)
 stamps_and_identity = st.lists(stamps, min_size=1, max_size=3).map(tuple), st.binary(max_size=30)
 without_value = st.builds(Filled, *stamps_and_identity, st.none())
-with_value = st.builds(Filled, *stamps_and_identity, st.binary(max_size=60))
+with_value = st.builds(Filled, *stamps_and_identity, st.binary(max_size=60), st.booleans())
 filled = without_value | with_value
 stripes = st.builds(Stripe, nonces, positions)
 pending = st.builds(PendingStripe, nonces)

@@ -274,11 +274,9 @@ def test_what_does_not_compare_is_doubt(monkeypatch: pytest.MonkeyPatch) -> None
             return find_fill_refusal(replace(policy, lineages=known), ring, records, stripes, tokens)
 
         def fill_with_the_other(context: Any, fills: Any) -> Procedure[None]:
-            lent = [
-                (entry, guard, replace(row, tokens=dict.fromkeys((LINEAGE, OTHER), row.tokens[LINEAGE])))
-                for entry, guard, row in fills
-            ]
-            yield from fill(context, lent)
+            lent = [dict.fromkeys((LINEAGE, OTHER), each.row.tokens[LINEAGE]) for each in fills]
+            rows = [replace(each.row, tokens=tokens) for each, tokens in zip(fills, lent, strict=True)]
+            yield from fill(context, [replace(each, row=row) for each, row in zip(fills, rows, strict=True)])
 
         fill = read._fill
         patch.setattr(read, "find_fill_refusal", of_what_is_known)

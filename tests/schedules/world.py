@@ -60,7 +60,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.view import Sightings
-from freshness.config.settings import CacheConfig
+from freshness.config.settings import PART_BYTES, STORED_BYTES_MAX, CacheConfig
 from freshness.errors import FormatError, FreshnessError, NodeUnavailable
 from freshness.nodes.memory import MemoryStore
 from freshness.position import MariadbPosition, MysqlGtidSet, Position, empty_position
@@ -862,6 +862,8 @@ class Reader:
     on_stale: Literal["bypass", "serve"] = "bypass"
     clock_error_seconds: float = 0.0
     jitter: float = 0.0
+    part_bytes: int = PART_BYTES
+    value_bytes_max: int = STORED_BYTES_MAX
     client: Client = field(init=False)
     context: ReadContext = field(init=False)
 
@@ -884,6 +886,8 @@ class Reader:
                 MAX_STALENESS_SECONDS,
                 CLOCK_SKEW_SECONDS,
             ),
+            part_bytes=self.part_bytes,
+            value_bytes_max=self.value_bytes_max,
         )
 
     def reading(
@@ -981,11 +985,15 @@ def _take_short_way(
     try:
         asked = next(taking)
         assert isinstance(asked, Flows)
-        taking.send([found[flow.node] for flow in asked.flows])
+        asked = taking.send([found[flow.node] for flow in asked.flows])
     except StopIteration as end:
         hits = end.value
     else:
-        raise AssertionError("the short way asks once")
+        assert isinstance(asked, Flows), "the short way asks nodes only"
+        assert all(is_part(key.key) for flow in asked.flows for key in flow.requests), (
+            "it asks for entries once"
+        )
+        return None
     if len(lookups) == 1:
         (reply,) = found[lookups[0].node]
         data = reply.value if isinstance(reply, Item) else None
@@ -996,6 +1004,11 @@ def _take_short_way(
 def is_fill(action: Action) -> bool:
     """The CAS of a value on an entry, the last step of a read."""
     return isinstance(action, Cas) and not action.key.startswith(b"shop:!")
+
+
+def is_part(key: bytes) -> bool:
+    """The key of a part of a large value."""
+    return key.startswith(b"shop:!!")
 
 
 def is_record_write(action: Action) -> bool:

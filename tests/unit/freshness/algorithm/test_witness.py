@@ -77,7 +77,7 @@ def test_a_fill(
 ) -> None:
     seen = Seen()
     cas, row = Cas(ITEM, entry(value), 41, 60), Loaded(value, {LINEAGE: TOKEN})
-    tell_fill(seen, LOOKUP, outcome, {LINEAGE: RECORD}, row, cas, reply, 10)
+    tell_fill(seen, LOOKUP, outcome, {LINEAGE: RECORD}, row, value, cas, reply, 10)
     (action,) = seen.actions
     assert (action.kind, action.outcome) == (kind, outcome.name)
     assert (action.node, action.begin_us, action.end_us) == ("n1", 10, 20)
@@ -90,7 +90,7 @@ def test_a_fill(
 @pytest.mark.parametrize("value", [b"row", None])
 def test_a_hit(value: bytes | None) -> None:
     seen = Seen()
-    tell_hit(seen, LOOKUP, ReadOutcome.STALE_SERVED, Item(entry(value), 41, 9), 10)
+    tell_hit(seen, LOOKUP, ReadOutcome.STALE_SERVED, Item(entry(value), 41, 9), value, 10)
     (action,) = seen.actions
     assert (action.kind, action.outcome) == ("hit", "STALE_SERVED")
     assert (action.node, action.begin_us, action.end_us) == ("n1", 10, 20)
@@ -132,8 +132,8 @@ def test_invalidations_and_a_publication() -> None:
 def test_items_out_of_the_sample_are_not_told() -> None:
     seen = Seen(is_wanted=False)
     cas, row = Cas(ITEM, entry(b"row"), 41, 60), Loaded("row", {LINEAGE: TOKEN})
-    tell_fill(seen, LOOKUP, ReadOutcome.FILLED, {LINEAGE: RECORD}, row, cas, Stored(42), 10)
-    tell_hit(seen, LOOKUP, ReadOutcome.HIT, Item(entry(b"row"), 41, 9), 10)
+    tell_fill(seen, LOOKUP, ReadOutcome.FILLED, {LINEAGE: RECORD}, row, b"row", cas, Stored(42), 10)
+    tell_hit(seen, LOOKUP, ReadOutcome.HIT, Item(entry(b"row"), 41, 9), b"row", 10)
     tell_refusal(seen, LOOKUP, ReadOutcome.STRIPE, row)
     tell_invalidations(seen, "n1", RECORD, {ITEM: at("9")}, 10)
     assert seen.actions == []

@@ -145,7 +145,8 @@ def test_the_deepest_value_comes_back() -> None:
 
 GARBAGE: list[tuple[bytes, str]] = [
     (b"", "no bytes at all"),
-    (b"\x02\x01", "codec version 2"),
+    (b"\x03\x01", "codec version 3"),
+    (b"\x02\x01", "cannot be unpacked"),
     (b"\x80\x04N.", "codec version 128"),  # a pickle
     (b"\x01", "does not decode"),
     (b"\x01\xc1", "does not decode"),

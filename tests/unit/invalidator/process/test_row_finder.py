@@ -16,7 +16,8 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import MysqlGtidSet
 from freshness.stream.source import UNREADABLE, Operation, RowChange, Shape, Transaction
-from freshness.values.codec import decode_value
+from freshness.values.codec import decode_value, encode_value
+from freshness.values.compression import PACKED, compressing
 from invalidator.binlog.rows.layout import Layout, Layouts
 from invalidator.process.row_finder import RowFinder
 from invalidator.stream.layout_book import LayoutBook
@@ -63,6 +64,9 @@ def change(
     return RowChange(table, op, before, after, SHAPES)
 
 
+ROW = {"id": 1, "name": "x"}
+
+
 def transaction(*changes: RowChange, **parts: Any) -> Transaction:
     return Transaction(POSITION, 0, changes, **parts)
 
@@ -101,6 +105,32 @@ def test_the_last_change_of_a_key_counts() -> None:
         change("delete", image(2, "y"), None),
     ]
     assert find(*changes) == {b"shop:customer:1": {"id": 1, "name": "z"}, b"shop:customer:2": None}
+
+
+def test_a_row_that_takes_several_items_is_left_out_alone() -> None:
+    """Its key is invalidated as any other; so it is where an earlier change of the same row would have fitted."""
+    finder = RowFinder(
+        LINEAGE,
+        {"customer": definition()},
+        LayoutBook(Books().read),
+        payload_bytes_max=len(encode_value(ROW)),
+    )
+    changes = [change("insert", None, image(1)), change("insert", None, image(2, "longer"))]
+    assert finder.find(transaction(*changes)).keys() == {b"shop:customer:1"}
+    changes = [change("insert", None, image(1)), change("update", image(1), image(1, "longer"))]
+    assert finder.find(transaction(*changes)) == {}
+    changes = [change("insert", None, image(1, "longer")), change("update", image(1, "longer"), image(1))]
+    assert finder.find(transaction(*changes)).keys() == {b"shop:customer:1"}
+
+
+def test_a_row_is_compressed_as_a_reader_would() -> None:
+    finder = RowFinder(
+        LINEAGE, {"customer": definition()}, LayoutBook(Books().read), compressing(encode_value, 64)
+    )
+    (row,) = finder.find(transaction(change("insert", None, image(1, "long" * 50)))).values()
+    assert row.payload is not None
+    assert row.payload[:1] == PACKED
+    assert decode_value(row.payload) == {"id": 1, "name": "long" * 50}
 
 
 def test_each_object_of_the_table_gets_the_row() -> None:
