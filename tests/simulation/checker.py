@@ -176,7 +176,13 @@ class Checker:
             self.outcomes[read.outcome] += 1
             if read.outcome is ReadOutcome.HIT:
                 self.served.add(lookup.item)
-                self._check_hit(who, lookup, self._seen[who, lookup.item])
+                seen = self._seen[who, lookup.item]
+                if read.payload != self._world.value_of(_entry_of(seen.data)):
+                    raise Violation(
+                        "I1",
+                        f"{who} got {lookup.item.decode()} with parts of another value: {read.payload!r}",
+                    )
+                self._check_hit(who, lookup, seen)
 
     def own_read_done(
         self,
@@ -312,7 +318,8 @@ class Checker:
         """Of each row in an entry: (shard, table, version, life, position)."""
         entry = _entry_of(data)
         # No row is a row before its first version.
-        numbers = repeat(0) if entry.value is None else iter(_numbers_of(entry.value))
+        value = self._world.value_of(entry)
+        numbers = repeat(0) if value is None else iter(_numbers_of(value))
         stamps = {stamp.lineage: stamp for stamp in entry.stamps}
         # In a reshard an entry may be of other shards than those of this lookup.
         for lineage in stamps if self._world.reshard is not None else lookup.policy.lineages:

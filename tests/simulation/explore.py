@@ -36,6 +36,7 @@ from freshness.algorithm.envelope import (
 )
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.parts import Manifest
 from freshness.algorithm.read import Demand, Read, ReadContext, read_through
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import (
@@ -60,7 +61,7 @@ from freshness.algorithm.request import (
 from freshness.algorithm.restore import Restorer
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.view import Sightings
-from freshness.config.settings import CacheConfig, ObjectConfig
+from freshness.config.settings import PART_BYTES, CacheConfig, ObjectConfig
 from freshness.errors import FreshnessError, NodeUnavailable
 from freshness.keys.cachekey import KeyBuilder
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -105,7 +106,7 @@ class SmallWorld:
     and which come into the log at any later moment.
     ``shorten_share``: see ``freshness.algorithm.invalidate``. ``fills_from_log``: the log holds whole rows, and the
     invalidators replace entries by them. ``asks``: each read asks for the last change that has returned, as a session
-    does that has made it.
+    does that has made it. ``in_parts``: every value is in two parts, of which ``part_evictions`` may go.
     """
 
     name: str
@@ -127,6 +128,7 @@ class SmallWorld:
     stalls: int = 0
     late_beats: int = 0
     evictions: int = 0
+    part_evictions: int = 0
     stripe_evictions: int = 0
     record_evictions: int = 0
     restarts: int = 0
@@ -138,6 +140,7 @@ class SmallWorld:
     shows_late: bool = False
     shorten_share: int = 1_000_000
     fills_from_log: bool = False
+    in_parts: bool = False
     asks: bool = False
     lease_seconds: int = L_SECONDS
     max_staleness_seconds: float = 11.0
@@ -208,6 +211,12 @@ WORLDS: Final = (
         "entries are filled from the log while a session asks",
         is_filled=True, beats=0, reads=2, commits=3, fills_from_log=True, asks=True,
     ),
+    SmallWorld("values in parts, one of them is evicted", is_filled=True, in_parts=True, beats=0, part_evictions=1),
+    SmallWorld("values in parts, two readers", is_filled=True, in_parts=True, readers=2, beats=0, polls=1),
+    SmallWorld(
+        "values in parts, the node restarts", is_filled=True, in_parts=True, beats=0, reads=2, polls=1, restarts=1
+    ),
+    SmallWorld("values in parts, a write arrives late", in_parts=True, beats=0, reads=2, polls=1, late=1),
     SmallWorld("the answer of a heartbeat is lost", is_filled=True, beats=0, late_beats=1, polls=1, ticks=(2.0,)),
 )  # fmt: skip
 
@@ -276,8 +285,8 @@ class State(NamedTuple):
 
 
 FAULTS: Final = (
-    "beats", "late_beats", "stalls", "evictions", "stripe_evictions", "record_evictions", "restarts",
-    "lost_replies", "late", "doubles", "refusals", "crashes",
+    "beats", "late_beats", "stalls", "evictions", "part_evictions", "stripe_evictions", "record_evictions",
+    "restarts", "lost_replies", "late", "doubles", "refusals", "crashes",
 )  # fmt: skip
 
 
@@ -514,17 +523,21 @@ class Explorer:
 
         return program
 
+    def _encode(self, version: int) -> bytes:
+        return _twin(version) if self.world.in_parts else repr(version).encode()
+
     def _reader(self, number: int) -> Callable[[], Program]:
         lookup = self.lookups[number % len(self.lookups)]
 
         def run() -> Generator[Any, Any, None]:
             context = ReadContext(
                 "sim", self.placement.ring_version, (LINEAGE,), lambda: self.actor_now, lambda: 0.0,
-                lambda value: repr(value).encode(), REFRESH_SECONDS, 4, 0.05, "bypass",
+                self._encode, REFRESH_SECONDS, 4, 0.05, "bypass",
                 Sightings(
                     lambda: self.actor_now, lambda: int(self.actor_now * 1e6), self.world.max_staleness_seconds,
                     SKEW_SECONDS,
                 ),
+                part_bytes=TWIN_PART_BYTES if self.world.in_parts else PART_BYTES,
             )  # fmt: skip
             for _ in range(self.world.reads):
                 own = (yield LastChange()) if self.world.asks else 0
@@ -684,6 +697,7 @@ class Explorer:
             yield f"heartbeats of {at - START} s are logged", arrived._replace(shown=shown), ""
         for fault, keys in (
             ("evictions", self.items),
+            ("part_evictions", _TWIN_KEYS if self.world.in_parts else frozenset()),
             ("stripe_evictions", frozenset(self.stripes.values())),
         ):
             for key in keys if state.has(fault) else ():
@@ -979,6 +993,8 @@ class Explorer:
         assert seen is not None
         data, acknowledged, at = seen
         life, version = _decode_entry(data)
+        if self.world.in_parts and read.payload is not None and read.payload != _twin(version):
+            return f"I1: version {version} was hit with parts of another one, {read.payload!r}"
         bound = self.world.max_staleness_seconds + (SKEW_SECONDS if self.world.stops else 0.0)
         for number in range(version + 1, len(state.log) + 1):
             if not state.log[number - 1].is_change:
@@ -1057,6 +1073,21 @@ class Explorer:
         return number
 
 
+def _twin(version: int) -> bytes:
+    """A value in two parts, each of which tells the version."""
+    return f"{version},{version}".encode()
+
+
+TWIN_PART_BYTES: Final = 2
+_TWIN_MANIFESTS: Final = [
+    manifest
+    for version in range(10)
+    if (manifest := Manifest.of(_twin(version), TWIN_PART_BYTES)) is not None
+]
+_TWINS: Final = {manifest.encode(): version for version, manifest in enumerate(_TWIN_MANIFESTS)}
+_TWIN_KEYS: Final = frozenset(key for manifest in _TWIN_MANIFESTS for key in manifest.keys("sim"))
+
+
 @cache
 def _decode_record(data: bytes) -> NodeRecord:
     return NodeRecord.decode(data)
@@ -1066,6 +1097,8 @@ def _decode_record(data: bytes) -> NodeRecord:
 def _decode_entry(data: bytes) -> tuple[bytes, int]:
     """(life, version) of an entry."""
     entry = Filled.decode(data)
+    if entry.is_parted:
+        return entry.stamps[0].life, _TWINS[entry.value or b""]
     return entry.stamps[0].life, ast.literal_eval((entry.value or b"0").decode())
 
 

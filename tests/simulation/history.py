@@ -70,7 +70,8 @@ def _show_envelope(value: Filled | Stripe | PendingStripe | NodeRecord) -> str:
     match value:
         case Filled():
             stamps = ", ".join(f"{s.life.hex()[:4]} {_numbers(s.position)}" for s in value.stamps)
-            return f"entry {(value.value or b'absent').decode()} at {stamps}"
+            shown = "in parts" if value.is_parted else (value.value or b"absent").decode()
+            return f"entry {shown} at {stamps}"
         case Stripe():
             return f"stripe {value.life.hex()[:4]} {_numbers(value.position)}"
         case PendingStripe():

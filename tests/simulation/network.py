@@ -165,6 +165,8 @@ def part_of(key: bytes) -> str:
     """What is stored under a key."""
     if b":!" not in key:
         return "entry"
+    if b":!!" in key:
+        return "part"
     _, _, part = key.partition(b":!")[2].partition(b"!")
     return {b"": "record", b"resume": "resume", b"wanted": "wanted"}.get(part, "stripe")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Literal
 
-from freshness.config.settings import CacheConfig
+from freshness.config.settings import PART_BYTES, CacheConfig
 
 FAULTS: Final = (
     "lose_request",  # lost before the effect
@@ -66,6 +66,9 @@ LOG_SHARE: Final = 0.2
 
 WRITES_SHARE: Final = 0.15
 """How many worlds, of those without a reshard, have readers that commit and ask for their own commits."""
+
+PARTS_SHARE: Final = 0.12
+"""How many worlds, of those without a reshard, have values of several items."""
 
 RESTARTS: Final = ("restart", "crash", "flush", "cut", "jump")
 KEY_KINDS_SHARE: Final = 0.12
@@ -134,6 +137,7 @@ class Options:
     is_mixed: bool = False  # each process has its own lease, bound and refresh
     clock_skew_seconds: float = 2.0  # how far wall clocks differ, at most
     writes_share: float = 0.0  # how often a reader commits before it reads; it asks for its own commits
+    part_bytes: int = PART_BYTES  # a larger value is in parts
 
     @property
     def cache(self) -> CacheConfig:
@@ -205,6 +209,9 @@ class Options:
         chance = Random(f"writes {seed}")
         if chance.random() < WRITES_SHARE:
             shaped = replace(shaped, writes_share=chance.choice((0.1, 0.5)))
+        chance = Random(f"parts {seed}")
+        if chance.random() < PARTS_SHARE:
+            shaped = replace(shaped, part_bytes=chance.choice((1, 2, 3)))
         chance = Random(f"driver {seed}")
         return _with_sinks(shaped, chance) if chance.random() < SINK_SHARE else shaped
 

@@ -25,6 +25,7 @@ from freshness.algorithm.membership import Membership
 from freshness.algorithm.read import Read
 from freshness.algorithm.request import Add, Cas, Get, Item, Procedure, Reply, Request, Stored
 from freshness.algorithm.rule import ReadOutcome
+from freshness.config.settings import PART_BYTES
 from freshness.errors import FormatError, NodeUnavailable
 from freshness.history.arrow import make_schema
 from freshness.history.columns import ACTIONS, ACTIONS_VERSION, CHANGES, CHANGES_VERSION
@@ -67,6 +68,7 @@ def options_of(seed: int) -> Options:
         has_extra_object=False,
         holds_commits=False,
         sinks=0,  # a job records nothing
+        part_bytes=PART_BYTES,  # what is recorded of a value is taken from its entry here
     )
     if seed % 2:
         return options

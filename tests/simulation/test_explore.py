@@ -8,6 +8,7 @@ import pytest
 
 from freshness.algorithm import read, refill
 from invalidator.loop.loop import Poll
+from tests.schedules.test_parts import with_keys_of_the_place, without_digest
 from tests.schedules.world import look_up_with_the_record_behind
 from tests.simulation.bugs import PLANTED
 from tests.simulation.explore import WORLDS, Done, Explorer, SmallWorld, State
@@ -17,7 +18,7 @@ PAUSED = next(world for world in WORLDS if world.name.startswith("two invalidato
 SMALL = tuple(
     world
     for world in WORLDS
-    if world.name.startswith(("the node", "a reply", "a write", "an append", "entries"))
+    if world.name.startswith(("the node", "a reply", "a write", "an append", "entries", "values"))
 )
 
 
@@ -33,6 +34,17 @@ def test_a_refill_that_ignores_the_stripe_is_found() -> None:
     with patch.object(refill, "is_within", return_value=True):
         result = Explorer(world).explore()
     assert result.violation.startswith("I1: version 3 was filled after commit 4")
+
+
+def test_the_parts_of_two_values_are_found_where_both_defences_are_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The digest in the keys of the parts, and the comparison of what they give."""
+    without_digest(monkeypatch)
+    with_keys_of_the_place(monkeypatch)
+    world = next(world for world in WORLDS if world.name == "values in parts, two readers")
+    result = Explorer(world).explore()
+    assert result.violation.startswith("I1: version 1 was hit with parts of another one")
 
 
 @pytest.mark.parametrize(

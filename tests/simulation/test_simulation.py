@@ -8,23 +8,29 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from freshness.config.settings import PART_BYTES
+from tests.schedules.test_parts import with_keys_of_the_place, without_digest
 from tests.simulation.__main__ import main
 from tests.simulation.bugs import KNOWN_SEEDS, PLANTED, SELDOM_CAUGHT, Planting
 from tests.simulation.campaign import Finding, Tally, catch, run_seeds, run_world
+from tests.simulation.checker import Violation
 from tests.simulation.directed import DIRECTED
 from tests.simulation.options import BOUND_FAULTS, FAULTS, NAME_FAULTS, PROFILES, Options
 from tests.simulation.quick import be_silent
 from tests.simulation.report import find_history, tell_costs, tell_finding
 from tests.simulation.shrink import shrink, size
+from tests.simulation.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(400)
 WINDOW_SEEDS = 700
+MIXING_SEED = 12
+"""Its values are in parts, and a reader is overtaken between two of them."""
 
 _DIGEST = """
 import hashlib, logging
@@ -201,3 +207,20 @@ def test_json_names_what_interfaces_promise() -> None:
         "planted_bugs_caught",
         "planted_bugs",
     ]
+
+
+@pytest.mark.parametrize(
+    ("plants", "is_found"), [((without_digest,), False), ((without_digest, with_keys_of_the_place), True)]
+)
+def test_a_random_world_mixes_the_parts_of_two_values_where_both_defences_are_out(
+    plants: Sequence[Callable[[pytest.MonkeyPatch], None]], is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for plant in plants:
+        plant(monkeypatch)
+    world = World(Options.of_seed(MIXING_SEED))
+    assert world.options.part_bytes < PART_BYTES
+    if not is_found:
+        world.run()
+        return
+    with pytest.raises(Violation, match="with parts of another value"):
+        world.run()

@@ -14,8 +14,10 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
+from freshness.algorithm.envelope import Filled
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.membership import NodePolicy
+from freshness.algorithm.parts import Manifest
 from freshness.algorithm.read import NO_DEMAND, Read, ReadContext, read_through
 from freshness.algorithm.refill import LoggedRow
 from freshness.algorithm.request import Reply, Request, Wait
@@ -148,6 +150,7 @@ class World:
     _is_warm: bool = False
     _last: Actor | None = None
     _names: int = 0
+    _wholes: dict[bytes, bytes] = field(default_factory=dict)
     _keys: dict[tuple[str, str], tuple[bytes, bytes, tuple[Any, ...], bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -457,7 +460,7 @@ class World:
             lineages=tuple(shard.lineage for shard in self.shards),
             clock=self._clock(name),
             jitter=Random(f"{name} {options.seed} {options.chance}").random,
-            encode=lambda value: repr(value).encode(),
+            encode=self._encode,
             node_refresh_seconds=self._draw_refresh_seconds(),
             fill_lease_ttl_seconds=100_000 if self.bug == "only the holder of a lease may fill" else 4,
             fill_wait_seconds=0.05,
@@ -468,7 +471,20 @@ class World:
                 options.max_staleness_seconds,
                 options.clock_skew_seconds,
             ),
+            part_bytes=options.part_bytes,
         )
+
+    def _encode(self, value: Any) -> bytes:
+        """As the checker reads it, and note the values in parts, for it to know them by their manifests."""
+        payload = repr(value).encode()
+        manifest = Manifest.of(payload, self.options.part_bytes)
+        if manifest is not None:
+            self._wholes[manifest.encode()] = payload
+        return payload
+
+    def value_of(self, entry: Filled) -> bytes | None:
+        """What the reader that stored the entry had, whatever the parts are now."""
+        return self._wholes[entry.value] if entry.is_parted and entry.value is not None else entry.value
 
     def _add_reader(self, number: int) -> None:
         name = f"reader {number}"
