@@ -42,6 +42,7 @@ from spark.audit.row import (
     HIT,
     IN_PART,
     INVALIDATION,
+    NO_NUMBER,
     ROW,
     SERVED_STALE,
     UNANSWERED,
@@ -174,17 +175,23 @@ def _is(texts: pyarrow.Array, text: str) -> NDArray[numpy.bool_]:
 
 
 def _replay(**columns: Any) -> pyarrow.Table:
-    """`REPLAY`; columns that are not named are null."""
+    """`REPLAY`; numbers that are not named are `NO_NUMBER` or 0, which stand for null."""
     count = len(columns["h1"])
     arrays = []
     for field in REPLAY:
         column = columns.get(field.name)
         if column is None:
-            column = pyarrow.nulls(count, field.type)
+            column = _make_nothing(field.type, count)
         elif not isinstance(column, pyarrow.Array):
             column = pyarrow.array(column)
         arrays.append(column.cast(field.type))
     return pyarrow.Table.from_arrays(arrays, schema=REPLAY)
+
+
+def _make_nothing(kind: pyarrow.DataType, count: int) -> pyarrow.Array:
+    if not pyarrow.types.is_integer(kind):
+        return pyarrow.nulls(count, kind)
+    return pyarrow.array(numpy.full(count, NO_NUMBER if kind == pyarrow.int64() else 0), kind)
 
 
 # -- actions ---------------------------------------------------------------------------------------------
@@ -229,7 +236,8 @@ class ActionStep:
             is_told = pyarrow.compute.and_(needs_item, has_item)
             chosen = is_told.to_numpy(zero_copy_only=False)
             if chosen.any():
-                yield from self.spread.divide(self._encode(batch.filter(is_told), who[chosen]))
+                told = batch if chosen.all() else batch.filter(is_told)
+                yield from self.spread.divide(self._encode(told, who[chosen]))
 
     def _encode(self, batch: pyarrow.RecordBatch, who: NDArray[numpy.int64]) -> pyarrow.Table:
         action, outcome = batch.column("action"), batch.column("outcome")

@@ -115,5 +115,10 @@ def combine(columns: Sequence[pyarrow.Array]) -> tuple[NDArray[numpy.int64], NDA
 
 def join_lists(lists: pyarrow.Array, separator: str) -> pyarrow.Array:
     """Each list of texts as one text; "" for null."""
-    joined: Any = pyarrow.compute.binary_join(lists, separator)
+    lengths = pyarrow.compute.list_value_length(lists).fill_null(0).to_numpy()
+    joined: Any
+    if (lengths == 1).all():
+        joined = lists.flatten()
+    else:
+        joined = pyarrow.compute.binary_join(lists.cast(pyarrow.list_(pyarrow.string())), separator)
     return joined.fill_null("")

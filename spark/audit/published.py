@@ -17,10 +17,11 @@ import pyarrow.compute
 from freshness.errors import FormatError
 from spark.audit.finding import Life
 from spark.audit.hashing import hash_names
+from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import StampBook, spread, to_starts
 from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
 from spark.audit.schema import to_table
-from spark.audit.timeline import MALFORMED, NO_ARCHIVE, Lineage, holds_any
+from spark.audit.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, holds_any
 
 LIVES_MAX: Final = 1_000_000
 
@@ -85,16 +86,19 @@ class PublishedStep:
         counts = numpy.where(counts == numpy.diff(floor.starts), counts, 0)
         row = numpy.repeat(numpy.arange(len(counts)), counts)
         at, low = (spread(book.starts[:-1], counts) for book in (progress, floor))
-        chosen = (progress.flags[at] | floor.flags[low]) & (MALFORMED | NO_ARCHIVE) == 0
+        flags = progress.flags[at] | floor.flags[low]
+        chosen = (flags & MALFORMED == 0) & (progress.lineage[at] != 0)
         row, at, low = row[chosen], at[chosen], low[chosen]
+        # A life begins though the archive has nothing of its epoch yet: nothing else is known of it then.
+        is_placed = flags[chosen] & NO_ARCHIVE == 0
         arrays = (
             hash_names(published.column("node"))[row],
             progress.lineage[at],
             progress.life[at],
             published.column("begin_us").to_numpy()[row],
             published.column("end_us").to_numpy()[row],
-            floor.prefix[low],
-            progress.prefix[at],
+            numpy.where(is_placed, floor.prefix[low], NEVER),
+            numpy.where(is_placed, progress.prefix[at], NOTHING),
         )
         return pyarrow.Table.from_arrays(list(map(pyarrow.array, arrays)), schema=_LIVES)
 

@@ -30,8 +30,10 @@ from spark.folder import Folder, open_folder
 CHANGES: Final = make_schema(history.CHANGES, "changes", history.CHANGES_VERSION).remove_metadata()
 ACTIONS: Final = make_schema(history.ACTIONS, "actions", history.ACTIONS_VERSION).remove_metadata()
 ROWS_PER_PART: Final = 250_000
-_FEW_VALUES: Final = ("client", "action", "outcome", "object", "node")
-_ENCODED: Final = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+_FEW_VALUES: Final = (
+    *("client", "action", "outcome", "object", "node"),
+    *("tables", "lineages", "epochs", "lives"),
+)
 ROWS_PER_BATCH_MAX: Final = 131_072
 ROWS_PER_BATCH_MIN: Final = 50_000
 """Smaller pieces of a part become one."""
@@ -90,15 +92,32 @@ class RowPart:
 
     def _schema_of(self, columns: Sequence[str], encoded: Collection[str]) -> pyarrow.Schema:
         fields = (self.schema.field(name).with_nullable(True) for name in columns)
-        return pyarrow.schema([it.with_type(_ENCODED) if it.name in encoded else it for it in fields])
+        return pyarrow.schema([it.with_type(_encode(it.type)) if it.name in encoded else it for it in fields])
+
+
+def _encode(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """A type of texts, or of lists of texts, with a dictionary."""
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(_encode(kind.value_type))
+    return pyarrow.dictionary(pyarrow.int32(), kind)
+
+
+def _is_encoded(kind: pyarrow.DataType) -> bool:
+    return isinstance(kind.value_type if pyarrow.types.is_list(kind) else kind, pyarrow.DictionaryType)
 
 
 def _read(piece: FileRows, schema: pyarrow.Schema, first: int | None = None) -> Iterator[pyarrow.RecordBatch]:
-    few = [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
+    few = {field.name for field in schema if _is_encoded(field.type)}
     filesystem = _open(piece.folder)
     try:
+        footer = parquet.read_metadata(piece.path, filesystem=filesystem)
+        columns = map(footer.schema.column, range(footer.num_columns))
         with parquet.ParquetFile(
-            piece.path, filesystem=filesystem, pre_buffer=first is None, read_dictionary=few
+            piece.path,
+            metadata=footer,
+            filesystem=filesystem,
+            pre_buffer=first is None,
+            read_dictionary=[it.path for it in columns if it.path.partition(".")[0] in few],
         ) as file:
             size = ROWS_PER_BATCH_MAX if first is None else first
             batches = file.iter_batches(size, list(piece.groups), schema.names, use_threads=False)

@@ -201,7 +201,8 @@ class BorderStep:
 
 def _is_plain(item: HotItem, table: pyarrow.Table) -> bool:
     """True if all of its rows are of one lineage, as far as it is known."""
-    lineage = table.column("lineage").drop_null().to_numpy()
+    columns = to_numbers(table)
+    lineage = columns["lineage"][columns["kind"] == CHANGE]
     book, _ = read_stamps(table.column("stamps"))
     is_known = (book.flags & UNKNOWN_FLAGS & ~BEFORE_ARCHIVE) == 0
     is_one = (numpy.diff(book.starts) <= 1).all() and (book.lineage[is_known] == item.lineage).all()

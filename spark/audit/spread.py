@@ -97,30 +97,24 @@ class Spread:
 
     def divide(self, table: pyarrow.Table) -> Iterator[Told]:
         """The rows (`spark.audit.schema.REPLAY`) of each piece."""
-        h1 = table.column("h1").to_numpy()
-        is_hot = numpy.isin(h1, numpy.array([item.h1 for item in self.items], numpy.int64))
-        if is_hot.any():
-            h2 = table.column("h2").to_numpy()
-            for item in self.items:
-                mine = (h1 == item.h1) & (h2 == item.h2)
-                if mine.any():
-                    yield from _divide_hot(item, table.filter(pyarrow.array(mine)))
-                    is_hot &= ~mine
-                    h1, h2, is_hot = h1[~mine], h2[~mine], is_hot[~mine]
-                    table = table.filter(pyarrow.array(~mine))
-        number = h1.view(numpy.uint64) % numpy.uint64(self.pieces)
+        h1, h2 = table.column("h1").to_numpy(), table.column("h2").to_numpy()
+        number = (h1.view(numpy.uint64) % numpy.uint64(self.pieces)).astype(numpy.int64)
+        for item in self.items:
+            mine = h1 == item.h1
+            if mine.any():
+                mine &= h2 == item.h2
+                number[mine] = self.pieces
+                yield from _divide_hot(item, table.filter(pyarrow.array(mine)))
         yield from _slice(table, number, self.pieces)
 
 
-def _slice(table: pyarrow.Table, number: numpy.ndarray, pieces: int) -> Iterator[Told]:
-    if not table.num_rows:
-        return
+def _slice(table: pyarrow.Table, number: Integers, pieces: int) -> Iterator[Told]:
+    """The rows of each piece; rows with the number ``pieces`` are in none."""
     order = numpy.argsort(number.astype(numpy.min_scalar_type(pieces)), kind="stable")
-    sorted_rows = table.take(pyarrow.array(order))
-    found, starts = numpy.unique(number[order], return_index=True)
-    ends = numpy.append(starts[1:], len(order))
-    for piece, start, end in zip(found.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        yield int(piece), sorted_rows.slice(start, end - start)
+    starts = to_starts(numpy.bincount(number, minlength=pieces)[:pieces])
+    sorted_rows = table.take(pyarrow.array(order[: starts[-1]]))
+    for piece in numpy.flatnonzero(numpy.diff(starts)).tolist():
+        yield piece, sorted_rows.slice(starts[piece], starts[piece + 1] - starts[piece])
 
 
 # -- places ----------------------------------------------------------------------------------------------

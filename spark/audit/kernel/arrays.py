@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy
 import pyarrow
@@ -56,6 +56,30 @@ def mix(*columns: NDArray[Any]) -> NDArray[numpy.uint64]:
     for column in columns:
         mixed = (mixed ^ (mixed >> numpy.uint64(29)) ^ column.astype(numpy.uint64)) * _MIX
     return mixed
+
+
+def search(
+    keys: NDArray[Any], wanted: NDArray[Any], side: Literal["left", "right"] = "left"
+) -> NDArray[numpy.int64]:
+    """As `numpy.searchsorted`. What is wanted is sorted before: neighbours find their places in the same lines of
+    memory, in a fifth of the time."""
+    order = numpy.argsort(wanted)
+    found = numpy.empty(len(wanted), numpy.int64)
+    found[order] = numpy.searchsorted(keys, wanted[order], side)
+    return found
+
+
+def sort_by(first: NDArray[Any], *others: NDArray[Any]) -> Integers:
+    """The order by ``first``, then by the others. As `numpy.lexsort` with the keys turned round, in a fraction of the
+    time where few values are equal."""
+    order: Integers = numpy.argsort(first)
+    values = first[order]
+    is_same = values[1:] == values[:-1]
+    if is_same.any():
+        tied = numpy.flatnonzero(numpy.append(is_same, False) | numpy.append(False, is_same))
+        its = order[tied]
+        order[tied] = its[numpy.lexsort((its, *(each[its] for each in reversed(others)), first[its]))]
+    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +170,8 @@ class Actions:
         return len(self.at)
 
     def where(self, chosen: Booleans) -> Actions:
+        if chosen.all():
+            return self
         columns = {name: column[chosen] for name, column in self.columns.items()}
         return Actions(self.at[chosen], columns, self.item[chosen], self.book, self.value[chosen])
 

@@ -48,6 +48,8 @@ from spark.audit.kernel.arrays import (
     mix,
     number_items,
     read_stamps,
+    search,
+    sort_by,
     to_numbers,
 )
 from spark.audit.kernel.order import AckOrder, Changes, States
@@ -102,14 +104,13 @@ def judge_segment(
 
 def read_rows(table: pyarrow.Table) -> list[ReplayRow]:
     """The rows in the order of the replay."""
-    return _read_rows(table)[0]
+    return _read_rows(to_numbers(table), table.column("stamps"))[0]
 
 
-def _read_rows(table: pyarrow.Table) -> tuple[list[ReplayRow], list[int]]:
-    """(the rows in the order of the replay, for each its place in the table)."""
-    columns = to_numbers(table)
+def _read_rows(columns: NumberColumns, packed: pyarrow.ChunkedArray) -> tuple[list[ReplayRow], list[int]]:
+    """(the rows in the order of the replay, for each its place). ``packed``: the stamps."""
     order = numpy.lexsort(_order(columns))
-    stamps = table.column("stamps").to_pylist()
+    stamps = packed.to_pylist()
     lists = [
         [stamps[at] for at in order.tolist()] if name == "stamps" else columns[name][order].tolist()
         for name in ReplayRow._fields
@@ -137,13 +138,13 @@ class Piece:
         known: Knowledge,
         tally: Tally,
     ) -> None:
-        self._table, self._columns, self._items = table, columns, items
+        self._columns, self._items, self._stamps = columns, items, table.column("stamps")
         self._rules, self._known, self._tally = rules, known, tally
         kind = columns["kind"]
         at = numpy.flatnonzero(kind == CHANGE)
         of_changes = {name: column[at] for name, column in columns.items()}
         self.changes = Changes(at, items[at], of_changes, known)
-        stamps, values = read_stamps(table.column("stamps"))
+        stamps, values = read_stamps(self._stamps)
         self._book = Book(stamps, known)
         parts = []
         for each in (INVALIDATION, FILL, HIT):
@@ -290,7 +291,7 @@ class Piece:
         for is_found, key_of in ((is_same, _stored_key), (is_there, _entry_key)):
             rest = wanted & ~is_same
             if rest.any():
-                its = actions if rest.all() else actions.where(rest)
+                its = actions.where(rest)
                 fill[rest], is_found[rest] = _find_last(fills, is_named, its, key_of)
         return fill, is_there | is_same, is_same
 
@@ -366,9 +367,12 @@ class Piece:
         h1[items], h2[items] = self._columns["h1"], self._columns["h2"]
         hottest = numpy.lexsort((h2, h1, hits))[-HOT_ITEMS:]
         for item in hottest[hits[hottest] > 0].tolist():
-            mine = self.told_hits.where(self.told_hits.item == item)
-            first = numpy.lexsort((mine["sequence"], mine["client"], mine["begin_us"]))[0]
-            reference = int(mine["client"][first]), int(mine["sequence"][first])
+            mine = numpy.flatnonzero(self.told_hits.item == item)
+            sequence, client, begin_us = (
+                self.told_hits[name][mine] for name in ("sequence", "client", "begin_us")
+            )
+            first = numpy.lexsort((sequence, client, begin_us))[0]
+            reference = int(client[first]), int(sequence[first])
             self._tally.add_hot(int(hits[item]), int(h1[item]), int(h2[item]), *reference)
 
     # -- witnesses ----------------------------------------------------------------------------------------
@@ -414,7 +418,9 @@ class Piece:
         suspicious = numpy.unique(numpy.concatenate(self._suspicious))
         witnesses = numpy.setdiff1d(numpy.concatenate(self._witnesses), suspicious)
         witnesses = numpy.append(changes.find_rows(numpy.flatnonzero(self._change_witnesses)), witnesses)
-        rows, order = _read_rows(self._table.take(numpy.append(suspicious, witnesses)))
+        at = numpy.append(suspicious, witnesses)
+        columns = {name: column[at] for name, column in self._columns.items()}
+        rows, order = _read_rows(columns, self._stamps.take(pyarrow.array(at)))
         lost: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for change in missed.tolist():
             row = changes.rows[changes.row_starts[change]]
@@ -463,10 +469,10 @@ def _find_last(
     """(for each action the last of the chosen fills with its key, whether there is one)."""
     kept = numpy.flatnonzero(chosen)
     keys = key_of(fills)[kept]
-    order = numpy.lexsort((fills["sequence"][kept], fills["client"][kept], fills["begin_us"][kept], keys))
+    order = sort_by(keys, *(fills[name][kept] for name in ("begin_us", "client", "sequence")))
     keys, kept = keys[order], kept[order]
     wanted = key_of(actions)
-    at = numpy.maximum(numpy.searchsorted(keys, wanted, side="right") - 1, 0)
+    at = numpy.maximum(search(keys, wanted, "right") - 1, 0)
     fill = kept[at]
     return fill, (keys[at] == wanted) & (fills.item[fill] == actions.item)
 

@@ -7,7 +7,7 @@ by `spark.audit.kernel.judge`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -15,9 +15,20 @@ from numpy.typing import NDArray
 from spark.audit.finding import Knowledge
 from spark.audit.hashing import find_distinct
 from spark.audit.itemlog import NEVER
-from spark.audit.kernel.arrays import Actions, Booleans, Integers, NumberColumns, mix, spread
+from spark.audit.kernel.arrays import (
+    Actions,
+    Booleans,
+    Integers,
+    NumberColumns,
+    mix,
+    search,
+    sort_by,
+    spread,
+)
 from spark.audit.row import ABSENT, AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
 from spark.audit.timeline import BEFORE_ARCHIVE, UNKNOWN_FLAGS
+
+_KEY_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +74,12 @@ class Changes:
     def __init__(self, at: Integers, item: Integers, columns: NumberColumns, known: Knowledge) -> None:
         self._lineages = find_distinct(columns["lineage"])
         ordinals = columns["ordinal"]
-        self._levels = numpy.unique(ordinals)
-        self._shift = int(len(self._levels) + 1).bit_length()
+        self._first, self._last = (int(ordinals.min()), int(ordinals.max())) if len(at) else (0, 0)
+        self._shift = (self._last - self._first + 1).bit_length()
+        logs = (int(item.max()) + 1) * len(self._lineages) if len(at) else 0
+        assert self._shift + logs.bit_length() < _KEY_BITS, "an archive of more transactions than are counted"
         keys = self._keys(item, numpy.searchsorted(self._lineages, columns["lineage"]), ordinals)
-        order = numpy.lexsort((columns["row"], keys))
+        order = sort_by(keys, columns["row"])
         keys = keys[order]
         is_first = numpy.ones(len(order), numpy.bool_)
         is_first[1:] = keys[1:] != keys[:-1]
@@ -102,7 +115,7 @@ class Changes:
 
     def _keys(self, item: Integers, lineage: Integers, ordinals: Integers) -> Integers:
         """Sort keys; positions beyond an ordinal have at least its key."""
-        level = numpy.searchsorted(self._levels, ordinals, side="right")
+        level = numpy.clip(ordinals, self._first - 1, self._last) - (self._first - 1)
         keys: Integers = ((item * max(1, len(self._lineages)) + lineage) << self._shift) | level
         return keys
 
@@ -115,7 +128,7 @@ class Changes:
         code = numpy.minimum(numpy.searchsorted(self._lineages, lineage), len(self._lineages) - 1)
         is_known = self._lineages[code] == lineage
         keys = self._keys(item, code, prefix)
-        at = numpy.searchsorted(self.keys, keys, side="right")
+        at = search(self.keys, keys, "right")
         inside, previous = numpy.minimum(at, count - 1), numpy.maximum(at - 1, 0)
         of = keys >> self._shift
         lacks = is_known & (at < count) & (self.keys[inside] >> self._shift == of)
@@ -155,7 +168,7 @@ def _number_runs(groups: NDArray[Any]) -> tuple[Integers, Integers]:
 def find_suffix_minima(groups: Integers, values: Integers, ties: Integers) -> Integers:
     """For each place in sorted groups: where in the rest of its group the least value is; of equal ones that with the
     lower tie."""
-    order = numpy.lexsort((ties, values))
+    order = sort_by(values, ties)
     rank = numpy.empty(len(order), numpy.int64)
     rank[order] = numpy.arange(len(order))
     keys = (groups << 32) | rank
@@ -201,7 +214,7 @@ def read_told(invalidations: Actions, changes: Changes) -> Acknowledged:
     log = changes.log[change]
     is_single = numpy.arange(len(change)) >= len(by_prefix)
     row = row[names]
-    order = numpy.lexsort([invalidations[name][row] for name in ("sequence", "client", "begin_us")])
+    order = sort_by(*(invalidations[name][row] for name in ("begin_us", "client", "sequence")))
     turn = numpy.empty(len(order), numpy.int64)
     turn[order] = numpy.arange(len(order))
     group = mix(log, invalidations["node"][row], book.life[stamp[names]])
@@ -246,10 +259,10 @@ class AckOrder:
             return end, change, row
         first = found.at[asked]
         group = mix(changes.log[first], node[asked], life[asked])
-        number = numpy.minimum(numpy.searchsorted(self._groups, group), len(self._groups) - 1)
+        number = numpy.minimum(search(self._groups, group), len(self._groups) - 1)
         is_there = self._groups[number] == group
         asked, first, number = asked[is_there], first[is_there], number[is_there]
-        at = numpy.searchsorted(self._keys, (number << self._shift) | first)
+        at = search(self._keys, (number << self._shift) | first)
         inside = numpy.minimum(at, len(self._keys) - 1)
         is_there = (at < len(self._keys)) & (self._group[inside] == number)
         asked, inside = asked[is_there], inside[is_there]

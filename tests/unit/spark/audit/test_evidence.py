@@ -104,6 +104,24 @@ def test_more_lives_than_are_held_are_refused(run: Auditor, monkeypatch: pytest.
         run(changes, actions)
 
 
+def test_a_life_ends_the_former_one_though_the_archive_has_nothing_of_its_epoch(run: Auditor) -> None:
+    def at(seconds: int) -> dict[str, int]:
+        us = 10**12 + seconds * 10**6
+        return {"begin_us": us, "end_us": us}
+
+    entry = {**publish(1, 1), "item": b"i", "object": "o", "version": 1, "floors": []}
+    later = {**publish(3, 2), "epochs": ["2"], "positions": [""], "floors": [""]}
+    actions = [
+        {**publish(1, 1), **at(1)},
+        {**entry, **at(1), "action": "fill", "sequence": 2},
+        {**later, **at(10)},
+        {**entry, **at(20), "action": "hit", "outcome": "HIT", "sequence": 4},
+    ]
+    end = {**change(4), "timestamp_us": 10**12 + 60 * 10**6, "received_us": 10**12 + 60 * 10**6}
+    result = run([*map(change, (1, 2, 3)), end], actions)
+    assert [row["kind"] for row in result.violations.to_pylist()] == [verdict.DEAD_LIFE_HIT]
+
+
 def test_more_holes_than_are_looked_for_are_refused(run: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [change(ordinal, ordinal * 2) for ordinal in (1, 2, 3, 4)]
     monkeypatch.setattr(evidence, "HOLES_MAX", 3)

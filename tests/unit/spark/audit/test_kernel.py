@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from spark.audit.finding import Knowledge, Life, Rules, Slices, Tally
+from spark.audit.kernel.arrays import search, sort_by
 from spark.audit.kernel.judge import judge
 from spark.audit.row import (
     ABSENT,
@@ -53,6 +54,18 @@ NODES: Final = (11, 12)
 LIVES: Final = (21, 22)
 WHOS: Final = (31, 32)
 TABLES: Final = {31: ("users",), 32: ("users", "orders")}
+
+
+def test_values_are_found_and_sorted_as_numpy_does_it() -> None:
+    random = numpy.random.default_rng(1)
+    for count in (0, 1, 2, 500):
+        keys = numpy.sort(random.integers(0, 300, 200))
+        wanted = random.integers(-5, 305, count)
+        assert search(keys, wanted).tolist() == numpy.searchsorted(keys, wanted).tolist()
+        assert search(keys, wanted, "right").tolist() == numpy.searchsorted(keys, wanted, "right").tolist()
+        first, second, third = (random.integers(0, kinds, count) for kinds in (count // 2 + 1, 3, 2))
+        expected = numpy.lexsort((third, second, first))
+        assert sort_by(first, second, third).tolist() == expected.tolist()
 
 
 def lineage_of(number: int, random: Random) -> Lineage:

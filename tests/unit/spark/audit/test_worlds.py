@@ -23,7 +23,7 @@ from pyarrow import parquet
 from freshness.errors import ConfigError, FormatError
 from freshness.history.columns import VERSION_KEY
 from spark.audit import __main__ as command
-from spark.audit import verdict
+from spark.audit import recording, verdict
 from spark.audit.engine.local import LocalEngine
 from spark.audit.engine.step import Engine
 from spark.audit.finding import Rules
@@ -186,6 +186,22 @@ def _of_items(found: Counter[Expected]) -> Counter[Expected]:
 
 
 @pytest.mark.slow
+def test_texts_that_are_read_as_dictionaries_say_the_same(
+    engine: Engine, worlds: list[Planted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = write(worlds[:PARTS_WORLDS], tmp_path)
+    plain = run(engine, folders)
+    monkeypatch.setattr(recording, "ROWS_PER_BATCH_MIN", 0)
+    [batch, *_] = open_actions(engine, folders.history).parts[0].read_batches(["lives"])
+    assert isinstance(batch.schema.field("lives").type.value_type, pyarrow.DictionaryType)
+    encoded = run(engine, folders)
+    assert plain.violations.num_rows
+    assert encoded.violations.equals(plain.violations)
+    assert encoded.summary == plain.summary
+    for result in (plain, encoded):
+        result.close()
+
+
 def test_two_days_are_one_audit_in_two_parts(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
     chosen = [world for world in worlds if world.plant not in _TIMELESS][:PARTS_WORLDS]
     split_us = EPOCH_US + 13_000_000
