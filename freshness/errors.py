@@ -37,6 +37,8 @@ _EXTRAS: Final = {
     "grpc": "vitess",
     "google": "vitess",
     "confluent_kafka": "kafka",
+    "deltalake": "delta",
+    "pyiceberg": "iceberg",
 }
 """Packages that have an extra of their own."""
 

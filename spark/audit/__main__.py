@@ -29,7 +29,8 @@ with required_packages("spark.audit", "spark"):
     from spark.audit.state import load_state, save_state
     from spark.audit.summary import Summary, print_summary
     from spark.audit.trend import append_audit
-    from spark.folder import open_folder, require_writable
+    from spark.audit.trend_table import open_tables
+    from spark.folder import open_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,11 +76,11 @@ def _run(engine: Engine, options: argparse.Namespace) -> Summary:
     report = open_folder(options.report)
     before = open_folder(options.state) if options.state else None
     after = open_folder(options.save_state) if options.save_state else None
-    tables = open_folder(options.tables) if options.tables else None
+    tables = open_tables(options.tables) if options.tables else None
     for folder in filter(None, (report, after)):
         engine.require_shared(folder)  # now, and not after hours
     if tables:
-        require_writable(tables)
+        tables.require()
     result = audit(
         engine,
         open_changes(engine, options.archive),
@@ -129,7 +130,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--node-refresh-seconds", type=float, default=2, help="how old a reader's records may be"
     )
-    parser.add_argument("--tables", help="folder of tables of all audits, to which this one is added")
+    parser.add_argument(
+        "--tables",
+        metavar="TABLES",
+        help="add this audit to the tables of all: FOLDER, delta:FOLDER, iceberg:CATALOG.NAMESPACE",
+    )
     parser.add_argument("--key-range", metavar="RANGE", help="judge items of this range alone, as in =-80")
     parser.add_argument(
         "--sharding", metavar="COLUMN:FUNCTION", help="with --key-range: as in customer_id:hash"

@@ -1,7 +1,7 @@
-"""Tables of all audits, for trends: violations and nines, as Parquet files in a folder for each day.
+"""Tables of all audits, for trends: violations and nines, divided by day, so that a query over days reads those days
+alone.
 
-``FOLDER/violations/day=2026-01-31/`` and ``FOLDER/nines/day=2026-01-31/`` are what pandas, Polars, DuckDB and Spark
-call a partitioned data set, so that a query over days reads those days alone. Called by the audit's main.
+`spark.audit.trend_table` says where they are kept. Called by the audit's main.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow
-from pyarrow import fs, parquet
 
-from spark.audit.hashing import hash_name
 from spark.audit.schema import VIOLATION
 from spark.audit.summary import WITHIN_SECONDS, Summary
-from spark.folder import Folder
+from spark.audit.trend_table import TrendTables
 
 NINES: Final = pyarrow.schema(
     [
@@ -34,19 +32,16 @@ VIOLATIONS: Final = pyarrow.schema([("as_of_us", pyarrow.int64()), ("part", pyar
 """``as_of_us``, ``part``: which audit found it."""
 
 
-def append_audit(summary: Summary, violations: pyarrow.Table, folder: Folder) -> None:
+def append_audit(summary: Summary, violations: pyarrow.Table, tables: TrendTables) -> None:
     """Add an audit to the tables. Its rows are in the day of its end (UTC). The same audit again, of the same end and
     part, takes the place of itself."""
-    day = datetime.fromtimestamp(summary.as_of_us / 1e6, UTC).strftime("%Y-%m-%d")
-    file = f"day={day}/{summary.as_of_us}-{hash_name(summary.part) & 0xFFFFFFFFFFFFFFFF:016x}.parquet"
+    day = datetime.fromtimestamp(summary.as_of_us / 1e6, UTC).date()
     audit = {"as_of_us": summary.as_of_us, "part": summary.part}
     found = [{**audit, **row} for row in violations.to_pylist()]
-    tables = {
-        "violations": pyarrow.Table.from_pylist(found, VIOLATIONS),
-        "nines": pyarrow.Table.from_pylist([{**audit, **row} for row in _list_nines(summary)], NINES),
-    }
-    for name, table in tables.items():
-        _replace(folder.filesystem, f"{folder.path}/{name}/{file}", table)
+    nines = [{**audit, **row} for row in _list_nines(summary)]
+    for name, rows, schema in (("violations", found, VIOLATIONS), ("nines", nines, NINES)):
+        table = pyarrow.Table.from_pylist(rows, schema)
+        tables.replace(name, table, day, summary.as_of_us, summary.part)
 
 
 def _list_nines(summary: Summary) -> list[dict[str, Any]]:
@@ -61,11 +56,3 @@ def _list_nines(summary: Summary) -> list[dict[str, Any]]:
         }
         for each in summary.nines
     ]
-
-
-def _replace(filesystem: fs.FileSystem, path: str, table: pyarrow.Table) -> None:
-    """Write under a name that readers pass over, and give it its own then."""
-    place, _, name = path.rpartition("/")
-    filesystem.create_dir(place)
-    parquet.write_table(table, f"{place}/.{name}", filesystem=filesystem)
-    filesystem.move(f"{place}/.{name}", path)

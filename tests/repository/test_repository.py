@@ -103,7 +103,7 @@ def test_every_direct_requirement_is_pinned() -> None:
 
     wanted = re.findall(r"^([\w.-]+)", (CHECKOUT / "requirements.in").read_text(), re.MULTILINE)
     pinned = re.findall(
-        r"^([\w.-]+)(?:\[[\w,]+\])?==", (CHECKOUT / "requirements.txt").read_text(), re.MULTILINE
+        r"^([\w.-]+)(?:\[[\w,-]+\])?==", (CHECKOUT / "requirements.txt").read_text(), re.MULTILINE
     )
     missing = {canonical(name) for name in wanted} - {canonical(name) for name in pinned}
     assert not missing, "run: make pins"

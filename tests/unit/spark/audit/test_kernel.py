@@ -39,6 +39,7 @@ from spark.audit.timeline import (
     Run,
     build_chains,
 )
+from spark.audit.verdict import POISONED_FILL
 from tests.unit.spark.audit.both import judge_both, to_table
 
 SECOND: Final = 1_000_000
@@ -238,3 +239,23 @@ def test_an_item_that_is_told_by_prefixes_alone_is_judged_by_arrays(monkeypatch:
     tally = Tally()
     assert list(judge(to_table(history.rows), RULES, history.known, tally)) == []
     assert tally.counts["items changed and recorded"] == 1
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_of_acknowledgements_at_one_time_the_judge_and_the_arrays_name_the_same(is_wide: bool) -> None:
+    history = History(0)
+    history.rows, history.carries = [], False
+    (number, *_) = history.lineages
+    times = {"begin_us": 100 * SECOND, "end_us": 100 * SECOND, "node": NODES[0]}
+    for ordinal in (10, 20):
+        history.add((1, 1), CHANGE, lineage=number, ordinal=ordinal, flags=ROW, digest=ordinal)
+        place = Place(ordinal) if is_wide else Place(0, (ordinal,))
+        stamps = pack_stamps([PlacedStamp(number, LIVES[0], place)])
+        history.add((1, 1), INVALIDATION, stamps=stamps, **times)
+    stamps = pack_stamps([PlacedStamp(number, LIVES[0], Place(5))])
+    late = {**times, "begin_us": 150 * SECOND, "end_us": 150 * SECOND}
+    history.add((1, 1), FILL, stamps=stamps, version=1, digest=3, **late)
+    history.rows[-1] = history.rows[-1]._replace(flags=0)
+    found, expected = judge_both(to_table(history.rows), RULES, history.known)
+    assert any(POISONED_FILL in text for text in found["results"])
+    assert found == expected

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
 import polars
 import pytest
+from deltalake import DeltaTable
 from pyarrow import Table, parquet
+from pyiceberg.catalog import load_catalog
 
+from freshness.errors import ConfigError
 from spark.audit import __main__ as command
 from spark.audit.schema import VIOLATION
 from spark.audit.summary import Nines, Share, Summary
-from spark.audit.trend import VIOLATIONS, append_audit
-from spark.folder import open_folder
+from spark.audit.trend import NINES, VIOLATIONS, append_audit
+from spark.audit.trend_table import IcebergTables, TrendTables, open_tables
 from tests.simulation.recorded import write_rows
 from tests.unit.spark.audit.test_evidence import ACTION, change
 from tests.unit.spark.audit.test_page import summary_of
@@ -35,7 +40,7 @@ def violations_of(*kinds: str) -> Table:
 
 
 def test_a_query_over_days_is_one_query(tmp_path: Path) -> None:
-    folder = open_folder(str(tmp_path / "audits"))
+    folder = open_tables(str(tmp_path / "audits"))
     append_audit(audit_of(20_000, 99), violations_of("stale_hit"), folder)
     append_audit(audit_of(20_001, 100), violations_of(), folder)
     append_audit(audit_of(20_002, 90), violations_of("stale_hit", "thin_air_hit"), folder)
@@ -57,7 +62,7 @@ def test_a_query_over_days_is_one_query(tmp_path: Path) -> None:
 
 
 def test_an_audit_that_is_repeated_takes_its_own_place(tmp_path: Path) -> None:
-    folder = open_folder(str(tmp_path))
+    folder = open_tables(str(tmp_path))
     for summary in (audit_of(20_000, 98), audit_of(20_000, 99), replace(audit_of(20_000, 97), part="-80")):
         append_audit(summary, violations_of("stale_hit"), folder)
     rows = polars.read_parquet(tmp_path / "nines").sort("part").select("part", "within_1_seconds").rows()
@@ -91,3 +96,82 @@ def test_tables_that_cannot_be_written_are_told_before_the_audit(
         (tmp_path / name).mkdir()
     assert command.main([*options, f"--tables={tmp_path / 'file'}"]) == 2
     assert f"{tmp_path / 'file'} cannot be written to" in capsys.readouterr().err
+
+
+# -- Delta and Iceberg -----------------------------------------------------------------------------------
+
+
+def append_three(tables: TrendTables) -> None:
+    """Two audits of one day, of which one is repeated, and one of the next day without violations."""
+    tables.require()
+    for summary, violations in (
+        (audit_of(20_000, 98), violations_of("stale_hit")),
+        (audit_of(20_000, 99), violations_of("stale_hit", "thin_air_hit")),
+        (replace(audit_of(20_000, 97), part="it's"), violations_of("stale_hit")),
+        (audit_of(20_001, 100), violations_of()),
+    ):
+        append_audit(summary, violations, tables)
+
+
+NINES_TOLD: Final = [("2024-10-04", "", 99), ("2024-10-04", "it's", 97), ("2024-10-05", "", 100)]
+KINDS_TOLD: Final = [("", "stale_hit"), ("", "thin_air_hit"), ("it's", "stale_hit")]
+
+
+def read_told(nines: Table, violations: Table) -> tuple[list[Any], list[Any]]:
+    assert nines.column_names == ["day", *NINES.names]
+    assert violations.column_names == ["day", *VIOLATIONS.names]
+    rows = [(str(row["day"]), row["part"], row["within_1_seconds"]) for row in nines.to_pylist()]
+    return sorted(rows), sorted((row["part"], row["kind"]) for row in violations.to_pylist())
+
+
+def test_audits_are_added_to_delta_tables(tmp_path: Path) -> None:
+    append_three(open_tables(f"delta:{tmp_path / 'audits'}"))
+    nines, violations = (DeltaTable(tmp_path / "audits" / name) for name in ("nines", "violations"))
+    assert read_told(table(nines), table(violations)) == (NINES_TOLD, KINDS_TOLD)
+    assert nines.metadata().partition_columns == violations.metadata().partition_columns == ["day"]
+    [row] = (
+        polars.scan_delta(tmp_path / "audits/nines").filter(day=date(2024, 10, 5)).collect().rows(named=True)
+    )
+    assert row["within_1_seconds"] == 100
+
+
+def table(delta: DeltaTable) -> Table:
+    return delta.to_pyarrow_table()
+
+
+def test_audits_are_added_to_iceberg_tables(tmp_path: Path) -> None:
+    with_sqlite = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/w",
+    }
+    catalog = load_catalog("audits", **with_sqlite)
+    append_three(IcebergTables(catalog, "quality"))
+    nines, violations = (catalog.load_table(f"quality.{name}") for name in ("nines", "violations"))
+    assert read_told(nines.scan().to_arrow(), violations.scan().to_arrow()) == (NINES_TOLD, KINDS_TOLD)
+    [field] = nines.spec().fields
+    assert (field.name, str(field.transform)) == ("day", "identity")
+    files = nines.scan(row_filter="day = '2024-10-05'").plan_files()
+    assert [file.file.record_count for file in files] == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("iceberg:audits", "expected iceberg:CATALOG.NAMESPACE"),
+        ("iceberg:nowhere.audits", "the Iceberg catalog nowhere cannot be opened"),
+        ("delta:s3://bucket/audits", "is not on a local or mounted file system"),
+    ],
+)
+def test_tables_that_cannot_be_opened_are_told(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_tables(text)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "extra"), [("delta:audits", "delta"), ("iceberg:audits.all", "iceberg")])
+def test_a_package_that_is_missing_is_told(text: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("deltalake", "pyiceberg.catalog"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"freshness\[{extra}\]"):
+        open_tables(text)

@@ -1,0 +1,155 @@
+"""Where tables of all audits are kept: folders of Parquet files, Delta tables, or tables of an Iceberg catalog.
+
+Each table has a column ``day``, by which it is divided, and rows of audits (``as_of_us``, ``part``). An audit that is
+added again takes the place of its former rows, at once for readers. Called by `spark.audit.trend`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import pyarrow
+from pyarrow import parquet
+
+from freshness.errors import ConfigError, missing_package
+from spark.audit.hashing import hash_name
+from spark.folder import Folder, open_folder, open_local, require_writable
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+DAY: Final = pyarrow.field("day", pyarrow.date32())
+_DELTA: Final = "delta:"
+_ICEBERG: Final = "iceberg:"
+
+
+class TrendTables(Protocol):
+    """The tables of all audits."""
+
+    def require(self) -> None:
+        """Raises `ConfigError` unless they can be written. Leaves no table behind."""
+
+    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int, part: str) -> None:
+        """Put the rows of an audit into a table, in place of those that it had there."""
+
+
+def open_tables(text: str) -> TrendTables:
+    """``FOLDER``, ``delta:FOLDER`` or ``iceberg:CATALOG.NAMESPACE``. Raises `ConfigError` for any other, and for a
+    package that is missing."""
+    if text.startswith(_DELTA):
+        return DeltaTables(open_local(text.removeprefix(_DELTA)))
+    if text.startswith(_ICEBERG):
+        return _open_iceberg(text)
+    return ParquetTables(open_folder(text))
+
+
+class ParquetTables:
+    """A folder for each table, in it one for each day, in it a file for each audit."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def require(self) -> None:
+        require_writable(self._folder)
+
+    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int, part: str) -> None:
+        """Written under a name that readers pass over, and given its own then."""
+        filesystem = self._folder.filesystem
+        place = f"{self._folder.path}/{name}/day={day}"
+        file = f"{as_of_us}-{hash_name(part) & 0xFFFFFFFFFFFFFFFF:016x}.parquet"
+        filesystem.create_dir(place)
+        parquet.write_table(rows, f"{place}/.{file}", filesystem=filesystem)
+        filesystem.move(f"{place}/.{file}", f"{place}/{file}")
+
+
+class DeltaTables:
+    """A Delta table in a local or mounted folder for each table. Needs the extra ``delta``."""
+
+    def __init__(self, folder: Path) -> None:
+        with _needed("delta"):
+            from deltalake import write_deltalake
+            from deltalake.exceptions import DeltaError
+        self._folder, self._write, self._error = folder, write_deltalake, DeltaError
+
+    def require(self) -> None:
+        require_writable(open_folder(str(self._folder)))
+
+    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int, part: str) -> None:
+        try:
+            self._write(
+                str(self._folder / name),
+                _with_day(rows, day),
+                partition_by=[DAY.name],
+                mode="overwrite",
+                predicate=_mine(as_of_us, part),
+            )
+        except self._error as error:
+            raise ConfigError(f"the Delta table {self._folder / name} cannot be written: {error}") from error
+
+
+class IcebergTables:
+    """Tables of a namespace of a catalog. Needs the extra ``iceberg``."""
+
+    def __init__(self, catalog: Catalog, namespace: str) -> None:
+        self._catalog, self._namespace = catalog, namespace
+
+    def require(self) -> None:
+        """Makes the namespace, if it is not there."""
+        with _telling(f"the namespace {self._namespace} cannot be made"):
+            self._catalog.create_namespace_if_not_exists(self._namespace)
+
+    def replace(self, name: str, rows: pyarrow.Table, day: date, as_of_us: int, part: str) -> None:
+        rows = _with_day(rows, day)
+        identifier = f"{self._namespace}.{name}"
+        if not self._catalog.table_exists(identifier):
+            made = self._catalog.create_table_transaction(identifier, schema=rows.schema)
+            with made, made.update_spec() as spec:
+                spec.add_identity(DAY.name)
+        with warnings.catch_warnings():
+            # It is told of an audit that had no rows there, which is the rule.
+            warnings.filterwarnings("ignore", "Delete operation did not match any records")
+            self._catalog.load_table(identifier).overwrite(rows, overwrite_filter=_mine(as_of_us, part))
+
+
+def _open_iceberg(text: str) -> IcebergTables:
+    name, _, namespace = text.removeprefix(_ICEBERG).partition(".")
+    if not name or not namespace:
+        raise ConfigError(f"--tables {text}", hint="expected iceberg:CATALOG.NAMESPACE")
+    with _needed("iceberg"):
+        from pyiceberg.catalog import load_catalog
+    with _telling(f"the Iceberg catalog {name} cannot be opened"):
+        return IcebergTables(load_catalog(name), namespace)
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
+    from pyiceberg.exceptions import NotInstalledError, RESTError
+
+    try:
+        yield
+    except (ValueError, OSError, NotInstalledError, RESTError) as error:
+        hint = "describe the catalog to pyiceberg, in .pyiceberg.yaml or its environment"
+        raise ConfigError(f"{what}: {error}", hint=hint) from error
+
+
+def _with_day(rows: pyarrow.Table, day: date) -> pyarrow.Table:
+    return rows.add_column(0, DAY, pyarrow.array([day] * rows.num_rows, DAY.type))
+
+
+def _mine(as_of_us: int, part: str) -> str:
+    """The rows of an audit, as both formats ask for them."""
+    quoted = part.replace("'", "''")
+    return f"as_of_us = {as_of_us} AND part = '{quoted}'"
+
+
+@contextmanager
+def _needed(extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise (missing_package(error, extra) or error) from error
