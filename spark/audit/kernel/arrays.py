@@ -61,7 +61,7 @@ def mix(*columns: NDArray[Any]) -> NDArray[numpy.uint64]:
 def search(
     keys: NDArray[Any], wanted: NDArray[Any], side: Literal["left", "right"] = "left"
 ) -> NDArray[numpy.int64]:
-    """As `numpy.searchsorted`. What is wanted is sorted before: neighbours find their places in the same lines of
+    """As `numpy.searchsorted`. The needles are sorted before: neighbours find their places in the same lines of
     memory, in a fifth of the time."""
     order = numpy.argsort(wanted)
     found = numpy.empty(len(wanted), numpy.int64)
