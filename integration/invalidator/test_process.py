@@ -7,6 +7,7 @@ found at the end, both in the raw bytes and through the cache. Readers fill all 
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import socket
 import threading
@@ -442,6 +443,26 @@ def test_primary_and_replica_killed_and_started_again(own_pair: Pair, tmp_path: 
 
 
 # -- paused invalidators -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flavor", ONE_FLAVOR)
+def test_every_line_of_a_log_in_json_is_an_object(pair: Pair, tmp_path: Path) -> None:
+    with (
+        system_with_cache(pair, tmp_path) as (system, _),
+        InvalidatorProcess(system.config_path, "--log-format", "json") as second,
+    ):
+        wait_until(second.is_streaming, "it streams", second.log_tail)
+        config, right = system.config, system.config_path.read_text()
+        system.config_path.write_text(right + "\n[nonsense]\n")
+        second.reload(config)
+        wait_until(lambda: "stays as it was" in second.log(), "it has refused the file", second.log_tail)
+        system.config_path.write_text(right)
+        assert second.terminate() == 0
+        lines = [json.loads(line) for line in second.log().splitlines()]
+        assert {"time", "level", "logger", "message", "thread"} <= set.intersection(*map(set, lines))
+        (refused,) = [line for line in lines if "stays as it was" in line["message"]]
+        assert (refused["level"], refused["error"]) == ("ERROR", "ConfigError")
+        assert refused["hint"]
 
 
 @pytest.mark.parametrize("flavor", ONE_FLAVOR)

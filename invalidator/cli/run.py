@@ -12,6 +12,7 @@ import typer
 
 from freshness.config.reader import load_config
 from freshness.errors import ConfigError
+from invalidator.cli.logs import FORMATTERS
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath
 from invalidator.cli.signals import call_on_stop, reload_on_hangup
 
@@ -32,6 +33,7 @@ def run(
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="text, or json: one object a line.")] = "text",
 ) -> None:
     """Follow the binlogs and invalidate, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
     from invalidator.process.app import Invalidator
@@ -40,9 +42,11 @@ def run(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise typer.BadParameter(f"unknown log level {log_level!r}")
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    if log_format not in FORMATTERS:
+        raise typer.BadParameter(f"unknown log format {log_format!r}: expected {' or '.join(FORMATTERS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(FORMATTERS[log_format]())
+    logging.basicConfig(level=level, handlers=[handler])
     settings = load_config(config)
     since_us = None
     if since is not None:

@@ -165,6 +165,7 @@ class HttpService:
             host=host,
             port=port,
             log_level="warning",
+            log_config=None,  # its lines are the process's, in one form
             lifespan="off",
             timeout_graceful_shutdown=GRACE_SECONDS,
         )

@@ -130,6 +130,21 @@ def test_an_entry_whose_value_does_not_decode_is_counted_as_what_it_is(
     assert value_of(registry, "reads_total", object="customer", outcome="HIT") == 0
 
 
+def test_a_hit_of_the_process_s_own_copy_is_counted_as_such(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = CollectorRegistry()
+    with closing(opening(telemetry=PrometheusTelemetry(registry))) as cache:
+        answers = iter((ReadOutcome.LOCAL_HIT, ReadOutcome.HIT, ReadOutcome.LOCAL_HIT))
+        monkeypatch.setattr("appclient.cache.find_hit", lambda *_: Read(next(answers)))
+        for _ in range(3):
+            cache.get("customer", 1)
+    for outcome, count in (("LOCAL_HIT", 2), ("HIT", 1)):
+        assert value_of(registry, "reads_total", object="customer", outcome=outcome) == count
+    assert value_of(registry, "read_seconds_count", object="customer", keys="one", result="hit") == 3
+    assert value_of(registry, "fills_refused_total", object="customer", cause="LOCAL_HIT") is None
+
+
 def test_a_second_set_of_metrics_in_a_registry_is_refused(opening: Opening) -> None:
     registry = CollectorRegistry()
     first = PrometheusTelemetry(registry)

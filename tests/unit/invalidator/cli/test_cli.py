@@ -90,6 +90,7 @@ def test_help_names_every_verb_and_no_verb_is_a_usage_error() -> None:
     [
         ["rum"],
         ["run", "--log-level", "loud"],
+        ["run", "--log-format", "xml"],
         ["inspect"],
         ["inspect", "customer"],
         ["status", "--jsn"],
