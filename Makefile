@@ -36,6 +36,10 @@ demo: ## show a cache that stays fresh beside two that do not, on private server
 	@$(PROVISION) venv databases $(if $(findstring mysql,$(ARGS)),mysql) $(if $(findstring vitess,$(ARGS)),mysql vitess)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
+.PHONY: examples
+examples: setup ## the example applications with each cache, 200,000 reads each; writes docs/scoreboard.md
+	@$(BIN)/python -m examples.scoreboard --write $(ARGS)
+
 .PHONY: test
 test: setup lint types architecture ## all checks, and all tests but the slow ones
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not vitess and not kafka" $(ARGS)

@@ -139,6 +139,7 @@ def test_all_else_is_read_by_the_orm(system: System, reads: list[Explanation]) -
     for query in (
         Thing.objects.filter(pk=key),
         Thing.objects.using("replica"),
+        Thing.objects.db_manager("replica").all(),
         Thing.objects.only("v"),
         Thing.objects.select_related("owner"),
         Thing.objects.prefetch_related("owner"),

@@ -94,6 +94,12 @@ def then_disconnected(key: int) -> None:
     connection.close()
 
 
+def then_reconnected(key: int) -> None:
+    update(key)
+    connection.close()
+    connection.ensure_connection()
+
+
 def then_killed(key: int) -> None:
     update(key)
     connection.connection._sock.close()
@@ -113,6 +119,7 @@ def then_killed(key: int) -> None:
         in_bulk,
         unseen,
         then_disconnected,
+        then_reconnected,
         then_killed,
     ],
     ids=lambda write: write.__name__,

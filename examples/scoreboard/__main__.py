@@ -1,0 +1,40 @@
+"""Runs each application with each cache and writes docs/scoreboard.md: `make examples`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from examples.scoreboard.page import write_page
+from examples.scoreboard.run import CACHES, Score, run_shop
+from integration.servers import Flavor, database_pair
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "scoreboard.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.scoreboard", description=__doc__)
+    parser.add_argument("--reads", type=int, default=200_000, help="rows that each run reads, at least")
+    parser.add_argument("--seed", type=int, default=1, help="what the sessions do follows from it")
+    parser.add_argument("--flavor", choices=["mariadb", "mysql"], action="append", help="both by default")
+    parser.add_argument("--cache", choices=CACHES, action="append", help="all by default")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/scoreboard.md")
+    options = parser.parse_args()
+    flavors: list[Flavor] = options.flavor or ["mariadb", "mysql"]
+    scores: list[Score] = []
+    for flavor in flavors:
+        for cache in options.cache or CACHES:
+            with database_pair(flavor) as pair, tempfile.TemporaryDirectory() as folder:
+                score = run_shop(pair, cache, Path(folder), reads=options.reads, seed=options.seed)
+            print(json.dumps(asdict(score)), flush=True)
+            scores.append(score)
+    if options.write:
+        write_page(PAGE, scores)
+
+
+if __name__ == "__main__":
+    main()
