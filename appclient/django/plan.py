@@ -163,8 +163,9 @@ class InstancePlan:
         ]
         self._right: set[tuple[type, ...]] = set()
 
-    def make(self, row: Mapping[str, Any], alias: str) -> Any:
-        """The instance, as read from the database ``alias``; None where the ORM is to read the row."""
+    def make(self, row: Mapping[str, Any], alias: str, fetch_mode: Any) -> Any:
+        """The instance, as read from the database ``alias``; None where the ORM is to read the row. ``fetch_mode``:
+        that of the query, or None before Django 6.1."""
         try:
             values = list(self._take(row))
         except KeyError:
@@ -187,7 +188,10 @@ class InstancePlan:
             for convert in converters:
                 value = convert(value, expression, self._connection)
             values[place] = value
-        return self._model.from_db(alias, self._names, values)
+        made = self._model.from_db(alias, self._names, values)
+        if fetch_mode is not None:
+            made._state.fetch_mode = fetch_mode
+        return made
 
 
 def _as_time(value: timedelta) -> time:

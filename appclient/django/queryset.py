@@ -29,6 +29,7 @@ _KEY_TYPES: Final = (int, str, uuid.UUID)
 class CachedQuerySet(QuerySet):
     """A query set of a `CachedManager`; a subclass of it can be given to ``CachedManager.from_queryset``."""
 
+    _fetch_mode: Any = None  # Django 5.2 has none
     reads_cache = False
     """Whether the manager has just made it for reads of the cache. Copies of it do not have that."""
 
@@ -88,6 +89,7 @@ class CachedQuerySet(QuerySet):
             and not self._prefetch_related_lookups
             and not self._known_related_objects
             and self._fields is None
+            and not getattr(self._fetch_mode, "track_peers", False)
             and not query.where
             and not query.is_sliced
             and not query.distinct
@@ -131,7 +133,9 @@ class CachedQuerySet(QuerySet):
             raise
         except FreshnessError as error:
             raise OperationalError(str(error)) from error
-        made = {key: None if row is None else plan.make(row, alias) for key, row in rows.items()}
+        made = {
+            key: None if row is None else plan.make(row, alias, self._fetch_mode) for key, row in rows.items()
+        }
         if any(made[key] is None and row is not None for key, row in rows.items()):
             return alias
         return made
@@ -183,6 +187,12 @@ class CachedManager(_Manager):
 
     def in_bulk(self, id_list: Any = None, *, field_name: str = "pk") -> dict[Any, Any]:
         found: dict[Any, Any] = self.all().in_bulk(id_list, field_name=field_name)
+        return found
+
+    def fetch_mode(self, mode: Any) -> Any:
+        """Called by foreign keys from Django 6.1 on, as `all` was before."""
+        found = super().fetch_mode(mode)
+        found.reads_cache = True
         return found
 
     async def aget(self, *args: Any, **kwargs: Any) -> Any:
