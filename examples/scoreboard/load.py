@@ -134,13 +134,23 @@ def choose(chance: random.Random, products: int) -> int:
     return min(int(chance.paretovariate(0.7)), products)
 
 
-def browse(browser: Browser, chance: random.Random, products: int, is_over: threading.Event) -> None:
-    """One session until the load is over. An order in twenty is rolled back, and one in twenty fails."""
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Orders end first, and sessions go on reading for some time."""
+
+    orders: threading.Event = field(default_factory=threading.Event)
+    reads: threading.Event = field(default_factory=threading.Event)
+
+
+def browse(browser: Browser, chance: random.Random, products: int, ends: Ends) -> None:
+    """One session until its end. An order in twenty is rolled back, and one in twenty fails."""
     own: int | None = None
-    while not is_over.is_set():
+    while not ends.reads.is_set():
         key = choose(chance, products)
         kind = chance.random()
         if kind < 0.04:
+            if ends.orders.is_set():
+                continue
             own = key
             browser.order(key, chance.choices(("", "roll back", "fail"), (18, 1, 1))[0])
         elif kind < 0.45:

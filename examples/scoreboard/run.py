@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from examples.scoreboard.load import Browser, Findings, Ledger, browse
+from examples.scoreboard.load import Browser, Ends, Findings, Ledger, browse
 from integration.configuration import write_config
 from integration.harness import System
 from integration.servers import Memcached, Pair
@@ -33,6 +33,9 @@ WORKERS: Final = 2
 THREADS: Final = 4
 DELAY_SECONDS: Final = 1
 """The replica's delay: commits are shown 1 to 2 s late, or somewhat more on a busy machine."""
+
+READ_ON_SECONDS: Final = 3.0
+"""The sessions read on after the last order, until the replica has caught up."""
 
 OBJECTS: Final = """
 [objects.category]
@@ -192,7 +195,7 @@ def make_tables(pair: Pair, environment: Mapping[str, str]) -> None:
 
 def put_under_load(pair: Pair, server: Gunicorn, reads: int, seed: int) -> tuple[Findings, int, float]:
     """Findings of the sessions, SELECTs of both servers, and seconds. Half way all workers are replaced."""
-    findings, ledger, lock, is_over = Findings(), Ledger(), threading.Lock(), threading.Event()
+    findings, ledger, lock, ends = Findings(), Ledger(), threading.Lock(), Ends()
     before, began = count_selects(pair), time.monotonic()
     with ThreadPoolExecutor(SESSIONS) as pool:
         sessions = [
@@ -201,7 +204,7 @@ def put_under_load(pair: Pair, server: Gunicorn, reads: int, seed: int) -> tuple
                 Browser(server.port, ledger, findings, lock),
                 random.Random(f"{seed}:{number}"),
                 PRODUCTS,
-                is_over,
+                ends,
             )
             for number in range(SESSIONS)
         ]
@@ -212,8 +215,10 @@ def put_under_load(pair: Pair, server: Gunicorn, reads: int, seed: int) -> tuple
                 if findings.reads > reads // 2 and not is_restarted:
                     server.restart_workers()
                     is_restarted = True
+            ends.orders.set()
+            time.sleep(READ_ON_SECONDS)
         finally:
-            is_over.set()
+            ends.reads.set()
         for session in sessions:
             session.result()
     return findings, count_selects(pair) - before, time.monotonic() - began
