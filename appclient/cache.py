@@ -284,7 +284,7 @@ class Cache:
         entry = self._entry(object_name)
         if not entry.is_composite:
             raise ConfigError(
-                f"object {object_name} is one row of {entry.table} and needs no loader",
+                f"object {object_name} is read from {entry.table} alone and needs no loader",
                 hint="give it members in the place of table in freshness.toml to build it from several tables",
             )
 
@@ -326,12 +326,17 @@ class Cache:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _find_columns(
-        self, keyspace: str, table: str, names: tuple[str, ...], is_unique: bool
+        self,
+        keyspace: str,
+        table: str,
+        names: tuple[str, ...],
+        is_unique: bool,
+        ordered_by: tuple[str, ...],
     ) -> tuple[KeyColumn, ...]:
         database = self._databases[keyspace]
 
         def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
-            return key_columns(connection, address.database, table, names, is_unique)
+            return key_columns(connection, address.database, table, names, is_unique, ordered_by)
 
         failed: SourceUnavailable | None = None
         for shard in database.keyspace.serving_shards:

@@ -1,4 +1,4 @@
-"""Building values from the database for the read procedure: rows by primary key, composites by their loaders.
+"""Building values from the database for the read procedure: rows and lists by key, composites by their loaders.
 
 Every value comes with the token that was read before it on the same server, and with the loader's own reason not
 to store it: the row found is not spelled as the key asked for (F24, F46).
@@ -15,7 +15,7 @@ from appclient.query import LoaderConnection, Row
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import NO_TOKENS
 from freshness.algorithm.rule import ReadOutcome
-from freshness.database.connection import match_keys, quote_name
+from freshness.database.connection import match_keys, order_rows, quote_name
 from freshness.errors import ConfigError
 from freshness.objects.registry import ObjectDefinition
 from freshness.position.token import EventToken
@@ -27,7 +27,7 @@ KEYS_PER_STATEMENT_MAX: Final = 500
 
 
 class ObjectLoader:
-    """Loads the values of one object. ``function`` builds a composite; a single row needs none."""
+    """Loads the values of one object. ``function`` builds a composite; a row and a list need none."""
 
     def __init__(
         self,
@@ -46,6 +46,8 @@ class ObjectLoader:
         """
         if self._definition.config.is_composite:
             return [self._load_composite(lookup, at_least) for lookup in lookups]
+        if self._definition.config.is_list:
+            return [self._load_list(lookup, at_least) for lookup in lookups]
         if not self._definition.builder.is_exact:
             # Only the database knows which row equals which spelling: one statement for each key.
             return [self._load_rows([lookup], at_least)[0] for lookup in lookups]
@@ -113,6 +115,19 @@ class ObjectLoader:
         """The identity of the row's own stored key. `Lookup.item` follows: equal identities have equal items."""
         names = [column.name for column in self._definition.builder.columns]
         return self._definition.identity(self._definition.builder.build([row[name] for name in names]))
+
+    # -- lists ---------------------------------------------------------------------------------------------
+
+    def _load_list(self, lookup: Lookup, at_least: Mapping[str, EventToken]) -> Loaded:
+        """One statement is one snapshot. Every row must have the very key, as its changes name it."""
+        (lineage,) = lookup.policy.lineages  # the registry refuses lists of several shards
+        order = order_rows(self._definition.order, self._definition.config.limit)
+        shard = self._database.shards[lineage]
+        rows, token = shard.rows_with_token(*self._statement([lookup]), at_least.get(lineage), order)
+        tokens = {} if token is None else {lineage: token}
+        if any(self._identity(row) != lookup.identity for row in rows):
+            return Loaded(rows, tokens, ReadOutcome.KEY)
+        return Loaded(rows, tokens, ReadOutcome.NO_TOKEN if token is None else None)
 
     # -- composites ----------------------------------------------------------------------------------------
 

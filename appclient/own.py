@@ -54,9 +54,14 @@ class OwnDatabase:
         """The shard of whatever lineage."""
 
     def rows_with_token(
-        self, table: str, condition: str, params: Sequence[Any], at_least: EventToken | None = None
+        self,
+        table: str,
+        condition: str,
+        params: Sequence[Any],
+        at_least: EventToken | None = None,
+        order: str = "",
     ) -> tuple[list[Row], None]:
-        return self._opened.query(f"SELECT * FROM {table} WHERE {condition}", params), None
+        return self._opened.query(f"SELECT * FROM {table} WHERE {condition}{order}", params), None
 
     def snapshot(
         self,

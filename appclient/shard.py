@@ -255,20 +255,30 @@ class ShardDatabase:
         return None
 
     def rows_with_token(
-        self, table: str, condition: str, params: Sequence[Any], at_least: EventToken | None = None
+        self,
+        table: str,
+        condition: str,
+        params: Sequence[Any],
+        at_least: EventToken | None = None,
+        order: str = "",
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same server. ``at_least``: commits that
         the rows have.
 
-        ``table`` and ``condition`` are SQL. The table has a primary key. One statement returns the server's name and
-        the rows, and has an answer where there are none.
+        ``table``, ``condition`` and ``order``, which follows it, are SQL. The table has a primary key. One statement
+        returns the server's name and the rows, and has an answer where there are none.
         """
 
         def read(connection: Connection, address: ServerAddress) -> tuple[list[Row], EventToken | None]:
             token, server = self._read_start(connection, address, at_least)
             question, name = self._new_question()
             one = f"(SELECT 1 AS {question}) AS {question}"
-            sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {table} ON {condition}"
+            if order:
+                # Inside, where an index can give the first rows; a join would read and sort all of them.
+                its = f"(SELECT * FROM {table} WHERE {condition}{order}) AS {table} ON TRUE{order}"
+            else:
+                its = f"{table} ON {condition}"
+            sql = f"SELECT {name}, {table}.* FROM {one} LEFT JOIN {its}"
             with answered_in_time():
                 names, answers = self._ask(connection, question, sql, params)
             # A primary key is never NULL: all are, where there is no row.

@@ -1,11 +1,11 @@
-"""Reads of one object as instances of a class: a dataclass, a TypedDict, an attrs class, a struct of msgspec or a
-model of pydantic. Used by ``appclient.cache`` and ``appclient.async_cache``.
+"""Reads of one object as instances of a class, or as a list of them: a dataclass, a TypedDict, an attrs class, a
+struct of msgspec or a model of pydantic. Used by ``appclient.cache`` and ``appclient.async_cache``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, get_args, get_origin
 
 import msgspec
 import msgspec.inspect
@@ -35,6 +35,18 @@ def find_converter(object_name: str, model: type[Model]) -> Callable[[Any], Mode
     Integers and texts are converted to booleans, enumerations and numbers, since MySQL has no type for the former.
     """
     errors: tuple[type[Exception], ...] = (msgspec.ValidationError,)
+    if get_origin(model) is list:
+        of_item = find_converter(object_name, get_args(model)[0])
+
+        def convert_all(value: Any) -> Any:
+            if not isinstance(value, list):
+                raise FormatError(
+                    f"object {object_name} is no list: {type(value).__name__}",
+                    hint="read it as the class of one value",
+                )
+            return [of_item(each) for each in value]
+
+        return convert_all
     validate = getattr(model, "model_validate", None)
     if validate is not None:  # pydantic's
         convert, errors = validate, (ValueError,)
@@ -46,7 +58,7 @@ def find_converter(object_name: str, model: type[Model]) -> Callable[[Any], Mode
         if not isinstance(found, _MODELS):
             raise ConfigError(
                 f"object {object_name} cannot be read as {model!r}",
-                hint="expected a dataclass, TypedDict, attrs class, msgspec.Struct or pydantic model",
+                hint="expected a dataclass, TypedDict, attrs class, msgspec.Struct or pydantic model, or list[one]",
             )
 
         def convert(value: Any) -> Any:

@@ -72,10 +72,15 @@ class VitessShardDatabase(ShardDatabase):
         raise behind(self._shard.primary)
 
     def rows_with_token(
-        self, table: str, condition: str, params: Sequence[Any], at_least: EventToken | None = None
+        self,
+        table: str,
+        condition: str,
+        params: Sequence[Any],
+        at_least: EventToken | None = None,
+        order: str = "",
     ) -> tuple[list[Row], EventToken | None]:
         """The rows of a table, and the token that was read before them on the same tablet."""
-        sql = f"SELECT * FROM {table} WHERE {condition}"
+        sql = f"SELECT * FROM {table} WHERE {condition}{order}"
         return self.snapshot(lambda connection: connection.query(sql, params), at_least)
 
     def close(self) -> None:

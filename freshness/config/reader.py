@@ -47,6 +47,7 @@ from freshness.config.settings import (
     SkippedTransaction,
     StreamConfig,
     describe_type,
+    parse_order,
     settings_of,
 )
 from freshness.config.vtgate_address import VtgateAddress
@@ -560,14 +561,16 @@ class _Reader:
 
     def check_object(self, where: str, table: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         has_table, has_key, has_members = (key in table for key in ("table", "key", "members"))
-        kinds = 'either "table" (one row) or "key" and "members" (composite)'
+        kinds = 'either "table" (one row, or a list) or "key" and "members" (composite)'
         if has_table and has_members:
             self.report(where, "both", kinds)
         elif not has_table and not has_key and not has_members:
             self.report(where, "neither", kinds)
         elif not has_table and not has_members:
             self.report(
-                f"{where}.members", "nothing", '"members" (composite) or "table" (one row) beside "key"'
+                f"{where}.members",
+                "nothing",
+                '"members" (composite) or "table" (one row, or a list) beside "key"',
             )
         elif has_members and not has_key:
             self.report(f"{where}.key", "nothing", '"key" and "members" together')
@@ -579,22 +582,46 @@ class _Reader:
                 self.report(f"{where}.key", "an empty array", "at least one column")
         if values.get("fill_from_log") and "table" not in values:
             self.report(f"{where}.fill_from_log", "true", "false for a composite: no log has its value")
+        elif values.get("fill_from_log") and "order_by" in table:
+            self.report(f"{where}.fill_from_log", "true", "false for a list: no log has its value")
         elif values.get("fill_from_log") and has_key:
             expected = (
                 "false beside a key: with unique_checks = 0 two rows can have it, and the log tells one"
             )
             self.report(f"{where}.fill_from_log", "true", expected)
+        self.check_list(where, table, values)
         members = values.get("members", {})
         if members == {} and "members" in values:
             self.report(f"{where}.members", "an empty table", "at least one table = column")
         for member, columns in members.items():
             self.check_text(f"{where}.members.{member}", member, _IDENTIFIER, _IDENTIFIER_EXPECTED)
+            for column in columns:
+                if "." in column:
+                    expected = (
+                        f"a column of {member} itself; see docs/config.md#two-joins-away for the way out"
+                    )
+                    self.report(f"{where}.members.{member}", _shown(column), expected)
+                    return
             self.check_columns(f"{where}.members.{member}", columns)
             names = values.get("key") or columns
             if len(columns) != len(names):
                 found = ", ".join(columns) or "an empty array"
                 expected = f"a column for each of the key's, in their order: {', '.join(names)}"
                 self.report(f"{where}.members.{member}", found, expected)
+
+    def check_list(self, where: str, table: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        if "order_by" not in table and "limit" not in table:
+            return
+        for needed in ("order_by", "limit", "key", "table"):
+            if needed not in table:
+                expected = '"table", "key", "order_by" and "limit" together: a list of rows'
+                self.report(f"{where}.{needed}", "nothing", expected)
+        if "order_by" in values:
+            self.check_columns(
+                f"{where}.order_by", tuple(parse_order(each)[0] for each in values["order_by"])
+            )
+            if not values["order_by"]:
+                self.report(f"{where}.order_by", "an empty array", "at least one column")
 
     def check_columns(self, where: str, columns: tuple[str, ...]) -> None:
         for column in columns:

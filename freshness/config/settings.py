@@ -492,16 +492,24 @@ class Keyspace:
         return tuple(shard for shard in self.shards if shard.serving)
 
 
+def parse_order(text: str) -> tuple[str, bool]:
+    """The column that a part of ``order_by`` names, and whether its highest value comes first."""
+    column, _, direction = text.rpartition(" ")
+    if column and direction.lower() in ("asc", "desc"):
+        return column, direction.lower() == "desc"
+    return text, False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectConfig:
-    """``[objects.NAME]``: one kind of cached object, a row or a value built from several tables."""
+    """``[objects.NAME]``: one kind of cached object: a row, a list of rows, or a value built from several tables."""
 
     name: str
     keyspace: str = setting("The keyspace that the object lives in.", default_text="the only keyspace")
-    table: str | None = setting("For an object that is one row: its table.", None)
+    table: str | None = setting("For an object that is one row, or a list of rows: its table.", None)
     key: Columns = setting(
-        "For an object that is one row: the columns of a unique key that finds it. For a composite object: the name "
-        "of its key, or the names of its key columns.",
+        "For an object that is one row: the columns of a unique key that finds it. For a list: the columns that its "
+        "rows have in common. For a composite object: the name of its key, or the names of its key columns.",
         (),
         default_text="the primary key of table",
     )
@@ -510,6 +518,15 @@ class ObjectConfig:
         "many columns as the key has, in its order.",
         default_text="{}",
         default_factory=dict,
+    )
+    order_by: Columns = setting(
+        'For a list: the columns that order it, from the lowest value, or from the highest as in "created_at desc". '
+        "The primary key decides between equal rows.",
+        (),
+        default_text="none",
+    )
+    limit: int = setting(
+        "For a list: the first so many rows in its order.", 0, minimum=1, maximum=100_000, default_text="none"
     )
     fill_from_log: bool = setting(
         "For a row by its primary key: a change puts the row as the binlog has it in the place of an entry that is "
@@ -542,6 +559,15 @@ class ObjectConfig:
     @property
     def is_composite(self) -> bool:
         return self.table is None
+
+    @property
+    def is_list(self) -> bool:
+        return bool(self.order_by)
+
+    @property
+    def order(self) -> tuple[tuple[str, bool], ...]:
+        """``order_by`` as (column, whether its highest value comes first)."""
+        return tuple(map(parse_order, self.order_by))
 
     @property
     def is_primary_row(self) -> bool:

@@ -7,7 +7,7 @@ certificates are read again for each connection. Never logs or repeats a passwor
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import pymysql
@@ -259,6 +259,12 @@ def server_identity(connection: Connection, flavor: str) -> str:
 def quote_name(name: str) -> str:
     """A table or column as it stands in a statement that takes parameters."""
     return "`" + name.replace("`", "``").replace("%", "%%") + "`"
+
+
+def order_rows(order: Iterable[tuple[str, bool]], limit: int) -> str:
+    """The end of a statement that reads a list: its first rows by (column, whether its highest value comes first)."""
+    parts = [f"{quote_name(name)}{' DESC' if is_descending else ''}" for name, is_descending in order]
+    return f" ORDER BY {', '.join(parts)} LIMIT {limit}"
 
 
 def match_keys(columns: Sequence[str], count: int) -> str:

@@ -14,6 +14,7 @@ from freshness.database.connection import (
     connect,
     executed_position,
     match_keys,
+    order_rows,
     quote_name,
     server_identity,
     translated,
@@ -59,22 +60,31 @@ class Primary:
         """All that the primary has executed: an upper bound of what the rows read before it show."""
         return self._run(lambda connection: executed_position(connection, self._flavor), "reading the head")
 
-    def read_rows(self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]) -> dict[bytes, Row]:
-        """The rows of these keys by identity. A key without a row is left out. The SELECT has a snapshot of its own,
-        so a row is never older than the statement that reads it."""
+    def read_rows(
+        self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
+    ) -> dict[bytes, Row] | dict[bytes, list[Row]]:
+        """The rows of these keys by identity, without a key that has none; of a list all its rows for each key. Each
+        SELECT has a snapshot of its own, so a row is never older than the statement that reads it."""
         if not keys:
             return {}
+        build = definition.builder.build
         names = [column.name for column in definition.builder.columns]
         table = quote_name(str(definition.config.table))
-        sql = f"SELECT * FROM {table} WHERE {match_keys(names, len(keys))}"
 
-        def read(connection: Connection) -> list[Row]:
-            with connection.cursor(DictCursor) as cursor:
-                cursor.execute(sql, [value for key in keys for value in key])
-                return list(cursor.fetchall())
+        def read(some: Sequence[tuple[Any, ...]], order: str = "") -> list[Row]:
+            sql = f"SELECT * FROM {table} WHERE {match_keys(names, len(some))}{order}"
 
-        rows = self._run(read, "reading rows")
-        build = definition.builder.build
+            def run(connection: Connection) -> list[Row]:
+                with connection.cursor(DictCursor) as cursor:
+                    cursor.execute(sql, [value for key in some for value in key])
+                    return list(cursor.fetchall())
+
+            return self._run(run, "reading rows")
+
+        if definition.config.is_list:
+            order = order_rows(definition.order, definition.config.limit)
+            return {definition.identity(build(key)): read([key], order) for key in keys}
+        rows = read(keys)
         return {definition.identity(build([row[name] for name in names])): row for row in rows}
 
     def close(self) -> None:

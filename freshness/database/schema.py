@@ -57,11 +57,12 @@ def key_columns(
     table: str,
     names: tuple[str, ...] = (),
     is_unique: bool = False,
+    ordered_by: tuple[str, ...] = (),
 ) -> tuple[KeyColumn, ...]:
     """The columns of the primary key, in the key's order; or those of ``names``, where they are the key of an object.
 
     ``is_unique``: the columns must find one row. A row with NULL in one of them has no key, so a unique index may
-    have nullable columns.
+    have nullable columns. ``ordered_by``: columns that order a list of rows. They need not be of a type for keys.
 
     ``database``: that of the session, as messages name it. Where a session of vtgate names a shard, `DATABASE()` is
     the one that its tablets have, and no other name is known there.
@@ -70,11 +71,16 @@ def key_columns(
     column, a column type that cannot be a key.
     """
     columns = _read_columns(connection, database, table)
+    if names and not is_unique and not ordered_by:
+        _require_members_columns(columns, database, table, names)
     if names:
         found = tuple(_get_column(columns, database, table, name) for name in names)
         if is_unique:
             _require_unique(connection, database, table, names)
+        if is_unique or ordered_by:
             _require_visible(columns, database, table, names)
+        for name in ordered_by:
+            _require_column(columns, database, table, name)
         return found
     parts = read_rows(connection, _PRIMARY_KEY, (table,))
     if not parts:
@@ -153,12 +159,31 @@ def _read_columns(connection: Connection, database: str, table: str) -> dict[str
     return {str(row[0]): row for row in read_rows(connection, _COLUMNS, (table,))}
 
 
-def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, name: str) -> KeyColumn:
+def _require_members_columns(
+    columns: Mapping[str, tuple[Any, ...]], database: str, table: str, names: Iterable[str]
+) -> None:
+    for name in names:
+        if name not in columns:
+            raise ConfigError(
+                f"table {database}.{table} has no column {name}",
+                hint=f"it has {', '.join(sorted(columns))}; rows that belong to a key by way of another table's rows "
+                "are a list of their own, see docs/config.md#two-joins-away",
+            )
+
+
+def _require_column(
+    columns: Mapping[str, tuple[Any, ...]], database: str, table: str, name: str
+) -> tuple[Any, ...]:
     row = columns.get(name)
     if row is None:
         raise ConfigError(
             f"table {database}.{table} has no column {name}", hint=f"it has {', '.join(sorted(columns))}"
         )
+    return row
+
+
+def _get_column(columns: dict[str, tuple[Any, ...]], database: str, table: str, name: str) -> KeyColumn:
+    row = _require_column(columns, database, table, name)
     _, data_type, charset, collation, octets, scale, _ = row
     data_type = str(data_type).lower()
     kind = _KINDS.get(data_type)
@@ -198,13 +223,17 @@ def load_registry(config: Config, keyspaces: Collection[str] | None = None) -> d
     connections: dict[str, tuple[Connection, ServerAddress]] = {}
 
     def find_columns(
-        keyspace: str, table: str, names: tuple[str, ...], is_unique: bool
+        keyspace: str,
+        table: str,
+        names: tuple[str, ...],
+        is_unique: bool,
+        ordered_by: tuple[str, ...],
     ) -> tuple[KeyColumn, ...]:
         if keyspace not in connections:
             connections[keyspace] = _connect_any(config.keyspaces[keyspace])
         connection, address = connections[keyspace]
         try:
-            return key_columns(connection, address.database, table, names, is_unique)
+            return key_columns(connection, address.database, table, names, is_unique, ordered_by)
         except Exception as error:
             raise translated(error, address, "reading the schema") from error
 

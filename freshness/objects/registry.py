@@ -62,6 +62,9 @@ class ObjectDefinition:
     builder: KeyBuilder
     columns_by_table: Mapping[str, tuple[KeyColumn, ...]]
     shards: ShardFinder | None = None
+    order: tuple[tuple[str, bool], ...] = ()
+    """Columns that order a list, each with whether its highest value comes first. They end with the primary key: all
+    readers have one order."""
 
     def policy_for(self, values: Sequence[object]) -> ObjectPolicy:
         """The policy of the object in the shard that holds this key."""
@@ -72,9 +75,11 @@ class ObjectDefinition:
         return self.policy.fingerprint.to_bytes(4, "big") + key.identity
 
 
-KeyColumns = Callable[[str, str, tuple[str, ...], bool], tuple[KeyColumn, ...]]
-"""(keyspace, table, columns, whether they must find one row) → those columns, in this order; the primary key in key
-order where none is named. Raises `ConfigError` where several rows can have the same values, NULL left out."""
+KeyColumns = Callable[[str, str, tuple[str, ...], bool, tuple[str, ...]], tuple[KeyColumn, ...]]
+"""(keyspace, table, columns, whether they must find one row, columns that order a list of rows) → the former columns,
+in this order; the primary key in key order where none is named.
+
+Raises `ConfigError` where they must find one row and several rows can have the same values, NULL left out."""
 
 
 def build_registry(
@@ -95,12 +100,22 @@ def build_registry(
 def _define(
     config: Config, entry: ObjectConfig, find_columns: KeyColumns, keyspace_id: KeyspaceId
 ) -> ObjectDefinition:
+    order: tuple[tuple[str, bool], ...] = ()
     if entry.table is not None:
-        columns = find_columns(entry.keyspace, entry.table, entry.key, True)
+        names = tuple(name for name, _ in entry.order)
+        columns = find_columns(entry.keyspace, entry.table, entry.key, not entry.is_list, names)
         by_table = {entry.table: columns}
+        if entry.is_list:
+            for column in columns:
+                _common_column(entry, column.name, {entry.table: column})
+            primary = find_columns(entry.keyspace, entry.table, (), True, ())
+            # In the direction of the last column, so that one index can give the whole order.
+            direction = entry.order[-1][1]
+            order = (*entry.order, *((each.name, direction) for each in primary if each.name not in names))
     else:
         by_table = {
-            table: find_columns(entry.keyspace, table, names, False) for table, names in entry.members.items()
+            table: find_columns(entry.keyspace, table, names, False, ())
+            for table, names in entry.members.items()
         }
         columns = tuple(
             _common_column(entry, name, {table: of_table[place] for table, of_table in by_table.items()})
@@ -110,15 +125,15 @@ def _define(
     keyspace = config.keyspaces[entry.keyspace]
     policy = ObjectPolicy(
         name=entry.name,
-        fingerprint=_fingerprint(entry, by_table),
+        fingerprint=_fingerprint(entry, by_table, order),
         tables=entry.tables,
         lineages=tuple(shard.lineage for shard in keyspace.serving_shards),
         value_ttl_seconds=config.cache.value_ttl_seconds,
     )
     shards = _find_shards(keyspace, columns, by_table, policy, keyspace_id)
     if entry.table is not None and entry.key and keyspace.sharding is not None and shards is None:
-        _refuse_spellings(entry, keyspace.sharding.column, columns)
-    return ObjectDefinition(entry, policy, builder, by_table, shards)
+        _refuse_several_shards(entry, keyspace.sharding.column, columns)
+    return ObjectDefinition(entry, policy, builder, by_table, shards, order)
 
 
 def _find_shards(
@@ -147,9 +162,14 @@ def _find_shards(
     return ShardFinder(place, columns[place], sharding.function, policies, keyspace_id)
 
 
-def _refuse_spellings(entry: ObjectConfig, sharding_column: str, columns: Sequence[KeyColumn]) -> None:
-    """A unique index is of one shard. A row in another one may have an equal key under another item, and would come
-    without an invalidation of this one."""
+def _refuse_several_shards(entry: ObjectConfig, sharding_column: str, columns: Sequence[KeyColumn]) -> None:
+    """A list would have to be merged in the order of each collation. A unique index is of one shard: a row in another
+    one may have an equal key under another item, and would come without an invalidation of this one."""
+    if entry.is_list:
+        raise ConfigError(
+            f"objects.{entry.name}: its rows can be in several shards, and a list is read from one",
+            hint=f"add {sharding_column} to its key, or give it a loader",
+        )
     loose = [column.name for column in columns if not column.is_exact]
     if loose:
         raise ConfigError(
@@ -174,8 +194,8 @@ def _common_column(entry: ObjectConfig, name: str, members: Mapping[str, KeyColu
     if not all(column.is_exact for column in members.values()):
         raise ConfigError(
             f"objects.{entry.name}: rows can share {name} in its key in several spellings: {described}",
-            hint="a composite needs integer, binary, decimal or date columns, or columns with a _bin collation, "
-            "which in cp932 and tis620 is not enough",
+            hint="a composite or a list needs integer, binary, decimal or date columns, or columns with a _bin "
+            "collation, which in cp932 and tis620 is not enough",
         )
     if len({(column.length, column.scale) for column in members.values()}) > 1:
         raise ConfigError(
@@ -185,10 +205,16 @@ def _common_column(entry: ObjectConfig, name: str, members: Mapping[str, KeyColu
     return replace(next(iter(members.values())), name=name)
 
 
-def _fingerprint(entry: ObjectConfig, by_table: Mapping[str, Sequence[KeyColumn]]) -> int:
+def _fingerprint(
+    entry: ObjectConfig,
+    by_table: Mapping[str, Sequence[KeyColumn]],
+    order: Sequence[tuple[str, bool]],
+) -> int:
     # No name of a column or table has a slash. The primary key is spelled None, as in every release.
     parts = [entry.name, "/".join(entry.key) or "None"]
-    if entry.table is not None and entry.key:
+    if entry.is_list:
+        parts += [f"list/{entry.limit}", *(f"{name}/{is_descending}" for name, is_descending in order)]
+    elif entry.table is not None and entry.key:
         parts.append("row/")
     for table, columns in sorted(by_table.items()):
         parts += [table, *(f"{c.name} {c.kind.value} {c.collation} {c.length}" for c in columns)]

@@ -394,7 +394,7 @@ class World:
     def define(self, entry: ObjectConfig) -> dict[str, ObjectDefinition]:
         return build_registry(
             replace(self.config, objects={entry.name: entry}),
-            lambda _, table, names, is_unique: key_columns(self.connection, "shop", table, names, is_unique),
+            lambda _, table, names, *rest: key_columns(self.connection, "shop", table, names, *rest),
             keyspace_id,
         )
 

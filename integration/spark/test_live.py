@@ -52,6 +52,11 @@ table = "seats"
 [objects.seat_by_price]
 table = "seats"
 key = ["price", "at", "seat", "hall"]
+[objects.seats_of_hall]
+table = "seats"
+key = "hall"
+order_by = ["price desc", "seat"]
+limit = 2
 """
 POISON = "poison"
 PLANTED = {"customer": "name", "order": "total"}
@@ -106,6 +111,7 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
         wait_for_hits(cache, "seat", [SEAT_KEY], started.describe)
         hall, seat, price, at = SEAT_KEY
         wait_for_hits(cache, "seat_by_price", [(price, at, seat, hall)], started.describe)
+        wait_for_hits(cache, "seats_of_hall", [hall, "nowhere"], started.describe)
         cache.close()
         yield started
 
@@ -133,7 +139,7 @@ def audit_surely(
     return (POISONED if code == 0 and repaired else code), answer
 
 
-def plant(config: Config, key: int, name: str = "customer") -> str:
+def plant(config: Config, key: int | str, name: str = "customer") -> str:
     """Put another value under a live entry, with the evidence of the right one; return the item's key."""
     subject = locate_key(config, load_registry(config), name, [str(key)])
     node = MemcachedNode(subject.node)
@@ -142,7 +148,9 @@ def plant(config: Config, key: int, name: str = "customer") -> str:
         assert isinstance(found, Item)
         entry = Filled.decode(found.value)
         assert entry.value is not None
-        wrong = replace(entry, value=encode_value({**decode_value(entry.value), PLANTED[name]: POISON}))
+        value = decode_value(entry.value)
+        other = [] if isinstance(value, list) else {**value, PLANTED[name]: POISON}
+        wrong = replace(entry, value=encode_value(other))
         [stored] = node.perform([Cas(subject.item, wrong.encode(), found.version, found.ttl_seconds)])
         assert isinstance(stored, Stored)
     finally:
@@ -155,7 +163,7 @@ def test_a_clean_cache_is_clean_and_a_planted_value_is_found(
 ) -> None:
     code, clean = audit_surely(system.config_path, session, capsys)
     assert code == 0, clean
-    rows = len(KEYS) + 3  # and the missing row, and the seat by two keys
+    rows = len(KEYS) + 5  # and the missing row, the seat by two keys, the lists of two halls
     assert (clean["nodes"], clean["live"], clean["compared"]) == (2, rows + 3, rows), clean
     assert (clean["entries"], clean["not_comparable"]) == (rows + 3, 3)
     assert (clean["poisoned"], clean["unknown"], clean["in_flight"]) == (0, 0, 0)
@@ -169,6 +177,11 @@ def test_a_clean_cache_is_clean_and_a_planted_value_is_found(
     assert (example["verdict"], example["item"]) == ("poisoned", item)
     assert POISON in example["cached"]
     assert POISON not in example["primary"]
+
+    plant(system.config, SEAT_KEY[0], "seats_of_hall")
+    _, found = audit_surely(system.config_path, session, capsys)
+    assert (found["poisoned"], found["compared"]) == (2, rows)
+    assert {"[]", "poison"} & {each["cached"] for each in found["examples"]} == {"[]"}
 
 
 def test_a_node_that_does_not_answer_is_not_green(

@@ -85,6 +85,14 @@ table = "orders"
 [objects.profile]
 key = "customer_id"
 members = { customers = "customer_id", orders = "customer_id" }
+[objects.customer_named]
+table = "customers"
+key = ["name", "customer_id"]
+[objects.orders_of]
+table = "orders"
+key = "customer_id"
+order_by = "total desc"
+limit = 3
 [objects.basket]
 key = ["customer_id", "total"]
 members = { orders = ["customer_id", "total"] }
@@ -284,7 +292,9 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
         orders = [100 + key for key in CUSTOMERS]
         baskets = [(key, key + more) for key in CUSTOMERS[:10] for more in range(6)]
         asked: list[tuple[str, Sequence[Any]]] = [("customer", CUSTOMERS), ("profile", CUSTOMERS)]
-        asked += [("order", orders), ("basket", baskets)]
+        asked += [("order", orders), ("basket", baskets), ("orders_of", CUSTOMERS)]
+        named = [(f"customer {key}", key) for key in CUSTOMERS]
+        asked.append(("customer_named", named))
         for turn in range(1, 6):
             for name, keys in asked:
                 wait_for_hits(cache, name, keys, invalidator.log)
@@ -295,6 +305,12 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
             wanted = made.read_all("customers", "customer_id")
             assert cache.get_many("customer", CUSTOMERS) == wanted
             assert cache.get_many("order", orders) == made.read_all("orders", "id")
+            assert cache.get_many("customer_named", named) == {each: wanted[each[1]] for each in named}
+            lists = cache.get_many("orders_of", CUSTOMERS)
+            found = {(key, row["id"]): row for key, rows in lists.items() for row in rows}
+            assert found == {
+                (row["customer_id"], id): row for id, row in made.read_all("orders", "id").items()
+            }
             profiles = cache.get_many("profile", CUSTOMERS)
             assert {key: each["customer"]["v"] for key, each in profiles.items()} == {
                 key: row["v"] for key, row in wanted.items()

@@ -39,7 +39,7 @@ from freshness.algorithm.rule import (
     is_outdated,
 )
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
-from freshness.database.connection import connect, match_keys, quote_name, read_rows, translated
+from freshness.database.connection import connect, match_keys, order_rows, quote_name, read_rows, translated
 from freshness.database.vitess import VitessShard, read_with_token, readable
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -397,10 +397,12 @@ def _find_fills(
     return fills
 
 
-def _read_row(config: Config, located: LocatedKey) -> dict[str, Any] | None:
+def _read_row(config: Config, located: LocatedKey) -> Any:
+    """The row, None where there is none; of a list all of its rows."""
     from pymysql.cursors import DictCursor
 
     entry = located.definition.config
+    order = order_rows(located.definition.order, entry.limit) if entry.is_list else ""
     where = match_keys([column.name for column in located.definition.builder.columns], 1)
     for shard in config.keyspaces[entry.keyspace].shards:
         if shard.lineage not in located.policy.lineages:
@@ -408,12 +410,15 @@ def _read_row(config: Config, located: LocatedKey) -> dict[str, Any] | None:
         connection = connect(shard.writable)
         try:
             with connection.cursor(DictCursor) as cursor:
-                cursor.execute(f"SELECT * FROM {quote_name(str(entry.table))} WHERE {where}", located.values)
+                sql = f"SELECT * FROM {quote_name(str(entry.table))} WHERE {where}{order}"
+                cursor.execute(sql, located.values)
                 rows = cursor.fetchall()
         except Exception as error:
             raise translated(error, shard.writable, "reading the row") from error
         finally:
             connection.close()
+        if entry.is_list:
+            return list(rows)
         if rows:
             return dict(rows[0])
     return None

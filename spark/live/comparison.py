@@ -71,7 +71,8 @@ class EntryVerdict:
 
 
 Member = TypeVar("Member")
-DatabaseRow: TypeAlias = dict[str, Any]
+DatabaseRow: TypeAlias = dict[str, Any] | list[dict[str, Any]]
+"""A row, or all rows of a list."""
 RowsFound: TypeAlias = Mapping[bytes, Sequence[DatabaseRow]]
 """By identity. More than one: the row is in several shards, since it moves between them."""
 
@@ -81,7 +82,7 @@ class PrimaryReader(Protocol):
 
     def read_rows(
         self, definition: ObjectDefinition, keys: Sequence[tuple[Any, ...]]
-    ) -> dict[bytes, DatabaseRow]: ...
+    ) -> Mapping[bytes, DatabaseRow]: ...
 
     def read_position(self) -> Position: ...
 

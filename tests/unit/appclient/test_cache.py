@@ -272,7 +272,7 @@ def page(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache
     kinds = {"tenant_id": ColumnKind.INTEGER, "slug": ColumnKind.STRING, "page": ColumnKind.STRING}
 
     def columns_of(
-        _: object, __: str, table: str, names: tuple[str, ...] = (), ___: bool = False
+        _: object, __: str, table: str, names: tuple[str, ...] = (), *___: object
     ) -> tuple[KeyColumn, ...]:
         collations = {ColumnKind.STRING: "utf8mb4_bin"}
         return tuple(KeyColumn(each, kinds[each], collations.get(kinds[each], "")) for each in names)

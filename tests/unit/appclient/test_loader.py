@@ -96,3 +96,52 @@ def test_a_composite_looks_alike_from_a_miss_and_from_a_hit(monkeypatch: pytest.
     key = definition.builder.build((1,))
     (loaded,) = loader.load([Lookup(policy, "n1", key.item, b"1", (1,), key.is_exact)])
     assert loaded.value == {"facts": [1, 2]}
+
+
+def load_list(
+    monkeypatch: pytest.MonkeyPatch, rows: Sequence[Mapping[str, Any]], *, has_token: bool = True
+) -> tuple[Loaded, list[Any]]:
+    """(what is loaded, what the shard was asked)."""
+    policy = ObjectPolicy("latest", 5, ("orders",), LINEAGES[:1], 60)
+    config = ObjectConfig(
+        name="latest", keyspace="shop", table="orders", key=("id",), order_by=("v desc",), limit=2
+    )
+    order = (("v", True), ("number", False))
+    builder = KeyBuilder("shop", "latest", (NUMBER,))
+    definition = ObjectDefinition(config, policy, builder, {"orders": (NUMBER,)}, None, order)
+    shard = Shard(name="-80", primary=ServerAddress("server"), lineage=LINEAGES[0])
+    database = Database(Keyspace(name="shop", flavor="mysql", shards=(shard,)))
+    asked: list[Any] = []
+    token = EventToken(LINEAGES[0], "-80", 1, 0, MysqlGtidSet()) if has_token else None
+
+    def rows_with_token(*parts: Any) -> tuple[list[Any], EventToken | None]:
+        asked.append(parts)
+        return list(rows), token
+
+    monkeypatch.setattr(database.shards[LINEAGES[0]], "rows_with_token", rows_with_token)
+    key = builder.build((1,))
+    lookup = Lookup(policy, "n1", key.item, definition.identity(key), (1,), key.is_exact)
+    (loaded,) = ObjectLoader(definition, database, None).load([lookup])
+    return loaded, asked
+
+
+def test_a_list_is_read_by_one_statement_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": 1, "v": 9}, {"id": 1, "v": 8}]
+    loaded, asked = load_list(monkeypatch, rows)
+    assert (loaded.value, loaded.refusal, set(loaded.tokens)) == (rows, None, {LINEAGES[0]})
+    assert asked == [("`orders`", "(`id` = %s)", [1], None, " ORDER BY `v` DESC, `number` LIMIT 2")]
+
+
+def test_a_list_without_rows_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, _ = load_list(monkeypatch, [])
+    assert (loaded.value, loaded.refusal) == ([], None)
+
+
+def test_a_list_without_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_list(monkeypatch, [], has_token=False)[0].refusal is ReadOutcome.NO_TOKEN
+
+
+def test_a_list_with_a_row_of_another_key_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F46: a change of that row would name another entry."""
+    loaded, _ = load_list(monkeypatch, [{"id": 1, "v": 9}, {"id": 2, "v": 8}])
+    assert loaded.refusal is ReadOutcome.KEY

@@ -86,3 +86,20 @@ def test_the_refusal_names_the_unique_indexes(connection: Connection) -> None:
 def test_a_member_may_have_any_column(connection: Connection) -> None:
     for name in ("email", "tenant", "hidden"):
         assert key_columns(connection, "shop", "users", (name,))[0].name == name
+
+
+def test_a_member_without_the_key_is_told_the_way_out(connection: Connection) -> None:
+    with pytest.raises(ConfigError, match=r"shop\.users has no column customer_id") as refused:
+        key_columns(connection, "shop", "users", ("customer_id",))
+    assert "it has email, hidden" in refused.value.hint
+    assert "a list of their own, see docs/config.md#two-joins-away" in refused.value.hint
+
+
+def test_a_list_may_be_ordered_by_any_column_that_is_there(connection: Connection) -> None:
+    assert (
+        key_columns(connection, "shop", "users", ("tenant",), False, ("seen", "hidden"))[0].name == "tenant"
+    )
+    with pytest.raises(ConfigError, match=r"shop\.users has no column placed"):
+        key_columns(connection, "shop", "users", ("tenant",), False, ("seen", "placed"))
+    with pytest.raises(ConfigError, match=r"column shop\.users\.hidden is invisible"):
+        key_columns(connection, "shop", "users", ("hidden",), False, ("seen",))

@@ -71,7 +71,7 @@ def define(tmp_path: Path) -> Define:
         config: Config = load_config(path, {})
 
         def find_columns(
-            keyspace: str, table: str, names: tuple[str, ...], is_unique: bool
+            keyspace: str, table: str, names: tuple[str, ...], *_: object
         ) -> tuple[KeyColumn, ...]:
             assert keyspace == "shop"
             if table in changes:
@@ -292,7 +292,9 @@ def test_a_row_by_a_unique_key_is_keyed_by_its_columns(define: Define) -> None:
 def test_a_row_by_a_key_must_be_the_only_one_and_a_member_need_not(tmp_path: Path) -> None:
     asked: list[tuple[str, tuple[str, ...], bool]] = []
 
-    def find_columns(_: str, table: str, names: tuple[str, ...], is_unique: bool) -> tuple[KeyColumn, ...]:
+    def find_columns(
+        _: str, table: str, names: tuple[str, ...], is_unique: bool, __: object
+    ) -> tuple[KeyColumn, ...]:
         asked.append((table, names, is_unique))
         return (INTEGER,)
 
@@ -315,6 +317,63 @@ def test_a_row_and_a_composite_of_one_name_and_key_share_no_entry(define: Define
     )
     primary = define('[objects.found]\ntable = "customers"\n')["found"].policy.fingerprint
     assert len({row, composite, primary}) == 3
+
+
+LATEST = """
+[objects.latest]
+table = "orders"
+key = "customer_id"
+order_by = ["placed desc", "total ASC"]
+limit = 20
+"""
+
+
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEMA, "orders", INTEGER)
+
+
+@pytest.mark.usefixtures("orders")
+def test_a_list_is_ordered_to_the_last_row_by_the_primary_key(define: Define) -> None:
+    """Equal rows come in one order for each reader, so a list is one value."""
+    latest = define(LATEST)["latest"]
+    assert latest.order == (("placed", True), ("total", False), ("id", False))
+    assert latest.columns_by_table == {"orders": (SCHEMA["orders_customer_id"],)}
+    assert latest.builder.build((7,)).item == b"shop:latest:7"
+    turned = define(LATEST.replace('["placed desc", "total ASC"]', '["total", "placed desc"]'))["latest"]
+    assert turned.order == (("total", False), ("placed", True), ("id", True)), "one index can give it"
+    by_id = define(LATEST.replace('["placed desc", "total ASC"]', '"id desc"'))["latest"]
+    assert by_id.order == (("id", True),)
+
+
+@pytest.mark.usefixtures("orders")
+@pytest.mark.parametrize(
+    ("former", "new"),
+    [
+        ("limit = 20", "limit = 21"),
+        ("placed desc", "placed"),
+        ("placed desc", "paid desc"),
+        ('["placed desc", "total ASC"]', '["total ASC", "placed desc"]'),
+        ('order_by = ["placed desc", "total ASC"]\nlimit = 20', ""),
+    ],
+)
+def test_another_order_or_limit_is_another_list(define: Define, former: str, new: str) -> None:
+    """F70: an entry of the former list is no hit for the new one."""
+    assert former in LATEST
+    changed = define(LATEST.replace(former, new))["latest"].policy.fingerprint
+    assert changed != define(LATEST)["latest"].policy.fingerprint
+
+
+@pytest.mark.usefixtures("orders")
+def test_another_primary_key_is_another_order(define: Define) -> None:
+    changed = define(LATEST, orders=(replace(INTEGER, name="number"),))["latest"]
+    assert changed.policy.fingerprint != define(LATEST)["latest"].policy.fingerprint
+
+
+@pytest.mark.usefixtures("orders")
+def test_rows_of_a_list_share_its_key_in_one_spelling(define: Define) -> None:
+    with pytest.raises(ConfigError, match="rows can share customer_id in its key in several spellings"):
+        define(LATEST, orders_customer_id=(replace(EMAIL, name="customer_id"),))
 
 
 def test_no_objects_no_definitions(define: Define) -> None:
@@ -343,7 +402,7 @@ def sharded(tmp_path: Path, column: str, objects: str) -> dict[str, ObjectDefini
     path = tmp_path / "freshness.toml"
     path.write_text(head + objects)
 
-    def find_columns(_: str, table: str, names: tuple[str, ...], __: bool) -> tuple[KeyColumn, ...]:
+    def find_columns(_: str, table: str, names: tuple[str, ...], *__: object) -> tuple[KeyColumn, ...]:
         return tuple(SCHEMA[f"{table}_{name}"] for name in names) or (SCHEMA[table],)
 
     return build_registry(load_config(path, {}), find_columns, keyspace_id)
@@ -407,6 +466,15 @@ def test_a_unique_key_that_does_not_tell_its_shard_needs_one_spelling(
     with pytest.raises(ConfigError, match="customers is unique in each shard alone") as refused:
         sharded(tmp_path, "id", BY_EMAIL)
     assert refused.value.hint == "add id to its key, or give email a _bin collation"
+
+
+def test_a_list_is_of_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEMA, "orders", INTEGER)
+    latest = sharded(tmp_path, "customer_id", LATEST)["latest"]
+    assert latest.policy_for((1,)).lineages == ("shop/-80",)
+    with pytest.raises(ConfigError, match="its rows can be in several shards") as refused:
+        sharded(tmp_path, "id", LATEST)
+    assert refused.value.hint == "add id to its key, or give it a loader"
 
 
 def test_a_value_without_keyspace_id_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def make_config(folder: Path, text: str = CONFIG) -> Config:
 def make_registry(config: Config) -> dict[str, ObjectDefinition]:
     """All keys are integers: ``id``, or as the configuration names them."""
 
-    def find_columns(_: str, __: str, names: tuple[str, ...], ___: bool) -> tuple[KeyColumn, ...]:
+    def find_columns(_: str, __: str, names: tuple[str, ...], *___: object) -> tuple[KeyColumn, ...]:
         return tuple(KeyColumn(name, ColumnKind.INTEGER, "", 0) for name in names or ("id",))
 
     return build_registry(config, find_columns, keyspace_id)

@@ -101,7 +101,7 @@ def config() -> Config:
     )
 
 
-REGISTRY = build_registry(config(), lambda _, table, names, __: COLUMNS[table, names], keyspace_id)
+REGISTRY = build_registry(config(), lambda _, table, names, *__: COLUMNS[table, names], keyspace_id)
 
 
 def up_to(number: int) -> Position:

@@ -42,7 +42,7 @@ def worker_of(folder: Path) -> ShardWorker:
     config: Config = load_config(path, {})
     registry = build_registry(
         config,
-        lambda _, __, names, ___: tuple(KeyColumn(name, ColumnKind.INTEGER) for name in names or ("id",)),
+        lambda _, __, names, *___: tuple(KeyColumn(name, ColumnKind.INTEGER) for name in names or ("id",)),
         lambda *_: b"",
     )
     keyspace = config.keyspaces["shop"]
