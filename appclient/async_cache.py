@@ -182,6 +182,11 @@ class AsyncCache:
         """See `Cache.database`."""
         return AsyncDatabase(self.blocking.database(keyspace))
 
+    async def key_columns(self, object_name: str) -> tuple[str, ...]:
+        """See `Cache.key_columns`."""
+        found: tuple[str, ...] = await self._run(self.blocking.key_columns, object_name)
+        return found
+
     async def close(self) -> None:
         """See `Cache.close`."""
         await self._run(self.blocking.close)

@@ -315,6 +315,10 @@ class Cache:
             )
         return self._databases[keyspace]
 
+    def key_columns(self, object_name: str) -> tuple[str, ...]:
+        """The names of the key's columns, in key order. Raises as `open` where no server has told them yet."""
+        return tuple(column.name for column in self._definition(object_name).builder.columns)
+
     def close(self) -> None:
         """Close the connections that no read uses just now. The cache can still be used: they are opened again."""
         self._readers.close()

@@ -1,0 +1,116 @@
+"""Which SELECT reads rows of one table by a key, and what it asks for.
+
+Decided on the statement as SQLAlchemy has compiled it: the criteria of the application's own hooks, of
+inheritance and of joined loading are in it. In doubt a statement is none of these. Used by
+``appclient.sqlalchemy``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Column, Select, Table
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList, Grouping
+
+_BY_KEY: Final = re.compile(
+    r"SELECT [^()]+? ?\nFROM (?P<table>\S+) ?\nWHERE "
+    r"(\S+ = %\(\w+\)s( AND \S+ = %\(\w+\)s)*|\S+ IN \(__\[POSTCOMPILE_\w+\]\))"
+)
+"""The whole text: no join, order, limit, lock or function."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey:
+    """A SELECT of ``columns`` of one table. ``parameters``: by column of the key. ``is_many``: the only one is a
+    list of keys."""
+
+    table: str
+    schema: str | None
+    parameters: Mapping[str, str]
+    columns: tuple[str, ...]
+    is_many: bool
+
+    def keys(self, context: Any, parameters: Mapping[str, Any], columns: tuple[str, ...]) -> list[Any]:
+        """The keys that one execution asks for. ``columns``: those of the key, in its order."""
+        names = [self.parameters[column] for column in columns]
+        if self.is_many:
+            return [parameters[each] for each in context._expanded_parameters[names[0]]]
+        values = tuple(parameters[name] for name in names)
+        return [values if len(values) > 1 else values[0]]
+
+
+def may_be_by_key(statement: Any, columns: Container[tuple[Any, str]]) -> bool:
+    """A quick look before the statement is compiled. ``columns``: (table, column) of keys that are not primary."""
+    criteria = _conjuncts(statement._where_criteria)
+    for criterion in criteria:
+        column = getattr(criterion, "left", None)
+        if not isinstance(column, Column):
+            return False
+        if not column.primary_key and (getattr(column.table, "name", None), column.name) not in columns:
+            return False
+    return bool(criteria)
+
+
+def find_by_key(compiled: Any) -> ByKey | None:
+    """None where the statement is another one."""
+    statement = getattr(compiled.compile_state, "statement", compiled.statement)
+    text = _BY_KEY.fullmatch(compiled.string)
+    if text is None or not isinstance(statement, Select):
+        return None
+    froms = statement.get_final_froms()
+    if len(froms) != 1 or not isinstance(froms[0], Table):
+        return None
+    table = froms[0]
+    if text["table"] != compiled.preparer.format_table(table):
+        return None
+    names = []
+    for result_column in compiled._result_columns:
+        found = next((each for each in result_column[2] if isinstance(each, Column)), None)
+        if found is None or not _is_of(found, table):
+            return None
+        names.append(found.name)
+    parameters: dict[str, str] = {}
+    is_many = False
+    for criterion in _conjuncts(statement._where_criteria):
+        named = _find_parameter(criterion, table, compiled)
+        if named is None or named[0] in parameters:
+            return None
+        is_many |= criterion.operator is operators.in_op
+        parameters.update([named])
+    if is_many and len(parameters) > 1:
+        return None
+    return ByKey(table.name, table.schema, parameters, tuple(names), is_many)
+
+
+def _conjuncts(criteria: Any) -> list[Any]:
+    found: list[Any] = []
+    for each in criteria:
+        inner = each.element if isinstance(each, Grouping) else each
+        if isinstance(inner, BooleanClauseList) and inner.operator is operators.and_:
+            found += _conjuncts(inner.clauses)
+        else:
+            found.append(inner)
+    return found
+
+
+def _find_parameter(criterion: Any, table: Table, compiled: Any) -> tuple[str, str] | None:
+    """The column that must be equal to a parameter, and the parameter's name."""
+    if not isinstance(criterion, BinaryExpression) or criterion.operator not in (
+        operators.eq,
+        operators.in_op,
+    ):
+        return None
+    column, bind = criterion.left, criterion.right
+    if not isinstance(column, Column) or not _is_of(column, table) or not isinstance(bind, BindParameter):
+        return None
+    return None if bind.literal_execute else (column.name, compiled.bind_names[bind])
+
+
+def _is_of(column: Column[Any], table: Table) -> bool:
+    """SQLAlchemy copies tables and columns to annotate them."""
+    of = column.table
+    return isinstance(of, Table) and (of.schema, of.name) == (table.schema, table.name)

@@ -1,0 +1,98 @@
+"""The writes of a session: until its commit the cache stands aside, and after it a token has the commits.
+
+Writes are seen where an engine sends statements, so a flush, a bulk operation and text are all seen. In doubt
+a statement is a write. Used by ``appclient.sqlalchemy``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.orm import Session
+
+from appclient.sqlalchemy.replay import Answer, ReplayEngine
+from freshness.position.commit import CommitToken
+
+_STATE: Final = "freshness"
+
+_READ: Final = re.compile(
+    r"(?:\s|/\*(?!!|M!).*?\*/)*(?:SELECT|SHOW|EXPLAIN|DESC|SAVEPOINT|RELEASE|ROLLBACK TO|SET(?!\s+STATEMENT))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_LOCKS: Final = re.compile(r"\bFOR\s+(?:UPDATE|SHARE)\b|\bLOCK\s+IN\b|\bINTO\b", re.IGNORECASE)
+
+
+def is_read(sql: str) -> bool:
+    """Whether a statement neither writes nor locks."""
+    return _READ.match(sql) is not None and _LOCKS.search(sql) is None
+
+
+@dataclass(slots=True, eq=False)
+class SessionState:
+    """``connections``: those of its present transaction. ``is_blind``: it has commits that no token has, and
+    reads the database from now on. ``answer``: of the statements of a composite that is being read."""
+
+    connections: list[Connection] = field(default_factory=list)
+    token: CommitToken | None = None
+    is_blind: bool = False
+    answer: tuple[ReplayEngine, Answer] | None = None
+
+    @classmethod
+    def of(cls, session: Session) -> SessionState:
+        state = session.info.get(_STATE)
+        if state is None:
+            state = session.info[_STATE] = cls()
+        return state
+
+    def add(self, token: CommitToken | None) -> None:
+        if token is not None:
+            self.token = token if self.token is None else self.token.union(token)
+
+
+class Writes:
+    """The connections of which the present transaction has written, of all engines that are observed."""
+
+    def __init__(self) -> None:
+        self._engines: WeakSet[Engine] = WeakSet()
+        self._observed: WeakSet[Connection] = WeakSet()
+        self._written: WeakSet[Connection] = WeakSet()
+
+    def observe(self, engine: Engine) -> None:
+        if engine not in self._engines:
+            self._engines.add(engine)
+            event.listen(engine, "engine_connect", self._open)
+            event.listen(engine, "begin", self._forget)
+            event.listen(engine, "before_cursor_execute", self._note)
+
+    def _open(self, connection: Connection) -> None:
+        self._observed.add(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._written.discard(connection)
+
+    def _note(self, connection: Connection, cursor: Any, sql: str, *_: Any) -> None:
+        if connection not in self._written and not is_read(sql):
+            self._written.add(connection)
+
+    def begin(self, state: SessionState, connection: Connection) -> None:
+        """A session has begun to use the connection. Nobody knows what one has written that was open before."""
+        self.observe(connection.engine)
+        if connection not in self._observed:
+            self._written.add(connection)
+        if connection not in state.connections:
+            state.connections.append(connection)
+
+    def has_written(self, state: SessionState) -> bool:
+        return any(connection in self._written for connection in state.connections)
+
+    def take_ended(self, state: SessionState) -> Iterator[Connection]:
+        """Connections that have written, and whose transaction is over: not one that the session has joined."""
+        for connection in state.connections:
+            if connection in self._written and not connection.in_transaction():
+                self._written.discard(connection)
+                yield connection

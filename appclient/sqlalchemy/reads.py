@@ -1,0 +1,405 @@
+"""`CachedReads`: the reads by key of an SQLAlchemy session, served from the cache.
+
+A row from the cache goes through SQLAlchemy's own loading (``replay``), so an instance is that of its own
+SELECT, in the session's identity map. Whatever is in doubt stands aside: SQLAlchemy then reads the database
+as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, Select, event
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction, scoped_session, sessionmaker
+from sqlalchemy.util import await_only
+
+from appclient.atleast import AtLeast
+from appclient.cache import Cache
+from appclient.commits import read_committed
+from appclient.sqlalchemy.bykey import ByKey, find_by_key, may_be_by_key
+from appclient.sqlalchemy.composite import CachedSelect, answer_from
+from appclient.sqlalchemy.own import SessionState, Writes
+from appclient.sqlalchemy.replay import Answer, ReplayEngine, StandAside, open_replay, replayed
+from freshness.config.settings import Keyspace
+from freshness.errors import (
+    ConfigError,
+    FormatError,
+    FreshnessError,
+    Overloaded,
+    SourceUnavailable,
+    SourceUnsuitable,
+)
+from freshness.position.commit import CommitToken
+
+if TYPE_CHECKING:
+    from appclient.async_cache import AsyncCache
+
+log = logging.getLogger(__name__)
+
+_TIMESTAMPS: Final = (
+    "SELECT table_name AS t, column_name AS c FROM information_schema.columns "
+    "WHERE table_schema = %s AND data_type = 'timestamp'"
+)
+_ZONE: Final = "SELECT @@session.time_zone, @@system_time_zone"
+_UTC: Final = frozenset({"+00:00", "UTC", "GMT", "ETC/UTC", "ZULU"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The object that a statement reads."""
+
+    object_name: str
+    by_key: ByKey
+    key_columns: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Site:
+    """The server of an engine. ``is_utc``: whether its sessions show a TIMESTAMP as cached rows do, None where
+    nobody has asked."""
+
+    keyspace: Keyspace
+    shard: str
+    replay: ReplayEngine
+    is_utc: bool | None = None
+    plans: WeakKeyDictionary[Any, _Plan | None] = field(default_factory=WeakKeyDictionary)
+    """By compiled statement; None where it reads no object."""
+
+
+class CachedReads:
+    """Sessions of ``sessions`` read by key through ``cache``: `Session.get`, loading by foreign keys, and a
+    `select` whose only criterion is the whole key of an object.
+
+    ``sessions``: a ``sessionmaker`` or ``scoped_session``, or with an `AsyncCache` an ``async_sessionmaker``.
+    Its own hooks for ``do_orm_execute`` are registered before. ``servers``: the server of ``freshness.toml``,
+    as "host:port", of each engine whose URL does not name it, such as that of a proxy.
+
+    A session that has unflushed changes, or has written, reads the database until its commit; after it, its
+    reads have its commits. Raises `ConfigError` where the cache and the sessions do not fit.
+    """
+
+    def __init__(
+        self,
+        cache: Cache | AsyncCache,
+        sessions: sessionmaker[Any] | scoped_session[Any] | async_sessionmaker[Any],
+        *,
+        servers: Mapping[Engine | AsyncEngine, str] | None = None,
+    ) -> None:
+        self.cache = cache
+        self._is_async = not isinstance(cache, Cache)
+        self._blocking = cache if isinstance(cache, Cache) else cache.blocking
+        self._config = self._blocking.config
+        self._writes = Writes()
+        self._servers: dict[Engine, str] = {}
+        self._sites: WeakKeyDictionary[Engine, _Site | None] = WeakKeyDictionary()
+        for engine, server in (servers or {}).items():
+            self._servers[_sync(engine)] = server
+            if self._site(_sync(engine)) is None:
+                raise ConfigError(
+                    f"an engine is said to reach {server}, no server of a keyspace with one shard",
+                    hint="expected a server of freshness.toml, as host:port",
+                )
+        self._timestamps: dict[str, frozenset[tuple[str, str]]] = {}
+        self._objects: dict[tuple[str, str], list[str]] = {}
+        self._keys: set[tuple[Any, str]] = set()
+        for entry in self._config.objects.values():
+            if entry.table is not None:
+                self._objects.setdefault((entry.keyspace, entry.table), []).append(entry.name)
+                self._keys.update((entry.table, column) for column in entry.key)
+        maker = _find_maker(sessions, is_async=self._is_async)
+        bind = maker.kw.get("bind")
+        self._engine = _sync(bind) if isinstance(bind, Engine | AsyncEngine) else None
+        if self._engine is not None:
+            self._writes.observe(self._engine)
+            if self._site(self._engine) is None:
+                raise ConfigError(
+                    f"the sessions' engine is of {_server_of(self._engine)}, no server of a keyspace with one shard",
+                    hint="give it the host, port and database of freshness.toml, or name the server in servers=",
+                )
+        target: Any = _listen_target(maker)
+        event.listen(target, "do_orm_execute", self._read)
+        event.listen(target, "after_begin", self._begin)
+        event.listen(target, "after_commit", self._end)
+        event.listen(target, "after_rollback", self._end)
+        event.listen(target, "after_transaction_end", self._close)
+
+    # -- what an application asks ----------------------------------------------------------------------------
+
+    def select(self, object_name: str) -> Callable[[Callable[..., Select[Any]]], CachedSelect]:
+        """Decorator: the function makes the SELECT, with loader options for its relationships, from which a
+        composite object is built by its key. It reads only what a loader may read, see `Cache.loader`.
+
+        Raises `ConfigError` for an object that is no composite, and where the sessions have no engine as their
+        bind.
+        """
+        site = None if self._engine is None else self._site(self._engine)
+        if site is None:
+            raise ConfigError("the sessions have no engine", hint="expected sessionmaker(engine)")
+
+        def register(function: Callable[..., Select[Any]]) -> CachedSelect:
+            made = CachedSelect(self._find_answer, site.replay, object_name, function)
+            self._blocking.loader(object_name)(made.load)
+            return made
+
+        return register
+
+    def commit_token(self, session: Session | AsyncSession | scoped_session[Any]) -> CommitToken | None:
+        """The commits of the session and those that were asked of it; None for neither.
+
+        Raises `SourceUnavailable` where the session has commits that no token has.
+        """
+        state = SessionState.of(_session(session))
+        if state.is_blind:
+            raise SourceUnavailable(
+                "no token has the commits of this session",
+                hint="the log says why; do not reuse an older token",
+            )
+        return state.token
+
+    def demand(self, session: Session | AsyncSession | scoped_session[Any], at_least: AtLeast) -> None:
+        """Later reads of the session have these commits. Raises `FormatError` for a text that does not parse."""
+        token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
+        SessionState.of(_session(session)).add(token)
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def _begin(self, session: Session, _: SessionTransaction, connection: Connection) -> None:
+        self._writes.begin(SessionState.of(session), connection)
+
+    def _end(self, session: Session) -> None:
+        """A rollback is asked as well: a statement may have committed by itself, and a commit that failed may
+        not have."""
+        state = SessionState.of(session)
+        for connection in self._writes.take_ended(state):
+            try:
+                state.add(self._committed(connection))
+            except Exception as error:  # noqa: BLE001 - what is committed must not look as if it had failed
+                state.is_blind = True
+                log.warning("a session reads the database from now on, for want of a commit token: %s", error)
+
+    def _close(self, session: Session, transaction: SessionTransaction) -> None:
+        if transaction.parent is None:
+            state = SessionState.of(session)
+            if any(True for _ in self._writes.take_ended(state)):
+                state.is_blind = True  # closed with writes, of which some may have committed by themselves
+            state.connections.clear()
+
+    def _committed(self, connection: Connection) -> CommitToken | None:
+        site = self._site(connection.engine)
+        if site is None:
+            raise ConfigError(f"{_server_of(connection.engine)} is no server of freshness.toml")
+        position = read_committed(connection.connection.dbapi_connection, site.keyspace.gtid_flavor)
+        if position is None:
+            return None
+        database = self.cache.database(site.keyspace.name)
+        token: CommitToken | None = self._settled(database.commit_token_of(str(position), shard=site.shard))
+        return token
+
+    def _read(self, orm: ORMExecuteState) -> Any:
+        """The event ``do_orm_execute``: a result in the place of the database's, or None."""
+        if not orm.is_select or not isinstance(orm.statement, Select):
+            return None
+        session = orm.session
+        state = SessionState.of(session)
+        if state.answer is not None:
+            return replayed(orm, *state.answer)
+        if not may_be_by_key(orm.statement, self._keys) or _is_special(orm):
+            return None
+        site = self._find_serving(session, state, orm.bind_arguments)
+        if site is None:
+            return None
+
+        def answer(context: Any, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+            return self._find_rows(site, session, context, parameters)
+
+        return replayed(orm, site.replay, answer)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _find_answer(
+        self, session: Session, object_name: str, key: tuple[Any, ...], statement: Select[Any]
+    ) -> tuple[ReplayEngine, Answer] | None:
+        """Where the statements of a composite are answered from its entry."""
+        site = self._find_serving(session, SessionState.of(session), {"clause": statement})
+        if site is None:
+            return None
+        try:
+            rows = self.fetch(session, object_name, key if len(key) > 1 else key[0])
+        except StandAside:
+            return None
+        return site.replay, answer_from(rows, lambda context: self.check_zone(site, session, context))
+
+    def _find_serving(self, session: Session, state: SessionState, bind_arguments: Any) -> _Site | None:
+        """The server that the cache stands in for; None where the session has changes, or has written in its
+        transaction."""
+        if state.is_blind or session._new or session._deleted or session.identity_map._modified:
+            return None
+        bind = session.get_bind(**bind_arguments)
+        if isinstance(bind, Connection) and bind.in_transaction():
+            self._writes.begin(state, bind)  # the application's own, from before the session's transaction
+        return None if self._writes.has_written(state) else self._site(bind.engine)
+
+    def fetch(self, session: Session, object_name: str, key: Any, *, is_many: bool = False) -> Any:
+        """As `Cache.get` or `Cache.get_many`, with the commits of the session. Raises `StandAside` where the
+        cache does not answer; with commits that no server has, what the cache raises, and `Overloaded`."""
+        token = SessionState.of(session).token
+        get: Any = self.cache.get_many if is_many else self.cache.get
+        try:
+            return self._settled(get(object_name, key, at_least=token))
+        except FormatError as error:
+            raise StandAside from error  # a key that the cache does not take, or not this way
+        except (SourceUnavailable, SourceUnsuitable) as error:
+            if token is not None or isinstance(error, Overloaded):
+                raise
+            log.warning("the session's own engine is read in the place of the cache: %s", error)
+            raise StandAside from error
+
+    def check_zone(self, site: _Site, session: Session, context: Any) -> None:
+        """Raise `StandAside` where a TIMESTAMP would not be in the time zone of the application's own sessions."""
+        name = site.keyspace.name
+        if name not in self._timestamps:
+            database = self.cache.database(name)
+            schema = site.keyspace.serving_shards[0].primary.database
+            try:
+                answer: Any = self._settled(database.query(_TIMESTAMPS, (schema,)))
+            except FreshnessError as error:
+                raise StandAside from error
+            self._timestamps[name] = frozenset((str(row["t"]), str(row["c"])) for row in answer.rows)
+        found = self._timestamps[name]
+        if not found or not any(
+            (getattr(getattr(each, "table", None), "name", None), getattr(each, "name", None)) in found
+            for column in context.compiled._result_columns
+            for each in column[2]
+        ):
+            return
+        if site.is_utc is None:
+            zone, system = session.connection().exec_driver_sql(_ZONE).one()
+            site.is_utc = (system if zone == "SYSTEM" else zone).upper() in _UTC
+            if not site.is_utc:
+                log.warning(
+                    "rows with a TIMESTAMP are not served from the cache: the engine's time zone is %s. hint: "
+                    "connect with init_command=\"SET time_zone = '+00:00'\"",
+                    zone,
+                )
+        if not site.is_utc:
+            raise StandAside
+
+    def _find_rows(
+        self, site: _Site, session: Session, context: Any, parameters: Any
+    ) -> list[tuple[Any, ...]]:
+        compiled = context.compiled
+        try:
+            plan = site.plans[compiled]
+        except KeyError:
+            plan = site.plans[compiled] = self._find_plan(site, compiled)
+        if plan is None:
+            raise StandAside
+        self.check_zone(site, session, context)
+        keys = plan.by_key.keys(context, parameters, plan.key_columns)
+        if plan.by_key.is_many and any(type(key) is not int for key in keys):
+            raise StandAside  # two spellings may be one row, which the database gives once
+        if len(keys) == 1:
+            rows = [self.fetch(session, plan.object_name, keys[0])]
+        else:
+            rows = list(self.fetch(session, plan.object_name, keys, is_many=True).values())
+        try:
+            return [tuple([row[column] for column in plan.by_key.columns]) for row in rows if row is not None]
+        except KeyError as error:
+            raise StandAside from error  # the cached row is from before the column
+
+    def _find_plan(self, site: _Site, compiled: Any) -> _Plan | None:
+        by_key = find_by_key(compiled)
+        if by_key is None or by_key.schema not in (None, site.keyspace.serving_shards[0].primary.database):
+            return None
+        for name in self._objects.get((site.keyspace.name, by_key.table), ()):
+            try:
+                columns: tuple[str, ...] = self._settled(self.cache.key_columns(name))
+            except FreshnessError as error:
+                raise StandAside from error  # no server has told the schema yet
+            if set(columns) == set(by_key.parameters):
+                return _Plan(name, by_key, columns)
+        return None
+
+    def _site(self, engine: Engine) -> _Site | None:
+        try:
+            return self._sites[engine]
+        except KeyError:
+            site = self._sites[engine] = self._find_site(engine)
+            return site
+
+    def _find_site(self, engine: Engine) -> _Site | None:
+        wanted = _server_of(engine)
+        named = self._servers.get(engine)
+        for keyspace in self._config.keyspaces.values():
+            if keyspace.flavor == "vitess" or len(keyspace.serving_shards) != 1:
+                continue
+            (shard,) = keyspace.serving_shards
+            for address in (shard.primary, *shard.replicas):
+                server = f"{address.host}:{address.port}"
+                if server == named or f"{server}/{address.database}" == wanted:
+                    return _Site(keyspace, shard.name, open_replay(engine))
+        return None
+
+    def _settled(self, answer: Any) -> Any:
+        return await_only(answer) if self._is_async else answer
+
+
+def _is_special(orm: ORMExecuteState) -> bool:
+    """Whether the application asks for more than the row: a refresh, the identity of a shard, a stream, other
+    tables; or has a hook to come that may ask for more."""
+    options, execution = orm.load_options, orm.execution_options
+    return bool(
+        orm.is_column_load
+        or orm.is_executemany
+        or getattr(options, "_populate_existing", False)
+        or getattr(options, "_identity_token", None) is not None
+        or execution.get("stream_results")
+        or execution.get("yield_per")
+        or execution.get("schema_translate_map")
+        or orm._remaining_events()
+    )
+
+
+def _find_maker(sessions: Any, *, is_async: bool) -> Any:
+    maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
+    kind: type = async_sessionmaker if is_async else sessionmaker
+    if not isinstance(maker, kind):
+        raise ConfigError(
+            f"the sessions are of type {type(sessions).__name__}",
+            hint=f"expected {'an async_sessionmaker' if is_async else 'a sessionmaker or a scoped_session of one'}",
+        )
+    return maker
+
+
+def _listen_target(maker: Any) -> Any:
+    """Where the events of these sessions, and of no others, are heard."""
+    if isinstance(maker, sessionmaker):
+        return maker
+    base = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
+    if isinstance(base, sessionmaker):
+        return base
+    made = type("CachedSession", (base,), {})
+    maker.configure(sync_session_class=made)
+    return made
+
+
+def _sync(engine: Any) -> Engine:
+    found: Engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    return found
+
+
+def _session(session: Any) -> Session:
+    found: Session = getattr(session, "sync_session", None) or (
+        session() if isinstance(session, scoped_session) else session
+    )
+    return found
+
+
+def _server_of(engine: Engine) -> str:
+    url = engine.url
+    return f"{url.host}:{url.port or 3306}/{url.database}"
