@@ -133,12 +133,12 @@ _KEPT: Final = {
 """The session variables that a read needs, and their values. With autocommit the token's snapshot ends before the
 rows' begins."""
 
-_PROBE: Final = (
+PROBE: Final = (
     "SELECT 1, CAST('1.50' AS DECIMAL(4, 2)), CAST('2026-01-02' AS DATE), "
     "CAST('2026-01-02 03:04:05.678900' AS DATETIME(6)), CAST('26:00:00' AS TIME), "
     "_utf8mb4 0xF09F8C8D, CAST(0x00FF AS BINARY), NULL"
 )
-_PROBED: Final = (
+PROBED: Final = (
     1,
     Decimal("1.50"),
     date(2026, 1, 2),
@@ -295,11 +295,11 @@ class BorrowingPool:
             connection.run(connection._raw.rollback)  # a driver that does not say so
             with connection.cursor() as cursor:
                 cursor.execute(self._set_up_sql)
-                cursor.execute(_PROBE)
+                cursor.execute(PROBE)
                 [found] = cursor.fetchall()
-            if [(type(each), each) for each in found] != [(type(each), each) for each in _PROBED]:
+            if [(type(each), each) for each in found] != [(type(each), each) for each in PROBED]:
                 raise SourceUnsuitable(
-                    f"the application's pool reads {found!r} where PyMySQL reads {_PROBED!r}",
+                    f"the application's pool reads {found!r} where PyMySQL reads {PROBED!r}",
                     hint="connect with charset=utf8mb4 and the driver's usual conversion of types",
                 )
         return connection

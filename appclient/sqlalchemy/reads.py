@@ -108,7 +108,7 @@ class CachedReads:
         self._objects: dict[tuple[str, str], list[str]] = {}
         self._keys: set[tuple[Any, str]] = set()
         for entry in self._config.objects.values():
-            if entry.table is not None:
+            if entry.table is not None and not entry.is_list:
                 self._objects.setdefault((entry.keyspace, entry.table), []).append(entry.name)
                 self._keys.update((entry.table, column) for column in entry.key)
         maker = _find_maker(sessions, is_async=self._is_async)

@@ -42,6 +42,11 @@ namespace = "shop"
 flavor = "mariadb"
 [[keyspaces.shop.shards]]
 primary = "mysql://app@db/shop"
+[objects.customers_by_kind]
+table = "customers"
+key = "kind"
+order_by = ["id"]
+limit = 10
 [objects.customer]
 table = "customers"
 """
@@ -262,6 +267,12 @@ def test_a_key_that_is_not_the_objects(shop: Shop, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shop.cache, "key_columns", lambda _: ("id", "kind"))
     with shop.sessions() as session:
         assert name_of(session) == "database"
+
+
+def test_lists_are_no_rows(session: Session) -> None:
+    several = select(Customer.name).where(Customer.kind == "person", Customer.id == 1)
+    assert session.scalars(several).all() == ["database"]
+    assert len(session.scalars(select(Customer.name).where(Customer.kind == "person")).all()) == 4
 
 
 def test_refreshed_and_expired_attributes_are_the_databases(session: Session) -> None:
