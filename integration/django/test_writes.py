@@ -224,9 +224,16 @@ def test_a_test_case_neither_reads_nor_fills(system: System, key: int, reads: li
         def test_reads_alone(self) -> None:
             assert things().get(pk=key).v == 0
 
+    class ReadingCase(TestCase):
+        databases = frozenset(("default", "replica"))
+
+        def test_reads_where_nothing_was_written(self) -> None:
+            assert things().get(pk=key).v == 0
+
     result = unittest.TestResult()
-    unittest.defaultTestLoader.loadTestsFromTestCase(Case).run(result)
-    assert (result.testsRun, result.errors, result.failures) == (3, [], [])
+    for each in (Case, ReadingCase):
+        unittest.defaultTestLoader.loadTestsFromTestCase(each).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (4, [], [])
     assert not reads
     assert things().get(pk=key).v == 0
 
