@@ -22,7 +22,7 @@ from appclient.query import LoaderConnection, QueryResult, Row
 from appclient.telemetry import TelemetryOption
 from appclient.typed import AsyncTypedObject, Model
 from freshness.config.reader import load_config
-from freshness.config.settings import Config
+from freshness.config.settings import Config, GtidFlavor
 from freshness.errors import ConfigError
 from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
@@ -76,6 +76,11 @@ class AsyncDatabase:
             compare_event_token=compare_event_token,
             at_least=at_least,
         )
+
+    @property
+    def gtid_flavor(self) -> GtidFlavor:
+        """Which GTIDs its servers have."""
+        return self._database.keyspace.gtid_flavor
 
     async def commit_token_of(self, gtids: str, *, shard: str | None = None) -> CommitToken | None:
         """See `Database.commit_token_of`."""

@@ -56,11 +56,7 @@ def read_committed(connection: Any, flavor: str) -> Position | None:
     asks: on MariaDB for the session's last commit, on MySQL for those of all sessions, which is more. Raises
     `ConfigError` where a transaction is open. Errors of the driver come out as they are.
     """
-    if find_transaction(connection):
-        raise ConfigError(
-            "a commit token was asked of a connection with an open transaction",
-            hint="commit, then take the token",
-        )
+    _require_no_transaction(connection)
     if isinstance(connection, GtidConnection) and flavor == "mysql":
         committed = connection.take_committed()
         if committed.interval_count <= INTERVALS_MAX:
@@ -74,6 +70,27 @@ def read_committed(connection: Any, flavor: str) -> Position | None:
     (text,) = row.values() if isinstance(row, Mapping) else row
     position = parse_position(flavor, text.decode() if isinstance(text, bytes) else str(text or ""))
     return None if position.is_empty else position
+
+
+async def ask_committed(connection: Any, flavor: str) -> str:
+    """The GTIDs that the session of asyncmy or aiomysql has committed, for `Database.commit_token_of`.
+
+    Raises `ConfigError` where a transaction is open. Errors of the driver come out as they are.
+    """
+    _require_no_transaction(connection)
+    async with connection.cursor() as cursor:
+        await cursor.execute(_COMMITTED[flavor])
+        row = await cursor.fetchone()
+    (text,) = row.values() if isinstance(row, Mapping) else row
+    return text.decode() if isinstance(text, bytes) else str(text or "")
+
+
+def _require_no_transaction(connection: Any) -> None:
+    if find_transaction(connection):
+        raise ConfigError(
+            "a commit token was asked of a connection with an open transaction",
+            hint="commit, then take the token",
+        )
 
 
 class GtidConnection(pymysql.Connection):

@@ -39,6 +39,7 @@ _EXTRAS: Final = {
     "confluent_kafka": "kafka",
     "deltalake": "delta",
     "pyiceberg": "iceberg",
+    "greenlet": "async",
 }
 """Packages that have an extra of their own."""
 

@@ -1,0 +1,77 @@
+"""Flask: a cache for the application, and each client reads its own commits (docs/web.md).
+
+Needs the extra ``flask``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from freshness.errors import ConfigError, missing_package
+
+try:
+    from flask import Flask, Response, g, request
+except ModuleNotFoundError as error:
+    missing = missing_package(error, "flask")
+    if missing is None:
+        raise
+    raise ModuleNotFoundError(str(missing), name=error.name) from error
+
+from appclient.cache import Cache
+from appclient.web import RequestReads, TokenCookie
+
+_NAME: Final = "freshness"
+
+
+class Freshness:
+    """The extension. Its settings are in ``app.config``:
+
+    ``FRESHNESS_CONFIG``: the path of the file, ``freshness.toml`` by default.
+    ``FRESHNESS_OPTIONS``: further arguments of `Cache.open`.
+    ``FRESHNESS_TOKEN_SECONDS``: the ``seconds`` of `TokenCookie`, 60 by default.
+
+    The cookie is signed with the application's secret key, and has its ``SESSION_COOKIE_SECURE``.
+    """
+
+    def __init__(self, app: Flask | None = None) -> None:
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Open the cache. Raises as `Cache.open`, and `ConfigError` where the application has no secret key."""
+        if not app.secret_key:
+            raise ConfigError(
+                "the application has no secret key", hint="set SECRET_KEY: commit tokens are signed"
+            )
+        self.cache = Cache.open(
+            app.config.get("FRESHNESS_CONFIG", "freshness.toml"), **app.config.get("FRESHNESS_OPTIONS", {})
+        )
+        self.cookie = TokenCookie(
+            [app.secret_key, *(app.config.get("SECRET_KEY_FALLBACKS") or ())],
+            seconds=app.config.get("FRESHNESS_TOKEN_SECONDS", 60),
+            secure=bool(app.config.get("SESSION_COOKIE_SECURE")),
+        )
+        app.extensions[_NAME] = self
+        app.after_request(self._write)
+
+    @property
+    def reads(self) -> RequestReads:
+        """The reads of the request that is served now. Raises RuntimeError outside of any."""
+        found: RequestReads | None = g.get(_NAME)
+        if found is None:
+            token = self.cookie.parse(
+                request.cookies.get(self.cookie.name), request.headers.get(self.cookie.header)
+            )
+            found = g.freshness = RequestReads(self.cache, token)
+        return found
+
+    def _write(self, response: Response) -> Response:
+        reads: Any = g.get(_NAME)
+        if reads is None or not reads.is_new:
+            return response
+        text = self.cookie.format(reads.token)
+        if text is not None:
+            response.set_cookie(self.cookie.name, text, **self.cookie.attributes())
+            response.headers[self.cookie.header] = text
+            response.vary.add("Cookie")
+        return response
