@@ -231,8 +231,8 @@ def test_a_test_case_neither_reads_nor_fills(system: System, key: int, reads: li
             assert things().get(pk=key).v == 0
 
     result = unittest.TestResult()
-    for each in (Case, ReadingCase):
-        unittest.defaultTestLoader.loadTestsFromTestCase(each).run(result)
+    load = unittest.defaultTestLoader.loadTestsFromTestCase
+    unittest.TestSuite((load(Case), load(ReadingCase))).run(result)
     assert (result.testsRun, result.errors, result.failures) == (4, [], [])
     assert not reads
     assert things().get(pk=key).v == 0
