@@ -31,8 +31,8 @@ RUNS_MAX: Final = 1_000_000
 TIMES_MAX: Final = 2_000_000
 """Times that are kept of an archive; with more transactions several share one."""
 RAISES_MAX: Final = 100_000
-DAMAGES_MAX: Final = 10_000
-"""The most damages of one archive that are reported one by one."""
+ODD_TIMES_MAX: Final = 10_000
+"""Commits of one archive whose times are wrong, which are reported one by one."""
 
 
 class Times(NamedTuple):
@@ -409,11 +409,16 @@ def _find_odd_times(
     rules: Rules,
 ) -> list[Damage]:
     """Commits whose time is far before that of an earlier one (F3), or after their receipt (F4). They are looked for
-    only where a bucket of ordinals may have one."""
+    only where a bucket of ordinals may have one. Raises `FormatError` for more than `ODD_TIMES_MAX`."""
     if not any(_may_be_odd(times, number, lineage, rules) for number, lineage in lineages.items()):
         return []
     told = engine.scan("odd times", changes.parts, OddTimeStep(lineages, rules.clock_wrong_us))
     rows = told["odd"].group_by(ODD.names).aggregate([]) if "odd" in told else ODD.empty_table()
+    if rows.num_rows > ODD_TIMES_MAX:
+        raise FormatError(
+            f"{rows.num_rows:,} commits of the archive have times far before earlier ones, or after their receipt",
+            hint=f"at most {ODD_TIMES_MAX:,} are reported one by one; mend the clock, then audit a span after that",
+        )
     columns = [rows.column(name).to_pylist() for name in ODD.names]
     return [
         Damage(
@@ -427,7 +432,7 @@ def _find_odd_times(
             timestamp_us,
             (Reference("change", number, ordinal, 0),),
         )
-        for number, ordinal, timestamp_us, by_us in sorted(zip(*columns, strict=True))[:DAMAGES_MAX]
+        for number, ordinal, timestamp_us, by_us in sorted(zip(*columns, strict=True))
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from freshness.errors import FormatError
 from freshness.history.columns import ACTIONS as ACTION_COLUMNS
 from freshness.history.columns import CHANGES as CHANGE_COLUMNS
-from spark.audit import evidence, job, published, verdict
+from spark.audit import archive, evidence, job, published, verdict
 from spark.audit.engine.local import LocalEngine
 from spark.audit.finding import Rules
 from spark.audit.job import Audit, audit
@@ -45,9 +45,9 @@ def publish(sequence: int, life: int, position: str = "1-3") -> dict[str, Any]:
 def run(tmp_path: Path) -> Auditor:
     def run_audit(changes: Rows, actions: Rows) -> Audit:
         engine = LocalEngine()
-        archive = open_changes(engine, write_rows("changes", changes, tmp_path / "archive"))
+        recorded = open_changes(engine, write_rows("changes", changes, tmp_path / "archive"))
         history = open_actions(engine, write_rows("actions", actions, tmp_path / "history"))
-        return audit(engine, archive, history, rules=Rules(0))
+        return audit(engine, recorded, history, rules=Rules(0))
 
     return run_audit
 
@@ -128,6 +128,20 @@ def test_more_holes_than_are_looked_for_are_refused(run: Auditor, monkeypatch: p
     assert damages_of(run(rows, [])) == []
     monkeypatch.setattr(evidence, "HOLES_MAX", 2)
     with pytest.raises(FormatError, match="more than 2 places"):
+        run(rows, [])
+
+
+def test_more_commits_with_wrong_times_than_are_reported_are_refused(
+    run: Auditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = 10**12 + 3600 * 10**6
+    rows = [change(1), *({**change(ordinal), "timestamp_us": late} for ordinal in (2, 3, 4)), change(5)]
+    told = [each for each in damages_of(run(rows, [])) if each[0] == verdict.CLOCK_ANOMALY]
+    assert len(told) >= 3
+    monkeypatch.setattr(archive, "ODD_TIMES_MAX", len(told))
+    assert len(damages_of(run(rows, []))) >= len(told)
+    monkeypatch.setattr(archive, "ODD_TIMES_MAX", len(told) - 1)
+    with pytest.raises(FormatError, match=f"{len(told)} commits of the archive have times"):
         run(rows, [])
 
 
