@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,8 +14,8 @@ from django.utils.cache import patch_vary_headers
 
 from appclient.django.installed import get_app
 from appclient.django.session import Session, serving, take_tokens
-from appclient.signed import parse_signed_commit_token, sign_commit_token
-from freshness.errors import FormatError, FreshnessError
+from appclient.web import TokenCookie
+from freshness.errors import FreshnessError
 
 log = logging.getLogger(__name__)
 
@@ -56,22 +55,23 @@ class ReadYourWritesMiddleware:
 
 def read_session(request: HttpRequest) -> Session:
     """The commits of the cookie. One that was forged, cut or signed too long ago counts as none."""
-    options, session = get_app().options, Session()
-    text = request.COOKIES.get(options.cookie_name)
-    if not text:
-        return session
-    failed: FormatError | None = None
-    for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
-        try:
-            token = parse_signed_commit_token(text, _derive(secret), age_seconds_max=options.token_seconds)
-        except FormatError as error:
-            failed = failed or error
-            continue
-        session.add(token, options.token_seconds)
+    cookie, session = make_cookie(), Session()
+    token = cookie.parse(request.COOKIES.get(cookie.name))
+    if token is not None:
+        session.add(token, cookie.seconds)
         session.is_new = False
-        return session
-    log.info("the cookie %s is ignored: %s", options.cookie_name, failed)
     return session
+
+
+def make_cookie() -> TokenCookie:
+    """By Django's settings of secrets and of the session's cookie."""
+    options = get_app().options
+    return TokenCookie(
+        [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS],
+        name=options.cookie_name,
+        seconds=options.token_seconds,
+        secure=settings.SESSION_COOKIE_SECURE,
+    )
 
 
 def take_all(session: Session) -> None:
@@ -85,29 +85,19 @@ def take_all(session: Session) -> None:
 
 def write_session(response: HttpResponse, session: Session) -> HttpResponse:
     """Set the cookie where the request has committed."""
-    options, token = get_app().options, session.find_token()
+    token = session.find_token()
     if token is None or not session.is_new:
         return response
-    try:
-        text = sign_commit_token(token, _derive(settings.SECRET_KEY))
-    except FormatError as error:
-        log.error("the commits of a request are not in its cookie: %s", error)
+    cookie = make_cookie()
+    text = cookie.format(token)
+    if text is None:
         return response
     response.set_cookie(
-        options.cookie_name,
+        cookie.name,
         text,
-        max_age=int(options.token_seconds),
-        httponly=True,
         path=settings.SESSION_COOKIE_PATH,
         domain=settings.SESSION_COOKIE_DOMAIN,
-        secure=settings.SESSION_COOKIE_SECURE,
-        samesite="Lax",
+        **cookie.attributes(),
     )
     patch_vary_headers(response, ("Cookie",))
     return response
-
-
-def _derive(secret: Any) -> bytes:
-    """A key of this purpose alone, from Django's secret."""
-    text = secret if isinstance(secret, bytes) else str(secret).encode()
-    return hashlib.sha256(b"freshness read-your-writes\0" + text).digest()
