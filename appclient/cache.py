@@ -434,18 +434,19 @@ class Cache:
         try:
             if reader is None:
                 reader = self._open_reader()
-            if len(lookups) == 1 and demand is NO_DEMAND:
+            if demand.max_staleness_seconds is not None:
+                return self._run(reader, lookups, demand)
+            if len(lookups) == 1:
                 (lookup,) = lookups
                 try:
-                    hit = find_hit(reader.context, lookup, reader.nodes[lookup.node].find)
+                    hit = find_hit(reader.context, lookup, reader.nodes[lookup.node].find, demand.at_least)
                 except FreshnessError as error:
                     log.debug("%s", error)  # the procedure says what follows from it
                 else:
                     if hit is not None:
                         return [hit]
-            elif demand is NO_DEMAND:
-                return self._read_many(reader, lookups)
-            return self._run(reader, lookups, demand)
+                return self._run(reader, lookups, demand)
+            return self._read_many(reader, lookups, demand)
         finally:
             self._readers.give_back(reader)
 
@@ -463,11 +464,11 @@ class Cache:
         self._refusals.note(lookups, reads)
         return reads
 
-    def _read_many(self, reader: _Reader, lookups: Sequence[Lookup]) -> list[Read]:
+    def _read_many(self, reader: _Reader, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
         """Hits by the short way, and the others by the procedure."""
-        hits = reader.driver.run(find_hits(reader.context, lookups))
+        hits = reader.driver.run(find_hits(reader.context, lookups, demand.at_least))
         missing = [lookup for lookup, hit in zip(lookups, hits, strict=True) if hit is None]
-        others = iter(self._run(reader, missing, NO_DEMAND) if missing else ())
+        others = iter(self._run(reader, missing, demand) if missing else ())
         return [next(others) if hit is None else hit for hit in hits]
 
     def _read_own(self, lookups: Sequence[Lookup], connection: Any) -> list[Read]:

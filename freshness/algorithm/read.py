@@ -252,10 +252,15 @@ def read_through(
     return [_answered(first[entry.lookup.item] if _is_repeat(entry, first) else entry) for entry in entries]
 
 
-def find_hit(context: ReadContext, lookup: Lookup, get: Callable[[bytes], bytes | None]) -> Read | None:
+def find_hit(
+    context: ReadContext,
+    lookup: Lookup,
+    get: Callable[[bytes], bytes | None],
+    at_least: Mapping[str, EventToken] = NO_TOKENS,
+) -> Read | None:
     """The short way of `read_through` for a plain hit, the most frequent read by far. ``get`` reads an item of the
-    lookup's node, None where there is none. Returns the very hit that `read_through` would, or None: then that is to
-    be run, since nothing was found out. Raises what ``get`` raises."""
+    lookup's node, None where there is none. ``at_least``: as in `Demand`. Returns the very hit that `read_through`
+    would, or None: then that is to be run, since nothing was found out. Raises what ``get`` raises."""
     view = context.views.get(lookup.node)
     if view is None or context.witness is not None:
         return None
@@ -265,6 +270,8 @@ def find_hit(context: ReadContext, lookup: Lookup, get: Callable[[bytes], bytes 
     policy = lookup.policy
     if view.find_refusal(policy, context.ring) is not None:
         return None
+    if at_least and view.find_behind(policy, at_least):
+        return None
     data = get(lookup.item)
     if not data or context.clock() - fetched_at > refresh_seconds:
         return None
@@ -272,7 +279,9 @@ def find_hit(context: ReadContext, lookup: Lookup, get: Callable[[bytes], bytes 
     return Read(_HIT, payload, None, NO_TOKENS) if refusal is None else None
 
 
-def find_hits(context: ReadContext, lookups: Sequence[Lookup]) -> Procedure[list[Read | None]]:
+def find_hits(
+    context: ReadContext, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken] = NO_TOKENS
+) -> Procedure[list[Read | None]]:
     """The same for many keys, with one flow to each node; for each lookup its hit, or None."""
     hits: list[Read | None] = [None] * len(lookups)
     if context.witness is not None:
@@ -285,7 +294,12 @@ def find_hits(context: ReadContext, lookups: Sequence[Lookup]) -> Procedure[list
     now, refresh_seconds = context.clock(), context.node_refresh_seconds
     for node, places in nodes.items():
         view = context.views.get(node)
-        if view is not None and now - view.fetched_at < refresh_seconds * REFRESH_SHARE:
+        if view is None or now - view.fetched_at >= refresh_seconds * REFRESH_SHARE:
+            continue
+        policies = (
+            {lookups[place].policy.lineages: lookups[place].policy for place in places} if at_least else {}
+        )
+        if not any(view.find_behind(each, at_least) for each in policies.values()):
             asked.append((places, view))
             flows.append(Flow(node, Finds([lookups[place].item for place in places])))
     if not flows:

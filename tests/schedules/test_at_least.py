@@ -18,6 +18,7 @@ from appclient.query import LoaderConnection
 from appclient.shard import ShardDatabase
 from freshness.algorithm import read
 from freshness.algorithm.envelope import Filled, record_key
+from freshness.algorithm.read import Read, find_hit, find_hits
 from freshness.algorithm.request import Cas, Get, Load, Stored
 from freshness.algorithm.rule import ObjectPolicy, ReadOutcome
 from freshness.algorithm.view import NodeView
@@ -112,6 +113,32 @@ def test_an_older_entry_is_a_hit_once_the_progress_has_the_commit() -> None:
     again = reader.reading(NEIGHBOUR, at_least=asked)
     assert again.pending == Get(NEIGHBOUR.item, 10), "the copy has it now"
     assert again.finish()[0].outcome is ReadOutcome.HIT
+
+
+def test_the_short_way_serves_once_the_copy_of_the_record_has_the_commit() -> None:
+    world = World()
+    one = start(world)
+    reader = a_reader(world)
+    assert reader.read(NEIGHBOUR) is ReadOutcome.FILLED
+    data = world.stores[NODE].peek(NEIGHBOUR.item)
+    assert data is not None
+    asked = own(world, world.commit(KEY))
+
+    def take_short_way(at_least: Mapping[str, EventToken]) -> list[Read | None]:
+        taking = find_hits(reader.context, [NEIGHBOUR], at_least)
+        try:
+            next(taking)
+            taking.send([[data.value]])
+        except StopIteration as end:
+            return [find_hit(reader.context, NEIGHBOUR, lambda _: data.value, at_least), *end.value]
+        raise AssertionError("the short way asks once")
+
+    assert take_short_way(asked) == [None, None], "the entry is live, and older than the commit"
+    plain = take_short_way({})
+    assert all(plain)
+    one.apply()
+    assert reader.read(NEIGHBOUR, at_least=asked) is ReadOutcome.HIT, "it fetches the record"
+    assert take_short_way(asked) == plain
 
 
 def test_an_entry_that_was_read_behind_the_commit_needs_no_progress() -> None:

@@ -911,7 +911,9 @@ class Reader:
         procedure = read_through(self.context, lookups, demand)
         return Run(
             self.world,
-            compared(self.context, lookups, procedure) if demand.may_be_stale else procedure,
+            procedure
+            if max_staleness_seconds is not None
+            else compared(self.context, lookups, procedure, at_least),
             self.client,
             {replica.database.lineage: replica for replica in replicas},
             on_start=lambda: known.update(self.world.acknowledged),
@@ -930,7 +932,10 @@ class Reader:
 
 
 def compared(
-    context: ReadContext, lookups: Sequence[Lookup], reading: Procedure[list[Read]]
+    context: ReadContext,
+    lookups: Sequence[Lookup],
+    reading: Procedure[list[Read]],
+    at_least: Mapping[str, EventToken] = NO_TOKENS,
 ) -> Procedure[list[Read]]:
     """The same procedure. The short way is given the same answers at the same time, and must find the very same hits,
     and none where there is none."""
@@ -952,7 +957,7 @@ def compared(
             is_first = False
             continue
         if is_first and isinstance(step, Flows):
-            short = _take_short_way(context, lookups, step, answer)
+            short = _take_short_way(context, lookups, step, answer, at_least)
             has_views = all(
                 each.node in context.views for each in lookups
             )  # another read may have dropped one
@@ -968,7 +973,11 @@ def compared(
 
 
 def _take_short_way(
-    context: ReadContext, lookups: Sequence[Lookup], step: Flows, answers: Sequence[Any]
+    context: ReadContext,
+    lookups: Sequence[Lookup],
+    step: Flows,
+    answers: Sequence[Any],
+    at_least: Mapping[str, EventToken],
 ) -> list[Read | None] | None:
     """What it makes of the answers to a procedure's first step; None where that asked for records as well, or for a
     key twice, or where a node failed."""
@@ -981,7 +990,7 @@ def _take_short_way(
             return None
     found = dict(zip((flow.node for flow in step.flows), answers, strict=True))
     hits: list[Read | None]
-    taking = find_hits(context, lookups)
+    taking = find_hits(context, lookups, at_least)
     try:
         asked = next(taking)
         assert isinstance(asked, Flows)
@@ -997,7 +1006,7 @@ def _take_short_way(
     if len(lookups) == 1:
         (reply,) = found[lookups[0].node]
         data = reply.value if isinstance(reply, Item) else None
-        assert find_hit(context, lookups[0], {lookups[0].item: data}.get) == hits[0]
+        assert find_hit(context, lookups[0], {lookups[0].item: data}.get, at_least) == hits[0]
     return hits
 
 

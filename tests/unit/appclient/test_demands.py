@@ -13,6 +13,7 @@ from appclient import Cache
 from appclient.atleast import demand_commits, enclosed_by, is_enclosed
 from appclient.database import Database
 from appclient.shard import EPOCH_SECONDS, ShardDatabase
+from freshness.algorithm import read
 from freshness.config.reader import load_config
 from freshness.config.settings import Keyspace, ServerAddress, Shard
 from freshness.config.vtgate_address import VtgateAddress
@@ -91,8 +92,9 @@ def test_whatever_is_no_commit_token_is_refused() -> None:
         demand_commits(str(event), [USERS])
 
 
-def test_a_hit_of_the_short_way_has_no_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not compare positions."""
+def test_the_short_way_is_asked_for_commits_and_not_for_an_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Cache, "_find_columns", lambda *_: (KeyColumn("id", ColumnKind.INTEGER),))
     monkeypatch.setattr(ShardDatabase, "rows_with_token", lambda *_: ([], None))
     path = tmp_path / "freshness.toml"
@@ -100,17 +102,28 @@ def test_a_hit_of_the_short_way_has_no_demand(tmp_path: Path, monkeypatch: pytes
     cache = Cache(
         load_config(path, {}), open_node=lambda _, name: MemoryNode(MemoryStore(name, clock=lambda: 0.0))
     )
-    short: list[object] = []
-    monkeypatch.setattr("appclient.cache.find_hit", lambda *arguments: short.append(arguments))
-    cache.get("customer", 1, at_least=token("shop/-"))
-    cache.get_many("customer", [1], at_least=token("shop/-"))
-    assert short == []
+    asked: list[Mapping[str, EventToken]] = []
+    many = read.find_hits
+
+    def find_many(*arguments: Any) -> Any:
+        asked.append(arguments[-1])
+        return many(*arguments)
+
+    monkeypatch.setattr("appclient.cache.find_hit", lambda *arguments: asked.append(arguments[-1]))
+    monkeypatch.setattr("appclient.cache.find_hits", find_many)
+    commits = {"shop/-": seen("shop/-", "0-1-5")}
+
+    def read_both(**options: Any) -> list[Mapping[str, EventToken]]:
+        asked.clear()
+        cache.get("customer", 1, **options)
+        cache.get_many("customer", [1, 2], **options)
+        return list(asked)
+
+    assert read_both() == [{}, {}]
+    assert read_both(at_least=token("shop/-")) == [commits, commits]
     with enclosed_by("shop/-", seen("shop/-", "0-1-5")):
-        cache.get("customer", 1)
-        cache.get_many("customer", [1])
-    assert short == []
-    cache.get("customer", 1)
-    assert len(short) == 1
+        assert read_both() == [commits, commits]
+    assert read_both(max_staleness_seconds=5) == []
 
 
 # -- reads inside a loader -----------------------------------------------------------------------------
