@@ -5,6 +5,8 @@ Django is set up once in a process; `use` points its settings to other servers.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -80,6 +82,16 @@ def databases_of(pair: Pair) -> dict[str, dict[str, Any]]:
     }
 
 
+def put_back_pymysql() -> None:
+    """Django's backend imports submodules of MySQLdb, which puts copies of them in the place of PyMySQL's own. Other
+    tests of this process name those."""
+    importlib.import_module("django.db.backends.mysql.base")
+    for name, module in list(sys.modules.items()):
+        package, _, child = name.partition(".")
+        if package == "pymysql" and child and "." not in child:
+            setattr(pymysql, child, module)
+
+
 def use(pair: Pair, config: Path) -> None:
     """Set up Django, or point it to these servers."""
     databases = databases_of(pair)
@@ -87,6 +99,7 @@ def use(pair: Pair, config: Path) -> None:
         pymysql.install_as_MySQLdb()
         settings.configure(DATABASES=databases, FRESHNESS=config, **SETTINGS)
         django.setup()
+        put_back_pymysql()
         return
     session.forget()
     connections.close_all()

@@ -201,16 +201,7 @@ def test_the_bug_of_the_page_is_caught(tmp_path: Path) -> None:
 
 
 def run_pytest(folder: Path) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "appclient.testing.plugin",
-        "-p",
-        "no:cacheprovider",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{folder}"}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
