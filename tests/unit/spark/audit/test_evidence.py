@@ -11,7 +11,7 @@ import pytest
 from freshness.errors import FormatError
 from freshness.history.columns import ACTIONS as ACTION_COLUMNS
 from freshness.history.columns import CHANGES as CHANGE_COLUMNS
-from spark.audit import archive, evidence, job, published, verdict
+from spark.audit import archive, evidence, job, published, survey, verdict
 from spark.audit.engine.local import LocalEngine
 from spark.audit.finding import Rules
 from spark.audit.job import Audit, audit
@@ -129,6 +129,19 @@ def test_more_holes_than_are_looked_for_are_refused(run: Auditor, monkeypatch: p
     monkeypatch.setattr(evidence, "HOLES_MAX", 2)
     with pytest.raises(FormatError, match="more than 2 places"):
         run(rows, [])
+
+
+def test_the_pieces_are_counted_by_rows_and_not_by_cores() -> None:
+    """With dynamic allocation a cluster begins with few cores, whatever the history."""
+    per_piece = survey.ROWS_PER_PIECE
+    assert survey.count_pieces(0) == survey.count_pieces(1) == survey.PIECES_MIN
+    some = survey.PIECES_MIN + 3
+    assert survey.count_pieces(some * per_piece) == some
+    assert survey.count_pieces(some * per_piece + 1) == some + 1
+    huge = 10**12
+    assert survey.count_pieces(huge) * survey.ROWS_PER_LARGE_PIECE >= huge, (
+        "no piece outgrows the memory of a task"
+    )
 
 
 def test_more_commits_with_wrong_times_than_are_reported_are_refused(
