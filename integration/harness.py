@@ -203,12 +203,20 @@ class System:
             head = executed_position(connection, primary.flavor)
 
         def is_covered() -> bool:
-            return all(
-                node["state"] == "open" and parse_position(primary.flavor, node["progress"]).contains(head)
-                for node in self.status()
-            )
+            return all(self._has_acknowledged(node, head) for node in self.status())
 
         wait_until(is_covered, f"all nodes have acknowledged {head}", self.describe)
+
+    def has_acknowledged(self, address: str) -> bool:
+        """Whether this node is open and has what the primary has executed by now."""
+        with self.pair.primary.connect() as connection:
+            head = executed_position(connection, self.pair.primary.flavor)
+        return any(self._has_acknowledged(node, head) for node in self.status() if node["node"] == address)
+
+    def _has_acknowledged(self, node: Mapping[str, Any], head: Position) -> bool:
+        return node["state"] == "open" and parse_position(
+            self.pair.primary.flavor, node["progress"]
+        ).contains(head)
 
     def wait_resumable(self) -> None:
         """Return when the resume copies, which are written every second, have the primary's head of now."""
