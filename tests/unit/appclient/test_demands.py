@@ -152,8 +152,12 @@ def test_parts_are_asked_for_the_demand_of_the_value_around_them_too() -> None:
 
 
 def test_the_demands_of_a_part_and_of_the_value_around_it_are_joined() -> None:
-    with enclosed_by("shop/-80", seen("shop/-80", "0-1-3,1-1-9")):
+    with (
+        enclosed_by("shop/-80", seen("shop/-80", "0-1-3,1-1-9")),
+        enclosed_by("shop/80-", seen("shop/80-", "0-1-8")),
+    ):
         joined = demand_commits(token("shop/-80", "users/-"), [SHOP, USERS])
+    assert joined["shop/80-"] == seen("shop/80-", "0-1-8"), "nothing else is asked of that one"
     assert joined["shop/-80"].position == parse_position("mariadb", "0-1-5,1-1-9")
     assert joined["users/-"] == seen("users/-", "0-1-5")
 

@@ -180,7 +180,7 @@ def test_errors_of_the_server_are_told_apart_where_pymysql_stands_in_for_mysqldb
         "from freshness.config.settings import ServerAddress\n"
         "from freshness.database.connection import translated\n"
         "assert pymysql.err.ProgrammingError is not ProgrammingError\n"
-        "found = translated(ProgrammingError(1146, 'no such table'), ServerAddress('h'), 'reading')\n"
+        "found = translated(ProgrammingError(1113, 'no columns'), ServerAddress('h'), 'reading')\n"
         "print(type(found).__name__)\n"
     )
     assert ended.stdout == "SourceUnsuitable\n", ended.stderr
