@@ -109,13 +109,10 @@ def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[
             owners = [k for k in keyspaces if any(shard.lineage == each.lineage for shard in k.shards)]
             for keyspace in owners or keyspaces:
                 asked.update((shard.lineage, each) for shard in keyspace.serving_shards)
-    return {
-        **enclosing,
-        **{
-            lineage: _join(lineage, [enclosing[lineage], each] if lineage in enclosing else [each])
-            for lineage, each in asked.items()
-        },
+    joined = {
+        lineage: _join(lineage, [enclosing.get(lineage, each), each]) for lineage, each in asked.items()
     }
+    return {**enclosing, **joined}
 
 
 def is_of_the_past(asked: EventToken, shown: EventToken) -> bool:

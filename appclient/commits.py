@@ -26,7 +26,7 @@ _TRACK: Final = (
     "session_track_transaction_info = STATE"
 )
 _TOLD: Final = "SET SESSION session_track_state_change = OFF, session_track_transaction_info = OFF"
-_COMMITTED: Final = {
+COMMITTED_SQL: Final = {
     # The last commit of this session, and with it all before it in its domain.
     "mariadb": "SELECT @@last_gtid",
     # No statement of MySQL tells the session's own commits: those of all sessions.
@@ -63,12 +63,11 @@ def read_committed(connection: Any, flavor: str) -> Position | None:
             return None if committed.is_empty else committed
     cursor = connection.cursor()
     try:
-        cursor.execute(_COMMITTED[flavor])
+        cursor.execute(COMMITTED_SQL[flavor])
         row = cursor.fetchone()
     finally:
         cursor.close()
-    (text,) = row.values() if isinstance(row, Mapping) else row
-    position = parse_position(flavor, text.decode() if isinstance(text, bytes) else str(text or ""))
+    position = parse_position(flavor, read_gtids(row))
     return None if position.is_empty else position
 
 
@@ -79,8 +78,13 @@ async def ask_committed(connection: Any, flavor: str) -> str:
     """
     _require_no_transaction(connection)
     async with connection.cursor() as cursor:
-        await cursor.execute(_COMMITTED[flavor])
+        await cursor.execute(COMMITTED_SQL[flavor])
         row = await cursor.fetchone()
+    return read_gtids(row)
+
+
+def read_gtids(row: Any) -> str:
+    """The GTIDs in the only row of such an answer, of whatever driver and cursor."""
     (text,) = row.values() if isinstance(row, Mapping) else row
     return text.decode() if isinstance(text, bytes) else str(text or "")
 

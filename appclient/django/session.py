@@ -19,6 +19,7 @@ from typing import Any, Final
 from django.db import connections
 
 from appclient.cache import Cache
+from appclient.commits import COMMITTED_SQL, read_gtids
 from appclient.django.place import DatabaseRole, DjangoDatabases
 from freshness.position.commit import CommitToken
 
@@ -32,7 +33,6 @@ _READS: Final = re.compile(
 _LOCKS: Final = re.compile(r"\bFOR\s+(?:UPDATE|SHARE)\b|\bLOCK\s+IN\s+SHARE\s+MODE\b", re.IGNORECASE)
 _BEGINS: Final = re.compile(r"\s*(?:BEGIN|START\s+TRANSACTION|XA)\b", re.IGNORECASE)
 _ENDS: Final = re.compile(r"\s*(?:COMMIT|ROLLBACK)\b(?!\s+TO)", re.IGNORECASE)
-_COMMITTED: Final = {"mariadb": "SELECT @@last_gtid", "mysql": "SELECT @@global.gtid_executed"}
 _ALL_COMMITTED: Final = {
     "mariadb": "SELECT @@global.gtid_current_pos",
     "mysql": "SELECT @@global.gtid_executed",
@@ -199,7 +199,7 @@ def _read_committed(written: Any, server: DatabaseRole) -> str:
     raw = connection.connection
     if connection is written and raw is not None and raw is _writes_of(connection).raw:
         try:
-            return _ask(raw, _COMMITTED[server.flavor])
+            return _ask(raw, COMMITTED_SQL[server.flavor])
         except connection.Database.Error as error:
             log.warning("a commit is asked for on a new connection to %s: %s", connection.alias, error)
             if not connection.in_atomic_block:
@@ -213,7 +213,6 @@ def _ask(raw: Any, sql: str) -> str:
     cursor = raw.cursor()
     try:
         cursor.execute(sql)
-        (text,) = cursor.fetchone()
+        return read_gtids(cursor.fetchone())
     finally:
         cursor.close()
-    return text.decode() if isinstance(text, bytes) else str(text or "")
