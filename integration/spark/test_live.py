@@ -6,7 +6,9 @@ On one shard and on several: real servers, of a MySQL that stands in for Vitess'
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from appclient import Cache, LoaderConnection
 from freshness.algorithm.envelope import Filled
-from freshness.algorithm.request import Cas, Get, Item, Stored
+from freshness.algorithm.request import Add, Cas, Get, Item, Stored
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.database.schema import load_registry
@@ -34,12 +36,13 @@ from integration.harness import (
 )
 from integration.invalidator.test_reshard import deployment
 from integration.invalidator.test_reshard import open_cache as open_reshard_cache
-from integration.servers import Pair
+from integration.servers import Memcached, Pair
 from integration.servers.program import InvalidatorProcess
 from integration.shards import start_shards
 from integration.vitess import test_keyspace as vitess
 from invalidator.process.status import locate_key
 from spark.live import __main__ as command
+from spark.live.metadump import open_entry_keys
 
 KEYS = range(1, 41)
 ABSENT = 999
@@ -293,6 +296,36 @@ def test_a_keyspace_of_vitess_is_audited_on_its_shards(
         customers = sorted(KEYS, key=cluster.shards[1].contains)
         keys = {"customer": customers, "order": [100 + key for key in customers], "profile": customers[:5]}
         audit_two_shards(made.path, cache, keys, session, capsys, invalidator.log)
+
+
+def test_all_keys_of_a_node_that_is_read_meanwhile_are_listed() -> None:
+    """A read moves an item between memcached's lists; a walk over those listed two of five keys."""
+    keys = [b"shop:customer:%d" % number for number in range(4000)]
+    with Memcached() as server:
+        readers = [MemcachedNode(server.address) for _ in range(2)]
+        with open_entry_keys(server.address, "shop") as none:
+            assert list(none) == []
+        assert all(
+            isinstance(reply, Stored) for reply in readers[0].perform([Add(key, b"x", 0) for key in keys])
+        )
+        is_over = threading.Event()
+
+        def read(node: MemcachedNode) -> None:
+            while not is_over.is_set():
+                node.perform(list(map(Get, keys)))
+
+        with ThreadPoolExecutor(len(readers)) as pool:
+            reads = [pool.submit(read, node) for node in readers]
+            try:
+                for _ in range(20):
+                    with open_entry_keys(server.address, "shop") as found:
+                        assert sorted(found) == sorted(keys)
+            finally:
+                is_over.set()
+            for each in reads:
+                each.result()
+        for node in readers:
+            node.close()
 
 
 def test_a_wrong_configuration_is_told_in_one_line(

@@ -128,7 +128,7 @@ def read_entries(session: SparkSession, scope: AuditScope) -> DataFrame:
 
 
 def compare_entries(entries: DataFrame, scope: AuditScope, *, repairs_max: int = 0) -> DataFrame:
-    """`VERDICT` on all entries, condensed. The crawler can list an item twice; it is counted once."""
+    """`VERDICT` on all entries, condensed. An item that is written again can be listed twice; it is counted once."""
     compare = entry_comparer(scope, repairs_max=repairs_max)
     return entries.dropDuplicates(["node", "item"]).mapInArrow(compare, VERDICT)
 
