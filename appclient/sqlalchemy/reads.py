@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, Select, event
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction, scoped_session, sessionmaker
 from sqlalchemy.util import await_only
 
@@ -37,6 +36,9 @@ from freshness.errors import (
 from freshness.position.commit import CommitToken
 
 if TYPE_CHECKING:
+    # not at run time: it needs greenlet, which an application with threads has no use for
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
     from appclient.async_cache import AsyncCache
 
 log = logging.getLogger(__name__)
@@ -113,7 +115,7 @@ class CachedReads:
                 self._keys.update((entry.table, column) for column in entry.key)
         maker = _find_maker(sessions, is_async=self._is_async)
         bind = maker.kw.get("bind")
-        self._engine = _sync(bind) if isinstance(bind, Engine | AsyncEngine) else None
+        self._engine = _sync(bind) if isinstance(_sync(bind), Engine) else None
         if self._engine is not None:
             self._writes.observe(self._engine)
             if self._site(self._engine) is None:
@@ -367,7 +369,9 @@ def _is_special(orm: ORMExecuteState) -> bool:
 
 def _find_maker(sessions: Any, *, is_async: bool) -> Any:
     maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
-    kind: type = async_sessionmaker if is_async else sessionmaker
+    kind: type = sessionmaker
+    if is_async:
+        from sqlalchemy.ext.asyncio import async_sessionmaker as kind
     if not isinstance(maker, kind):
         raise ConfigError(
             f"the sessions are of type {type(sessions).__name__}",
@@ -389,7 +393,7 @@ def _listen_target(maker: Any) -> Any:
 
 
 def _sync(engine: Any) -> Engine:
-    found: Engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    found: Engine = getattr(engine, "sync_engine", engine)
     return found
 
 
