@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import random
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from datetime import datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -40,7 +38,6 @@ from appclient import (
     ConfigError,
     Database,
     Explanation,
-    GtidConnection,
     ReadOutcome,
     SourceUnavailable,
 )
@@ -818,26 +815,3 @@ def test_sessions_of_an_event_loop(app: Application, driver: str) -> None:
     with stopped_replica(system):
         asyncio.run(work())
     system.assert_none_stale(app.cache, "customer", [key])
-
-
-# -- the documentation -----------------------------------------------------------------------------------
-
-
-def test_the_examples_of_the_page(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sqlalchemy.md").read_text()
-    names: dict[str, Any] = {}
-    monkeypatch.chdir(system.config_path.parent)
-    examples = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    for number, example in enumerate(examples):
-        here = example.replace("127.0.0.1:3306", f"127.0.0.1:{system.pair.primary.port}")
-        exec(compile(here, f"example {number}", "exec", dont_inherit=True), names)
-    with closing(names["cache"]):
-        assert (names["customer"].id, len(names["pair"])) == (0, 2)
-        assert (names["renamed"], names["again"]) == ("Ada", "Ada")
-        assert names["totals"] == [5, 5, 5]
-        assert asyncio.run(names["main"]()) is not None
-        if system.pair.primary.flavor == "mysql":
-            with names["tracked"].connect() as connection:
-                assert isinstance(connection.connection.dbapi_connection, GtidConnection)
-    for made in ("engine", "tracked"):
-        names[made].dispose()

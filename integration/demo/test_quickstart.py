@@ -5,6 +5,7 @@ The servers' addresses and nothing else are replaced by those of private servers
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,16 +14,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from appclient import GtidConnection
 from integration.servers import Memcached, Pair, database_pair
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 README, QUICKSTART = CHECKOUT / "README.md", CHECKOUT / "docs/quickstart.md"
-APPLICATION = CHECKOUT / "docs/application.md"
+APPLICATION, SQLALCHEMY = CHECKOUT / "docs/application.md", CHECKOUT / "docs/sqlalchemy.md"
 WAIT_SECONDS = 40.0
 """Only a failure takes as long."""
 
@@ -38,17 +41,15 @@ def _wait_until(is_true: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    """A MariaDB pair with the settings of the quickstart, its accounts and its tables."""
+@pytest.fixture(scope="module", params=["mariadb", "mysql"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A pair with the settings of the quickstart, its accounts and its tables."""
     (settings,) = _snippets(QUICKSTART, "ini")
-    options = [
-        "--" + re.sub(r"\s*=\s*", "=", line)
-        for line in settings.splitlines()
-        if line and not line.startswith(("#", "["))
-    ]
+    common, of_mariadb, of_mysql = re.split("# MariaDB\n|# MySQL .*\n", settings.partition("\n")[2])
+    own = of_mariadb if request.param == "mariadb" else of_mysql.replace("# ", "")
+    options = ["--" + re.sub(r"\s*=\s*", "=", line) for line in (common + own).splitlines()]
     assert "--sync_binlog=1" in options
-    with database_pair("mariadb", primary_options=options, replica_options=options) as servers:
+    with database_pair(request.param, primary_options=options, replica_options=options) as servers:
         for statements in _snippets(QUICKSTART, "sql"):
             for statement in filter(str.strip, statements.split(";")):
                 servers.primary.execute(statement, database="shop")
@@ -107,6 +108,11 @@ def _carried_out(
     """The page's configuration and an invalidator; then its Python, or that of another page, of which the names are
     returned."""
     (configuration,) = _snippets(page, "toml")
+    configuration = configuration.replace('"mariadb"', f'"{pair.primary.flavor}"')
+    if python is not None:
+        configuration += "".join(_snippets(python, "ini"))
+        for statement in _snippets(python, "sql"):
+            pair.primary.execute(statement)
     addresses = {
         "127.0.0.1:11211": node.address,
         "127.0.0.1:3306": f"127.0.0.1:{pair.primary.port}",
@@ -125,7 +131,7 @@ def _carried_out(
         for snippet in _snippets(python or page, "python"):
             for documented, address in addresses.items():
                 snippet = snippet.replace(documented, address)
-            exec(compile(snippet, str(python or page), "exec"), names)
+            exec(compile(snippet, str(python or page), "exec", dont_inherit=True), names)
         yield names
         if "cache" in names:
             names["cache"].close()
@@ -179,6 +185,24 @@ def test_the_page_of_the_application_library(
         assert re.search(read, names["page"])
 
 
+def test_the_page_of_sqlalchemy(
+    pair: Pair, memcached: Memcached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the configuration of the quickstart, and what the page adds to it."""
+    with _carried_out(QUICKSTART, pair, memcached, tmp_path, monkeypatch, python=SQLALCHEMY) as names:
+        assert (names["customer"].id, names["name"], len(names["pair"])) == (42, "Ada", 1)
+        assert (names["renamed"], names["again"]) == ("Ada", "Ada")
+        assert names["totals"] == [Decimal("9.50")]
+        assert asyncio.run(names["main"]()) is not None
+        if pair.primary.flavor == "mysql":
+            with names["tracked"].connect() as connection:
+                assert isinstance(connection.connection.dbapi_connection, GtidConnection)
+        for made in ("engine", "tracked"):
+            names[made].dispose()
+    pair.primary.execute("UPDATE customers SET name = 'Ada' WHERE id = 42", database="shop")
+    pair.wait_caught_up()
+
+
 def test_the_quickstart_says_what_check_demands(pair: Pair) -> None:
     """Each setting of the quickstart that is put back to another value is found by ``check``."""
     from freshness.config.settings import ServerAddress
@@ -188,15 +212,16 @@ def test_the_quickstart_says_what_check_demands(pair: Pair) -> None:
     changes = {
         "binlog_format": ("STATEMENT", "ROW"),
         "binlog_row_image": ("MINIMAL", "FULL"),
-        "binlog_row_metadata": ("NO_LOG", "FULL"),
+        "binlog_row_metadata": ("MINIMAL", "FULL"),
         "sync_binlog": (0, 1),
-        "gtid_strict_mode": (0, 1),
     }
+    if pair.primary.flavor == "mariadb":
+        changes["gtid_strict_mode"] = (0, 1)
     for name, (wrong, right) in changes.items():
         pair.primary.execute(f"SET GLOBAL {name} = {wrong}")
         try:
             with pair.primary.connect("shop", user="invalidator", password="change-me-1") as connection:
-                found = check_database(connection, address, "mariadb")
+                found = check_database(connection, address, pair.primary.flavor)
         finally:
             pair.primary.execute(f"SET GLOBAL {name} = {right}")
         assert [name in finding.message for finding in found] == [True], name

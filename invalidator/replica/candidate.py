@@ -137,7 +137,7 @@ def judge(server: Server, situation: Situation, *, is_current: bool) -> Candidat
         is_read and situation.now - server.answered_at < bounds.stuck
     )
     if state is None or is_silent:
-        return CandidateVerdict(Refusal.DOWN, f"does not answer: {server.error}")
+        return CandidateVerdict(Refusal.DOWN, f"does not tell its state: {server.error}")
     refused = None if server.is_primary else _refuse_replica(state, situation)
     if refused is not None:
         return refused
