@@ -297,11 +297,21 @@ STOCK: Final = pyarrow.schema(
         *_NAMES,
         *(
             (name, pyarrow.int64())
-            for name in ("actions", "lost", "first", "last", "begin_us", "total", "squares", "nameless")
+            for name in (
+                "actions",
+                "lost",
+                "first",
+                "last",
+                "begin_us",
+                "end_us",
+                "total",
+                "squares",
+                "nameless",
+            )
         ),
     ]
 )
-_FOLDS: Final = {"first": "min", "last": "max", "begin_us": "min"}
+_FOLDS: Final = {"first": "min", "last": "max", "begin_us": "min", "end_us": "min"}
 
 
 class Stock(NamedTuple):
@@ -309,6 +319,7 @@ class Stock(NamedTuple):
 
     ``who``: the hash that hits are counted by. ``lost``: how many actions the client dropped, by its own count.
     ``first``, ``last``: its sequence numbers; ``total``, ``squares``: their sums (`spark.audit.checksum`).
+    ``begin_us``, ``end_us``: the earliest ones.
     """
 
     who: int
@@ -324,6 +335,7 @@ class Stock(NamedTuple):
     first: int
     last: int
     begin_us: int
+    end_us: int
     total: int
     squares: int
 
@@ -344,6 +356,7 @@ def _take_stock(
         "first": sequence,
         "last": sequence,
         "begin_us": batch.column("begin_us").to_numpy(),
+        "end_us": batch.column("end_us").to_numpy(),
         "total": rest,
         "squares": rest * rest % PRIME,
         "nameless": is_nameless.to_numpy(zero_copy_only=False).astype(numpy.int64),

@@ -22,6 +22,7 @@ from spark.audit.checksum import PRIME, has_each_once
 from spark.audit.engine.step import Engine, ScanPart, Told
 from spark.audit.finding import NO_ROW, Evidence, Finding, Reference
 from spark.audit.hashing import hash_items, hash_name, hash_names
+from spark.audit.itemlog import NEVER
 from spark.audit.published import Hole
 from spark.audit.recording import RecordedFiles, RowPart
 from spark.audit.row import NO_NUMBER
@@ -71,23 +72,28 @@ class Names:
 
 
 class Recorded(NamedTuple):
-    """``lost``: lineages of which actions are missing. ``sequences``: by client, the last number seen."""
+    """``lost_until_us``: by lineage, until when actions are missing; `NEVER` where nothing says when they were.
+    ``sequences``: by client, the last number seen."""
 
     damages: list[Damage]
-    lost: frozenset[int]
+    lost_until_us: dict[int, int]
     sequences: dict[str, int]
 
 
 def find_recorder_gaps(
-    stock: Iterable[Stock], lineages: Mapping[str, Lineage], before: Mapping[str, int]
+    stock: Iterable[Stock],
+    lineages: Mapping[str, Lineage],
+    before: Mapping[str, int],
 ) -> Recorded:
     """Clients whose sequences have gaps, or that recorded that they dropped actions. ``before``: the last sequence
-    number of each client that a former audit saw."""
+    number of each client that a former audit saw. A client that is new and does not begin with 1 has earlier actions
+    that nobody reads: files that are deleted when they are old are no damage, but others may rest on them."""
     sequences = dict(before)
     by_client: dict[str, list[Stock]] = {}
     for each in stock:
         by_client.setdefault(each.client, []).append(each)
-    damages, lost = [], set()
+    damages: list[Damage] = []
+    lost_until_us: dict[int, int] = {}
     for client, its in sorted(by_client.items()):
         first = sequences.get(client, min(each.first for each in its) - 1) + 1
         last = max(each.last for each in its)
@@ -98,11 +104,15 @@ def find_recorder_gaps(
         )
         is_whole = has_each_once(first, last, count, total, squares)
         dropped = sum(each.lost for each in its)
+        if client not in sequences and first > 1:
+            end_us = min(each.end_us for each in its)
+            for lineage in lineages.values():
+                lost_until_us[lineage.number] = max(end_us, lost_until_us.get(lineage.number, end_us))
         sequences[client] = max(last, sequences.get(client, 0))
         if is_whole and not dropped:
             continue
         mine = {lineages[name].number for each in its for name in each.lineages if name in lineages}
-        lost |= mine or {lineage.number for lineage in lineages.values()}
+        lost_until_us.update(dict.fromkeys(mine or {each.number for each in lineages.values()}, NEVER))
         evidence: Evidence = (
             Reference("action", hash_name(client), first),
             Reference("action", hash_name(client), last),
@@ -113,7 +123,7 @@ def find_recorder_gaps(
             told = "some, with as many others twice,"
         source = f"{client}: {told} of {last - first + 1}"
         damages.append(Damage(verdict.RECORDER_GAP, "I8", client, 0, source, first, last, begin_us, evidence))
-    return Recorded(damages, frozenset(lost), sequences)
+    return Recorded(damages, lost_until_us, sequences)
 
 
 def find_archive_holes(archive: Archive, told: frozenset[tuple[int, str, int]]) -> list[Hole]:

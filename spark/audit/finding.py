@@ -111,8 +111,8 @@ class Knowledge:
     """All that a replay needs beside the item's own rows. Keys are hashes of names.
 
     ``raises``: by (lineage, table), the ordinals at which the whole table changed; ``raise_acks``: by (node, lineage,
-    life, ordinal), when the node acknowledged that. ``tables``: by `who`, the object's tables. ``lost``: lineages of
-    which actions are missing. ``history_from_us``: by lineage, since when actions were recorded.
+    life, ordinal), when the node acknowledged that. ``tables``: by `who`, the object's tables. ``history_from_us``:
+    by lineage, since when actions were recorded; ``lost_until_us``: until when some of them are missing.
     """
 
     lineages: Mapping[int, Lineage]
@@ -120,8 +120,8 @@ class Knowledge:
     raises: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
     raise_acks: Mapping[tuple[int, int, int, int], int] = field(default_factory=dict)
     tables: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    lost: frozenset[int] = frozenset()
     history_from_us: Mapping[int, int] = field(default_factory=dict)
+    lost_until_us: Mapping[int, int] = field(default_factory=dict)
 
     def tables_of(self, who: int) -> tuple[str, ...]:
         """The tables of the object, none where they are not known."""

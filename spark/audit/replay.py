@@ -29,7 +29,7 @@ from spark.audit.finding import (
     Rules,
     Tally,
 )
-from spark.audit.itemlog import NEVER, Log
+from spark.audit.itemlog import ALWAYS, NEVER, Log
 from spark.audit.row import (
     ABSENT,
     BELOW_FLOOR,
@@ -389,7 +389,9 @@ class ItemReplay:
             self._tally.counts["hits of values stored before the history"] += span.actions
             failure = self._judge_digest(entry, span, "hit", True)
             return failure, bool(failure)
-        elif any(stamp.lineage in self._known.lost for stamp in unpack_stamps(entry.stamps)):
+        elif any(
+            self._was_lost(stamp.lineage, standing.committed_us) for stamp in unpack_stamps(entry.stamps)
+        ):
             self._tally.unknown[entry.who, verdict.NOT_FILLED_LOST] += span.actions
             return "", False
         self._found(verdict.THIN_AIR_HIT, "F45", entry, span, evidence)
@@ -401,6 +403,10 @@ class ItemReplay:
             self._known.history_from_us.get(stamp.lineage, NEVER) for stamp in unpack_stamps(entry.stamps)
         ]
         return standing.committed_us > max(since) + self._rules.clock_error_us
+
+    def _was_lost(self, lineage: int, committed_us: int) -> bool:
+        """True if what was done soon after may be missing."""
+        return committed_us <= self._known.lost_until_us.get(lineage, ALWAYS) + self._rules.clock_error_us
 
     def _stale(self, entry: AuditedEntry, standing: Standing, failure: str, span: ActionSpan) -> None:
         failure = "F21" if standing.is_raise else failure if failure in _FILL_FAILURES else "F11"
@@ -479,12 +485,17 @@ class ItemReplay:
         self._judge_missed(lineage, log, bisect_left(log.ordinals, ordinal))
 
     def _judge_missed(self, lineage: int, log: Log, at: int) -> None:
-        """Lost if progress names the change; else it is below a floor, or only late."""
+        """Lost if progress names the change; else it is below a floor, only late, or was invalidated while nobody
+        recorded that."""
         ordinal, committed_us = log.ordinals[at], log.committed[at]
+        since_us = self._known.history_from_us.get(lineage, NEVER)
+        if committed_us <= since_us + self._rules.clock_error_us:
+            self._tally.counts["changes before the history"] += 1
+            return
         nodes = [node for node, is_read in self._nodes.items() if is_read] or list(self._nodes)
         lives = [(node, life) for node in nodes for life in self._known.lives.get((node, lineage), ())]
         passed = min((node for node, life in lives if life.floor < ordinal <= life.progress), default=None)
-        if passed is not None and lineage in self._known.lost:
+        if passed is not None and self._was_lost(lineage, committed_us):
             self._tally.unknown[0, verdict.NOT_INVALIDATED_LOST] += 1
         elif passed is not None:
             entry = AuditedEntry(passed, ordinal, 0, 0, 0, b"")

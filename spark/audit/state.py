@@ -35,7 +35,7 @@ from spark.audit.spread import Spread, drop_context
 from spark.audit.timeline import Run
 from spark.folder import Folder, open_folder
 
-STATE_VERSION: Final = 4
+STATE_VERSION: Final = 5
 MANIFEST: Final = "manifest.json"
 DRAFT: Final = ".draft"
 ITEMS: Final = "items.parquet"
@@ -313,7 +313,7 @@ def _format(state: Kept) -> Iterator[str]:
     yield json.dumps(["lives", [[place, lives] for place, lives in known.lives.items()]])
     yield json.dumps(["raise_acks", list(known.raise_acks.items())])
     yield json.dumps(["tables", list(known.tables.items())])
-    yield json.dumps(["lost", sorted(known.lost)])
+    yield json.dumps(["lost_until_us", list(known.lost_until_us.items())])
     yield json.dumps(["history_from_us", list(known.history_from_us.items())])
     yield json.dumps(["names", list(state.names.names.items())])
     yield json.dumps(["whos", list(state.names.whos.items())])
@@ -342,8 +342,8 @@ def _parse(texts: Iterable[str]) -> Kept:
         lives={tuple(place): [Life(*life) for life in lives] for place, lives in parts["lives"]},
         raise_acks={tuple(key): end for key, end in parts["raise_acks"]},
         tables={who: tuple(tables) for who, tables in parts["tables"]},
-        lost=frozenset(parts["lost"]),
         history_from_us=dict(parts["history_from_us"]),
+        lost_until_us=dict(parts["lost_until_us"]),
     )
     names = Names(
         dict(parts["names"]),

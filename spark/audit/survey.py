@@ -17,6 +17,7 @@ from spark.audit.archive import Archive, Damage, read_archive
 from spark.audit.engine.step import Engine, PlannedScan, Shuffled
 from spark.audit.evidence import Names, find_archive_holes, find_gtid_gaps, find_recorder_gaps
 from spark.audit.finding import Knowledge, Life, Rules, Slices
+from spark.audit.itemlog import ALWAYS
 from spark.audit.part import AuditPart
 from spark.audit.published import PublishedStep, read_acks, read_held, read_lives
 from spark.audit.recording import RecordedFiles
@@ -107,7 +108,12 @@ def survey_history(
     kept = Kept(
         archive=archive,
         known=_know(
-            archive, stock, raises, shuffled, recorded.lost, before.known if before else Knowledge({})
+            archive,
+            stock,
+            raises,
+            shuffled,
+            recorded.lost_until_us,
+            before.known if before else Knowledge({}),
         ),
         names=Names.of(archive, stock, before.names if before else None),
         sequences=recorded.sequences,
@@ -137,7 +143,7 @@ def _know(
     stock: Sequence[Stock],
     raises: frozenset[tuple[int, str, int]],
     shuffled: Shuffled,
-    lost: frozenset[int],
+    lost_until_us: Mapping[int, int],
     before: Knowledge,
 ) -> Knowledge:
     numbers = {lineage.name: number for number, lineage in archive.lineages.items()}
@@ -158,8 +164,11 @@ def _know(
         raises=by_table,
         raise_acks=acks,
         tables={**before.tables, **{each.who: each.tables for each in stock if each.tables}},
-        lost=lost | before.lost,
         history_from_us={**since, **before.history_from_us},
+        lost_until_us={
+            number: max(known.get(number, ALWAYS) for known in (lost_until_us, before.lost_until_us))
+            for number in {*lost_until_us, *before.lost_until_us}
+        },
     )
 
 

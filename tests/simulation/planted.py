@@ -347,6 +347,20 @@ def _raise_ack(history: History, hit: Row) -> int | None:
 # -- invalidations ---------------------------------------------------------------------------------------
 
 
+def _is_within_history(history: History, row: Row) -> bool:
+    """Whether the change was committed after the first action, so that nobody can have invalidated it before."""
+    since_us = min(each["begin_us"] for each in history.actions) + SECOND
+    [lineage], [event] = row["lineages"], row["positions"]
+    named_us = [
+        min(each["timestamp_us"], each["received_us"])
+        for each in history.changes
+        if each["lineage"] == lineage
+        and row["item"] in each["items"]
+        and at(history, event).contains(at(history, each["gtid"]))
+    ]
+    return bool(max(named_us, default=0) > since_us)
+
+
 def missed_invalidation(history: History, random: Random) -> set[Expected] | None:
     """Progress names the change, and the item was not invalidated on any node."""
     if history.options.nodes > 1:
@@ -355,7 +369,10 @@ def missed_invalidation(history: History, random: Random) -> set[Expected] | Non
     candidates = [
         row
         for row in _of(history, "invalidation")
-        if row["item"] in read and _names_one(history, row) and _passed(history, row)
+        if row["item"] in read
+        and _names_one(history, row)
+        and _passed(history, row)
+        and _is_within_history(history, row)
     ]
     if not candidates:
         return None

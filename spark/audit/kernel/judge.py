@@ -39,7 +39,7 @@ from spark.audit.finding import (
     add_counts,
 )
 from spark.audit.hashing import number_values
-from spark.audit.itemlog import NEVER
+from spark.audit.itemlog import ALWAYS, NEVER
 from spark.audit.kernel.arrays import (
     Actions,
     Booleans,
@@ -270,7 +270,8 @@ class Piece:
         book, rules = self._book, self._rules
         since = actions.fold(numpy.maximum, book.history[actions.stamp], NEVER)
         is_within = committed_us > since + rules.clock_error_us
-        is_lost = actions.any(book.lost[actions.stamp])
+        lost_until = actions.fold(numpy.maximum, book.lost_until[actions.stamp], ALWAYS)
+        is_lost = committed_us <= lost_until + rules.clock_error_us
         origin = numpy.where(is_within, numpy.where(is_lost, _LOST, _SUSPICIOUS), _BEFORE_HISTORY)
         origin[self._is_unanswered(actions)] = _UNANSWERED
         if len(self.fills):

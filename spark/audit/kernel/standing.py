@@ -13,7 +13,7 @@ import numpy
 
 from spark.audit.finding import Knowledge, Rules
 from spark.audit.hashing import find_distinct, find_firsts, number_values
-from spark.audit.itemlog import NEVER
+from spark.audit.itemlog import ALWAYS, NEVER
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, StampBook, mix
 from spark.audit.kernel.order import AckOrder, Changes, Found, States
 from spark.audit.timeline import NOTHING
@@ -23,21 +23,21 @@ class Book:
     """Facts about each stamp, the same for every entry that has it.
 
     ``committed``: when its newest transaction was committed at the earliest; ``history``: since when actions of its
-    lineage were recorded; ``lost``: whether some were lost.
+    lineage were recorded; ``lost_until``: until when some are missing.
     """
 
     def __init__(self, book: StampBook, known: Knowledge) -> None:
         count = len(book.lineage)
         self.committed = numpy.full(count, NOTHING, numpy.int64)
         self.history = numpy.full(count, NEVER, numpy.int64)
-        self.lost = numpy.zeros(count, numpy.bool_)
+        self.lost_until = numpy.full(count, ALWAYS, numpy.int64)
         for number in find_distinct(book.lineage):
             of = book.lineage == number
             lineage = known.lineages.get(int(number))
             if lineage is not None:
                 self.committed[of] = lineage.find_times(numpy.minimum(book.prefix[of], lineage.last))
             self.history[of] = known.history_from_us.get(int(number), NEVER)
-            self.lost[of] = int(number) in known.lost
+            self.lost_until[of] = known.lost_until_us.get(int(number), ALWAYS)
 
 
 @dataclass(frozen=True, slots=True)

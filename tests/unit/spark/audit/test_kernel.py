@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from spark.audit.finding import Knowledge, Life, Rules, Slices, Tally
+from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import search, sort_by
 from spark.audit.kernel.judge import judge
 from spark.audit.row import (
@@ -111,8 +112,8 @@ def knowledge_of(random: Random, lineages: dict[int, Lineage]) -> Knowledge:
         raises,
         raise_acks,
         TABLES,
-        frozenset(number for number in lineages if random.random() < 0.15),
         {number: random.choice((0, 60 * SECOND)) for number in lineages if random.random() < 0.9},
+        {number: random.choice((80 * SECOND, NEVER)) for number in lineages if random.random() < 0.2},
     )
 
 

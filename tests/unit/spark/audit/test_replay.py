@@ -16,6 +16,7 @@ from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
 from spark.audit import itemlog, timeline, verdict
 from spark.audit.finding import Finding, Knowledge, Life, PoisonedHits, Rules, Tally
+from spark.audit.itemlog import NEVER
 from spark.audit.kernel.judge import judge
 from spark.audit.replay import replay
 from spark.audit.row import (
@@ -339,7 +340,7 @@ def test_a_value_from_before_the_recording_is_not_from_thin_air() -> None:
 
 
 def test_lost_actions_make_an_origin_unknown_and_not_wrong() -> None:
-    tally, lossy = Tally(), replace(KNOWN, lost=frozenset({7}))
+    tally, lossy = Tally(), replace(KNOWN, lost_until_us={7: NEVER})
     assert found(change(2, 100, 99), invalidation(3, 2), hit(6, 5, 60), known=lossy, tally=tally) == []
     assert tally.unknown[WHO, verdict.NOT_FILLED_LOST] == 1
 
@@ -361,9 +362,15 @@ def test_loss_is_told_from_lag(lives: list[Life], findings: list[Any], count: st
 
 
 def test_where_actions_were_lost_a_missing_invalidation_is_unknown() -> None:
-    tally, lossy = Tally(), replace(KNOWN, lost=frozenset({7}))
+    tally, lossy = Tally(), replace(KNOWN, lost_until_us={7: NEVER})
     assert found(change(10, 101, 100), fill(5, 5, 60, 55), known=lossy, tally=tally) == []
     assert tally.unknown[0, verdict.NOT_INVALIDATED_LOST] == 1
+
+
+def test_a_change_from_before_the_history_is_not_missed() -> None:
+    tally, late = Tally(), replace(KNOWN, history_from_us={7: 100 * SECOND})
+    assert found(change(10, 101, 100), fill(5, 5, 60, 55), known=late, tally=tally) == []
+    assert tally.counts["changes before the history"] == 1
 
 
 def test_without_progress_a_missing_invalidation_is_unknown() -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow
 import pytest
@@ -160,24 +160,36 @@ _SETTLE_US: Final = 6_000_000
 """What a statement may have begun before its commit is archived: until then staleness is not known (F3)."""
 
 
+Halves: TypeAlias = tuple[list[Row], list[Row]]
+
+
+def _cut(rows: Sequence[Row], who: str, order: str, time: str, at_us: int) -> Halves:
+    """The rows of each recorder before its first one of that time, and the rest."""
+    halves: Halves = ([], [])
+    late: set[str] = set()
+    for row in sorted(rows, key=lambda row: int(row[order])):
+        late |= {row[who]} if row[time] >= at_us else set()
+        halves[row[who] in late].append(row)
+    return halves
+
+
+def _cut_worlds(worlds: Sequence[Planted], archive_us: int, history_us: int) -> tuple[Halves, Halves]:
+    changes = [row for world in worlds for row in world.history.changes]
+    actions = [row for world in worlds for row in world.history.actions]
+    return (
+        _cut(changes, "lineage", "ordinal", "received_us", archive_us),
+        _cut(actions, "client", "sequence", "begin_us", history_us),
+    )
+
+
 def _days(worlds: Sequence[Planted], folder: Path, split_us: int) -> list[Folders]:
     """Two days of recordings: of each lineage and each client the first part, and the rest."""
-    archives: tuple[list[Row], list[Row]] = ([], [])
-    histories: tuple[list[Row], list[Row]] = ([], [])
-    for world in worlds:
-        late: set[str] = set()
-        for row in sorted(world.history.changes, key=lambda row: int(row["ordinal"])):
-            late |= {row["lineage"]} if row["received_us"] > split_us else set()
-            archives[row["lineage"] in late].append(row)
-        for row in sorted(world.history.actions, key=lambda row: int(row["sequence"])):
-            late |= {row["client"]} if row["begin_us"] > split_us else set()
-            histories[row["client"] in late].append(row)
     return [
         Folders(
-            write_rows("changes", archives[day], folder / f"archive{day}"),
-            write_rows("actions", histories[day], folder / f"history{day}"),
+            write_rows("changes", changes, folder / "archive" / str(day)),
+            write_rows("actions", actions, folder / "history" / str(day)),
         )
-        for day in range(2)
+        for day, (changes, actions) in enumerate(zip(*_cut_worlds(worlds, split_us, split_us), strict=True))
     ]
 
 
@@ -222,6 +234,30 @@ def test_two_days_are_one_audit_in_two_parts(engine: Engine, worlds: list[Plante
         assert counts[0] + counts[1] == counts[2], name
     for result in (one, two, whole):
         result.close()
+
+
+# -- a part of the time ----------------------------------------------------------------------------------
+
+
+def _not_planted(result: Audit, worlds: Sequence[Planted]) -> list[Expected]:
+    """Of a planted violation only a part may be left, which is another one."""
+    planted = {(each.world, each.item) for world in worlds for each in world.expected}
+    return sorted(each for each in found_in(result) if (each.world, each.item) not in planted)
+
+
+@pytest.mark.parametrize(("archive_s", "history_s"), [(0, 4), (7, 7), (9, 8), (0, 12)])
+def test_history_that_begins_later_accuses_nothing_more(
+    engine: Engine, worlds: list[Planted], tmp_path: Path, archive_s: int, history_s: int
+) -> None:
+    """As after old files were deleted. Seconds of the worlds that neither recorded."""
+    chosen = [world for world in worlds if world.plant not in _TIMELESS]
+    begin_us = (EPOCH_US + seconds * 1_000_000 for seconds in (archive_s, history_s))
+    (_, changes), (_, actions) = _cut_worlds(chosen, *begin_us)
+    archive = write_rows("changes", changes, tmp_path / "archive")
+    result = run(engine, Folders(archive, write_rows("actions", actions, tmp_path / "history")))
+    assert found_in(result)
+    assert not _not_planted(result, chosen)
+    result.close()
 
 
 # -- parts -----------------------------------------------------------------------------------------------
