@@ -666,7 +666,7 @@ def test_a_server_that_answers_no_look_is_left_after_a_while_though_the_stream_i
     scene.open()
     failing.broken.add(scene.replicas[0].address)
     scene.pass_seconds(BOUNDS.stuck - 3)
-    assert "does not answer" in str(scene.left(5))
+    assert "does not tell its state" in str(scene.left(5))
     assert scene.open().number == 3
 
 
