@@ -90,6 +90,8 @@ _OF_CHANGE: Final = (
 )
 _TAKEN: Final = ("ordinal", "row", "timestamp_us", "received_us", "before_digest", "after_digest")
 _IMAGES: Final = ("table", "before", "after")
+_OBJECT: Final = "^(?P<object>[^:]*:[^:]*):"
+"""How an item begins, see `freshness.keys.cachekey`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class ChangeStep:
         batch, lineage = batch.filter(pyarrow.array(chosen)), lineage[chosen]
         if not batch.num_rows:
             return REPLAY.empty_table()
-        at, items, is_row = _read_items(batch)
+        at, items, is_row, has_moved = _read_items(batch)
         op = batch.column("op")
         flags = numpy.where(_is(op, "delete"), AFTER_ABSENT, 0) | numpy.where(
             _is(op, "insert"), BEFORE_ABSENT, 0
@@ -130,6 +132,12 @@ class ChangeStep:
         h1, h2 = hash_items(items)
         its = batch.select(_TAKEN).take(pyarrow.array(at))
         received = its.column("received_us")
+        # The row before stood under another key then, and is nothing that this item ever was.
+        before = pyarrow.compute.if_else(
+            pyarrow.array(has_moved),
+            pyarrow.scalar(None, pyarrow.int64()),
+            shorten(its.column("before_digest")),
+        )
         return _replay(
             h1=h1,
             h2=h2,
@@ -140,7 +148,7 @@ class ChangeStep:
             begin_us=numpy.minimum(its.column("timestamp_us").to_numpy(), received.to_numpy()),
             end_us=received,
             digest=shorten(its.column("after_digest")),
-            before=shorten(its.column("before_digest")),
+            before=before,
             flags=(flags[at] | numpy.where(is_row, ROW, 0)).astype(numpy.int32),
         )
 
@@ -153,9 +161,9 @@ class ChangeStep:
 
 def _read_items(
     batch: pyarrow.RecordBatch,
-) -> tuple[NDArray[numpy.int64], pyarrow.Array, NDArray[numpy.bool_]]:
-    """(for each item the change's place in the batch, the items, whether its whole value is the row). A change names
-    an item once."""
+) -> tuple[NDArray[numpy.int64], pyarrow.Array, NDArray[numpy.bool_], NDArray[numpy.bool_]]:
+    """(for each item the change's place in the batch, the items, whether its whole value is the row, whether the row
+    has moved there from another key). A change names an item once."""
     compute = pyarrow.compute
     listed = [batch.column(name) for name in ("items", "row_items")]
     of = [compute.list_parent_indices(column).to_numpy().astype(numpy.int64) for column in listed]
@@ -164,7 +172,22 @@ def _read_items(
     keys = numpy.concatenate(of) * (len(codes) + 1) + codes
     mine, wanted = keys[: len(of[0])], keys[len(of[0]) :]
     first = find_firsts(number_values(mine)[0])
-    return of[0][first], flat[0].take(pyarrow.array(first)), numpy.isin(mine[first], wanted)
+    at, items, is_row = of[0][first], flat[0].take(pyarrow.array(first)), numpy.isin(mine[first], wanted)
+    return at, items, is_row, is_row & _find_siblings(at, items)
+
+
+def _find_siblings(at: NDArray[numpy.int64], items: pyarrow.Array) -> NDArray[numpy.bool_]:
+    """Where a change names several items of one object: those of the row's keys before and after."""
+    counts = numpy.bincount(at)
+    found = counts[at] > 1
+    several = numpy.flatnonzero(found)
+    if len(several):
+        matches = pyarrow.compute.extract_regex(items.take(pyarrow.array(several)), _OBJECT)
+        objects = pyarrow.compute.struct_field(matches, "object").dictionary_encode()
+        codes = objects.indices.fill_null(-1).to_numpy().astype(numpy.int64)
+        kinds, _ = number_values(at[several] * (len(objects.dictionary) + 1) + codes + 1)
+        found[several] = numpy.bincount(kinds)[kinds] > 1
+    return found
 
 
 def _is(texts: pyarrow.Array, text: str) -> NDArray[numpy.bool_]:

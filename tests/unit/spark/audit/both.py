@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow
@@ -13,6 +13,7 @@ from spark.audit.kernel.judge import judge, read_rows
 from spark.audit.replay import replay
 from spark.audit.row import NO_NUMBER, ReplayRow
 from spark.audit.schema import REPLAY
+from spark.audit.survey import Survey
 
 
 def to_table(rows: Sequence[ReplayRow]) -> pyarrow.Table:
@@ -22,6 +23,18 @@ def to_table(rows: Sequence[ReplayRow]) -> pyarrow.Table:
         missing = NO_NUMBER if field.type == pyarrow.int64() else None
         arrays.append(pyarrow.array([None if value == missing else value for value in column], field.type))
     return pyarrow.Table.from_arrays(arrays, schema=REPLAY)
+
+
+def gather_rows(survey: Survey) -> pyarrow.Table:
+    """All rows of an audit."""
+    tables: list[pyarrow.Table] = []
+
+    def take(_: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
+        tables.append(table)
+        yield from ()
+
+    survey.shuffled.reduce("all", take)
+    return pyarrow.concat_tables(tables)
 
 
 def judge_both(table: pyarrow.Table, rules: Rules, known: Knowledge) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -36,7 +36,7 @@ from spark.audit.survey import survey_history
 from spark.folder import open_folder
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, Expected, Planted, plant
 from tests.simulation.recorded import EPOCH_US, Row, record, write_rows
-from tests.unit.spark.audit.both import judge_both
+from tests.unit.spark.audit.both import gather_rows, judge_both
 
 WORLDS: Final = int(os.environ.get("FRESHNESS_AUDIT_WORLDS", "400"))
 PARTS_WORLDS: Final = 120
@@ -133,14 +133,7 @@ def test_arrays_say_of_each_world_what_the_judge_says(
     engine: Engine, worlds: list[Planted], tmp_path: Path
 ) -> None:
     survey = survey_history(engine, *write(worlds, tmp_path).read(engine), RULES, as_of_us=AS_OF_US, pieces=1)
-    tables: list[pyarrow.Table] = []
-
-    def take(_: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
-        tables.append(table)
-        yield from ()
-
-    survey.shuffled.reduce("all", take)
-    by_arrays, by_rows = judge_both(pyarrow.concat_tables(tables), survey.rules, survey.known)
+    by_arrays, by_rows = judge_both(gather_rows(survey), survey.rules, survey.known)
     assert by_arrays == by_rows
 
 
