@@ -115,7 +115,8 @@ class CachedReads:
                 self._keys.update((entry.table, column) for column in entry.key)
         maker = _find_maker(sessions, is_async=self._is_async)
         bind = maker.kw.get("bind")
-        self._engine = _sync(bind) if isinstance(_sync(bind), Engine) else None
+        kind = _find_kinds(is_async=self._is_async)[1]
+        self._engine = _sync(bind) if isinstance(bind, Engine | kind) else None
         if self._engine is not None:
             self._writes.observe(self._engine)
             if self._site(self._engine) is None:
@@ -367,11 +368,18 @@ def _is_special(orm: ORMExecuteState) -> bool:
     )
 
 
+def _find_kinds(*, is_async: bool) -> tuple[type, type]:
+    """The classes of sessionmakers and of engines."""
+    if is_async:
+        from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+        return async_sessionmaker, AsyncEngine
+    return sessionmaker, Engine
+
+
 def _find_maker(sessions: Any, *, is_async: bool) -> Any:
     maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
-    kind: type = sessionmaker
-    if is_async:
-        from sqlalchemy.ext.asyncio import async_sessionmaker as kind
+    kind, _ = _find_kinds(is_async=is_async)
     if not isinstance(maker, kind):
         raise ConfigError(
             f"the sessions are of type {type(sessions).__name__}",

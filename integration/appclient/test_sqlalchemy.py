@@ -809,6 +809,10 @@ def test_sessions_of_an_event_loop(app: Application, driver: str) -> None:
                 seen.clear()
             with pytest.raises(ConfigError, match="an async_sessionmaker"):
                 CachedReads(cache, app.sessions)
+            async with engine.connect() as connection:
+                bound = CachedReads(cache, async_sessionmaker(connection))
+                with pytest.raises(ConfigError, match="have no engine"):
+                    bound.select("profile")
         assert seen == [], "sessions of another maker are left alone"
         await engine.dispose()
 
