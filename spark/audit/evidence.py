@@ -81,9 +81,7 @@ class Recorded(NamedTuple):
 
 
 def find_recorder_gaps(
-    stock: Iterable[Stock],
-    lineages: Mapping[str, Lineage],
-    before: Mapping[str, int],
+    stock: Iterable[Stock], lineages: Mapping[str, Lineage], before: Mapping[str, int]
 ) -> Recorded:
     """Clients whose sequences have gaps, or that recorded that they dropped actions. ``before``: the last sequence
     number of each client that a former audit saw. A client that is new and does not begin with 1 has earlier actions
@@ -92,8 +90,10 @@ def find_recorder_gaps(
     by_client: dict[str, list[Stock]] = {}
     for each in stock:
         by_client.setdefault(each.client, []).append(each)
+    everyone = {lineage.number for lineage in lineages.values()}
     damages: list[Damage] = []
-    lost_until_us: dict[int, int] = {}
+    lost: set[int] = set()
+    begins_us: list[int] = []
     for client, its in sorted(by_client.items()):
         first = sequences.get(client, min(each.first for each in its) - 1) + 1
         last = max(each.last for each in its)
@@ -105,14 +105,12 @@ def find_recorder_gaps(
         is_whole = has_each_once(first, last, count, total, squares)
         dropped = sum(each.lost for each in its)
         if client not in sequences and first > 1:
-            end_us = min(each.end_us for each in its)
-            for lineage in lineages.values():
-                lost_until_us[lineage.number] = max(end_us, lost_until_us.get(lineage.number, end_us))
+            begins_us.append(min(each.end_us for each in its))
         sequences[client] = max(last, sequences.get(client, 0))
         if is_whole and not dropped:
             continue
         mine = {lineages[name].number for each in its for name in each.lineages if name in lineages}
-        lost_until_us.update(dict.fromkeys(mine or {each.number for each in lineages.values()}, NEVER))
+        lost |= mine or everyone
         evidence: Evidence = (
             Reference("action", hash_name(client), first),
             Reference("action", hash_name(client), last),
@@ -123,7 +121,8 @@ def find_recorder_gaps(
             told = "some, with as many others twice,"
         source = f"{client}: {told} of {last - first + 1}"
         damages.append(Damage(verdict.RECORDER_GAP, "I8", client, 0, source, first, last, begin_us, evidence))
-    return Recorded(damages, lost_until_us, sequences)
+    lost_until_us = dict.fromkeys(everyone, max(begins_us)) if begins_us else {}
+    return Recorded(damages, lost_until_us | dict.fromkeys(lost, NEVER), sequences)
 
 
 def find_archive_holes(archive: Archive, told: frozenset[tuple[int, str, int]]) -> list[Hole]:

@@ -399,10 +399,14 @@ class ItemReplay:
 
     def _is_within_history(self, entry: AuditedEntry, standing: Standing) -> bool:
         """True if the value must have been stored while actions were recorded: its position is younger."""
-        since = [
-            self._known.history_from_us.get(stamp.lineage, NEVER) for stamp in unpack_stamps(entry.stamps)
-        ]
-        return standing.committed_us > max(since) + self._rules.clock_error_us
+        return all(
+            self._was_recorded_after(stamp.lineage, standing.committed_us)
+            for stamp in unpack_stamps(entry.stamps)
+        )
+
+    def _was_recorded_after(self, lineage: int, committed_us: int) -> bool:
+        """True if whatever was done soon after was done while actions were recorded."""
+        return committed_us > self._known.history_from_us.get(lineage, NEVER) + self._rules.clock_error_us
 
     def _was_lost(self, lineage: int, committed_us: int) -> bool:
         """True if what was done soon after may be missing."""
@@ -488,8 +492,7 @@ class ItemReplay:
         """Lost if progress names the change; else it is below a floor, only late, or was invalidated while nobody
         recorded that."""
         ordinal, committed_us = log.ordinals[at], log.committed[at]
-        since_us = self._known.history_from_us.get(lineage, NEVER)
-        if committed_us <= since_us + self._rules.clock_error_us:
+        if not self._was_recorded_after(lineage, committed_us):
             self._tally.counts["changes before the history"] += 1
             return
         nodes = [node for node, is_read in self._nodes.items() if is_read] or list(self._nodes)
