@@ -2,7 +2,7 @@
 the databases, the servers that applications read, the cache nodes.
 
 It changes nothing, but for an item on each node that lives for seconds. A server that cannot be asked is a finding
-and hides no other. `invalidator check` calls it; a start asks the primary alone (``invalidator.process.preflight``).
+and hides no other. `invalidator check` calls it; a start asks the primary alone (``invalidator.rules.primary``).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from freshness.database.schema import load_registry
 from freshness.errors import FreshnessError, NodeUnavailable, missing_package
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
-from invalidator.process.preflight import ServerFinding, check_shard
 from invalidator.replica.server import find_replication_filters
+from invalidator.rules.finding import Finding
+from invalidator.rules.primary import check_shard
 
 PROBE_SECONDS: Final = 10
 """TTL of the item by which it is seen that two names mean one node."""
@@ -42,7 +43,7 @@ class Checkup:
     looked at; they are among the findings."""
 
     def __init__(self, config: Config) -> None:
-        self.findings: list[ServerFinding] = []
+        self.findings: list[Finding] = []
         self.refusals: list[FreshnessError] = []
         self._config = config
 
@@ -77,7 +78,7 @@ class Checkup:
             self._refuse(translated(error, server, "checking"))
 
     def _refuse(self, error: FreshnessError) -> None:
-        finding = ServerFinding("error", "F115", error.message, error.hint)
+        finding = Finding("error", "F115", error.message, error.hint)
         if finding not in self.findings:  # a server that is down is asked for several things
             self.findings.append(finding)
             self.refusals.append(error)
@@ -116,7 +117,7 @@ class Checkup:
                     self.findings += _check_node(node, key)
                 except NodeUnavailable as error:
                     self.findings.append(
-                        ServerFinding(
+                        Finding(
                             "warning", "F115", f"{error.message}: its reads go to the database", error.hint
                         )
                     )
@@ -134,7 +135,7 @@ def _rehearse(primary: ServerAddress, flavor: str) -> None:
 
 def _check_reader(
     connection: Connection, server: ServerAddress, shard: Shard, flavor: str, tables: Collection[str]
-) -> Iterator[ServerFinding]:
+) -> Iterator[Finding]:
     """Whether the account may read the tables there, and whether the server leaves out what it replicates."""
     where = f"{server.host}:{server.port}"
     for table in tables:
@@ -142,14 +143,14 @@ def _check_reader(
             read_rows(connection, f"SELECT * FROM {quote_name(table)} LIMIT 0")
         except pymysql.MySQLError as error:
             problem = translated(error, server, f"reading {table}")
-            yield ServerFinding("error", "F115", problem.message, problem.hint)
+            yield Finding("error", "F115", problem.message, problem.hint)
     if server == shard.primary:
         return
     filters = []
     with suppress(pymysql.OperationalError):  # an account that only reads need not be told
         filters = find_replication_filters(connection, flavor)
     if filters:
-        yield ServerFinding(
+        yield Finding(
             "error",
             "F25",
             f"replica {where} leaves out a part of what it replicates ({', '.join(filters)}), and its position does"
@@ -160,7 +161,7 @@ def _check_reader(
 
 def _compare_positions(
     connection: Connection, server: ServerAddress, shard: Shard, flavor: str, head: Position
-) -> Iterator[ServerFinding]:
+) -> Iterator[Finding]:
     """Whether reads of the server can ever contain what the primary demands (F113)."""
     if flavor == "mysql":
         [(shown,)] = read_rows(connection, "SELECT @@global.gtid_executed")
@@ -175,7 +176,7 @@ def _compare_positions(
         return
     kind = "source" if flavor == "mysql" else "domain"
     parts = ", ".join(map(str, lacking.values()))
-    yield ServerFinding(
+    yield Finding(
         "warning",
         "F113",
         f"nothing will be stored from {server.host}:{server.port}: it shows nothing of"
@@ -190,10 +191,10 @@ def _compare_positions(
     )
 
 
-def _check_node(node: CacheNode, key: bytes) -> Iterator[ServerFinding]:
+def _check_node(node: CacheNode, key: bytes) -> Iterator[Finding]:
     [found] = node.perform([Get(key)])
     if isinstance(found, Item):
-        yield ServerFinding(
+        yield Finding(
             "error",
             "F94",
             f"{node.name} and {found.value.decode(errors='replace')} are one cache node under two names: only one of"
@@ -203,7 +204,7 @@ def _check_node(node: CacheNode, key: bytes) -> Iterator[ServerFinding]:
         return
     [stored] = node.perform([Add(key, node.name.encode(), PROBE_SECONDS)])
     if not isinstance(stored, Stored):
-        yield ServerFinding(
+        yield Finding(
             "warning",
             "F115",
             f"{node.name} does not store an item ({stored})",

@@ -44,12 +44,13 @@ from invalidator.binlog.source import BinlogSource
 from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator, no_rows
 from invalidator.process.metrics import ShardMetrics
-from invalidator.process.preflight import check_shard, require
 from invalidator.process.row_finder import RowFinder
 from invalidator.replica.candidate import ReplicaBounds
 from invalidator.replica.promotion import PromotionWatch
 from invalidator.replica.source import ReplicaSource
 from invalidator.replica.succession import confirm_succession
+from invalidator.rules.finding import require
+from invalidator.rules.primary import check_shard
 from invalidator.stream.layout_book import LayoutBook
 from invalidator.stream.open import search_log
 from invalidator.vstream.open import make_source as make_vstream

@@ -23,9 +23,10 @@ from freshness.config.settings import Shard
 from freshness.database.connection import connect, translated
 from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, StepRefused
-from invalidator.process.preflight import check_shard, require
 from invalidator.reshard.plan import ReshardPlan, Stage
 from invalidator.reshard.sight import Sight, take_sight
+from invalidator.rules.finding import require
+from invalidator.rules.primary import check_shard
 
 LOOK_AGAIN_SECONDS: Final = 0.5
 DRAFT_SUFFIX: Final = ".reshard"

@@ -19,7 +19,7 @@ from freshness.keys.keycolumn import ColumnKind
 from freshness.position import Position
 from integration.servers.vitess import Vtcombo
 from integration.vitess.real.following import ARRIVES_SECONDS, Follower
-from invalidator.process.preflight import check_shard
+from invalidator.rules.primary import check_shard
 from invalidator.vstream.source import VStream
 
 CUSTOMERS = "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50))"

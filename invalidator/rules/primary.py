@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection, read_rows
 from freshness.database.foreignkey import find_cascades, name_parents
-from freshness.errors import SourceUnsuitable
 from invalidator.replica.server import find_log_filters, is_replica, logs_updates
+from invalidator.rules.finding import Finding
+from invalidator.rules.server import Server
 
 OLDEST_MARIADB: Final = (10, 5)
 OLDEST_MYSQL: Final = (8, 0, 14)
@@ -30,27 +30,12 @@ _CASCADES: Final = """SELECT table_name, referenced_table_name FROM information_
   WHERE delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
      OR update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"""
 
-Severity = Literal["error", "warning"]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFinding:
-    """One thing that is wrong. ``code``: the F-number of the failure that it leads to."""
-
-    severity: Severity
-    code: str
-    message: str
-    hint: str
-
-    def __str__(self) -> str:
-        return f"{self.severity} {self.code}: {self.message} ({self.hint})"
-
 
 def check_database(
     connection: Connection, address: ServerAddress, flavor: str, tables: Iterable[str] = ()
-) -> list[ServerFinding]:
+) -> list[Finding]:
     """All findings on the server that is streamed from, the errors first. Raises what pymysql raises."""
-    server = _Server(address, flavor, _read_variables(connection))
+    server = Server.look(connection, address, flavor)
     found = list(_check_version(server))
     if found:
         return found
@@ -66,7 +51,7 @@ def check_database(
 
 def check_shard(
     connection: Connection, shard: Shard, flavor: str, tables: Iterable[str] = ()
-) -> list[ServerFinding]:
+) -> list[Finding]:
     """`check_database` of a shard's primary, also behind a vtgate, where ``connection`` leads to
     `Shard.writable` and not everything can be asked."""
     if shard.vtgate is None:
@@ -76,7 +61,7 @@ def check_shard(
     variables = {
         name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(asked, values, strict=True)
     }
-    server = _Server(shard.writable, flavor, variables)
+    server = Server(shard.writable, flavor, variables)
     found = list(_check_version(server)) or list(_check_tablet(server))
     return found + [
         server.error(
@@ -89,7 +74,7 @@ def check_shard(
     ]
 
 
-def _check_tablet(server: _Server) -> Iterator[ServerFinding]:
+def _check_tablet(server: Server) -> Iterator[Finding]:
     for name, wanted, code in (
         ("log_bin", "ON", "F25"),
         ("binlog_row_image", "FULL", "F35"),
@@ -103,43 +88,7 @@ def _check_tablet(server: _Server) -> Iterator[ServerFinding]:
             )
 
 
-def require(findings: Iterable[ServerFinding]) -> None:
-    """Raise `SourceUnsuitable` that lists all errors; nothing where there are only warnings."""
-    errors = [finding for finding in findings if finding.severity == "error"]
-    if errors:
-        message = "; ".join(f"{finding.code}: {finding.message}" for finding in errors)
-        raise SourceUnsuitable(message, hint="; ".join(finding.hint for finding in errors))
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    address: ServerAddress
-    flavor: str
-    variables: dict[str, str]
-
-    def __getitem__(self, name: str) -> str:
-        return self.variables.get(name, "")
-
-    def is_on(self, name: str) -> bool:
-        return self[name].upper() in ("ON", "1")
-
-    @property
-    def version(self) -> tuple[int, ...]:
-        match = re.match(r"[0-9.]+", self["version"])
-        return tuple(int(part) for part in match[0].strip(".").split(".")) if match else ()
-
-    def error(self, code: str, message: str, hint: str) -> ServerFinding:
-        return ServerFinding("error", code, f"{self.address.host}:{self.address.port}: {message}", hint)
-
-    def warning(self, code: str, message: str, hint: str) -> ServerFinding:
-        return ServerFinding("warning", code, f"{self.address.host}:{self.address.port}: {message}", hint)
-
-
-def _read_variables(connection: Connection) -> dict[str, str]:
-    return {str(name).lower(): str(value) for name, value in read_rows(connection, "SHOW GLOBAL VARIABLES")}
-
-
-def _check_version(server: _Server) -> Iterator[ServerFinding]:
+def _check_version(server: Server) -> Iterator[Finding]:
     is_mariadb = "mariadb" in server["version"].lower()
     if is_mariadb != (server.flavor == "mariadb"):
         yield server.error(
@@ -157,7 +106,7 @@ def _check_version(server: _Server) -> Iterator[ServerFinding]:
         )
 
 
-def _check_log(server: _Server) -> Iterator[ServerFinding]:
+def _check_log(server: Server) -> Iterator[Finding]:
     if not server.is_on("log_bin"):
         yield server.error(
             "F25", "log_bin is OFF: there is no stream of changes", "start the server with --log-bin"
@@ -205,7 +154,7 @@ def _check_log(server: _Server) -> Iterator[ServerFinding]:
         )
 
 
-def _check_changes_logged(server: _Server, connection: Connection) -> Iterator[ServerFinding]:
+def _check_changes_logged(server: Server, connection: Connection) -> Iterator[Finding]:
     """Changes that reach the primary and not its log, while its heartbeats are in it."""
     if is_replica(connection, server.flavor) and not logs_updates(server.variables):
         yield server.error(
@@ -224,7 +173,7 @@ def _check_changes_logged(server: _Server, connection: Connection) -> Iterator[S
         )
 
 
-def _check_retention(server: _Server) -> Iterator[ServerFinding]:
+def _check_retention(server: Server) -> Iterator[Finding]:
     text = server["binlog_expire_logs_seconds"]
     seconds = float(text) if text.replace(".", "", 1).isdigit() else 0.0
     if not seconds and server["expire_logs_days"]:
@@ -238,7 +187,7 @@ def _check_retention(server: _Server) -> Iterator[ServerFinding]:
         )
 
 
-def _check_privileges(server: _Server, connection: Connection) -> Iterator[ServerFinding]:
+def _check_privileges(server: Server, connection: Connection) -> Iterator[Finding]:
     granted = " ".join(str(row[0]).upper() for row in read_rows(connection, "SHOW GRANTS"))
     everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\*", granted))
     if "ALL PRIVILEGES" in everywhere:
@@ -259,9 +208,7 @@ def _check_privileges(server: _Server, connection: Connection) -> Iterator[Serve
             )
 
 
-def _check_cascades(
-    server: _Server, connection: Connection, tables: Iterable[str]
-) -> Iterator[ServerFinding]:
+def _check_cascades(server: Server, connection: Connection, tables: Iterable[str]) -> Iterator[Finding]:
     if server.flavor == "mysql" and server.version >= LOGS_CASCADES_FROM:
         if not server.is_on("innodb_native_foreign_keys"):
             return
