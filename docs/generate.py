@@ -23,6 +23,8 @@ from freshness.algorithm.rule import ReadOutcome
 from freshness.config.settings import describe_settings
 from freshness.errors import FreshnessError
 from invalidator.process.metrics import Metrics
+from invalidator.rules.rule import CAVEAT, SEVERITIES, Rule
+from invalidator.rules.service import MEANINGS
 from spark.sink.metrics import SinkMetrics
 
 PAGES: Final = Path(__file__).resolve().parent
@@ -82,6 +84,24 @@ def errors_table() -> str:
         if issubclass(kind, FreshnessError)
     )
     return _table(("error", "exit code", "worth a retry"), rows)
+
+
+def rules_table() -> str:
+    """All that `invalidator check` can find, the errors first."""
+    rows = (
+        (f"`{one.slug}`", one.severity, _link_code(one.code), one.title, one.remedy)
+        for one in sorted(Rule, key=lambda rule: SEVERITIES.index(rule.severity))
+    )
+    return _table(("rule", "severity", "leads to", "what is found", "remedy"), rows)
+
+
+def _link_code(code: str) -> str:
+    return f"[{code}]({code}.md)" if code == CAVEAT else f"[{code}](failure-modes.md#{code.lower()})"
+
+
+def services_table() -> str:
+    rows = ((name, meaning) for name, meaning in MEANINGS.items())
+    return _table(("service", "what it means"), rows)
 
 
 def layers_table() -> str:
@@ -168,6 +188,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "remedies": remedies_table,
     "errors": errors_table,
     "layers": layers_table,
+    "rules": rules_table,
+    "services": services_table,
     "failures": failures_table,
     "failuresindetail": failures_in_detail,
     "figures": lambda: figures(Results.load()),

@@ -123,8 +123,9 @@ def test_a_log_that_does_not_hold_what_is_needed(
     primary: DatabaseServer, tmp_path: Path, name: str, value: str, code: str
 ) -> None:
     path = config_for(tmp_path, primary)
+    remedy = f"SET {'GLOBAL' if primary.flavor == 'mariadb' else 'PERSIST'} {name} = "
     with global_variable(primary, name, value):
-        assert_refused(path, OPERATOR, code, f"{name} is {value}", f"SET GLOBAL {name} = ")
+        assert_refused(path, OPERATOR, code, f"{name} is {value}", remedy)
         check = call_cli("check", "-c", path)
         assert check.returncode == OPERATOR
         assert f"error {code}" in check.stdout

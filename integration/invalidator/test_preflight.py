@@ -19,7 +19,7 @@ from freshness.keys.keycolumn import ColumnKind, KeyColumn
 from freshness.position import Position, parse_position
 from integration.servers import DatabaseServer, Flavor, Pair
 from integration.servers.database import make_database
-from invalidator.rules.finding import Finding, require
+from invalidator.rules.finding import CheckFinding, require
 from invalidator.rules.primary import check_database
 
 
@@ -27,13 +27,13 @@ def address_of(server: DatabaseServer, user: str = "app") -> ServerAddress:
     return ServerAddress("127.0.0.1", server.port, user, user, "shop")
 
 
-def check(server: DatabaseServer, *tables: str, user: str = "app", flavor: str = "") -> list[Finding]:
+def check(server: DatabaseServer, *tables: str, user: str = "app", flavor: str = "") -> list[CheckFinding]:
     address = address_of(server, user)
     with connect(address) as connection:
         return check_database(connection, address, flavor or server.flavor, tables)
 
 
-def found(findings: list[Finding]) -> set[tuple[str, str]]:
+def found(findings: list[CheckFinding]) -> set[tuple[str, str]]:
     return {(finding.severity, finding.code) for finding in findings}
 
 

@@ -6,7 +6,6 @@ import http.client
 import importlib
 import json
 import urllib.request
-from dataclasses import asdict
 from typing import Final
 
 import typer
@@ -29,7 +28,7 @@ def check(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     with checkup.noting():
         _check_this_machine(settings)
     if as_json:
-        print_json([asdict(finding) for finding in checkup.findings])
+        print_json([finding.as_json() for finding in checkup.findings])
     else:
         for finding in checkup.findings:
             typer.echo(str(finding))

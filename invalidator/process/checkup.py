@@ -31,8 +31,9 @@ from freshness.errors import FreshnessError, NodeUnavailable, missing_package
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
 from invalidator.replica.server import find_replication_filters
-from invalidator.rules.finding import Finding
+from invalidator.rules.finding import CheckFinding
 from invalidator.rules.primary import check_shard
+from invalidator.rules.rule import Rule
 
 PROBE_SECONDS: Final = 10
 """TTL of the item by which it is seen that two names mean one node."""
@@ -43,7 +44,7 @@ class Checkup:
     looked at; they are among the findings."""
 
     def __init__(self, config: Config) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[CheckFinding] = []
         self.refusals: list[FreshnessError] = []
         self._config = config
 
@@ -78,7 +79,7 @@ class Checkup:
             self._refuse(translated(error, server, "checking"))
 
     def _refuse(self, error: FreshnessError) -> None:
-        finding = Finding("error", "F115", error.message, error.hint)
+        finding = CheckFinding(Rule.REFUSED, error.message, error.hint)
         if finding not in self.findings:  # a server that is down is asked for several things
             self.findings.append(finding)
             self.refusals.append(error)
@@ -117,8 +118,11 @@ class Checkup:
                     self.findings += _check_node(node, key)
                 except NodeUnavailable as error:
                     self.findings.append(
-                        Finding(
-                            "warning", "F115", f"{error.message}: its reads go to the database", error.hint
+                        CheckFinding(
+                            Rule.NODE_DOWN,
+                            f"{error.message}: its reads go to the database",
+                            error.hint,
+                            node.name,
                         )
                     )
                 except FreshnessError as error:
@@ -135,7 +139,7 @@ def _rehearse(primary: ServerAddress, flavor: str) -> None:
 
 def _check_reader(
     connection: Connection, server: ServerAddress, shard: Shard, flavor: str, tables: Collection[str]
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Whether the account may read the tables there, and whether the server leaves out what it replicates."""
     where = f"{server.host}:{server.port}"
     for table in tables:
@@ -143,25 +147,25 @@ def _check_reader(
             read_rows(connection, f"SELECT * FROM {quote_name(table)} LIMIT 0")
         except pymysql.MySQLError as error:
             problem = translated(error, server, f"reading {table}")
-            yield Finding("error", "F115", problem.message, problem.hint)
+            yield CheckFinding(Rule.TABLE_UNREADABLE, problem.message, problem.hint, where)
     if server == shard.primary:
         return
     filters = []
     with suppress(pymysql.OperationalError):  # an account that only reads need not be told
         filters = find_replication_filters(connection, flavor)
     if filters:
-        yield Finding(
-            "error",
-            "F25",
+        yield CheckFinding(
+            Rule.REPLICA_FILTER,
             f"replica {where} leaves out a part of what it replicates ({', '.join(filters)}), and its position does"
             " not show it: what is read there can be old, and is stored",
-            "do not name it in the configuration, or replicate everything to it",
+            Rule.REPLICA_FILTER.remedy,
+            where,
         )
 
 
 def _compare_positions(
     connection: Connection, server: ServerAddress, shard: Shard, flavor: str, head: Position
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Whether reads of the server can ever contain what the primary demands (F113)."""
     if flavor == "mysql":
         [(shown,)] = read_rows(connection, "SELECT @@global.gtid_executed")
@@ -176,9 +180,8 @@ def _compare_positions(
         return
     kind = "source" if flavor == "mysql" else "domain"
     parts = ", ".join(map(str, lacking.values()))
-    yield Finding(
-        "warning",
-        "F113",
+    yield CheckFinding(
+        Rule.NEVER_CONTAINED,
         f"nothing will be stored from {server.host}:{server.port}: it shows nothing of"
         f" {kind} {', '.join(lacking)}, of which the primary has executed {parts[:200]}",
         "if it does not replicate that at all, replicate it"
@@ -188,25 +191,26 @@ def _compare_positions(
             if flavor == "mariadb"
             else " or take the server out of the configuration"
         ),
+        f"{server.host}:{server.port}",
     )
 
 
-def _check_node(node: CacheNode, key: bytes) -> Iterator[Finding]:
+def _check_node(node: CacheNode, key: bytes) -> Iterator[CheckFinding]:
     [found] = node.perform([Get(key)])
     if isinstance(found, Item):
-        yield Finding(
-            "error",
-            "F94",
+        yield CheckFinding(
+            Rule.TWO_NAMES,
             f"{node.name} and {found.value.decode(errors='replace')} are one cache node under two names: only one of"
             " them is trusted, and the keys of the other are never stored",
-            "name each node once in cache.nodes",
+            Rule.TWO_NAMES.remedy,
+            node.name,
         )
         return
     [stored] = node.perform([Add(key, node.name.encode(), PROBE_SECONDS)])
     if not isinstance(stored, Stored):
-        yield Finding(
-            "warning",
-            "F115",
+        yield CheckFinding(
+            Rule.NODE_FULL,
             f"{node.name} does not store an item ({stored})",
-            "give it more memory, or a user that may write",
+            Rule.NODE_FULL.remedy,
+            node.name,
         )

@@ -1,47 +1,64 @@
-"""What a rule finds. Made by every module of this folder, shown by `invalidator check`, refused by a start."""
+"""A finding of a rule. Made by every module of this folder, shown by `invalidator check`, refused by a start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any
 
 from freshness.errors import SourceUnsuitable
-
-Severity = Literal["error", "warning", "note"]
-
-SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
-"""An error keeps `run` from starting, loses an invalidation or lets nothing be stored. A warning costs hits, or costs
-them in a failure. A note tells what the caveats say of this set-up, or what could not be asked."""
-
-CAVEAT: Final = "caveats"
-"""The code of a finding that is no failure of the catalogue: see docs/caveats.md."""
+from invalidator.rules.rule import SEVERITIES, Rule, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong. ``code``: the F-number of the failure that it leads to, or `CAVEAT`.
+class CheckFinding:
+    """One thing that is wrong.
 
-    ``where``: the server or node, empty for this machine and the file. ``statements``: what mends it, to be run there
-    in this order; empty where no statement does. ``is_safe``: they only add to what the server tells, can neither
-    break a replication nor lose a row, and may be run without a thought.
+    ``where``: the server or node, empty for this machine and the file; ``message`` says it, too. ``statements``: what
+    mends it, to be run there in this order; empty where none does.
     """
 
-    severity: Severity
-    code: str
+    rule: Rule
     message: str
     hint: str
     where: str = ""
     statements: tuple[str, ...] = ()
-    is_safe: bool = False
+
+    @property
+    def severity(self) -> Severity:
+        return self.rule.severity
+
+    @property
+    def code(self) -> str:
+        return self.rule.code
 
     def __str__(self) -> str:
-        return f"{self.severity} {self.code}: {self.message} ({self.hint})"
+        return f"{self.severity} {self.code} {self.rule.slug}: {self.message} ({self.hint})"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "severity": self.severity,
+            "code": self.code,
+            "rule": self.rule.slug,
+            "where": self.where,
+            "message": self.message,
+            "hint": self.hint,
+            "statements": list(self.statements),
+        }
 
 
-def require(findings: Iterable[Finding]) -> None:
+def by_severity(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
+    """The errors first; else in their order."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def select_errors(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
+    return [finding for finding in findings if finding.severity == "error"]
+
+
+def require(findings: Sequence[CheckFinding]) -> None:
     """Raise `SourceUnsuitable` that lists all errors; nothing where there are only warnings and notes."""
-    errors = [finding for finding in findings if finding.severity == "error"]
+    errors = select_errors(findings)
     if errors:
         message = "; ".join(f"{finding.code}: {finding.message}" for finding in errors)
         raise SourceUnsuitable(message, hint="; ".join(finding.hint for finding in errors))

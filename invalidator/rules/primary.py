@@ -10,14 +10,17 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection, read_rows
 from freshness.database.foreignkey import find_cascades, name_parents
 from invalidator.replica.server import find_log_filters, is_replica, logs_updates
-from invalidator.rules.finding import Finding
-from invalidator.rules.server import Server
+from invalidator.rules.finding import CheckFinding, by_severity
+from invalidator.rules.rule import Rule
+from invalidator.rules.server import ServerFacts
+from invalidator.rules.service import MEANINGS
 
 OLDEST_MARIADB: Final = (10, 5)
 OLDEST_MYSQL: Final = (8, 0, 14)
@@ -33,25 +36,33 @@ _CASCADES: Final = """SELECT table_name, referenced_table_name FROM information_
 
 def check_database(
     connection: Connection, address: ServerAddress, flavor: str, tables: Iterable[str] = ()
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """All findings on the server that is streamed from, the errors first. Raises what pymysql raises."""
-    server = Server.look(connection, address, flavor)
-    found = list(_check_version(server))
-    if found:
+    server = ServerFacts.look(connection, address, flavor)
+    found = check_server(server)
+    if any(each.rule in (Rule.FLAVOR, Rule.OLD_SERVER) for each in found):
         return found
-    found += _check_log(server)
-    found += _check_retention(server)
     missing = list(_check_privileges(server, connection))
     found += missing
     if not missing:  # else it does not answer
         found += _check_changes_logged(server, connection)
     found += _check_cascades(server, connection, tables)
-    return sorted(found, key=lambda finding: finding.severity)
+    return by_severity(found)
+
+
+def check_server(server: ServerFacts) -> list[CheckFinding]:
+    """The findings that the server's variables show."""
+    found = list(_check_version(server))
+    if not found:
+        found += _check_log(server)
+        found += _check_retention(server)
+        found += _check_service(server)
+    return found
 
 
 def check_shard(
     connection: Connection, shard: Shard, flavor: str, tables: Iterable[str] = ()
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """`check_database` of a shard's primary, also behind a vtgate, where ``connection`` leads to
     `Shard.writable` and not everything can be asked."""
     if shard.vtgate is None:
@@ -61,133 +72,129 @@ def check_shard(
     variables = {
         name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(asked, values, strict=True)
     }
-    server = Server(shard.writable, flavor, variables)
+    server = ServerFacts(shard.writable, flavor, variables)
     found = list(_check_version(server)) or list(_check_tablet(server))
     return found + [
-        server.error(
-            "F23",
-            f"a foreign key of {parent} changes {child} in MySQL, where no log has it",
-            "replace ON DELETE/UPDATE CASCADE and SET NULL by statements, or leave the table out",
+        server.find(
+            Rule.TABLET_CASCADE, f"a foreign key of {parent} changes {child} in MySQL, where no log has it"
         )
         for child, parent in sorted({(str(row[0]), str(row[1])) for row in read_rows(connection, _CASCADES)})
         if child in set(tables)
     ]
 
 
-def _check_tablet(server: Server) -> Iterator[Finding]:
-    for name, wanted, code in (
-        ("log_bin", "ON", "F25"),
-        ("binlog_row_image", "FULL", "F35"),
-        ("gtid_mode", "ON", "F29"),
-    ):
+def _check_service(server: ServerFacts) -> Iterator[CheckFinding]:
+    """The meaning of it that the server belongs to a managed service."""
+    if server.service:
+        yield server.find(
+            Rule.SERVICE, f"it belongs to {server.service}: {MEANINGS[server.service]}", "see docs/check.md"
+        )
+
+
+def _check_tablet(server: ServerFacts) -> Iterator[CheckFinding]:
+    for name, wanted in (("log_bin", "ON"), ("binlog_row_image", "FULL"), ("gtid_mode", "ON")):
         if server[name].upper() != wanted:
-            yield server.error(
-                code,
+            yield server.find(
+                Rule.TABLET,
                 f"{name} is {server[name]} on the primary tablet",
                 f"set {name} = {wanted} on all tablets",
             )
 
 
-def _check_version(server: Server) -> Iterator[Finding]:
+def _check_version(server: ServerFacts) -> Iterator[CheckFinding]:
     is_mariadb = "mariadb" in server["version"].lower()
     if is_mariadb != (server.flavor == "mariadb"):
-        yield server.error(
-            "F27",
+        yield server.find(
+            Rule.FLAVOR,
             f"this is {server['version']}, configured is flavor {server.flavor}",
             f'set flavor = "{"mariadb" if is_mariadb else "mysql"}" in the keyspace',
         )
         return
     oldest = OLDEST_MARIADB if is_mariadb else OLDEST_MYSQL
     if server.version < oldest:
-        yield server.error(
-            "F27",
+        yield server.find(
+            Rule.OLD_SERVER,
             f"version {server['version']} cannot log column names",
             f"upgrade to {'.'.join(map(str, oldest))} or later",
         )
 
 
-def _check_log(server: Server) -> Iterator[Finding]:
+def _check_log(server: ServerFacts) -> Iterator[CheckFinding]:
     if not server.is_on("log_bin"):
-        yield server.error(
-            "F25", "log_bin is OFF: there is no stream of changes", "start the server with --log-bin"
-        )
+        yield server.find(Rule.LOG_OFF, "log_bin is OFF: there is no stream of changes")
         return
-    for name, wanted, code in (
-        ("binlog_format", "ROW", "F26"),
-        ("binlog_row_image", "FULL", "F35"),
-        ("binlog_row_metadata", "FULL", "F27"),
+    for rule, name, wanted, but in (
+        (Rule.LOG_FORMAT, "binlog_format", "ROW", "then reconnect all sessions"),
+        (Rule.ROW_IMAGE, "binlog_row_image", "FULL", "then reconnect all sessions"),
+        (Rule.ROW_METADATA, "binlog_row_metadata", "FULL", ""),
     ):
         # MySQL 9 knows no other format than ROW once the variable is gone.
         if name in server.variables and server[name].upper() != wanted:
-            yield server.error(
-                code, f"{name} is {server[name]}", f"SET GLOBAL {name} = {wanted}, then reconnect all"
-            )
+            yield server.setting(rule, name, wanted, but=but)
     if server.flavor == "mariadb" and not server.is_on("gtid_strict_mode"):
-        yield server.error(
-            "F59", "gtid_strict_mode is OFF: numbers do not order", "SET GLOBAL gtid_strict_mode = ON"
-        )
+        yield server.setting(Rule.STRICT_MODE, "gtid_strict_mode", "ON", "numbers do not order")
     if server.flavor == "mysql" and server["gtid_mode"].upper() != "ON":
-        yield server.error(
-            "F29", f"gtid_mode is {server['gtid_mode']}", "set gtid_mode=ON and enforce_gtid_consistency=ON"
-        )
+        yield server.find(Rule.GTID_MODE, f"gtid_mode is {server['gtid_mode']}")
     if server.is_on("binlog_transaction_compression") and importlib.util.find_spec("zstandard") is None:
-        yield server.error(
-            "F27",
+        yield server.find(
+            Rule.COMPRESSION,
             "binlog_transaction_compression is ON, and the package zstandard is not installed",
-            "install zstandard (extra compression), or SET GLOBAL binlog_transaction_compression = OFF",
         )
     if server["sync_binlog"] != "1":
-        yield server.warning(
-            "F55",
-            f"sync_binlog is {server['sync_binlog']}: a crash of the machine can take back what was streamed",
-            "SET GLOBAL sync_binlog = 1, or raise the epoch after such a crash",
+        yield server.setting(
+            Rule.SYNC_BINLOG,
+            "sync_binlog",
+            "1",
+            "a crash of the machine can take back what was streamed",
+            but="or raise the epoch after such a crash",
         )
     if server["binlog_row_value_options"]:
-        yield server.warning(
-            "F27", "binlog_row_value_options is set: changes of JSON columns arrive in part", "set it to ''"
+        yield server.setting(
+            Rule.PARTIAL_JSON, "binlog_row_value_options", "''", "changes of JSON columns arrive in part"
         )
     if server["server_id"] == "0":
-        yield server.error(
-            "F115",
-            "server_id is 0: the server gives its binary log to nobody",
-            "SET GLOBAL server_id to a number that no other server has, also in its configuration file",
-        )
+        yield server.find(Rule.SERVER_ID, "server_id is 0: the server gives its binary log to nobody")
 
 
-def _check_changes_logged(server: Server, connection: Connection) -> Iterator[Finding]:
+def _check_changes_logged(server: ServerFacts, connection: Connection) -> Iterator[CheckFinding]:
     """Changes that reach the primary and not its log, while its heartbeats are in it."""
     if is_replica(connection, server.flavor) and not logs_updates(server.variables):
-        yield server.error(
-            "F111",
+        yield server.find(
+            Rule.UPDATES_NOT_LOGGED,
             "it replicates from another server and does not log what it replicates (log_slave_updates,"
             " log_replica_updates): such changes are never invalidated",
-            "start it with --log-slave-updates (MySQL: --log-replica-updates), or end that replication",
         )
     filters = find_log_filters(connection)
     if filters:
-        yield server.error(
-            "F112",
+        yield server.find(
+            Rule.LOG_FILTER,
             f"its binary log leaves out databases ({', '.join(filters)}): a statement is judged by the default"
             " database of its session, so a TRUNCATE of any table can be missing",
-            "start it without binlog-do-db and binlog-ignore-db; filter on the replicas (replicate-*) instead",
         )
 
 
-def _check_retention(server: Server) -> Iterator[Finding]:
+def _check_retention(server: ServerFacts) -> Iterator[CheckFinding]:
+    if server.retention_hours is not None:
+        hours = server.retention_hours
+        kept = f"for {hours} h" if hours else "only until no replica needs them"
+        if hours < RETENTION_SECONDS_MIN // 3600:
+            statement = (
+                f"CALL mysql.rds_set_configuration('binlog retention hours', {RETENTION_SECONDS_MIN // 3600})"
+            )
+            yield server.find(Rule.RETENTION, f"binary logs are kept {kept}", statement, statement)
+        return
     text = server["binlog_expire_logs_seconds"]
     seconds = float(text) if text.replace(".", "", 1).isdigit() else 0.0
     if not seconds and server["expire_logs_days"]:
         seconds = float(server["expire_logs_days"]) * 86_400
     if 0 < seconds < RETENTION_SECONDS_MIN:
-        yield server.warning(
-            "F15",
-            f"binary logs are kept for {seconds:.0f} s only",
-            f"SET GLOBAL binlog_expire_logs_seconds = {RETENTION_SECONDS_MIN} or more: after a longer outage the"
-            " cache starts empty",
+        mending = server.setting(
+            Rule.RETENTION, "binlog_expire_logs_seconds", str(RETENTION_SECONDS_MIN), but="or more"
         )
+        yield replace(mending, message=f"{server.where}: binary logs are kept for {seconds:.0f} s only")
 
 
-def _check_privileges(server: Server, connection: Connection) -> Iterator[Finding]:
+def _check_privileges(server: ServerFacts, connection: Connection) -> Iterator[CheckFinding]:
     granted = " ".join(str(row[0]).upper() for row in read_rows(connection, "SHOW GRANTS"))
     everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\*", granted))
     if "ALL PRIVILEGES" in everywhere:
@@ -201,14 +208,16 @@ def _check_privileges(server: Server, connection: Connection) -> Iterator[Findin
         needed += (("REPLICA MONITOR", "SLAVE MONITOR", "REPLICATION CLIENT", "SUPER"),)
     for names in needed:
         if not any(name in everywhere for name in names):
-            yield server.error(
-                "F25",
+            yield server.find(
+                Rule.RIGHT,
                 f"account {server.address.user} lacks {names[0]}",
                 f"GRANT {names[0]} ON *.* TO the account",
             )
 
 
-def _check_cascades(server: Server, connection: Connection, tables: Iterable[str]) -> Iterator[Finding]:
+def _check_cascades(
+    server: ServerFacts, connection: Connection, tables: Iterable[str]
+) -> Iterator[CheckFinding]:
     if server.flavor == "mysql" and server.version >= LOGS_CASCADES_FROM:
         if not server.is_on("innodb_native_foreign_keys"):
             return
@@ -217,8 +226,8 @@ def _check_cascades(server: Server, connection: Connection, tables: Iterable[str
         remedy = "the server cannot log it (MySQL 9.6 can)"
     database = server.address.database
     for child, causes in sorted(find_cascades(connection, database, tables).items()):
-        yield server.warning(
-            "F23",
+        yield server.find(
+            Rule.CASCADE,
             f"a foreign key changes {child} without logging it, when {name_parents(causes, database)} changes",
             f"{remedy}; each such change raises the table floor of {child}: costs hits, loses nothing",
         )

@@ -7,23 +7,30 @@ from dataclasses import dataclass
 
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, read_rows
-from invalidator.rules.finding import Finding, Severity
-from invalidator.rules.service import ServiceName, find_service, set_variable
+from invalidator.rules.finding import CheckFinding
+from invalidator.rules.rule import Rule
+from invalidator.rules.service import AMAZON, ServiceName, find_service, read_retention, set_variable
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """``variables``: the global ones by lower-case name; one that the server does not have reads as ""."""
+class ServerFacts:
+    """``variables``: the global ones by lower-case name; one that the server does not have reads as "".
+    ``retention_hours``: for how long Amazon keeps binary logs, 0 for as briefly as it can; None elsewhere."""
 
     address: ServerAddress
     flavor: str
     variables: dict[str, str]
+    retention_hours: int | None = None
 
     @classmethod
-    def look(cls, connection: Connection, address: ServerAddress, flavor: str) -> Server:
+    def look(cls, connection: Connection, address: ServerAddress, flavor: str) -> ServerFacts:
         """Raises what pymysql raises."""
         rows = read_rows(connection, "SHOW GLOBAL VARIABLES")
-        return cls(address, flavor, {str(name).lower(): str(value) for name, value in rows})
+        variables = {str(name).lower(): str(value) for name, value in rows}
+        hours = None
+        if find_service(variables, address.host) in AMAZON:
+            hours = read_retention(read_rows(connection, "CALL mysql.rds_show_configuration"))
+        return cls(address, flavor, variables, hours)
 
     def __getitem__(self, name: str) -> str:
         return self.variables.get(name, "")
@@ -49,22 +56,13 @@ class Server:
         match = re.match(r"[0-9.]+", self["version"])
         return tuple(int(part) for part in match[0].strip(".").split(".")) if match else ()
 
-    def error(self, code: str, message: str, hint: str, *statements: str) -> Finding:
-        return self._find("error", code, message, hint, *statements)
+    def find(self, rule: Rule, message: str, hint: str = "", *statements: str) -> CheckFinding:
+        """``hint``: else the rule's remedy."""
+        return CheckFinding(rule, f"{self.where}: {message}", hint or rule.remedy, self.where, statements)
 
-    def warning(self, code: str, message: str, hint: str, *statements: str) -> Finding:
-        return self._find("warning", code, message, hint, *statements)
-
-    def note(self, code: str, message: str, hint: str, *statements: str) -> Finding:
-        return self._find("note", code, message, hint, *statements)
-
-    def setting(
-        self, severity: Severity, code: str, message: str, name: str, value: str, *, but: str = ""
-    ) -> Finding:
-        """What setting a variable mends. ``but``: what else is to be known of it."""
+    def setting(self, rule: Rule, name: str, value: str, why: str = "", *, but: str = "") -> CheckFinding:
+        """A finding that setting a variable mends. ``why``: what its value means; ``but``: what else is to be known."""
         mending = set_variable(self.service, self.flavor, name, value)
         hint = f"{mending.hint}; {but}" if but else mending.hint
-        return self._find(severity, code, message, hint, *mending.statements)
-
-    def _find(self, severity: Severity, code: str, message: str, hint: str, *statements: str) -> Finding:
-        return Finding(severity, code, f"{self.where}: {message}", hint, self.where, statements)
+        message = f"{name} is {self[name]}{f': {why}' if why else ''}"
+        return self.find(rule, message, hint, *mending.statements)

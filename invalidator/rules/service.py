@@ -6,7 +6,7 @@ The signs are of the services' public documentation; no service was asked itself
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -58,6 +58,19 @@ _SETTING: Final[Mapping[ServiceName, str]] = {
     " --name {name} --value {value}",
     "SkySQL": "{name} = {value} in the configuration manager of the service",
 }
+
+
+AMAZON: Final[tuple[ServiceName, ...]] = ("Amazon RDS", "Amazon Aurora")
+
+_RETENTION: Final = "binlog retention hours"
+
+
+def read_retention(configuration: Sequence[Sequence[object]]) -> int:
+    """The hours that Amazon keeps binary logs, from the rows of ``mysql.rds_show_configuration``: name, value, and
+    more. 0 where it says NULL: they are removed as soon as no replica needs them."""
+    found = {str(row[0]): row[1] for row in configuration}
+    text = str(found.get(_RETENTION))
+    return int(text) if text.isdecimal() else 0
 
 
 def find_service(variables: Mapping[str, str], host: str) -> ServiceName:
