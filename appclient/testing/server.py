@@ -26,6 +26,11 @@ INSERT INTO {HEARTBEAT_TABLE} VALUES ('{EPOCH_ROW}', 1, '', 0);
 """
 _VARIABLE: Final = re.compile(r"@@(?:global\.|session\.)?(\w+)", re.IGNORECASE)
 _LOCK: Final = re.compile(r"\s+(?:FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)\s*$", re.IGNORECASE)
+_COLUMNS: Final = re.compile(r"\binformation_schema\.columns\b", re.IGNORECASE)
+_COLUMNS_OF_SQLITE: Final = """(
+  SELECT DATABASE() AS table_schema, tables.name AS table_name, columns.name AS column_name,
+    lower(substr(columns.type, 1, instr(columns.type || '(', '(') - 1)) AS data_type
+  FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns WHERE tables.type = 'table')"""
 _PARAMETER: Final = re.compile(r"%(?:\((\w+)\))?s|%%")
 _WRITES: Final = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 
@@ -43,6 +48,7 @@ class FakeServer:
     name: str
     path: Path
     flavor: str
+    database: str
     position: Callable[[], str]
     on_commit: Callable[[Rows], None] | None = None
     is_down: bool = False
@@ -55,7 +61,7 @@ class FakeServer:
     def open(self) -> sqlite3.Connection:
         rows = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         rows.create_function("VERSION", 0, lambda: "10.11.0-MariaDB" if self.flavor == "mariadb" else "9.7.0")
-        rows.create_function("DATABASE", 0, lambda: "shop")
+        rows.create_function("DATABASE", 0, lambda: self.database)
         for waits in ("MASTER_GTID_WAIT", "WAIT_FOR_EXECUTED_GTID_SET"):
             rows.create_function(waits, 2, lambda *_: 1)  # a replica that lags does so until the test goes on
         return rows
@@ -155,6 +161,10 @@ class FakeConnection:
 
     def character_set_name(self) -> str:
         return "utf8mb4"
+
+    def wait_for_locks(self, milliseconds: int) -> None:
+        """How long a statement waits for the transactions of others, before it fails as on a deadlock."""
+        self._rows.execute(f"PRAGMA busy_timeout = {milliseconds}")
 
     def ping(self, reconnect: bool = True) -> None:
         """It is here."""
@@ -261,6 +271,7 @@ class FakeCursor:
 
 def _translated(sql: str, server: FakeServer) -> str:
     sql = sql.replace(SERVER_NAME[server.flavor], f"'{server.name}'")
+    sql = _COLUMNS.sub(_COLUMNS_OF_SQLITE, sql)
     sql = _VARIABLE.sub(lambda found: f"'{server.variable(found[1].lower())}'", _LOCK.sub("", sql))
     return _PARAMETER.sub(lambda found: "%" if found[0] == "%%" else f":{found[1]}" if found[1] else "?", sql)
 

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
 
@@ -39,6 +40,10 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.nodepolicy import node_policy
 from freshness.position import Position, empty_position, parse_position
 from freshness.stream.source import RowChange, Transaction
+
+if TYPE_CHECKING:
+    from appclient.async_cache import AsyncCache
+    from appclient.testing.loop import FakeLoop
 
 SOURCE: Final = "00000000-0000-0000-0000-000000000001"
 STEP_SECONDS: Final = 1.0
@@ -69,6 +74,12 @@ class _Clock(Network):
 
     def sleep(self, seconds: float) -> None:
         self._sleep(seconds)
+
+    def give_way(self) -> None:
+        """Nobody waits for a turn."""
+
+    def settle(self, answer: Any) -> Any:
+        return answer
 
 
 class _FakeCache(Cache):
@@ -104,9 +115,9 @@ class FakeSystem:
     """``path``: the application's ``freshness.toml``, of one keyspace with one shard. ``schema``: its tables, as
     statements of SQLite.
 
-    ``cache`` is what the application uses in the place of `Cache.open`, and `connect` gives its own connections to
-    the primary. At first each commit is on the replicas and invalidated at once. Raises `ConfigError` for a
-    configuration that does not fit.
+    ``cache`` is what the application uses in the place of `Cache.open`, and `open_async` in the place of
+    `AsyncCache.open`; `connect` and `connect_async` give its own connections to the primary. At first each commit is
+    on the replicas and invalidated at once. Raises `ConfigError` for a configuration that does not fit.
     """
 
     def __init__(self, path: str | PathLike[str], schema: str) -> None:
@@ -129,19 +140,25 @@ class FakeSystem:
         self._is_replicating = True
         self._between: list[Callable[[], None]] = []
         self._followers: dict[str, _Follower] | None = None
-        self._asked: dict[tuple[str, Any], None] = {}
+        self._opened: list[AsyncCache] = []
+        self._asked: dict[tuple[Cache, str, Any], None] = {}
         flavor = self._keyspace.flavor
         self.primary = FakeServer(
-            "primary", self._file("primary"), flavor, lambda: str(self._position(len(self._log)))
+            "primary",
+            self._file("primary"),
+            flavor,
+            self._shard.primary.database,
+            lambda: str(self._position(len(self._log))),
         )
         self.replicas = [
             FakeServer(
                 f"replica {place}",
                 self._file(f"replica{place}"),
                 flavor,
+                address.database,
                 lambda: str(self._position(self._applied)),
             )
-            for place, _ in enumerate(self._shard.replicas)
+            for place, address in enumerate(self._shard.replicas)
         ]
         for server in (self.primary, *self.replicas):
             server.create(schema)
@@ -149,21 +166,8 @@ class FakeSystem:
             self._rows = read_rows(rows)
         self.primary.on_commit = self._note
         self.stores = {node: MemoryStore(node, clock=self._clock) for node in self.config.cache.nodes}
-        addresses = (self._shard.primary, *self._shard.replicas)
         self._placement = Placement(self.config.cache.nodes, self.config.cache.namespace)
-        self.cache: Cache = _FakeCache(
-            self._columns,
-            self.config,
-            on_read=self._note_read,
-            open_node=lambda _, name: MemoryNode(self.stores[name]),
-            network=_Clock(self.sleep),
-            pools={
-                f"{address.host}:{address.port}": self._pool(server)
-                for address, server in zip(addresses, (self.primary, *self.replicas), strict=True)
-            },
-            clock=self._clock,
-            jitter=lambda: 0.5,
-        )
+        self.cache = self._make_cache(_Clock(self.sleep))
         self.start_invalidator()
 
     # -- the application's side ------------------------------------------------------------------------------
@@ -171,6 +175,24 @@ class FakeSystem:
     def connect(self) -> Any:
         """A connection to the primary, as pymysql gives one: for an application's own code and its libraries."""
         return self.primary.connect()
+
+    async def open_async(self) -> AsyncCache:
+        """An `AsyncCache` of this loop, in the place of `AsyncCache.open`, with the nodes and databases of `cache`.
+
+        Other tasks run where a read of the database begins and ends, and where a reader waits. Needs the extra
+        ``async``.
+        """
+        from appclient.testing.loop import open_on_loop
+
+        opened = open_on_loop(self._make_cache, self.sleep)
+        self._opened.append(opened)
+        return opened
+
+    async def connect_async(self) -> Any:
+        """A connection to the primary, as aiomysql and asyncmy give one. Needs the extra ``async``."""
+        from appclient.testing.loop import FakeAsyncConnection
+
+        return FakeAsyncConnection(self.primary.connect())
 
     def execute(self, sql: str, parameters: Any = None) -> list[dict[str, Any]]:
         """One statement on the primary, committed. The rows of a SELECT."""
@@ -242,7 +264,8 @@ class FakeSystem:
 
     @contextmanager
     def before_the_fill(self, happens: Callable[[], Any]) -> Iterator[None]:
-        """The next read of a database is held up between its rows and its fill, while ``happens`` runs."""
+        """The next read of a database is held up between its rows and its fill, while ``happens`` runs. For a read of
+        an `AsyncCache` it may be a coroutine function."""
         self._between.append(happens)
         try:
             yield
@@ -261,23 +284,50 @@ class FakeSystem:
         self.start_replication()
         self.start_invalidator()
         self.sleep(2 * STEP_SECONDS)
+        stale = self._compare(self.cache)
+        for opened in self._opened:
+            from appclient.testing.loop import run_apart
+
+            stale += run_apart(opened, partial(self._compare, opened.blocking))
+        return stale
+
+    def close(self) -> None:
+        for cache in (self.cache, *(opened.blocking for opened in self._opened)):
+            cache.close()
+        self._folder.cleanup()
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _make_cache(self, network: _Clock | FakeLoop) -> Cache:
+        addresses = (self._shard.primary, *self._shard.replicas)
+        made = _FakeCache(
+            self._columns,
+            self.config,
+            open_node=lambda _, name: MemoryNode(self.stores[name]),
+            network=network,
+            pools={
+                f"{address.host}:{address.port}": self._pool(server, network)
+                for address, server in zip(addresses, (self.primary, *self.replicas), strict=True)
+            },
+            clock=self._clock,
+            jitter=lambda: 0.5,
+        )
+        made.on_read = partial(self._note_read, made)
+        return made
+
+    def _compare(self, cache: Cache) -> list[str]:
+        """The hits of one cache that are not what the primary has."""
         stale = []
-        for name, key in list(self._asked):
-            hit = self.cache.get(name, key, explain=True)
+        for name, key in [(name, key) for asked, name, key in self._asked if asked is cache]:
+            hit = cache.get(name, key, explain=True)
             if not hit.is_hit:
                 continue
             with self.connect() as connection:
                 connection.begin()
-                fresh = self.cache.get(name, key, connection=connection)
+                fresh = cache.get(name, key, connection=connection)
             if hit.value != fresh:
                 stale.append(f"{name} {key!r}: the cache has {hit.value!r}, the primary {fresh!r}")
         return stale
-
-    def close(self) -> None:
-        self.cache.close()
-        self._folder.cleanup()
-
-    # -- inside ------------------------------------------------------------------------------------------------
 
     def _file(self, name: str) -> Path:
         return Path(self._folder.name) / f"{name}.sqlite"
@@ -310,14 +360,19 @@ class FakeSystem:
             flavor, f"0-1-{number + 1}" if flavor == "mariadb" else f"{SOURCE}:{number + 1}"
         )
 
-    def _pool(self, server: FakeServer) -> OwnPool:
+    def _pool(self, server: FakeServer, network: _Clock | FakeLoop) -> OwnPool:
+        def take() -> FakeConnection:
+            network.give_way()
+            return server.connect()
+
         def give_back(connection: FakeConnection) -> None:
             connection.close()
             happening, self._between = self._between, []
             for happens in happening:
-                happens()
+                network.settle(happens())
+            network.give_way()
 
-        return OwnPool(server.connect, give_back, lambda connection: connection.close(), pymysql.Error)
+        return OwnPool(take, give_back, lambda connection: connection.close(), pymysql.Error)
 
     def _columns(self, table: str, names: tuple[str, ...]) -> tuple[KeyColumn, ...]:
         with self.primary.open() as rows:
@@ -340,8 +395,8 @@ class FakeSystem:
             hint="a FakeSystem knows keys of integers, texts and BLOBs",
         )
 
-    def _note_read(self, read: Explanation) -> None:
-        self._asked[read.object_name, read.key] = None
+    def _note_read(self, cache: Cache, read: Explanation) -> None:
+        self._asked[cache, read.object_name, read.key] = None
 
     def _note(self, rows: Rows) -> None:
         changes = compare(self._rows, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -13,10 +14,14 @@ from typing import Any, Final
 
 import pymysql
 import pytest
+import sqlalchemy.ext.asyncio
 from sqlalchemy import String
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from appclient import Cache, ConfigError, ReadOutcome
+from appclient import AsyncCache, Cache, ConfigError, Explanation, ReadOutcome
+from appclient.sqlalchemy import CachedReads
+from appclient.starlette import cache_lifespan
 from appclient.testing import FakeSystem, plugin
 from freshness.errors import SourceUnavailable
 
@@ -159,15 +164,37 @@ class Customer(Base):
     name: Mapped[str] = mapped_column(String(50))
 
 
+def note_outcomes(cache: Cache) -> list[ReadOutcome]:
+    """Of its reads from now on."""
+    outcomes: list[ReadOutcome] = []
+    tell = cache.on_read
+    assert tell is not None
+
+    def note(read: Explanation) -> None:
+        outcomes.append(read.outcome)
+        tell(read)
+
+    cache.on_read = note
+    return outcomes
+
+
+def recipe(name: str) -> Callable[[FakeSystem], Any]:
+    """A function of the page."""
+    names: dict[str, Any] = {"CachedReads": CachedReads}
+    (text,) = [text for text in snippets("python") if f"def {name}(" in text]
+    exec(text, names)
+    found: Callable[[FakeSystem], Any] = names[name]
+    return found
+
+
 def test_the_recipe_for_sqlalchemy(system: FakeSystem) -> None:
-    names: dict[str, Any] = {}
-    exec(snippets("python")[-1], names)
-    open_sessions: Callable[[FakeSystem], Any] = names["open_sessions"]
-    sessions, reads = open_sessions(system)
+    sessions, reads = recipe("open_sessions")(system)
     read(system)
+    outcomes = note_outcomes(system.cache)
     system.stop_replication()
     with sessions() as session:
         customer = session.get(Customer, 42)
+        assert outcomes == [ReadOutcome.HIT], "the cache is under test, and not the engine alone"
         assert customer.name == "Ada"
         customer.name = "Grace"
         session.commit()
@@ -177,13 +204,134 @@ def test_the_recipe_for_sqlalchemy(system: FakeSystem) -> None:
     assert system.find_stale() == []
 
 
+@pytest.mark.parametrize("driver", ["aiomysql", "asyncmy"])
+def test_the_recipe_for_sqlalchemy_on_a_loop(
+    system: FakeSystem, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sqlalchemy.ext.asyncio,
+        "create_async_engine",
+        lambda url, **options: create_async_engine(url.replace("aiomysql", driver), **options),
+    )
+
+    async def run() -> None:
+        sessions, reads = await recipe("open_async_sessions")(system)
+        await reads.cache.get("customer", 42)
+        outcomes = note_outcomes(reads.cache.blocking)
+        system.stop_replication()
+        async with sessions() as session:
+            customer = await session.get(Customer, 42)
+            assert outcomes == [ReadOutcome.HIT]
+            assert customer.name == "Ada"
+            customer.name = "Grace"
+            await session.commit()
+            session.expunge_all()
+            assert (await session.get(Customer, 42)).name == "Grace"
+            assert reads.commit_token(session) is not None
+        await sessions.kw["bind"].dispose()
+
+    asyncio.run(run())
+    assert system.find_stale() == []
+
+
+def test_an_application_on_a_loop_has_the_same_nodes_and_databases(system: FakeSystem) -> None:
+    async def run() -> list[ReadOutcome]:
+        cache = await system.open_async()
+        reads = [cache.get("customer", 42, explain=True) for _ in range(3)]
+        outcomes = [read.outcome for read in await asyncio.gather(*reads)]
+        assert read(system) == ("Ada", ReadOutcome.HIT)
+        system.crash_invalidator()
+        system.sleep(60)
+        return [*outcomes, (await cache.get("customer", 42, explain=True)).outcome]
+
+    assert asyncio.run(run()) == [ReadOutcome.FILLED, ReadOutcome.HIT, ReadOutcome.HIT, ReadOutcome.NO_RECORD]
+
+
+def test_tasks_take_turns_within_a_read_of_the_database(system: FakeSystem) -> None:
+    async def rename() -> None:
+        async with await system.connect_async() as connection, connection.cursor() as cursor:
+            assert await cursor.execute("UPDATE customers SET name = %s", ("Grace",)) == 1
+            await connection.commit()
+
+    async def run() -> tuple[str, ReadOutcome]:
+        cache = await system.open_async()
+        _, answer = await asyncio.gather(rename(), cache.get("customer", 42, explain=True))
+        return answer.value["name"], answer.outcome
+
+    assert asyncio.run(run()) == ("Ada", ReadOutcome.LOST_RACE), "the commit came between rows and fill"
+    assert read(system) == ("Grace", ReadOutcome.FILLED)
+
+
+def test_a_coroutine_function_runs_between_rows_and_fill(system: FakeSystem) -> None:
+    async def rename() -> None:
+        connection = await system.connect_async()
+        cursor = await connection.cursor()
+        await cursor.execute("UPDATE customers SET name = 'Grace'")
+        await connection.commit()
+        await connection.ensure_closed()
+
+    async def run() -> tuple[str, ReadOutcome]:
+        cache = await system.open_async()
+        with system.before_the_fill(rename):
+            answer = await cache.get("customer", 42, explain=True)
+        return answer.value["name"], answer.outcome
+
+    assert asyncio.run(run()) == ("Ada", ReadOutcome.LOST_RACE)
+    assert read(system) == ("Grace", ReadOutcome.FILLED)
+
+
+def test_the_verdict_runs_the_loaders_of_tasks(system: FakeSystem) -> None:
+    remembered: list[str] = []
+
+    async def run() -> None:
+        cache = await system.open_async()
+
+        @cache.loader("profile")
+        async def load_profile(db: Any, key: int) -> Any:
+            await asyncio.sleep(0)
+            remembered.append("?")
+            return {"customer": await cache.get("customer", key), "reads": len(remembered)}
+
+        await cache.get("profile", 42)
+        found = system.find_stale()
+        assert found == [
+            "profile 42: the cache has {'customer': {'id': 42, 'name': 'Ada'}, 'reads': 1}, "
+            "the primary {'customer': {'id': 42, 'name': 'Ada'}, 'reads': 2}"
+        ]
+        await cache.get("customer", 42)  # it still belongs to its own loop
+
+    asyncio.run(run())
+    assert len(system.find_stale()) == 1, "the application's loop has ended"
+
+
+def test_tasks_wait_for_the_locks_of_others(system: FakeSystem) -> None:
+    async def rename(name: str) -> None:
+        async with await system.connect_async() as connection, connection.cursor() as cursor:
+            await cursor.execute("UPDATE customers SET name = name || %s", (name,))
+            await asyncio.sleep(0)
+            await connection.commit()
+
+    async def lock() -> None:
+        async with await system.connect_async() as connection, connection.cursor() as cursor:
+            await cursor.execute("UPDATE customers SET name = '?'")
+            with pytest.raises(pymysql.err.OperationalError):
+                await rename("!")
+
+    async def run() -> None:
+        await asyncio.gather(rename(" B."), rename(" King"))
+        await lock()
+
+    asyncio.run(run())
+    assert system.execute("SELECT name FROM customers") == [{"name": "Ada B. King"}]
+
+
 def test_the_plugin_is_registered() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"freshness": plugin.__name__}
 
 
 def test_the_bug_of_the_page_is_caught(tmp_path: Path) -> None:
-    shop, test, _ = snippets("python")
+    shop, test, *_ = snippets("python")
     (tmp_path / "shop.py").write_text(shop)
     (tmp_path / "test_shop.py").write_text(test)
     members = 'members = { customers = "id" }'
@@ -198,6 +346,36 @@ def test_the_bug_of_the_page_is_caught(tmp_path: Path) -> None:
     (tmp_path / "freshness.toml").write_text(configuration().replace(members, mended))
     assert "4 passed" in (found := run_pytest(tmp_path))
     assert "error" not in found
+
+
+def test_the_bug_of_the_loop_is_caught(tmp_path: Path) -> None:
+    _, _, accounts, test, mended, *_ = snippets("python")
+    assert "'Ada' == 'Grace'" in PAGE.read_text()
+    (tmp_path / "accounts.py").write_text(accounts)
+    (tmp_path / "test_accounts.py").write_text(test)
+    (tmp_path / "freshness.toml").write_text(configuration())
+    found = run_pytest(tmp_path)
+    assert "AssertionError: assert 'Ada' == 'Grace'" in found
+    assert "1 failed, 1 passed" in found
+    (tmp_path / "accounts.py").write_text(mended)
+    assert "2 passed" in run_pytest(tmp_path)
+
+
+def test_applications_that_open_the_cache_themselves(
+    system: FakeSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(name in PAGE.read_text() for name in ("monkeypatch.setattr(AsyncCache,", "setattr(Cache,"))
+    for line in re.findall(r"`(monkeypatch\.setattr\([^`]*\))`", PAGE.read_text()):
+        exec(line, {"monkeypatch": monkeypatch, "system": system, "AsyncCache": AsyncCache, "Cache": Cache})
+    assert Cache.open("freshness.toml") is system.cache
+
+    async def run() -> Any:
+        async with cache_lifespan("freshness.toml")(None) as state:
+            (cache,) = state.values()
+            return await cache.get("customer", 42)
+
+    assert asyncio.run(run()) == {"id": 42, "name": "Ada"}
+    assert system.find_stale() == []
 
 
 def run_pytest(folder: Path) -> str:

@@ -1,0 +1,185 @@
+"""The testing kit on an event loop: a cache whose waits let other tasks run, and a connection as aiomysql gives one.
+
+Nothing here reads or fills: an `AsyncCache` runs the system's own `Cache` on this network. Needs greenlet. Used by
+``appclient.testing.system``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Self, TypeVar
+
+import pymysql
+from pymysql.constants import ER
+from pymysql.cursors import DictCursor
+
+from appclient.cache import Cache
+from appclient.testing.server import FakeConnection, FakeCursor
+from freshness.errors import missing_package
+
+try:
+    from appclient.async_cache import AsyncCache
+    from appclient.awaiting import LoopNetwork, await_, run_awaiting
+except ModuleNotFoundError as error:
+    missing = missing_package(error, "async")
+    if missing is None:
+        raise
+    raise ModuleNotFoundError(str(missing), name=error.name) from error
+
+Result = TypeVar("Result")
+
+TURNS_MAX: Final = 1000
+"""So many turns of other tasks a statement waits for their locks, then it fails as on a deadlock."""
+
+
+class FakeLoop(LoopNetwork):
+    """Waits are time that goes on, and a turn of other tasks."""
+
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        self._sleep = sleep
+
+    def sleep(self, seconds: float) -> None:
+        self._sleep(seconds)
+        self.give_way()
+
+    def give_way(self) -> None:
+        """Let other tasks run."""
+        await_(asyncio.sleep(0))
+
+    def settle(self, answer: Any) -> Any:
+        """The result of a function, or of a coroutine function, by what it has returned."""
+        return await_(answer) if inspect.isawaitable(answer) else answer
+
+
+def open_on_loop(make: Callable[[FakeLoop], Cache], sleep: Callable[[float], None]) -> AsyncCache:
+    """The cache that ``make`` makes, for this loop."""
+    return AsyncCache(make(FakeLoop(sleep)))
+
+
+def run_apart(cache: AsyncCache, function: Callable[[], Result]) -> Result:
+    """The result of ``function``, which reads by ``cache``, on a loop of its own: the cache's may have ended."""
+
+    async def run() -> Result:
+        former, cache._loop = cache._loop, asyncio.get_running_loop()
+        try:
+            return await run_awaiting(function)
+        finally:
+            cache._loop = former
+
+    with ThreadPoolExecutor(1, "a loop of its own") as thread:
+        return thread.submit(asyncio.run, run()).result()
+
+
+class FakeAsyncConnection:
+    """As much of a connection of aiomysql and asyncmy as applications and SQLAlchemy use. Other tasks run before each
+    statement."""
+
+    def __init__(self, connection: FakeConnection) -> None:
+        self._connection = connection
+        connection.wait_for_locks(0)
+
+    @property
+    def open(self) -> bool:
+        return self._connection.open
+
+    @property
+    def closed(self) -> bool:
+        return not self._connection.open
+
+    @property
+    def server_status(self) -> int:
+        return self._connection.server_status
+
+    def cursor(self, *kinds: Any, cursor: Any = None) -> FakeAsyncCursor:
+        has_dicts = any("Dict" in kind.__name__ for kind in (*kinds, cursor) if kind is not None)
+        return FakeAsyncCursor(self._connection.cursor(DictCursor if has_dicts else None))
+
+    async def begin(self) -> None:
+        self._connection.begin()
+
+    async def commit(self) -> None:
+        await asyncio.sleep(0)
+        self._connection.commit()
+
+    async def rollback(self) -> None:
+        self._connection.rollback()
+
+    async def autocommit(self, value: bool) -> None:
+        self._connection.autocommit(value)
+
+    def get_autocommit(self) -> bool:
+        return self._connection.get_autocommit()
+
+    def character_set_name(self) -> str:
+        return self._connection.character_set_name()
+
+    async def ping(self, reconnect: bool = True) -> None:
+        """It is here."""
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def ensure_closed(self) -> None:
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class FakeAsyncCursor:
+    def __init__(self, cursor: FakeCursor) -> None:
+        self._cursor = cursor
+        self.arraysize = 1
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """With aiomysql some write ``await connection.cursor()``."""
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._cursor.close()
+
+    @property
+    def description(self) -> Any:
+        return self._cursor.description
+
+    @property
+    def rowcount(self) -> int:
+        return self._cursor.rowcount
+
+    @property
+    def lastrowid(self) -> int | None:
+        return self._cursor.lastrowid
+
+    async def execute(self, sql: str, parameters: Any = None) -> int:
+        for _ in range(TURNS_MAX):
+            await asyncio.sleep(0)
+            try:
+                return self._cursor.execute(sql, parameters)
+            except pymysql.OperationalError as error:
+                if error.args[0] != ER.LOCK_DEADLOCK:
+                    raise
+        return self._cursor.execute(sql, parameters)
+
+    async def executemany(self, sql: str, many: Iterable[Any]) -> int:
+        return sum([await self.execute(sql, parameters) for parameters in many])
+
+    async def fetchall(self) -> list[Any]:
+        return self._cursor.fetchall()
+
+    async def fetchmany(self, size: int | None = None) -> list[Any]:
+        return self._cursor.fetchmany(self.arraysize if size is None else size)
+
+    async def fetchone(self) -> Any:
+        return self._cursor.fetchone()
+
+    async def close(self) -> None:
+        self._cursor.close()
