@@ -71,6 +71,14 @@ class FakeServer:
             raise pymysql.err.OperationalError(2003, f"{self.name} is down")
         return FakeConnection(self)
 
+    def tell(self) -> None:
+        """A commit that no `FakeConnection` has made."""
+        if self.on_commit is not None:
+            rows = self.open()
+            found = read_rows(rows)
+            rows.close()
+            self.on_commit(found)
+
     def apply(self, changes: Iterable[Change]) -> None:
         """As a replica."""
         rows = self.open()
@@ -78,11 +86,11 @@ class FakeServer:
         for table, number, _, after in changes:
             rows.execute(f'DELETE FROM "{table}" WHERE rowid = ?', (number,))
             if after is not None:
-                names = ", ".join(f'"{name}"' for name in after)
-                marks = ", ".join("?" * (len(after) + 1))
-                rows.execute(
-                    f'INSERT INTO "{table}" (rowid, {names}) VALUES ({marks})', (number, *after.values())
-                )
+                columns = rows.execute(f'PRAGMA table_info("{table}")').fetchall()  # without generated ones
+                names = ", ".join(f'"{column[1]}"' for column in columns)
+                marks = ", ".join("?" * (len(columns) + 1))
+                values = [after[column[1]] for column in columns]
+                rows.execute(f'INSERT INTO "{table}" (rowid, {names}) VALUES ({marks})', (number, *values))
         rows.execute("COMMIT")
         rows.close()
 
@@ -199,7 +207,7 @@ class FakeConnection:
         try:
             if begins:
                 self._rows.execute("BEGIN IMMEDIATE" if is_write else "BEGIN")
-            cursor = self._rows.execute(_translated(sql, self.server), _bound(parameters))
+            cursor = self._rows.execute(translate(sql, self.server), _bound(parameters))
             rows = cursor.fetchall()
         except sqlite3.Error as error:
             if begins:
@@ -269,7 +277,8 @@ class FakeCursor:
         """Its rows were read."""
 
 
-def _translated(sql: str, server: FakeServer) -> str:
+def translate(sql: str, server: FakeServer) -> str:
+    """A statement of MySQL or MariaDB as SQLite has it."""
     sql = sql.replace(SERVER_NAME[server.flavor], f"'{server.name}'")
     sql = _COLUMNS.sub(_COLUMNS_OF_SQLITE, sql)
     sql = _VARIABLE.sub(lambda found: f"'{server.variable(found[1].lower())}'", _LOCK.sub("", sql))

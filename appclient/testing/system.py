@@ -131,6 +131,8 @@ class FakeSystem:
             )
         self._keyspace = keyspaces[0]
         (self._shard,) = self._keyspace.serving_shards
+        self.on_read: Callable[[Explanation], None] | None = None
+        """As of `Cache.open`."""
         self.now = 1000.0
         self._nonces = 0
         self._moments = 0
@@ -160,7 +162,10 @@ class FakeSystem:
             )
             for place, address in enumerate(self._shard.replicas)
         ]
-        for server in (self.primary, *self.replicas):
+        self.servers = dict(
+            zip((self._shard.primary, *self._shard.replicas), (self.primary, *self.replicas), strict=True)
+        )
+        for server in self.servers.values():
             server.create(schema)
         with self.primary.open() as rows:
             self._rows = read_rows(rows)
@@ -299,7 +304,6 @@ class FakeSystem:
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _make_cache(self, network: _Clock | FakeLoop) -> Cache:
-        addresses = (self._shard.primary, *self._shard.replicas)
         made = _FakeCache(
             self._columns,
             self.config,
@@ -307,7 +311,7 @@ class FakeSystem:
             network=network,
             pools={
                 f"{address.host}:{address.port}": self._pool(server, network)
-                for address, server in zip(addresses, (self.primary, *self.replicas), strict=True)
+                for address, server in self.servers.items()
             },
             clock=self._clock,
             jitter=lambda: 0.5,
@@ -397,6 +401,8 @@ class FakeSystem:
 
     def _note_read(self, cache: Cache, read: Explanation) -> None:
         self._asked[cache, read.object_name, read.key] = None
+        if self.on_read is not None:
+            self.on_read(read)
 
     def _note(self, rows: Rows) -> None:
         changes = compare(self._rows, rows)
