@@ -104,14 +104,18 @@ class HeartbeatWriter:
         self._connection: Connection | None = None
         self._sequence: int | None = None
 
+    def create(self) -> None:
+        """Create the table and the epoch row where they are missing. Raises as `prepare`."""
+        self._execute(_CREATE)
+        self._execute(_CREATE_EPOCH)
+
     def prepare(self) -> None:
-        """Create the table and the epoch row where they are missing; put the number of the topology in force; delete
+        """`create`; put the number of the topology in force; delete
         rows that are a day old.
 
         Raises `SourceUnavailable`, or `SourceUnsuitable` where the account lacks a privilege.
         """
-        self._execute(_CREATE)
-        self._execute(_CREATE_EPOCH)
+        self.create()
         if self._deployment["topology"] != 1:
             self._execute(_RAISE_TOPOLOGY, self._deployment)
         self._execute(

@@ -53,7 +53,11 @@ def server(pair: Pair) -> DatabaseServer:
 
 
 def test_a_server_as_it_should_be_has_no_error(server: DatabaseServer) -> None:
-    with setting(server, "sync_binlog", "1"), setting(server, "binlog_expire_logs_seconds", "864000"):
+    with (
+        setting(server, "sync_binlog", "1"),
+        setting(server, "innodb_flush_log_at_trx_commit", "1"),
+        setting(server, "binlog_expire_logs_seconds", "864000"),
+    ):
         findings = check(server)
     assert findings == []
     require(findings)

@@ -6,7 +6,8 @@ import http.client
 import importlib
 import json
 import urllib.request
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,29 +16,64 @@ from freshness.config.settings import Config
 from invalidator.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from invalidator.cli.output import print_json
 
+if TYPE_CHECKING:
+    from invalidator.rules.finding import CheckFinding
+
 ANSWER_SECONDS: Final = 2.0
 
 
-def check(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+Fix = Annotated[
+    bool,
+    typer.Option(
+        "--fix", help="Set binlog_row_metadata=FULL and create the heartbeat table, where that is missing."
+    ),
+]
+
+_STYLES: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def check(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False, fix: Fix = False) -> None:
     """Look for everything that would lose invalidations or keep `run` from starting, and say how to put it right."""
     from invalidator.process.checkup import Checkup
+    from invalidator.rules.finding import by_severity, select_errors
 
     settings = load_config(config)
     checkup = Checkup(settings)
     checkup.run()
+    if fix:
+        checkup.mend()
     with checkup.noting():
         _check_this_machine(settings)
+    findings = by_severity(checkup.findings)
     if as_json:
-        print_json([finding.as_json() for finding in checkup.findings])
+        print_json(
+            [
+                {**finding.as_json(), "mended": is_mended}
+                for is_mended, told in ((True, checkup.mended), (False, findings))
+                for finding in told
+            ]
+        )
     else:
-        for finding in checkup.findings:
-            typer.echo(str(finding))
-        typer.echo(f"{len(checkup.findings)} findings")
-    errors = sum(finding.severity == "error" for finding in checkup.findings)
-    if errors > len(checkup.refusals):
+        _print(checkup.mended, findings)
+    if len(select_errors(findings)) > len(checkup.refusals):
         raise typer.Exit(4)
     if checkup.refusals:
         raise checkup.refusals[0]
+
+
+def _print(mended: Sequence[CheckFinding], findings: Sequence[CheckFinding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, highlight=False)
+    for finding in mended:
+        console.print(
+            Text.assemble(("mended", "green"), f" {finding.rule.slug}: {finding.message} ({finding.hint})")
+        )
+    for finding in findings:
+        told = str(finding).removeprefix(finding.severity)
+        console.print(Text.assemble((finding.severity, _STYLES[finding.severity]), told))
+    console.print(f"{len(findings)} findings")
 
 
 def _check_this_machine(settings: Config) -> None:

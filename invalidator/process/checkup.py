@@ -1,8 +1,9 @@
 """Everything outside of this process that ``invalidator run`` and the applications need, looked at before they start:
 the databases, the servers that applications read, the cache nodes.
 
-It changes nothing, but for an item on each node that lives for seconds. A server that cannot be asked is a finding
-and hides no other. `invalidator check` calls it; a start asks the primary alone (``invalidator.rules.primary``).
+It changes nothing, but for an item on each node that lives for seconds, and what `Checkup.mend` is asked to do. A
+server that cannot be asked is a finding and hides no other. `invalidator check` calls it; a start asks the primary
+alone (``invalidator.rules.primary``).
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
 import pymysql
 
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Add, Delete, Get, Item, Stored
-from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
+from freshness.config.settings import Config, Keyspace, ObjectConfig, ServerAddress, Shard
 from freshness.database.connection import (
     Connection,
     connect,
@@ -30,10 +32,12 @@ from freshness.database.schema import load_registry
 from freshness.errors import FreshnessError, NodeUnavailable, missing_package
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
-from invalidator.replica.server import find_replication_filters
-from invalidator.rules.finding import CheckFinding
+from invalidator.rules.finding import CheckFinding, select_errors
 from invalidator.rules.primary import check_shard
+from invalidator.rules.replica import ShardFacts
 from invalidator.rules.rule import Rule
+from invalidator.rules.server import ServerFacts
+from invalidator.rules.table import TableFacts, check_tables
 
 PROBE_SECONDS: Final = 10
 """TTL of the item by which it is seen that two names mean one node."""
@@ -41,25 +45,56 @@ PROBE_SECONDS: Final = 10
 
 class Checkup:
     """``findings``: in the order in which they were found. ``refusals``: the errors that kept something from being
-    looked at; they are among the findings."""
+    looked at; they are among the findings. ``mended``: what `mend` has put right."""
 
     def __init__(self, config: Config) -> None:
         self.findings: list[CheckFinding] = []
         self.refusals: list[FreshnessError] = []
+        self.mended: list[CheckFinding] = []
         self._config = config
+        self._addresses: dict[str, tuple[ServerAddress, str]] = {}  # with the flavor, by where findings are
 
     def run(self) -> None:
         """Look at everything. Raises nothing that a server, a node or the schema is at fault for."""
         for keyspace in self._config.keyspaces.values():
             tables: set[str] = set()
-            with self.noting():
-                for definition in load_registry(self._config, [keyspace.name]).values():
-                    tables.update(definition.columns_by_table)
+            sound = []
+            for entry in self._config.objects.values():
+                if entry.keyspace == keyspace.name:
+                    with self.noting():
+                        for definition in load_registry(
+                            replace(self._config, objects={entry.name: entry})
+                        ).values():
+                            tables.update(definition.columns_by_table)
+                        sound.append(entry)
             for shard in keyspace.shards:
                 with self.noting(shard.writable):
-                    self._check_shard(keyspace, shard, sorted(tables))
+                    self._check_shard(keyspace, shard, sorted(tables), sound)
         if self._config.cache.backend != "memory":
             self._check_nodes()
+
+    def mend(self) -> None:
+        """Do what is safe of what the findings want, and look again. An error of it becomes a finding."""
+        refused = Checkup(self._config)
+        for finding in self.findings:
+            address, flavor = self._addresses.get(finding.where, (None, ""))
+            if not finding.rule.is_safe or address is None or finding in self.mended:
+                continue
+            with refused.noting(address):
+                if finding.rule is Rule.HEARTBEAT_TABLE:
+                    with closing(HeartbeatWriter(address, flavor, new_instance(), 0)) as heartbeats:
+                        heartbeats.create()
+                elif finding.statements:
+                    with closing(connect(address)) as connection, connection.cursor() as cursor:
+                        for statement in finding.statements:
+                            cursor.execute(statement)
+                else:
+                    continue
+                self.mended.append(finding)
+        self.findings, self.refusals = [], []
+        self.run()
+        self.findings += refused.findings
+        self.refusals += refused.refusals
 
     @contextmanager
     def noting(self, server: ServerAddress | None = None) -> Iterator[None]:
@@ -86,22 +121,38 @@ class Checkup:
 
     # -- databases -----------------------------------------------------------------------------------------
 
-    def _check_shard(self, keyspace: Keyspace, shard: Shard, tables: Collection[str]) -> None:
+    def _check_shard(
+        self, keyspace: Keyspace, shard: Shard, tables: Collection[str], objects: Collection[ObjectConfig]
+    ) -> None:
+        flavor = keyspace.gtid_flavor
+        for address in (*shard.replicas, shard.writable):
+            self._addresses[f"{address.host}:{address.port}"] = address, flavor
         with closing(connect(shard.writable)) as connection:
-            found = check_shard(connection, shard, keyspace.gtid_flavor, tables)
+            found = check_shard(connection, shard, flavor, tables)
             self.findings += found
             if shard.vtgate is not None:
                 return  # it does not prepare statements, and chooses the tablets that are read
-            head = executed_position(connection, keyspace.gtid_flavor)
-        if shard.serving and not any(each.severity == "error" for each in found):
+            if any(each.rule is Rule.FLAVOR for each in found):
+                return  # it would not understand the rest
+            head = executed_position(connection, flavor)
+        if shard.serving and not select_errors(found):
             with self.noting():
-                _rehearse(shard.primary, keyspace.gtid_flavor)
+                _rehearse(shard.primary, flavor)
+        replicas = []
         for server in (*shard.replicas, shard.primary):
             with self.noting(server), closing(connect(server)) as reader:
                 is_read_first = server != shard.primary or not shard.replicas
-                self.findings += _check_reader(reader, server, shard, keyspace.gtid_flavor, tables)
+                self.findings += _check_reader(reader, server, tables)
+                facts = ServerFacts.look(reader, server, flavor)
                 if shard.serving and is_read_first:
-                    self.findings += _compare_positions(reader, server, shard, keyspace.gtid_flavor, head)
+                    is_origin = server == shard.primary or facts.replication == ()
+                    self.findings += _compare_positions(reader, server, is_origin, flavor, head)
+                if server != shard.primary:
+                    replicas.append(facts)
+                    continue
+                # The last one: an ordinary transaction that a replica has executed is known to it by now
+                self.findings += ShardFacts(self._config, shard, facts, replicas).check()
+                self.findings += check_tables(facts, objects, TableFacts.look(reader))
 
     # -- cache nodes ---------------------------------------------------------------------------------------
 
@@ -138,42 +189,30 @@ def _rehearse(primary: ServerAddress, flavor: str) -> None:
 
 
 def _check_reader(
-    connection: Connection, server: ServerAddress, shard: Shard, flavor: str, tables: Collection[str]
+    connection: Connection, server: ServerAddress, tables: Collection[str]
 ) -> Iterator[CheckFinding]:
-    """Whether the account may read the tables there, and whether the server leaves out what it replicates."""
-    where = f"{server.host}:{server.port}"
+    """Whether the account may read the tables there."""
     for table in tables:
         try:
             read_rows(connection, f"SELECT * FROM {quote_name(table)} LIMIT 0")
         except pymysql.MySQLError as error:
             problem = translated(error, server, f"reading {table}")
+            where = f"{server.host}:{server.port}"
             yield CheckFinding(Rule.TABLE_UNREADABLE, problem.message, problem.hint, where)
-    if server == shard.primary:
-        return
-    filters = []
-    with suppress(pymysql.OperationalError):  # an account that only reads need not be told
-        filters = find_replication_filters(connection, flavor)
-    if filters:
-        yield CheckFinding(
-            Rule.REPLICA_FILTER,
-            f"replica {where} leaves out a part of what it replicates ({', '.join(filters)}), and its position does"
-            " not show it: what is read there can be old, and is stored",
-            Rule.REPLICA_FILTER.remedy,
-            where,
-        )
 
 
 def _compare_positions(
-    connection: Connection, server: ServerAddress, shard: Shard, flavor: str, head: Position
+    connection: Connection, server: ServerAddress, is_origin: bool, flavor: str, head: Position
 ) -> Iterator[CheckFinding]:
-    """Whether reads of the server can ever contain what the primary demands (F113)."""
+    """Whether reads of the server can ever contain what the primary demands (F113). ``is_origin``: it may be the
+    primary itself, whose heartbeats carry the watermark."""
     if flavor == "mysql":
         [(shown,)] = read_rows(connection, "SELECT @@global.gtid_executed")
         domain = None
     else:
         [(shown, domain)] = read_rows(connection, "SELECT @@global.gtid_slave_pos, @@global.gtid_domain_id")
     names = set(parse_position(flavor, str(shown)).by_source())
-    if server == shard.primary and domain is not None:
+    if is_origin and domain is not None:
         names.add(str(domain))  # of the heartbeats, whose watermarks count
     lacking = {name: part for name, part in head.by_source().items() if name not in names}
     if not lacking:

@@ -6,7 +6,7 @@ Connections and the translation of errors are in ``freshness.database.connection
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,13 +37,7 @@ _OWN_THREADS: Final = ("system user", "event_scheduler")
 
 def is_replica(connection: Connection, flavor: str) -> bool:
     """Whether this server is set up to follow another one, running or not."""
-    return bool(_read_replication(connection, flavor))
-
-
-def find_replication_filters(connection: Connection, flavor: str) -> list[str]:
-    """Filters that keep changes of the servers that this one follows out of it, each as ``name = value``."""
-    replication = _read_replication(connection, flavor)
-    return [f"{name} = {row[name]}" for row in replication for name in _find_filters(row)]
+    return bool(read_replication(connection, flavor))
 
 
 def find_log_filters(connection: Connection) -> list[str]:
@@ -147,7 +141,7 @@ def look_at(address: ServerAddress, flavor: str, *, timeout_seconds: float) -> S
     """
     connection = connect(address, timeout_seconds=timeout_seconds)
     try:
-        return _read_state(connection, flavor)
+        return read_state(connection, flavor)
     except Exception as error:
         raise translated(error, address, "looking at its state") from error
     finally:
@@ -204,8 +198,9 @@ def check_start(connection: Connection, flavor: str, start: Position, address: S
             )
 
 
-def _read_state(connection: Connection, flavor: str) -> ServerState:
-    replication = _read_replication(connection, flavor)
+def read_state(connection: Connection, flavor: str) -> ServerState:
+    """`look_at` on a connection that is there. Errors of pymysql come out as they are."""
+    replication = read_replication(connection, flavor)
     if flavor == "mysql":
         [(identity, read_only, executed, purged)] = read_rows(
             connection,
@@ -225,7 +220,7 @@ def _read_state(connection: Connection, flavor: str) -> ServerState:
         executed=parse_position(flavor, str(executed)),
         purged=parse_position(flavor, str(purged)),
         follows=bool(replication),
-        stopped="; ".join(_find_stopped(replication)),
+        stopped="; ".join(find_stopped(replication)),
         unfit="; ".join(_find_unfit(connection, replication)),
         heartbeats=_read_heartbeats(connection),
         last_numbers=_last_numbers(str(history)),
@@ -234,8 +229,8 @@ def _read_state(connection: Connection, flavor: str) -> ServerState:
     )
 
 
-def _read_replication(connection: Connection, flavor: str) -> list[dict[str, str]]:
-    """One row for each server that this one follows."""
+def read_replication(connection: Connection, flavor: str) -> list[dict[str, str]]:
+    """One row for each server that this one follows. Errors of pymysql come out as they are."""
     if flavor == "mariadb":
         return _read_named(connection, "SHOW ALL SLAVES STATUS")
     try:
@@ -244,7 +239,8 @@ def _read_replication(connection: Connection, flavor: str) -> list[dict[str, str
         return _read_named(connection, "SHOW SLAVE STATUS")
 
 
-def _find_stopped(replication: list[dict[str, str]]) -> Iterator[str]:
+def find_stopped(replication: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """The threads that are stopped in the rows of `read_replication`, in words."""
     for row in replication:
         for thread in ("IO", "SQL"):
             running = row.get(f"Replica_{thread}_Running") or row.get(f"Slave_{thread}_Running", "")
@@ -256,7 +252,7 @@ def _find_stopped(replication: list[dict[str, str]]) -> Iterator[str]:
 def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> Iterator[str]:
     """Settings that keep changes of the primary out of a replica's own log, without a trace in it (I8), or that bring
     them into another order there: an own heartbeat must not overtake them (F92)."""
-    filters = sorted({name for row in replication for name in _find_filters(row)})
+    filters = sorted({name for row in replication for name in find_filters(row)})
     if filters:
         yield f"it filters what it replicates: {', '.join(filters)}"
     if not replication:
@@ -273,8 +269,8 @@ def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> It
     }
     if not logs_updates(variables):
         yield "it does not log what it replicates (log_bin, log_replica_updates)"
-    skipped = variables.get("replica_skip_errors") or variables.get("slave_skip_errors", "")
-    if skipped.upper() not in _NOT_SKIPPING:
+    skipped = find_skipped(variables)
+    if skipped:
         yield f"it skips errors of replication ({skipped})"
     if _reorders(variables, replication):
         yield "it commits in another order than its primary (replica_preserve_commit_order, slave_parallel_threads)"
@@ -283,7 +279,14 @@ def _find_unfit(connection: Connection, replication: list[dict[str, str]]) -> It
         yield f"it filters what it logs: {', '.join(kept_out)}"
 
 
-def _find_filters(replication: Mapping[str, str]) -> list[str]:
+def find_skipped(variables: Mapping[str, str]) -> str:
+    """The errors of replication that a server with these global variables passes over, "" for none."""
+    skipped = variables.get("replica_skip_errors") or variables.get("slave_skip_errors", "")
+    return "" if skipped.upper() in _NOT_SKIPPING else skipped
+
+
+def find_filters(replication: Mapping[str, str]) -> list[str]:
+    """The names of the filters of one replication, as a row of `read_replication`."""
     return [name for name, value in replication.items() if name.startswith("Replicate_") and value]
 
 

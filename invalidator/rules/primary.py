@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
 from freshness.config.settings import ServerAddress, Shard
 from freshness.database.connection import Connection, read_rows
 from freshness.database.foreignkey import find_cascades, name_parents
-from invalidator.replica.server import find_log_filters, is_replica, logs_updates
+from invalidator.replica.server import logs_updates
 from invalidator.rules.finding import CheckFinding, by_severity
 from invalidator.rules.rule import Rule
 from invalidator.rules.server import ServerFacts
@@ -35,33 +35,34 @@ _CASCADES: Final = """SELECT table_name, referenced_table_name FROM information_
 
 
 def check_database(
-    connection: Connection, address: ServerAddress, flavor: str, tables: Iterable[str] = ()
+    connection: Connection, address: ServerAddress, flavor: str, tables: Collection[str] = ()
 ) -> list[CheckFinding]:
     """All findings on the server that is streamed from, the errors first. Raises what pymysql raises."""
     server = ServerFacts.look(connection, address, flavor)
     found = check_server(server)
-    if any(each.rule in (Rule.FLAVOR, Rule.OLD_SERVER) for each in found):
-        return found
-    missing = list(_check_privileges(server, connection))
-    found += missing
-    if not missing:  # else it does not answer
-        found += _check_changes_logged(server, connection)
-    found += _check_cascades(server, connection, tables)
+    if not any(each.rule in (Rule.FLAVOR, Rule.OLD_SERVER) for each in found):
+        found += _check_cascades(server, connection, tables)
     return by_severity(found)
 
 
 def check_server(server: ServerFacts) -> list[CheckFinding]:
-    """The findings that the server's variables show."""
-    found = list(_check_version(server))
-    if not found:
-        found += _check_log(server)
-        found += _check_retention(server)
-        found += _check_service(server)
-    return found
+    """The findings that the facts of the server that is streamed from show."""
+    found = list(check_version(server))
+    if found:
+        return found
+    return [
+        *check_log(server),
+        *_check_crashes(server),
+        *_check_sessions(server),
+        *_check_retention(server),
+        *check_rights(server),
+        *_check_changes_logged(server),
+        *check_service(server),
+    ]
 
 
 def check_shard(
-    connection: Connection, shard: Shard, flavor: str, tables: Iterable[str] = ()
+    connection: Connection, shard: Shard, flavor: str, tables: Collection[str] = ()
 ) -> list[CheckFinding]:
     """`check_database` of a shard's primary, also behind a vtgate, where ``connection`` leads to
     `Shard.writable` and not everything can be asked."""
@@ -73,7 +74,7 @@ def check_shard(
         name: {"0": "OFF", "1": "ON"}.get(str(v), str(v)) for name, v in zip(asked, values, strict=True)
     }
     server = ServerFacts(shard.writable, flavor, variables)
-    found = list(_check_version(server)) or list(_check_tablet(server))
+    found = list(check_version(server)) or list(check_tablet(server))
     return found + [
         server.find(
             Rule.TABLET_CASCADE, f"a foreign key of {parent} changes {child} in MySQL, where no log has it"
@@ -83,7 +84,7 @@ def check_shard(
     ]
 
 
-def _check_service(server: ServerFacts) -> Iterator[CheckFinding]:
+def check_service(server: ServerFacts) -> Iterator[CheckFinding]:
     """The meaning of it that the server belongs to a managed service."""
     if server.service:
         yield server.find(
@@ -91,7 +92,8 @@ def _check_service(server: ServerFacts) -> Iterator[CheckFinding]:
         )
 
 
-def _check_tablet(server: ServerFacts) -> Iterator[CheckFinding]:
+def check_tablet(server: ServerFacts) -> Iterator[CheckFinding]:
+    """The few variables that a vtgate tells of the primary tablet."""
     for name, wanted in (("log_bin", "ON"), ("binlog_row_image", "FULL"), ("gtid_mode", "ON")):
         if server[name].upper() != wanted:
             yield server.find(
@@ -101,8 +103,8 @@ def _check_tablet(server: ServerFacts) -> Iterator[CheckFinding]:
             )
 
 
-def _check_version(server: ServerFacts) -> Iterator[CheckFinding]:
-    is_mariadb = "mariadb" in server["version"].lower()
+def check_version(server: ServerFacts) -> Iterator[CheckFinding]:
+    is_mariadb = server.is_mariadb
     if is_mariadb != (server.flavor == "mariadb"):
         yield server.find(
             Rule.FLAVOR,
@@ -119,7 +121,7 @@ def _check_version(server: ServerFacts) -> Iterator[CheckFinding]:
         )
 
 
-def _check_log(server: ServerFacts) -> Iterator[CheckFinding]:
+def check_log(server: ServerFacts) -> Iterator[CheckFinding]:
     if not server.is_on("log_bin"):
         yield server.find(Rule.LOG_OFF, "log_bin is OFF: there is no stream of changes")
         return
@@ -140,14 +142,6 @@ def _check_log(server: ServerFacts) -> Iterator[CheckFinding]:
             Rule.COMPRESSION,
             "binlog_transaction_compression is ON, and the package zstandard is not installed",
         )
-    if server["sync_binlog"] != "1":
-        yield server.setting(
-            Rule.SYNC_BINLOG,
-            "sync_binlog",
-            "1",
-            "a crash of the machine can take back what was streamed",
-            but="or raise the epoch after such a crash",
-        )
     if server["binlog_row_value_options"]:
         yield server.setting(
             Rule.PARTIAL_JSON, "binlog_row_value_options", "''", "changes of JSON columns arrive in part"
@@ -156,20 +150,47 @@ def _check_log(server: ServerFacts) -> Iterator[CheckFinding]:
         yield server.find(Rule.SERVER_ID, "server_id is 0: the server gives its binary log to nobody")
 
 
-def _check_changes_logged(server: ServerFacts, connection: Connection) -> Iterator[CheckFinding]:
+def _check_crashes(server: ServerFacts) -> Iterator[CheckFinding]:
+    """Transactions that a crash of the machine takes back, after they were streamed."""
+    for rule, name in (
+        (Rule.SYNC_BINLOG, "sync_binlog"),
+        (Rule.FLUSH_LOG, "innodb_flush_log_at_trx_commit"),
+    ):
+        if server.is_on("log_bin") and server[name] != "1":
+            why = "a crash of the machine can take back what was streamed"
+            yield server.setting(rule, name, "1", why, but="or raise the epoch after such a crash")
+
+
+def _check_sessions(server: ServerFacts) -> Iterator[CheckFinding]:
+    """Settings by which sessions write what the log does not have, or cannot tell."""
+    for name in ("sql_log_bin", "binlog_format"):
+        if name in server["init_connect"].lower():
+            yield server.find(
+                Rule.INIT_CONNECT, f"init_connect sets {name} in every session of an application"
+            )
+    if server["mysql56_temporal_format"].upper() == "OFF":
+        yield server.setting(
+            Rule.TEMPORAL_FORMAT, "mysql56_temporal_format", "ON", but="then ALTER TABLE … FORCE such tables"
+        )
+    if server["binlog_checksum"].upper() == "NONE":
+        yield server.setting(Rule.CHECKSUM, "binlog_checksum", "CRC32")
+    if server.is_read_only:
+        yield server.setting(Rule.PRIMARY_READ_ONLY, "read_only", "OFF", but="or name the true primary")
+
+
+def _check_changes_logged(server: ServerFacts) -> Iterator[CheckFinding]:
     """Changes that reach the primary and not its log, while its heartbeats are in it."""
-    if is_replica(connection, server.flavor) and not logs_updates(server.variables):
+    if server.replication and not logs_updates(server.variables):
         yield server.find(
             Rule.UPDATES_NOT_LOGGED,
             "it replicates from another server and does not log what it replicates (log_slave_updates,"
             " log_replica_updates): such changes are never invalidated",
         )
-    filters = find_log_filters(connection)
-    if filters:
+    if server.log_filters:
         yield server.find(
             Rule.LOG_FILTER,
-            f"its binary log leaves out databases ({', '.join(filters)}): a statement is judged by the default"
-            " database of its session, so a TRUNCATE of any table can be missing",
+            f"its binary log leaves out databases ({', '.join(server.log_filters)}): a statement is judged by the"
+            " default database of its session, so a TRUNCATE of any table can be missing",
         )
 
 
@@ -194,8 +215,9 @@ def _check_retention(server: ServerFacts) -> Iterator[CheckFinding]:
         yield replace(mending, message=f"{server.where}: binary logs are kept for {seconds:.0f} s only")
 
 
-def _check_privileges(server: ServerFacts, connection: Connection) -> Iterator[CheckFinding]:
-    granted = " ".join(str(row[0]).upper() for row in read_rows(connection, "SHOW GRANTS"))
+def check_rights(server: ServerFacts) -> Iterator[CheckFinding]:
+    """Whether its account may follow its log."""
+    granted = " ".join(server.grants).upper()
     everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\*", granted))
     if "ALL PRIVILEGES" in everywhere:
         return
@@ -216,7 +238,7 @@ def _check_privileges(server: ServerFacts, connection: Connection) -> Iterator[C
 
 
 def _check_cascades(
-    server: ServerFacts, connection: Connection, tables: Iterable[str]
+    server: ServerFacts, connection: Connection, tables: Collection[str]
 ) -> Iterator[CheckFinding]:
     if server.flavor == "mysql" and server.version >= LOGS_CASCADES_FROM:
         if not server.is_on("innodb_native_foreign_keys"):

@@ -34,6 +34,12 @@ class Rule(Enum):
         """The name in what is printed, in JSON and in the documentation."""
         return self.name.lower().replace("_", "-")
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether `check --fix` mends it: that adds to what a server tells, and can neither break a replication nor
+        lose a row."""
+        return self in (Rule.ROW_METADATA, Rule.HEARTBEAT_TABLE)
+
     # -- what cannot be looked at ----------------------------------------------------------------------
 
     REFUSED = (
@@ -118,6 +124,54 @@ class Rule(Enum):
         "sync_binlog is not 1: a crash of the machine can take back what was streamed",
         "set it to 1, or raise the epoch after such a crash",
     )
+    FLUSH_LOG = (
+        "warning",
+        "F55",
+        "innodb_flush_log_at_trx_commit is not 1: a crash of the machine can take back what was streamed",
+        "set it to 1, or raise the epoch after such a crash",
+    )
+    INIT_CONNECT = (
+        "error",
+        "F25",
+        "init_connect sets sql_log_bin or binlog_format: sessions write past the log, or statements into it",
+        "take that out of init_connect, and reconnect all sessions",
+    )
+    TEMPORAL_FORMAT = (
+        "warning",
+        CAVEAT,
+        "mysql56_temporal_format of MariaDB is OFF: each change of a new table with temporal columns raises it",
+        "set it to ON, then ALTER TABLE … FORCE such tables",
+    )
+    CHECKSUM = (
+        "warning",
+        "F27",
+        "binlog_checksum is NONE: damage to the log goes unnoticed on its way",
+        "set it to CRC32",
+    )
+    PRIMARY_READ_ONLY = (
+        "warning",
+        "F115",
+        "the primary is read_only: the configuration may name a replica as the primary",
+        "name the true primary, or set read_only = OFF",
+    )
+    TOPOLOGY = (
+        "error",
+        "F102",
+        "a later topology is in force on the primary: heartbeats of this one are refused",
+        "load the present freshness.toml; a former topology is never served again",
+    )
+    HEARTBEAT_TABLE = (
+        "note",
+        CAVEAT,
+        "the heartbeat table is not there yet: no reader gets a token, and nothing is stored until it is",
+        "start `run`, or `check --fix`, which create it",
+    )
+    LOSSLESS = (
+        "warning",
+        "F101",
+        "lossless_failover is stated, and the primary shows nothing that makes a failover lossless",
+        "set semi-synchronous replication up with AFTER_SYNC, use Group Replication, or leave lossless_failover out",
+    )
     UPDATES_NOT_LOGGED = (
         "error",
         "F111",
@@ -147,6 +201,30 @@ class Rule(Enum):
         "F23",
         "a foreign key changes rows of a cached table without logging it, which costs hits and loses nothing",
         "replace ON DELETE/UPDATE CASCADE and SET NULL by statements where it happens often",
+    )
+    ENGINE = (
+        "warning",
+        "F33",
+        "a cached table is of an engine without transactions: a value may be half old and half new",
+        "ALTER TABLE … ENGINE = InnoDB",
+    )
+    NO_INDEX = (
+        "warning",
+        CAVEAT,
+        "no index begins with the key columns of an object: each miss reads the whole table",
+        "add an index",
+    )
+    CONNECTIONS = (
+        "warning",
+        CAVEAT,
+        "one process of an application may open more connections than a database server takes",
+        "raise max_connections, or lower cache.connections_max",
+    )
+    CLOCK = (
+        "warning",
+        "F105",
+        "the clock of a server or node differs from this machine's by more than cache.clock_skew_seconds",
+        "set the clocks by NTP",
     )
     SERVICE = (
         "note",
@@ -183,6 +261,91 @@ class Rule(Enum):
         "F25",
         "a replica leaves out a part of what it replicates, and its position does not show it: old rows are stored",
         "do not name it in the configuration, or replicate everything to it",
+    )
+    REPLICA_SKIPS = (
+        "error",
+        "F25",
+        "a replica passes over errors of its replication, so its rows are not the primary's: those are stored",
+        "replicate without skip_errors and with exec_mode STRICT, and build the replica anew",
+    )
+    ERRANT = (
+        "warning",
+        "F53",
+        "a replica has executed transactions that its primary has not: rows that they changed are stored as they are",
+        "build the replica anew; if nothing cached was changed, commit empty transactions of these GTIDs on the"
+        " primary",
+    )
+    REPLICA_WRITABLE = (
+        "warning",
+        "F53",
+        "a replica is not read_only: a write to it is an errant transaction",
+        "set read_only = ON",
+    )
+    ADOPTION_BLOCKED = (
+        "error",
+        "F28",
+        "adopt_promotions is on, and several servers are writable: the invalidator follows nobody",
+        "set read_only on all but the primary",
+    )
+    NOT_PROMOTABLE = (
+        "warning",
+        "F28",
+        "adopt_promotions is on, and a replica could not be followed as the primary",
+        "set it up as the primary is",
+    )
+    LOG_NOT_READ = (
+        "warning",
+        "F92",
+        "the log of a replica is to be read, and it would lack changes or bring them in another order",
+        "mend it, or read the log of the primary (stream.replica_choice)",
+    )
+    NOT_REPLICATING = (
+        "warning",
+        "F16",
+        "a replica follows nobody, or its replication is stopped: misses that read it are old, and nothing is stored",
+        "start its replication, or take it out of the configuration",
+    )
+    DELAYED = (
+        "warning",
+        "F16",
+        "a replica is set up to be late: nothing that changed is stored until it has the change",
+        "set the delay to 0, or take the replica out of the configuration",
+    )
+    LAGS = (
+        "warning",
+        "F16",
+        "a replica is behind by more than cache.max_staleness_seconds",
+        "find out why it is slow; read others meanwhile",
+    )
+    NO_HEARTBEATS = (
+        "warning",
+        "F113",
+        "a server that applications read has not the heartbeats of its primary: no reader gets a token there",
+        "replicate the table freshness_heartbeat to it",
+    )
+    SERVER_ID_CLASH = (
+        "error",
+        "F107",
+        "two servers have one server id: replication passes changes over, and GTIDs of two are alike",
+        "give each server an id of its own",
+    )
+    SAME_SERVER = (
+        "warning",
+        CAVEAT,
+        "two addresses of the configuration lead to one server",
+        "name each server once",
+    )
+    HIDDEN = (
+        "note",
+        CAVEAT,
+        "the account of a replica may not see its replication: nobody looked for filters, lag, errant transactions",
+        "grant it REPLICATION CLIENT (MariaDB: BINLOG MONITOR and SLAVE MONITOR)",
+    )
+    ZONE = (
+        "note",
+        CAVEAT,
+        "no replica is in the zone of cache.zone: all are alike to this application",
+        "correct cache.zone, or zone= in the URLs of the replicas",
     )
     NEVER_CONTAINED = (
         "warning",

@@ -1,36 +1,74 @@
-"""A database server as the rules see it: its variables, its version, the service that it belongs to."""
+"""A database server as the rules see it: the facts that were asked of it, gathered in one look.
+
+A fact that the account may not ask for is None, and no rule concludes anything from that.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import pymysql
 
 from freshness.config.settings import ServerAddress
 from freshness.database.connection import Connection, read_rows
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
+from invalidator.replica.server import ServerState, find_log_filters, read_replication, read_state
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
 from invalidator.rules.service import AMAZON, ServiceName, find_service, read_retention, set_variable
+
+Answer = TypeVar("Answer")
+
+_NO_SUCH_TABLE: Final = 1146
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """``variables``: the global ones by lower-case name; one that the server does not have reads as "".
-    ``retention_hours``: for how long Amazon keeps binary logs, 0 for as briefly as it can; None elsewhere."""
+    ``retention_hours``: for how long Amazon keeps binary logs, 0 for as briefly as it can; None elsewhere.
+    ``grants``: the lines of SHOW GRANTS. ``replication``: a row for each server that it follows. ``log_filters``: of
+    its own log. ``topologies``: the number in force by namespace, None without a heartbeat table.
+    ``clock_ahead_seconds``: of its clock before this machine's, by more than the answer took.
+    """
 
     address: ServerAddress
     flavor: str
-    variables: dict[str, str]
+    variables: Mapping[str, str]
     retention_hours: int | None = None
+    grants: tuple[str, ...] = ()
+    replication: tuple[Mapping[str, str], ...] | None = None
+    log_filters: tuple[str, ...] | None = None
+    state: ServerState | None = None
+    topologies: Mapping[str, int] | None = None
+    clock_ahead_seconds: float = 0.0
 
     @classmethod
     def look(cls, connection: Connection, address: ServerAddress, flavor: str) -> ServerFacts:
         """Raises what pymysql raises."""
         rows = read_rows(connection, "SHOW GLOBAL VARIABLES")
         variables = {str(name).lower(): str(value) for name, value in rows}
+        facts = cls(address, flavor, variables)
+        if facts.is_mariadb != (flavor == "mariadb"):
+            return facts  # it would not understand the rest
         hours = None
-        if find_service(variables, address.host) in AMAZON:
-            hours = read_retention(read_rows(connection, "CALL mysql.rds_show_configuration"))
-        return cls(address, flavor, variables, hours)
+        if facts.service in AMAZON:
+            hours = _ask(lambda: read_retention(read_rows(connection, "CALL mysql.rds_show_configuration")))
+        replication = _ask(lambda: read_replication(connection, flavor))
+        filters = _ask(lambda: find_log_filters(connection))
+        return replace(
+            facts,
+            retention_hours=hours,
+            grants=tuple(str(row[0]) for row in read_rows(connection, "SHOW GRANTS")),
+            replication=None if replication is None else tuple(replication),
+            log_filters=None if filters is None else tuple(filters),
+            state=_ask(lambda: read_state(connection, flavor)),
+            topologies=_ask(lambda: _read_topologies(connection)),
+            clock_ahead_seconds=_read_clock(connection),
+        )
 
     def __getitem__(self, name: str) -> str:
         return self.variables.get(name, "")
@@ -38,14 +76,26 @@ class ServerFacts:
     def is_on(self, name: str) -> bool:
         return self[name].upper() in ("ON", "1")
 
-    def number(self, name: str) -> int:
-        """0 where it is none."""
-        text = self[name].partition(".")[0]
-        return int(text) if text.isdecimal() else 0
-
     @property
     def where(self) -> str:
         return f"{self.address.host}:{self.address.port}"
+
+    @property
+    def is_mariadb(self) -> bool:
+        return "mariadb" in self["version"].lower()
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether to all accounts without a privilege for it. `read_only` has more than two values on MariaDB 12."""
+        return self["read_only"].upper() not in ("", "0", "OFF")
+
+    @property
+    def identity(self) -> str:
+        """The same for two addresses of one server, "" where it does not tell."""
+        names = (
+            ("server_uuid",) if self.flavor == "mysql" else ("server_id", "hostname", "port", "server_uid")
+        )
+        return " ".join(filter(None, (self[name] for name in names)))
 
     @property
     def service(self) -> ServiceName:
@@ -61,8 +111,43 @@ class ServerFacts:
         return CheckFinding(rule, f"{self.where}: {message}", hint or rule.remedy, self.where, statements)
 
     def setting(self, rule: Rule, name: str, value: str, why: str = "", *, but: str = "") -> CheckFinding:
-        """A finding that setting a variable mends. ``why``: what its value means; ``but``: what else is to be known."""
+        """A finding that setting a variable mends. ``why``: what its value means; ``but``: what else to know."""
         mending = set_variable(self.service, self.flavor, name, value)
         hint = f"{mending.hint}; {but}" if but else mending.hint
         message = f"{name} is {self[name]}{f': {why}' if why else ''}"
         return self.find(rule, message, hint, *mending.statements)
+
+
+def _ask(question: Callable[[], Answer]) -> Answer | None:
+    """None where the account may not ask."""
+    try:
+        return question()
+    except pymysql.OperationalError:
+        return None
+
+
+def _read_topologies(connection: Connection) -> dict[str, int] | None:
+    try:
+        rows = read_rows(
+            connection,
+            f"SELECT watermark, MAX(sequence) FROM {HEARTBEAT_TABLE} WHERE id LIKE '=%' GROUP BY watermark",
+        )
+    except pymysql.ProgrammingError as error:
+        if error.args[0] != _NO_SUCH_TABLE:
+            raise
+        return None
+    return {str(namespace): int(number) for namespace, number in rows}
+
+
+def _read_clock(connection: Connection) -> float:
+    before = time.time()
+    [(shown,)] = read_rows(connection, "SELECT UNIX_TIMESTAMP(SYSDATE(6))")
+    return ahead_of(float(shown), before, time.time())
+
+
+def ahead_of(shown: float, before: float, after: float, *, step: float = 0.0) -> float:
+    """By how much a clock is ahead for sure that showed this between two looks at our own, below 0 for behind. All in
+    seconds; ``step``: how coarse it is."""
+    if shown > after:
+        return shown - after
+    return min(0.0, shown + step - before)

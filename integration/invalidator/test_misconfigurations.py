@@ -1,0 +1,618 @@
+"""`invalidator check` finds each way to set a system up wrongly, on real servers, and nothing where all is right.
+
+Each case makes one mistake in a system that is right, and expects the rules that find it, no other ones. Where a
+finding has statements, they are run where it says, and the finding must be gone. The list is complete:
+`test_each_rule_has_a_case`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from freshness.config.reader import load_config
+from freshness.database.heartbeat import HeartbeatWriter
+from freshness.stream.heartbeat import HEARTBEAT_TABLE
+from integration.configuration import CUSTOMER, PROFILE, write_config
+from integration.harness import call_cli, wait_until
+from integration.servers import DatabaseServer, Flavor, Memcached, Pair, database_pair
+from invalidator.process.checkup import Checkup
+from invalidator.rules.finding import CheckFinding
+from invalidator.rules.rule import Rule
+
+BOTH: Final[tuple[Flavor, ...]] = ("mariadb", "mysql")
+TABLES: Final = (
+    "CREATE TABLE customers (id BIGINT PRIMARY KEY, name VARCHAR(50), v INT)",
+    "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer_id BIGINT, total INT, KEY (customer_id))",
+    "CREATE TABLE bare (id BIGINT PRIMARY KEY, customer_id BIGINT)",
+    "CREATE TABLE loose (id BIGINT PRIMARY KEY) ENGINE = MyISAM",
+    "CREATE TABLE child (id BIGINT PRIMARY KEY, c BIGINT,"
+    " FOREIGN KEY (c) REFERENCES customers (id) ON DELETE CASCADE)",
+)
+DURABLE: Final = {
+    "sync_binlog": "1",
+    "innodb_flush_log_at_trx_commit": "1",
+    "binlog_expire_logs_seconds": "864000",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Servers that are set up as they should be, and the file that names them."""
+
+    pair: Pair
+    node: Memcached
+    folder: Path
+
+    @property
+    def flavor(self) -> Flavor:
+        return self.primary.flavor
+
+    @property
+    def primary(self) -> DatabaseServer:
+        return self.pair.primary
+
+    @property
+    def replica(self) -> DatabaseServer:
+        return self.pair.replica
+
+    def write(self, **options: Any) -> Path:
+        settings: dict[str, Any] = {
+            "flavor": self.flavor,
+            "primary": self.primary.url,
+            "nodes": [self.node.address],
+            "replicas": [self.replica.url],
+            "objects": CUSTOMER + PROFILE,
+            **options,
+        }
+        return write_config(
+            self.folder, settings.pop("flavor"), settings.pop("primary"), settings.pop("nodes"), **settings
+        )
+
+    def check(self, **options: Any) -> list[CheckFinding]:
+        return run_check(self.write(**options))
+
+    def server_at(self, where: str) -> DatabaseServer:
+        return next(one for one in (self.primary, self.replica) if where.endswith(f":{one.port}"))
+
+    def heartbeats(self) -> HeartbeatWriter:
+        config = load_config(self.write())
+        address = config.keyspaces["shop"].shards[0].primary
+        return HeartbeatWriter(address, self.flavor, "me", 0.0)
+
+    def beat(self) -> None:
+        with closing(self.heartbeats()) as writer:
+            writer.prepare()
+            writer.beat()
+        self.pair.wait_caught_up()
+
+
+def run_check(path: Path) -> list[CheckFinding]:
+    checkup = Checkup(load_config(path))
+    checkup.run()
+    return checkup.findings
+
+
+@pytest.fixture(scope="module")
+def mariadb_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with right_system("mariadb", tmp_path_factory.mktemp("mariadb")) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def mysql_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with right_system("mysql", tmp_path_factory.mktemp("mysql")) as system:
+        yield system
+
+
+@contextmanager
+def right_system(flavor: Flavor, folder: Path) -> Iterator[System]:
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in DURABLE.items()]
+    with (
+        database_pair(flavor, primary_options=options, replica_options=[*options, "--read-only=1"]) as pair,
+        Memcached() as node,
+    ):
+        system = System(pair, node, folder)
+        for table in TABLES:
+            pair.primary.execute(table, database="shop")
+        system.beat()
+        yield system
+
+
+@pytest.fixture
+def system(flavor: Flavor, request: pytest.FixtureRequest) -> System:
+    chosen: System = request.getfixturevalue(f"{flavor}_system")
+    return chosen
+
+
+def test_nothing_is_found_where_all_is_right(system: System) -> None:
+    assert system.check() == []
+
+
+# -- the mistakes ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def variable(server: DatabaseServer, name: str, value: str) -> Iterator[None]:
+    """A global variable that is wrong."""
+    [(before,)] = server.execute(f"SELECT @@global.{name}")
+    server.execute(f"SET GLOBAL {name} = {value}")
+    try:
+        yield
+    finally:
+        server.execute(f"SET GLOBAL {name} = %s", before)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``make``: a context in which the mistake is there; it gives the options of the file."""
+
+    name: str
+    make: Callable[[System], Any]
+    rules: frozenset[Rule]
+    flavors: Sequence[Flavor] = BOTH
+
+
+CASES: Final[list[Case]] = []
+
+
+def case(*rules: Rule, flavors: Sequence[Flavor] = BOTH) -> Callable[[Callable[[System], Any]], Any]:
+    """Registers a generator as a case of these rules."""
+
+    def register(make: Callable[[System], Any]) -> Any:
+        CASES.append(Case(make.__name__, contextmanager(make), frozenset(rules), flavors))
+        return make
+
+    return register
+
+
+def wrong_variable(
+    rule: Rule,
+    name: str,
+    value: str,
+    flavors: Sequence[Flavor] = BOTH,
+    *,
+    of: str = "primary",
+    **options: Any,
+) -> None:
+    @contextmanager
+    def make(system: System) -> Iterator[Mapping[str, Any]]:
+        with variable(getattr(system, of), name, value):
+            yield options
+
+    told = f"{name}={value} of the {of}{' with ' + ', '.join(options) if options else ''}"
+    CASES.append(Case(told, make, frozenset((rule,)), flavors))
+
+
+def wrong_file(rules: Sequence[Rule], name: str, **options: Any) -> None:
+    @contextmanager
+    def make(system: System) -> Iterator[Mapping[str, Any]]:
+        yield options
+
+    CASES.append(Case(name, make, frozenset(rules)))
+
+
+MARIADB: Final[tuple[Flavor]] = ("mariadb",)
+MYSQL: Final[tuple[Flavor]] = ("mysql",)
+ADOPTS: Final = {"adopt_promotions": True}
+
+wrong_variable(Rule.LOG_FORMAT, "binlog_format", "MIXED", MARIADB)
+wrong_variable(Rule.LOG_FORMAT, "binlog_format", "STATEMENT")
+wrong_variable(Rule.ROW_IMAGE, "binlog_row_image", "MINIMAL")
+wrong_variable(Rule.ROW_IMAGE, "binlog_row_image", "NOBLOB")
+wrong_variable(Rule.ROW_METADATA, "binlog_row_metadata", "NO_LOG", MARIADB)
+wrong_variable(Rule.ROW_METADATA, "binlog_row_metadata", "MINIMAL")
+wrong_variable(Rule.STRICT_MODE, "gtid_strict_mode", "OFF", MARIADB)
+wrong_variable(Rule.GTID_MODE, "gtid_mode", "ON_PERMISSIVE", MYSQL)
+wrong_variable(Rule.PARTIAL_JSON, "binlog_row_value_options", "'PARTIAL_JSON'", MYSQL)
+wrong_variable(Rule.SYNC_BINLOG, "sync_binlog", "0")
+wrong_variable(Rule.FLUSH_LOG, "innodb_flush_log_at_trx_commit", "2")
+wrong_variable(Rule.RETENTION, "binlog_expire_logs_seconds", "3600")
+wrong_variable(Rule.INIT_CONNECT, "init_connect", "'SET sql_log_bin = 0'")
+wrong_variable(Rule.INIT_CONNECT, "init_connect", "'SET SESSION binlog_format = STATEMENT'")
+wrong_variable(Rule.TEMPORAL_FORMAT, "mysql56_temporal_format", "OFF", MARIADB)
+wrong_variable(Rule.CHECKSUM, "binlog_checksum", "NONE")
+wrong_variable(Rule.PRIMARY_READ_ONLY, "read_only", "1")
+wrong_variable(Rule.SERVER_ID, "server_id", "0", MYSQL)
+wrong_variable(Rule.CONNECTIONS, "max_connections", "20")
+wrong_variable(Rule.CONNECTIONS, "max_connections", "20", of="replica")
+
+wrong_variable(Rule.GTID_MODE, "gtid_mode", "ON_PERMISSIVE", MYSQL, of="replica")
+wrong_variable(Rule.REPLICA_WRITABLE, "read_only", "0", of="replica")
+wrong_variable(Rule.REPLICA_SKIPS, "slave_exec_mode", "IDEMPOTENT", MARIADB, of="replica")
+wrong_variable(Rule.REPLICA_SKIPS, "replica_exec_mode", "IDEMPOTENT", MYSQL, of="replica")
+wrong_variable(Rule.SERVER_ID_CLASH, "server_id", "1", of="replica")
+wrong_variable(Rule.ADOPTION_BLOCKED, "read_only", "0", of="replica", shard=ADOPTS)
+wrong_variable(Rule.NOT_PROMOTABLE, "binlog_row_metadata", "MINIMAL", of="replica", shard=ADOPTS)
+wrong_variable(
+    Rule.ROW_METADATA, "binlog_row_metadata", "MINIMAL", of="replica", stream={"replica_choice": "freshest"}
+)
+
+wrong_file([Rule.LOSSLESS], "a failover that is said to be lossless", shard={"lossless_failover": True})
+wrong_file([Rule.ZONE], "a zone without replicas", cache={"zone": "b"})
+wrong_file([Rule.REFUSED], "a table that is not there", objects=CUSTOMER.replace("customers", "custmers"))
+wrong_file(
+    [Rule.REFUSED],
+    "a column that is not there",
+    objects=PROFILE.replace('orders = "customer_id"', 'orders = "client_id"'),
+)
+wrong_file(
+    [Rule.REFUSED],
+    "a key that is not unique",
+    objects='[objects.by_name]\ntable = "customers"\nkey = "name"\n',
+)
+wrong_file(
+    [Rule.NO_INDEX],
+    "a member without an index",
+    objects=PROFILE.replace("orders", "bare"),
+)
+wrong_file([Rule.ENGINE], "an engine without transactions", objects=CUSTOMER.replace("customers", "loose"))
+
+
+@case(Rule.FLAVOR)
+def the_other_flavor(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"flavor": "mysql" if system.flavor == "mariadb" else "mariadb"}
+
+
+@case(Rule.CASCADE, flavors=MARIADB)
+def a_cascade(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"objects": CUSTOMER.replace("customers", "child")}
+
+
+@case(Rule.COMPRESSION, flavors=MYSQL)
+def a_package_that_is_not_installed(system: System) -> Iterator[Mapping[str, Any]]:
+    find = importlib.util.find_spec
+    with (
+        variable(system.primary, "binlog_transaction_compression", "ON"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(importlib.util, "find_spec", lambda name: None if name == "zstandard" else find(name))
+        yield {}
+
+
+@case(Rule.CLOCK)
+def an_own_clock_that_is_wrong(system: System) -> Iterator[Mapping[str, Any]]:
+    now = time.time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: now() - 300)
+        yield {}
+
+
+@contextmanager
+def account(server: DatabaseServer, *grants: str) -> Iterator[str]:
+    server.execute("CREATE USER few@'%' IDENTIFIED BY 'few'")
+    try:
+        for grant in grants:
+            server.execute(f"GRANT {grant} TO few@'%'")
+        yield server.url.replace("app:app", "few:few")
+    finally:
+        server.execute("DROP USER few@'%'")
+
+
+BEATS: Final = "CREATE, SELECT, INSERT, UPDATE, DELETE ON shop.*"
+MONITOR: Final[Mapping[Flavor, str]] = {
+    "mariadb": "BINLOG MONITOR, REPLICA MONITOR",
+    "mysql": "REPLICATION CLIENT",
+}
+
+
+@case(Rule.RIGHT)
+def an_account_that_may_not_follow_the_log(system: System) -> Iterator[Mapping[str, Any]]:
+    with account(system.primary, BEATS, f"{MONITOR[system.flavor]} ON *.*") as url:
+        yield {"primary": url, "replicas": []}
+
+
+@case(Rule.REFUSED)
+def an_account_that_may_not_write_heartbeats(system: System) -> Iterator[Mapping[str, Any]]:
+    rights = f"REPLICATION SLAVE, {MONITOR[system.flavor]} ON *.*"
+    with account(system.primary, rights, BEATS.replace("INSERT, ", "")) as url:
+        yield {"primary": url, "replicas": []}
+
+
+@case(Rule.REFUSED)
+def a_wrong_password(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"replicas": [system.replica.url.replace("app:app", "app:wrong")]}
+
+
+@case(Rule.REFUSED)
+def a_replica_that_is_down(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"replicas": ["mysql://app:app@127.0.0.1:1/shop"]}
+
+
+@case(Rule.HIDDEN)
+def an_account_that_may_only_read(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"replicas": [system.replica.url.replace("app:app", "reader:reader")]}
+
+
+@case(Rule.TABLE_UNREADABLE)
+def an_account_that_may_not_read_a_table(system: System) -> Iterator[Mapping[str, Any]]:
+    with account(
+        system.primary,
+        f"REPLICATION SLAVE, {MONITOR[system.flavor]} ON *.*",
+        BEATS.replace("shop.*", f"shop.{HEARTBEAT_TABLE}"),
+        "SELECT (id) ON shop.customers",
+    ) as url:
+        yield {"primary": url, "replicas": [], "objects": CUSTOMER}
+
+
+@case(Rule.SAME_SERVER)
+def a_replica_that_is_the_primary(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"replicas": [system.primary.url.replace("127.0.0.1", "localhost")]}
+
+
+@case(Rule.TOPOLOGY)
+def a_later_topology(system: System) -> Iterator[Mapping[str, Any]]:
+    system.primary.execute(
+        f"INSERT INTO {HEARTBEAT_TABLE} VALUES ('=later', 7, 0, 0, 0, 'shop')", database="shop"
+    )
+    try:
+        yield {}
+    finally:
+        system.primary.execute(f"DELETE FROM {HEARTBEAT_TABLE} WHERE id = '=later'", database="shop")
+
+
+@case(Rule.HEARTBEAT_TABLE)
+def no_invalidator_has_ever_run(system: System) -> Iterator[Mapping[str, Any]]:
+    system.primary.execute(f"DROP TABLE {HEARTBEAT_TABLE}", database="shop")
+    system.pair.wait_caught_up()
+    try:
+        yield {}
+    finally:
+        system.beat()
+
+
+@case(Rule.NO_HEARTBEATS)
+def a_replica_without_the_heartbeat_table(system: System) -> Iterator[Mapping[str, Any]]:
+    def keep_to_itself(*statements: str) -> None:
+        with system.replica.connect("shop") as connection, connection.cursor() as cursor:
+            for statement in ("SET sql_log_bin = 0", *statements):
+                cursor.execute(statement)
+
+    keep_to_itself(f"RENAME TABLE {HEARTBEAT_TABLE} TO away")
+    try:
+        yield {}
+    finally:
+        keep_to_itself(f"RENAME TABLE away TO {HEARTBEAT_TABLE}")
+
+
+@case(Rule.NOT_REPLICATING)
+def a_replication_that_is_stopped(system: System) -> Iterator[Mapping[str, Any]]:
+    system.replica.stop_replication()
+    try:
+        yield {}
+    finally:
+        system.replica.start_replication()
+
+
+@case(Rule.NOT_REPLICATING)
+def a_replica_that_follows_nobody(system: System) -> Iterator[Mapping[str, Any]]:
+    system.replica.remove_sources()
+    try:
+        yield {}
+    finally:
+        system.replica.replicate_from(system.primary)
+
+
+@case(Rule.DELAYED)
+def a_replica_that_is_meant_to_be_late(system: System) -> Iterator[Mapping[str, Any]]:
+    system.replica.replicate_from(system.primary, delay_seconds=600)
+    try:
+        yield {}
+    finally:
+        system.replica.replicate_from(system.primary)
+        system.pair.wait_caught_up()
+
+
+@case(Rule.LAGS)
+def a_replica_that_is_behind(system: System) -> Iterator[Mapping[str, Any]]:
+    with system.replica.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("FLUSH TABLES WITH READ LOCK")
+        system.primary.execute(
+            f"UPDATE {HEARTBEAT_TABLE} SET min_us = min_us + 600000000 WHERE id = 'me'", database="shop"
+        )
+        try:
+            yield {}
+        finally:
+            cursor.execute("UNLOCK TABLES")
+            system.pair.wait_caught_up()
+
+
+@case(Rule.ERRANT)
+def a_write_to_the_replica(system: System) -> Iterator[Mapping[str, Any]]:
+    with system.replica.connect("shop") as connection, connection.cursor() as cursor:
+        if system.flavor == "mariadb":
+            cursor.execute("SET gtid_domain_id = 9")
+        cursor.execute("CREATE TABLE errant (id INT)")
+    [(uuid,)] = system.replica.execute(
+        "SELECT @@server_uuid" if system.flavor == "mysql" else "SELECT @@server_id"
+    )
+    try:
+        yield {}
+    finally:
+        if system.flavor == "mysql":
+            with system.primary.connect() as connection, connection.cursor() as cursor:
+                for statement in (
+                    f"SET gtid_next = '{uuid}:1'",
+                    "BEGIN",
+                    "COMMIT",
+                    "SET gtid_next = 'AUTOMATIC'",
+                ):
+                    cursor.execute(statement)
+        else:
+            system.replica.execute("FLUSH BINARY LOGS")
+            [(log, *_)] = system.replica.execute("SHOW MASTER STATUS")
+            wait_until(lambda: forget_logs(system.replica, str(log)), "the domain is not in the log any more")
+        system.pair.wait_caught_up()
+
+
+def forget_logs(server: DatabaseServer, log: str) -> bool:
+    server.execute("PURGE BINARY LOGS TO %s", log)
+    server.execute("FLUSH BINARY LOGS DELETE_DOMAIN_ID = (9)")
+    return True
+
+
+@contextmanager
+def filtering(replica: DatabaseServer) -> Iterator[None]:
+    def set_filter(table: str) -> None:
+        replica.stop_replication()
+        if replica.flavor == "mysql":
+            replica.execute(f"CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = ({table})")
+        else:
+            replica.execute("SET GLOBAL replicate_ignore_table = %s", table)
+        replica.start_replication()
+
+    set_filter("shop.bare")
+    try:
+        yield
+    finally:
+        set_filter("")
+
+
+@case(Rule.REPLICA_FILTER)
+def a_replica_that_leaves_out_a_table(system: System) -> Iterator[Mapping[str, Any]]:
+    with filtering(system.replica):
+        yield {}
+
+
+@case(Rule.REPLICA_FILTER, Rule.LOG_NOT_READ)
+def a_log_that_leaves_out_a_table(system: System) -> Iterator[Mapping[str, Any]]:
+    with filtering(system.replica):
+        yield {"stream": {"replica_choice": "freshest"}}
+
+
+@case(Rule.LOG_NOT_READ, flavors=MYSQL)
+def a_log_in_another_order(system: System) -> Iterator[Mapping[str, Any]]:
+    system.replica.stop_replication()
+    with variable(system.replica, "replica_preserve_commit_order", "OFF"):
+        system.replica.start_replication()
+        yield {"stream": {"replica_choice": "freshest"}}
+        system.replica.stop_replication()
+    system.replica.start_replication()
+
+
+# -- each of them ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flavor", "mistake"),
+    [
+        pytest.param(flavor, one, id=f"{flavor}-{one.name}")
+        for flavor in BOTH
+        for one in CASES
+        if flavor in one.flavors
+    ],
+    indirect=["flavor"],
+)
+def test_each_mistake_is_found_with_its_remedy(system: System, mistake: Case) -> None:
+    with mistake.make(system) as options:
+        found = system.check(**options)
+        assert {each.rule for each in found} == mistake.rules, "\n".join(map(str, found))
+        for each in found:
+            assert each.hint
+            server = system.server_at(each.where) if each.statements else None
+            for statement in each.statements:
+                assert server is not None
+                server.execute(statement, database="shop")
+        if all(each.statements for each in found):
+            left = system.check(**options)
+            assert not {each.rule for each in left} & mistake.rules, f"its statements mend it: {left}"
+            undo(system, found)
+
+
+def test_nothing_is_found_where_all_mistakes_were_mended(system: System) -> None:
+    assert system.check() == []
+
+
+def undo(system: System, found: Sequence[CheckFinding]) -> None:
+    """Nothing of the remedies outlasts the case."""
+    for each in found:
+        server = system.server_at(each.where)
+        for statement in each.statements:
+            words = statement.split()
+            if words[:2] == ["SET", "PERSIST"]:
+                server.execute(f"RESET PERSIST IF EXISTS {words[2]}")
+            elif words[:2] == ["CREATE", "INDEX"]:
+                server.execute(f"DROP INDEX {words[2]} ON {words[4]}", database="shop")
+            elif words[:2] == ["ALTER", "TABLE"]:
+                server.execute(f"ALTER TABLE {words[2]} ENGINE = MyISAM", database="shop")
+
+
+def test_what_is_safe_is_mended_on_request(system: System) -> None:
+    def say(*options: str) -> tuple[int, set[tuple[str, bool]]]:
+        ran = call_cli("check", "-c", path, "--json", *options)
+        return ran.returncode, {(each["rule"], each["mended"]) for each in json.loads(ran.stdout)}
+
+    path = system.write()
+    system.primary.execute(f"DROP TABLE {HEARTBEAT_TABLE}", database="shop")
+    with (
+        variable(system.primary, "binlog_row_metadata", "MINIMAL"),
+        variable(system.primary, "sync_binlog", "0"),
+    ):
+        wrong = {("row-metadata", False), ("heartbeat-table", False), ("sync-binlog", False)}
+        assert say() == (4, wrong)
+        assert say("--fix") == (
+            0,
+            {("row-metadata", True), ("heartbeat-table", True), ("sync-binlog", False)},
+        )
+        assert system.primary.execute("SELECT @@global.binlog_row_metadata, @@global.sync_binlog") == [
+            ("FULL", 0)
+        ]
+        assert say("--fix") == (0, {("sync-binlog", False)})
+    system.beat()
+    if system.flavor == "mysql":
+        system.primary.execute("RESET PERSIST IF EXISTS binlog_row_metadata")
+
+
+def test_a_remedy_that_is_refused_is_told(system: System) -> None:
+    """The account may do everything but set variables."""
+    rights = f"REPLICATION SLAVE, {MONITOR[system.flavor]} ON *.*"
+    with (
+        account(system.primary, rights, BEATS) as url,
+        variable(system.primary, "binlog_row_metadata", "MINIMAL"),
+    ):
+        path = system.write(primary=url, replicas=[])
+        ran = call_cli("check", "-c", path, "--fix")
+        assert ran.returncode == 4
+        assert "mended" not in ran.stdout
+        assert "Access denied" in ran.stdout
+        assert system.primary.execute("SELECT @@global.binlog_row_metadata") == [("MINIMAL",)]
+
+
+def test_there_are_forty_mistakes() -> None:
+    assert len({one.name for one in CASES}) == len(CASES) >= 40
+
+
+ELSEWHERE: Final[Mapping[Rule, str]] = {
+    Rule.LOG_OFF: "integration/invalidator/test_preflight.py::test_a_server_without_a_binary_log",
+    Rule.LOG_FILTER: "integration/invalidator/test_preflight.py::test_a_log_that_leaves_out_databases",
+    Rule.UPDATES_NOT_LOGGED: "integration/invalidator/test_preflight.py::"
+    "test_a_primary_that_does_not_log_what_it_replicates",
+    Rule.NEVER_CONTAINED: "integration/invalidator/test_checkup.py::"
+    "test_a_domain_that_the_primary_has_and_a_replica_does_not_show",
+    Rule.NODE_FULL: "integration/invalidator/test_checkup.py::"
+    "test_a_node_that_a_neighbour_has_filled_is_told_as_such",
+    Rule.TWO_NAMES: "integration/invalidator/test_checkup.py::test_nodes",
+    Rule.NODE_DOWN: "integration/invalidator/test_checkup.py::test_nodes",
+    Rule.OLD_SERVER: "tests/unit/invalidator/rules/test_primary.py::test_a_server_that_is_too_old",
+    Rule.SERVICE: "tests/unit/invalidator/rules/test_service.py::test_a_service_is_known_by_what_it_answers",
+    Rule.TABLET: "tests/unit/invalidator/rules/test_primary.py::test_a_tablet_that_does_not_log_what_is_needed",
+    Rule.TABLET_CASCADE: "integration/vitess/test_keyspace.py::"
+    "test_a_tablet_that_would_lose_invalidations_is_refused",
+}
+"""Where other rules are tested: they need servers of their own, or answers that no server here gives."""
+
+
+def test_each_rule_has_a_case() -> None:
+    made = {rule for one in CASES for rule in one.rules}
+    assert set(Rule) - made == set(ELSEWHERE)
+    for place in ELSEWHERE.values():
+        path, _, name = place.partition("::")
+        assert f"def {name}(" in Path(path).read_text(), place

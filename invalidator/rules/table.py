@@ -1,0 +1,69 @@
+"""Whether the tables of cached objects suit them: their engine, and indexes that find the rows of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from freshness.config.settings import ObjectConfig
+from freshness.database.connection import Connection, read_rows
+from invalidator.rules.finding import CheckFinding
+from invalidator.rules.rule import Rule
+from invalidator.rules.server import ServerFacts
+
+_ENGINES: Final = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
+_INDEXES: Final = """SELECT table_name, index_name, column_name FROM information_schema.statistics
+  WHERE table_schema = DATABASE() ORDER BY table_name, index_name, seq_in_index"""
+
+TRANSACTIONAL: Final = ("innodb", "rocksdb", "ndbcluster", "tokudb")
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """``engines``: by table. ``indexes``: of each table the columns of each of its indexes, in their order."""
+
+    engines: Mapping[str, str]
+    indexes: Mapping[str, Collection[tuple[str, ...]]]
+
+    @classmethod
+    def look(cls, connection: Connection) -> TableFacts:
+        """Raises what pymysql raises."""
+        columns: dict[tuple[str, str], list[str]] = {}
+        for table, index, column in read_rows(connection, _INDEXES):
+            columns.setdefault((str(table), str(index)), []).append(str(column))
+        indexes: dict[str, list[tuple[str, ...]]] = {}
+        for (table, _), names in columns.items():
+            indexes.setdefault(table, []).append(tuple(names))
+        engines = {str(table): str(engine) for table, engine in read_rows(connection, _ENGINES)}
+        return cls(engines, indexes)
+
+
+def check_tables(
+    server: ServerFacts, objects: Iterable[ObjectConfig], tables: TableFacts
+) -> Iterator[CheckFinding]:
+    """``objects``: those of the server's keyspace, whose tables and columns are there."""
+    told = set()
+    for entry in objects:
+        wanted = dict(entry.members) if entry.table is None else {entry.table: entry.key}
+        for table, columns in wanted.items():
+            engine = tables.engines.get(table, "")
+            if engine and engine.lower() not in TRANSACTIONAL and table not in told:
+                told.add(table)
+                statement = f"ALTER TABLE `{table}` ENGINE = InnoDB"
+                yield server.find(Rule.ENGINE, f"table {table} is of engine {engine}", statement, statement)
+            if columns and not _is_indexed(columns, tables.indexes.get(table, ())):
+                names = ", ".join(f"`{column}`" for column in columns)
+                statement = f"CREATE INDEX `{entry.name}_key` ON `{table}` ({names})"
+                yield server.find(
+                    Rule.NO_INDEX,
+                    f"no index of {table} begins with {', '.join(columns)}: each miss of {entry.name} reads the"
+                    " whole table",
+                    statement,
+                    statement,
+                )
+
+
+def _is_indexed(columns: tuple[str, ...], indexes: Iterable[tuple[str, ...]]) -> bool:
+    wanted = {column.casefold() for column in columns}
+    return any({column.casefold() for column in index[: len(wanted)]} == wanted for index in indexes)

@@ -1,0 +1,58 @@
+"""Rules for the primary where no server at hand gives the answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from freshness.config.settings import ServerAddress
+from invalidator.rules.primary import check_tablet, check_version
+from invalidator.rules.rule import Rule
+from invalidator.rules.server import ServerFacts, ahead_of
+
+ADDRESS = ServerAddress("db.example.com", 3306, "app", "app", "shop")
+
+
+@pytest.mark.parametrize(
+    ("flavor", "version", "oldest"),
+    [
+        ("mariadb", "10.4.34-MariaDB-log", "10.5"),
+        ("mysql", "5.7.44-log", "8.0.14"),
+        ("mysql", "8.0.13", "8.0.14"),
+    ],
+)
+def test_a_server_that_is_too_old(flavor: str, version: str, oldest: str) -> None:
+    [found] = check_version(ServerFacts(ADDRESS, flavor, {"version": version}))
+    assert found.rule is Rule.OLD_SERVER
+    assert version in found.message
+    assert f"upgrade to {oldest}" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("flavor", "version"), [("mariadb", "10.5.0-MariaDB"), ("mysql", "8.0.14"), ("mysql", "9.7.0")]
+)
+def test_a_server_that_is_new_enough(flavor: str, version: str) -> None:
+    assert list(check_version(ServerFacts(ADDRESS, flavor, {"version": version}))) == []
+
+
+def test_a_tablet_that_does_not_log_what_is_needed() -> None:
+    right = {"log_bin": "ON", "binlog_row_image": "FULL", "gtid_mode": "ON"}
+    assert list(check_tablet(ServerFacts(ADDRESS, "mysql", right))) == []
+    for name, value in (("log_bin", "OFF"), ("binlog_row_image", "MINIMAL"), ("gtid_mode", "OFF")):
+        [found] = check_tablet(ServerFacts(ADDRESS, "mysql", {**right, name: value}))
+        assert found.rule is Rule.TABLET
+        assert f"{name} is {value}" in found.message
+        assert f"set {name} = {right[name]} on all tablets" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("shown", "ahead"),
+    [(100.0, 0.0), (101.0, 0.0), (101.5, 0.5), (99.0, -1.0), (90.0, -10.0), (200.0, 99.0)],
+)
+def test_a_clock_differs_by_no_more_than_is_sure(shown: float, ahead: float) -> None:
+    """It was asked between 100 and 101 of our own clock."""
+    assert ahead_of(shown, 100.0, 101.0) == ahead
+
+
+def test_a_coarse_clock_may_be_a_step_further() -> None:
+    assert ahead_of(99.0, 99.9, 100.0, step=1.0) == 0.0
+    assert ahead_of(98.0, 99.9, 100.0, step=1.0) == pytest.approx(-0.9)
