@@ -29,6 +29,7 @@ from benchmarks.invalidation import measure_invalidation
 from benchmarks.lag import measure_lag
 from benchmarks.measure import ROUNDS, Result
 from benchmarks.memory import measure_memory
+from benchmarks.orm import measure_orm
 from benchmarks.profile import measure_profile
 from benchmarks.protection_memory import measure_protection_memory
 from benchmarks.report import (
@@ -71,6 +72,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "hit": in_both_placements(measure_hit),
     "telemetry": measure_hit_telemetry,
     "get_many": in_both_placements(measure_get_many),
+    "orm": in_both_placements(measure_orm),
     "clients": in_both_placements(measure_clients),
     "codec": measure_codec,
 }

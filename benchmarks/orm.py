@@ -1,11 +1,11 @@
-"""What a hit costs by ``Session.get``, against the ORM's own read by primary key, and against plain `Cache.get`.
+"""What a hit costs by ``Session.get`` of SQLAlchemy and by ``objects.get`` of Django, against the ORM's own read by
+primary key, and against plain `Cache.get`.
 
-Each read has a session of its own, as a request of a web application has. ``python -m benchmarks.orm``
+The database is on loopback, with all rows in memory, and has nothing else to do: a read of it costs no less anywhere.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -13,15 +13,18 @@ from sqlalchemy import BigInteger, String, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from appclient.sqlalchemy import CachedReads
-from benchmarks.cores import Placement, placed
 from benchmarks.hit import repeated, require_hits
-from benchmarks.measure import ROUNDS, Criterion, Result, interleave, stopwatch
-from benchmarks.shop import open_shop
+from benchmarks.measure import Criterion, Result, interleave, stopwatch
+from benchmarks.shop import Shop, open_shop
+from integration.django.project import use
 
 READS: Final = 1000
 """In one round."""
 
 CRITERION: Final = Criterion(at_most=0.5)
+DJANGO: Final = {"INSTALLED_APPS": ["appclient.django", "benchmarks"], "USE_TZ": True}
+
+Reads = Callable[[], None]
 
 
 class Base(DeclarativeBase):
@@ -39,47 +42,83 @@ class Customer(Base):
 
 def measure_orm(rounds: int) -> list[Result]:
     with open_shop(node_count=1) as shop:
-        engine = create_engine(f"{shop.pair.primary.url.replace('mysql:', 'mysql+pymysql:')}?charset=utf8mb4")
-        plain, cached = sessionmaker(engine), sessionmaker(engine)
-        CachedReads(shop.cache, cached)
         keys = repeated(shop.keys, READS)
-
-        def reader(sessions: sessionmaker[Session]) -> Callable[[], None]:
-            def read() -> None:
-                for key in keys:
-                    with sessions() as session:
-                        session.get_one(Customer, key)
-
-            return read
 
         def bare() -> None:
             for key in keys:
                 shop.cache.get("customer", key)
 
-        hits, selects = reader(cached), reader(plain)
-        against_select = interleave(
-            lambda _: require_hits(shop, hits), lambda _: stopwatch(selects), rounds
-        ).microseconds("orm_hit", READS, "Session.get by a SELECT on the primary", CRITERION)
-        against_get = interleave(
-            lambda _: require_hits(shop, hits), lambda _: require_hits(shop, bare), rounds
-        ).microseconds("orm_hit_over_get", READS, "Cache.get")
-        engine.dispose()
-        return [against_select, against_get]
+        def compare(
+            name: str, hits: Reads, selects: Reads, what: str, criterion: Criterion | None
+        ) -> list[Result]:
+            against_select = interleave(
+                lambda _: require_hits(shop, hits), lambda _: stopwatch(selects), rounds
+            )
+            against_get = interleave(
+                lambda _: require_hits(shop, hits), lambda _: require_hits(shop, bare), rounds
+            )
+            return [
+                against_select.microseconds(name, READS, f"{what} by a SELECT on the primary", criterion),
+                against_get.microseconds(f"{name}_over_get", READS, "Cache.get"),
+            ]
+
+        return [
+            *compare("django_hit", *by_django(shop, keys), "objects.get of Django", CRITERION),
+            *compare("sqlalchemy_hit", *by_sessions(shop, keys), "Session.get, one in a session,", CRITERION),
+            *compare("sqlalchemy_hits", *by_one_session(shop, keys), "Session.get, many in a session,", None),
+        ]
 
 
-def main() -> int:
-    is_met = True
-    for placement in Placement:
-        with placed(placement):
-            for result in measure_orm(ROUNDS):
-                low, high = result.spread
-                print(
-                    f"{placement.value}: {result.name} {result.value:.0f} {result.unit}, {result.baseline} "
-                    f"{result.baseline_value:.0f}: {result.ratio:.2f} ({low:.2f} to {high:.2f})"
-                )
-                is_met &= result.is_met
-    return 0 if is_met else 1
+def by_django(shop: Shop, keys: list[int]) -> tuple[Reads, Reads]:
+    """Reads of the cache, and of the database."""
+    use(shop.pair, shop.cache.config.path, DJANGO)
+    from benchmarks.models import Customer as Model
+
+    def hits() -> None:
+        for key in keys:
+            Model.objects.get(pk=key)
+
+    def selects() -> None:
+        for key in keys:
+            Model.plain.get(pk=key)
+
+    return hits, selects
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def by_sessions(shop: Shop, keys: list[int]) -> tuple[Reads, Reads]:
+    """The same by a session for each read, which rolls back at its end."""
+
+    def reader(sessions: sessionmaker[Session]) -> Reads:
+        def read() -> None:
+            for key in keys:
+                with sessions() as session:
+                    session.get_one(Customer, key)
+
+        return read
+
+    plain, cached = open_sessions(shop)
+    return reader(cached), reader(plain)
+
+
+def by_one_session(shop: Shop, keys: list[int]) -> tuple[Reads, Reads]:
+    """The same by one session for all reads of a round."""
+
+    def reader(sessions: sessionmaker[Session]) -> Reads:
+        def read() -> None:
+            with sessions() as session:
+                for key in keys:
+                    session.get_one(Customer, key)
+
+        return read
+
+    plain, cached = open_sessions(shop)
+    return reader(cached), reader(plain)
+
+
+def open_sessions(shop: Shop) -> tuple[sessionmaker[Session], sessionmaker[Session]]:
+    """Sessions of the database, and of the cache."""
+    url = shop.pair.primary.url.replace("mysql:", "mysql+pymysql:")
+    engine = create_engine(f"{url}?charset=utf8mb4")
+    plain, cached = sessionmaker(engine), sessionmaker(engine)
+    CachedReads(shop.cache, cached)
+    return plain, cached

@@ -107,15 +107,16 @@ class CachedQuerySet(QuerySet):
         """By key, the instance or None; or the database where the ORM is to read: that of the transaction which has
         written, as no other one shows its rows."""
         app, alias = get_app(), str(self.db)
-        server = app.places.find(connections[alias].settings_dict)
+        connection = connections[alias]
+        server = app.places.find(connection.settings_dict)
         subject = app.objects.get((self.model._meta.label, server.keyspace)) if server is not None else None
         if server is None or subject is None:
             return alias
         primaries: tuple[str, ...] = app.places.primaries.get(server.keyspace, ())
         for each in (*primaries, alias):
-            if is_dirty(connections[each]):
+            if is_dirty(connection if each == alias else connections[each]):
                 return each
-        spelled = [_spell(subject, key, connections[alias]) for key in keys]
+        spelled = [_spell(subject, key, connection) for key in keys]
         if None in spelled:
             return alias
         session, cache = get_session(), app.cache
@@ -128,7 +129,7 @@ class CachedQuerySet(QuerySet):
                 rows = {spelled[0]: cache.get(subject.name, spelled[0], at_least=token)}
             else:
                 rows = cache.get_many(subject.name, spelled, at_least=token)
-            plan = _find_plan(app, subject, connections[alias])
+            plan = _find_plan(app, subject, connection)
         except ConfigError:
             raise
         except FreshnessError as error:

@@ -92,12 +92,12 @@ def put_back_pymysql() -> None:
             setattr(pymysql, child, module)
 
 
-def use(pair: Pair, config: Path) -> None:
-    """Set up Django, or point it to these servers."""
+def use(pair: Pair, config: Path, given: Mapping[str, Any] = SETTINGS) -> None:
+    """Set up Django with the settings ``given``, or point it to these servers."""
     databases = databases_of(pair)
     if not settings.configured:
         pymysql.install_as_MySQLdb()
-        settings.configure(DATABASES=databases, FRESHNESS=config, **SETTINGS)
+        settings.configure(DATABASES=databases, FRESHNESS=config, **given)
         django.setup()
         put_back_pymysql()
         return
