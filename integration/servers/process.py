@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -261,7 +262,7 @@ class ServerProcess(ABC):
         )
 
     def kill(self) -> None:
-        """SIGKILL, as in a crash; data stay and `start` revives it. No error if it is dead already."""
+        """SIGKILL to it and its children, as in a crash; data stay and `start` revives it. No error if it is dead."""
         self._end()
 
     def restart(self) -> None:
@@ -315,7 +316,8 @@ class ServerProcess(ABC):
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
+        with suppress(ProcessLookupError):  # all of the group have ended
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         _tell_watchdog(f"forget {process.pid}")
         atexit.unregister(self._end)

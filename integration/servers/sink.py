@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 from freshness.config.reader import load_config
@@ -14,8 +11,7 @@ from spark.session import JAVA_OPTIONS
 
 
 class SinkProcess(PythonProgram):
-    """``python -m spark.sink``, ready when all nodes are open. ``kill`` ends its JVM with it, as the end of a machine
-    does."""
+    """``python -m spark.sink``, ready when all nodes are open. ``kill`` ends its JVM, too."""
 
     technology = "sink"
 
@@ -34,9 +30,3 @@ class SinkProcess(PythonProgram):
 
     def is_ready(self) -> bool:
         return all(node["state"] == "open" for node in read_nodes(self._config))
-
-    def _end(self) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):  # all of the group have ended
-                os.killpg(self._process.pid, signal.SIGKILL)
-        super()._end()

@@ -175,6 +175,28 @@ def _is_gone(pid: int, start_ticks: int) -> bool:
     return True
 
 
+class WithChild(ServerProcess):
+    """A server that has a worker, as gunicorn and uvicorn do."""
+
+    def command(self) -> list[str]:
+        return ["sh", "-c", "sleep 600 & echo $! > child; wait"]
+
+    def is_ready(self) -> bool:
+        return self.child.exists() and bool(self.child.read_text())
+
+    @property
+    def child(self) -> Path:
+        return self.directory / "child"
+
+
+def test_a_server_ends_with_its_children() -> None:
+    with WithChild() as server:
+        pid = int(server.child.read_text())
+        ticks = find_start_ticks(pid)
+        assert ticks is not None
+    assert _is_gone(pid, ticks)
+
+
 RUNNER = """
 import os, sys, threading
 from integration.servers import MariadbServer, Memcached
