@@ -164,8 +164,8 @@ class CachedReads:
             )
         return state.token
 
-    def demand(self, session: Session | AsyncSession | scoped_session[Any], at_least: AtLeast) -> None:
-        """Later reads of the session have these commits. Raises `FormatError` for a text that does not parse."""
+    def demand(self, session: Session | AsyncSession | scoped_session[Any], at_least: AtLeast | None) -> None:
+        """Later reads of the session have these commits, if any. Raises `FormatError` for a text that is none."""
         token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
         SessionState.of(_session(session)).add(token)
 

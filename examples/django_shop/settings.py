@@ -32,7 +32,7 @@ DATABASES = {
 if CACHE == "freshness":
     INSTALLED_APPS.append("appclient.django")
     MIDDLEWARE.append("appclient.django.middleware.ReadYourWritesMiddleware")
-    FRESHNESS = os.environ["SHOP_TOML"]
+    FRESHNESS = {"CONFIG": os.environ["SHOP_TOML"], "ON_READ": "examples.scoreboard.tally.count"}
 else:
     CACHES = {
         "default": {

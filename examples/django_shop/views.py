@@ -31,7 +31,7 @@ def basket(request: HttpRequest) -> JsonResponse:
 @csrf_exempt
 def order(request: HttpRequest, key: int) -> JsonResponse:
     """Order a product, and read it again. ``then``: "roll back" the order, or "fail" after its commit."""
-    then = request.POST.get("then")
+    then = request.GET.get("then")
     try:
         version = _place_order(key, is_refused=then == "roll back")
     except Refused:

@@ -26,10 +26,11 @@ BASKET: Final = 30
 
 @dataclass(slots=True)
 class Findings:
-    """Of all sessions. ``seconds``: of each page that was read."""
+    """Of all sessions. ``seconds``: of each page that was read. ``refused``: pages answered with an error."""
 
     reads: int = 0
     orders: int = 0
+    refused: int = 0
     own_past: int = 0
     old: int = 0
     withdrawn: int = 0
@@ -71,6 +72,7 @@ class Browser:
         taken = time.monotonic() - began
         with self._lock:
             self._findings.statuses[status] += 1
+            self._findings.refused += status not in (0, 200)
             if answer is not None:
                 self._findings.reads += rows
                 self._findings.seconds.append(taken)
@@ -80,7 +82,7 @@ class Browser:
 
     def order(self, key: int, then: str) -> None:
         began = time.monotonic()
-        status, answer = self._ask("POST", f"/products/{key}/order", urllib.parse.urlencode({"then": then}))
+        status, answer = self._ask("POST", f"/products/{key}/order?then={urllib.parse.quote(then)}")
         with self._lock:
             self._findings.statuses[status] += 1
             self._findings.orders += 1
@@ -107,19 +109,24 @@ class Browser:
                 self._findings.old += is_old
                 self._findings.withdrawn += shown["price"] == WITHDRAWN
 
-    def _ask(self, method: str, path: str, body: str = "") -> tuple[int, dict[str, Any] | None]:
-        """The status, and the answer of a page that was found. A worker that is replaced may end a connection."""
+    def _ask(self, method: str, path: str) -> tuple[int, dict[str, Any] | None]:
+        """The status, and the answer of a page that was found; 0 where the connection has ended.
+
+        A server may end a connection between two requests, and does so when a worker is replaced. As in a browser a
+        GET is then sent once more, on a new one.
+        """
         headers = {"Cookie": "; ".join(f"{name}={value}" for name, value in self._cookies.items())}
-        if method == "POST":
-            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        is_new = self._connection is None
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
-            if self._connection is None:
-                self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-            self._connection.request(method, path, body or None, headers)
+            self._connection.request(method, path, headers=headers)
             response = self._connection.getresponse()
             text = response.read()
         except (http.client.HTTPException, OSError):
             self.close()
+            if method == "GET" and not is_new:
+                return self._ask(method, path)
             with self._lock:
                 self._findings.disconnected += 1
             return 0, None

@@ -1,4 +1,4 @@
-"""The figures of a run as the table of docs/scoreboard.md."""
+"""The figures of an application's runs as its table of docs/scoreboard.md."""
 
 from __future__ import annotations
 
@@ -8,36 +8,51 @@ from pathlib import Path
 from typing import Final
 
 from examples.scoreboard.run import Score
+from examples.scoreboard.shop import Shop
 
-NAMES: Final = {
-    "freshness": "`appclient.django`",
-    "signals": "Django's cache framework, by signals",
-    "cachalot": "django-cachalot",
-    "none": "no cache",
-}
-_TABLE: Final = re.compile(r"(?<=<!-- measured: django -->\n).*?(?=<!-- end measured -->)", re.DOTALL)
 _HEAD: Final = (
-    "| database | cache | rows read | orders | own past | old | poisoned at the end | SELECTs for 1,000 rows "
-    "| page p50 / p99, ms |\n|---|---|---|---|---|---|---|---|---|\n"
+    "| database | cache | seed | rows read | orders | own past, of a million | old, of a million "
+    "| poisoned at the end | hit rate "
+    "| SELECTs for 1,000 rows | SELECTs saved | page p50 / p99, ms | added p50 / p99, ms |\n"
+    f"|{'---|' * 13}\n"
 )
 
 
-def format_table(scores: Sequence[Score]) -> str:
-    """A line for each run; own past and old for a million rows read."""
-    lines = [
-        f"| {score.flavor} | {NAMES[score.cache]} | {score.reads:,} | {score.orders:,} "
-        f"| {score.own_past * 1_000_000 // score.reads:,} | {score.old * 1_000_000 // score.reads:,} "
-        f"| {score.poisoned} of {score.products} | {score.selects * 1000 // score.reads} "
-        f"| {score.p50_ms:.1f} / {score.p99_ms:.1f} |\n"
-        for score in scores
-    ]
-    seed = scores[0].seed
-    return _HEAD + "".join(lines) + f'\nOne run of each: `make examples ARGS="--seed {seed}"`.\n'
+def format_table(shop: Shop, scores: Sequence[Score]) -> str:
+    """A line for each run; own past and old for a million rows read, and what is saved and added beside the run
+    without a cache on the same database. Raises KeyError where that is not among them."""
+    bare = {score.flavor: score for score in scores if score.cache == "none"}
+    return _HEAD + "".join(_format_line(shop, score, bare[score.flavor]) for score in scores)
 
 
-def write_page(page: Path, scores: Sequence[Score]) -> None:
+def _format_line(shop: Shop, score: Score, bare: Score) -> str:
+    saved, added = "–", "–"
+    if score is not bare:
+        saved = f"{100 * (1 - (score.selects / score.reads) / (bare.selects / bare.reads)):.0f} %"
+        added = f"{score.p50_ms - bare.p50_ms:+.1f} / {score.p99_ms - bare.p99_ms:+.1f}"
+    hit_rate = "–" if score.hit_rate is None else f"{100 * score.hit_rate:.1f} %"
+    cells = (
+        score.flavor,
+        shop.caches[score.cache],
+        str(score.seed),
+        f"{score.reads:,}",
+        f"{score.orders:,}",
+        f"{score.own_past * 1_000_000 // score.reads:,}",
+        f"{score.old * 1_000_000 // score.reads:,}",
+        f"{score.poisoned} of {score.products}",
+        hit_rate,
+        str(score.selects * 1000 // score.reads),
+        saved,
+        f"{score.p50_ms:.1f} / {score.p99_ms:.1f}",
+        added,
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def write_page(page: Path, shop: Shop, scores: Sequence[Score]) -> None:
     """Put the table in the place of the former one. Raises ValueError where the page has none."""
-    text, count = _TABLE.subn(lambda _: format_table(scores), page.read_text())
+    table = re.compile(rf"(?<=<!-- measured: {shop.name} -->\n).*?(?=<!-- end measured -->)", re.DOTALL)
+    text, count = table.subn(lambda _: format_table(shop, scores), page.read_text())
     if count != 1:
-        raise ValueError(f"{page} has {count} tables of measured figures, and not one")
+        raise ValueError(f"{page} has {count} tables of measured figures of {shop.name}, and not one")
     page.write_text(text)

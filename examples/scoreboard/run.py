@@ -1,4 +1,4 @@
-"""One application under gunicorn with one of the caches, under the load; then the primary judges its rows."""
+"""One application with one of the caches under the load; then the primary judges its rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from examples.scoreboard.load import Browser, Ends, Findings, Ledger, browse
+from examples.scoreboard.shop import Shop
+from examples.scoreboard.tally import read_tally
 from integration.configuration import write_config
 from integration.harness import System
 from integration.servers import Memcached, Pair
@@ -26,32 +28,22 @@ from integration.servers.process import ServerProcess, find_free_port
 from integration.servers.program import InvalidatorProcess
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-CACHES: Final = ("freshness", "signals", "cachalot", "none")
 PRODUCTS: Final = 300
 SESSIONS: Final = 8
-WORKERS: Final = 2
-THREADS: Final = 4
 DELAY_SECONDS: Final = 1
 """The replica's delay: commits are shown 1 to 2 s late, or somewhat more on a busy machine."""
 
 READ_ON_SECONDS: Final = 3.0
 """The sessions read on after the last order, until the replica has caught up."""
 
-OBJECTS: Final = """
-[objects.category]
-table = "django_shop_category"
-
-[objects.product]
-table = "django_shop_product"
-fill_from_log = true
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """Of one run. ``poisoned``: products whose cached row is not the primary's after all is quiet, of ``products``.
-    ``selects``: statements that both servers have run meanwhile."""
+    ``selects``: statements that both servers have run meanwhile. ``hit_rate``: as the library tells it, and of
+    another cache the keys that memcached has found of those that it was asked for; None without a cache."""
 
+    shop: str
     cache: str
     flavor: str
     seed: int
@@ -63,35 +55,36 @@ class Score:
     poisoned: int
     products: int
     selects: int
+    hit_rate: float | None
     p50_ms: float
     p99_ms: float
     seconds: float
     disconnected: int
     failures: int
 
+    @property
+    def is_right(self) -> bool:
+        """Whether nobody saw what was rolled back, and with the library nothing is old either."""
+        wrong = self.own_past + self.old + self.poisoned if self.cache == "freshness" else 0
+        return wrong + self.withdrawn == 0
 
-class Gunicorn(ServerProcess):
-    """The shop, with workers and threads."""
 
-    technology = "gunicorn"
+class ShopServer(ServerProcess):
+    """The application, with several workers."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    technology = "shop"
+
+    def __init__(self, shop: Shop, environment: Mapping[str, str]) -> None:
         super().__init__()
         self.port = find_free_port()
-        self._environment = environment
+        self._shop, self._environment = shop, environment
 
     def command(self) -> list[str]:
         return [
             "/usr/bin/env",
             *(f"{name}={value}" for name, value in self._environment.items()),
             sys.executable,
-            "-m",
-            "gunicorn",
-            f"--workers={WORKERS}",
-            f"--threads={THREADS}",
-            f"--bind=127.0.0.1:{self.port}",
-            "--graceful-timeout=20",
-            "examples.django_shop.wsgi:application",
+            *(each.format(port=self.port) for each in self._shop.serve),
         ]
 
     def is_ready(self) -> bool:
@@ -117,8 +110,30 @@ def read_page(port: int, path: str) -> dict[str, dict[str, object]] | None:
     return found
 
 
-def run_shop(pair: Pair, cache: str, folder: Path, *, reads: int, seed: int) -> Score:
-    """Run the load until so many rows were read. ``pair``: its database ``shop`` is made anew."""
+@dataclass(frozen=True, slots=True)
+class RunningShop:
+    """``system``: None with another cache than ours. ``tally``: the folder of the library's own counts."""
+
+    shop: Shop
+    cache: str
+    pair: Pair
+    node: Memcached
+    server: ShopServer
+    system: System | None
+    tally: Path
+
+    def find_hit_rate(self) -> float | None:
+        if self.system is not None:
+            hits, reads = read_tally(self.tally)
+            return hits / reads if reads else None
+        stats = self.node.stats()
+        hits, misses = int(stats["get_hits"]), int(stats["get_misses"])
+        return hits / (hits + misses) if hits + misses else None
+
+
+@contextmanager
+def running_shop(shop: Shop, pair: Pair, cache: str, folder: Path) -> Iterator[RunningShop]:
+    """The application on a late replica. ``pair``: its database ``shop`` is made anew."""
     with ExitStack() as stack:
         node = stack.enter_context(Memcached())
         path = write_config(
@@ -127,37 +142,47 @@ def run_shop(pair: Pair, cache: str, folder: Path, *, reads: int, seed: int) -> 
             pair.primary.url,
             [node.address],
             replicas=[pair.replica.url],
-            objects=OBJECTS,
+            objects=shop.objects,
         )
+        tally = folder / "tally"
+        tally.mkdir()
         environment = {
             "PYTHONPATH": str(ROOT),
+            "PROMETHEUS_MULTIPROC_DIR": str(tally),
             "DJANGO_SETTINGS_MODULE": "examples.django_shop.settings",
             "SHOP_CACHE": cache,
-            "SHOP_SECRET": f"a secret of run {seed}, which guards nothing",
+            "SHOP_SECRET": "a secret of the shops, which guards nothing",
             "SHOP_TOML": str(path),
             "SHOP_NODE": node.address,
             "SHOP_PRIMARY_PORT": str(pair.primary.port),
             "SHOP_REPLICA_PORT": str(pair.replica.port),
         }
-        make_tables(pair, environment)
+        make_tables(shop, pair, environment)
         invalidator = stack.enter_context(InvalidatorProcess(path)) if cache == "freshness" else None
         system = System(pair, [node], path, invalidator) if invalidator else None
         pair.wait_caught_up()
         pair.replica.replicate_from(pair.primary, delay_seconds=DELAY_SECONDS)
         stack.callback(pair.replica.replicate_from, pair.primary)
-        server = stack.enter_context(Gunicorn(environment))
-        findings, selects, seconds = put_under_load(pair, server, reads, seed)
-        pair.replica.replicate_from(pair.primary)
-        pair.wait_caught_up()
-        if system is not None:
-            system.wait_covered()
-        poisoned = count_poisoned(pair, server)
-        if system is not None:
-            poisoned = max(poisoned, len(system.find_stale("product", range(1, PRODUCTS + 1))[1]))
+        server = stack.enter_context(ShopServer(shop, environment))
+        yield RunningShop(shop, cache, pair, node, server, system, tally)
+
+
+def run_shop(shop: Shop, pair: Pair, cache: str, folder: Path, *, reads: int, seed: int) -> Score:
+    """Run the load until so many rows were read. ``pair``: its database ``shop`` is made anew."""
+    with running_shop(shop, pair, cache, folder) as running:
+        return score_load(running, reads=reads, seed=seed)
+
+
+def score_load(running: RunningShop, *, reads: int, seed: int) -> Score:
+    """Run the load until so many rows were read, with new workers half way, and judge it."""
+    findings, selects, seconds = put_under_load(running, reads, seed, half_way=running.server.restart_workers)
+    hit_rate = running.find_hit_rate()
+    poisoned = count_poisoned(running)
     taken = sorted(findings.seconds)
     return Score(
-        cache=cache,
-        flavor=pair.primary.flavor,
+        shop=running.shop.name,
+        cache=running.cache,
+        flavor=running.pair.primary.flavor,
         seed=seed,
         reads=findings.reads,
         orders=findings.orders,
@@ -167,6 +192,7 @@ def run_shop(pair: Pair, cache: str, folder: Path, *, reads: int, seed: int) -> 
         poisoned=poisoned,
         products=PRODUCTS,
         selects=selects,
+        hit_rate=hit_rate,
         p50_ms=round(taken[len(taken) // 2] * 1000, 2),
         p99_ms=round(taken[len(taken) * 99 // 100] * 1000, 2),
         seconds=round(seconds, 1),
@@ -175,33 +201,39 @@ def run_shop(pair: Pair, cache: str, folder: Path, *, reads: int, seed: int) -> 
     )
 
 
-def make_tables(pair: Pair, environment: Mapping[str, str]) -> None:
+def make_tables(shop: Shop, pair: Pair, environment: Mapping[str, str]) -> None:
     primary = pair.primary
     primary.execute("DROP DATABASE IF EXISTS shop")
     primary.execute("CREATE DATABASE shop CHARACTER SET utf8mb4")
     subprocess.run(
-        [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity=0"],
+        [sys.executable, *shop.migrate],
         env={**os.environ, **environment, "SHOP_CACHE": "none", "SHOP_NODE": "127.0.0.1:1"},
         check=True,
     )
-    primary.execute("INSERT INTO django_shop_category (name) VALUES ('lamps'), ('chairs')", database="shop")
+    primary.execute(f"INSERT INTO {shop.categories} (name) VALUES ('lamps'), ('chairs')", database="shop")
     rows = ", ".join(f"({1 + key % 2}, 'product {key}', 9.90, 1000, 1, NOW(6), 0)" for key in range(PRODUCTS))
     primary.execute(
-        "INSERT INTO django_shop_product (category_id, name, price, stock, is_sold, changed, version) "
-        f"VALUES {rows}",
+        f"INSERT INTO {shop.products} (category_id, name, price, stock, is_sold, changed, version) VALUES {rows}",
         database="shop",
     )
 
 
-def put_under_load(pair: Pair, server: Gunicorn, reads: int, seed: int) -> tuple[Findings, int, float]:
-    """Findings of the sessions, SELECTs of both servers, and seconds. Half way all workers are replaced."""
+def put_under_load(
+    running: RunningShop,
+    reads: int,
+    seed: int,
+    *,
+    half_way: Callable[[], None],
+    read_on_seconds: float = READ_ON_SECONDS,
+) -> tuple[Findings, int, float]:
+    """Findings of the sessions, SELECTs of both servers, and seconds. ``half_way`` is called once."""
     findings, ledger, lock, ends = Findings(), Ledger(), threading.Lock(), Ends()
-    before, began = count_selects(pair), time.monotonic()
+    before, began = count_selects(running.pair), time.monotonic()
     with ThreadPoolExecutor(SESSIONS) as pool:
         sessions = [
             pool.submit(
                 browse,
-                Browser(server.port, ledger, findings, lock),
+                Browser(running.server.port, ledger, findings, lock),
                 random.Random(f"{seed}:{number}"),
                 PRODUCTS,
                 ends,
@@ -209,19 +241,19 @@ def put_under_load(pair: Pair, server: Gunicorn, reads: int, seed: int) -> tuple
             for number in range(SESSIONS)
         ]
         try:
-            is_restarted = False
+            is_over_half = False
             while findings.reads < reads and not any(session.done() for session in sessions):
                 time.sleep(0.05)
-                if findings.reads > reads // 2 and not is_restarted:
-                    server.restart_workers()
-                    is_restarted = True
+                if findings.reads > reads // 2 and not is_over_half:
+                    half_way()
+                    is_over_half = True
             ends.orders.set()
-            time.sleep(READ_ON_SECONDS)
+            time.sleep(read_on_seconds)
         finally:
             ends.reads.set()
         for session in sessions:
             session.result()
-    return findings, count_selects(pair) - before, time.monotonic() - began
+    return findings, count_selects(running.pair) - before, time.monotonic() - began
 
 
 def count_selects(pair: Pair) -> int:
@@ -229,18 +261,29 @@ def count_selects(pair: Pair) -> int:
     return sum(int(each.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")[0][1]) for each in servers)
 
 
-def count_poisoned(pair: Pair, server: Gunicorn) -> int:
-    """Products that a page shows otherwise than the primary has them, while nothing is written any more.
+def count_poisoned(running: RunningShop) -> int:
+    """Products that a page shows otherwise than the primary has them, now that nothing is written any more.
 
-    Both pages are asked: a cache of queries has a product under each.
+    Both pages are asked: a cache of queries has a product under each. Of ours the entries in memcached are compared,
+    too.
     """
-    rows = pair.primary.execute("SELECT id, version, price, stock FROM django_shop_product", database="shop")
+    pair, system = running.pair, running.system
+    pair.replica.replicate_from(pair.primary)
+    pair.wait_caught_up()
+    if system is not None:
+        system.wait_covered()
+    rows = pair.primary.execute(
+        f"SELECT id, version, price, stock FROM {running.shop.products}", database="shop"
+    )
     expected = {
         str(key): {"version": version, "price": str(price), "stock": stock}
         for key, version, price, stock in rows
     }
     differing = 0
     for key, row in expected.items():
-        shown = [read_page(server.port, path) for path in (f"/products/{key}", f"/basket?keys={key}")]
+        shown = [read_page(running.server.port, path) for path in (f"/products/{key}", f"/basket?keys={key}")]
         differing += any(each is None or each.get(key) != row for each in shown)
+    if system is not None:
+        differing = max(differing, len(system.find_stale("product", range(1, PRODUCTS + 1))[1]))
+    pair.replica.replicate_from(pair.primary, delay_seconds=DELAY_SECONDS)
     return differing

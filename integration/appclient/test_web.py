@@ -48,7 +48,7 @@ def read_example(heading: str, replaced: Mapping[str, str]) -> dict[str, Any]:
     for documented, here in replaced.items():
         assert documented in code
         code = code.replace(documented, here)
-    exec(compile(code, f"{PAGE.name}, {heading}", "exec"), names)
+    exec(compile(code, f"{PAGE.name}, {heading}", "exec", dont_inherit=True), names)
     return names
 
 
@@ -100,6 +100,20 @@ def test_flask(system: System) -> None:
     check(system, app.test_client(), app.test_client())
     assert app.test_client().get("/customers/404").status_code == 404
     fresh.cache.close()
+
+
+def test_sessions_of_sqlalchemy(system: System) -> None:
+    names = read_example("Sessions of SQLAlchemy", {"3306": str(system.pair.primary.port)})
+    app: flask.Flask = names["app"]
+    with stopped_replica(system):
+        writer, stranger = app.test_client(), app.test_client()
+        assert name_of(stranger.get("/customers/1")) == "old"
+        for name in ("new", "newer"):
+            assert name_of(writer.put(f"/customers/1/{name}")) == name, "in the same request"
+            assert name_of(writer.get("/customers/1")) == name, "in the next one"
+    system.settle()
+    assert name_of(stranger.get("/customers/1")) == "newer"
+    names["fresh"].cache.close()
 
 
 def check(system: System, writer: Any, stranger: Any) -> None:

@@ -328,31 +328,8 @@ def a_replica_that_is_down(system: System) -> Iterator[Mapping[str, Any]]:
 
 
 @case(Rule.HIDDEN)
-def accounts_that_may_only_read_a_replica(system: System) -> Iterator[Mapping[str, Any]]:
-    """The invalidator's account is not there, and the application's sees no replication."""
-    reader = system.replica.url.replace("app:app", "reader:reader")
-    with account(system.primary, f"REPLICATION SLAVE, {MONITOR[system.flavor]} ON *.*", BEATS) as url:
-        system.pair.wait_caught_up()
-        keep_to_itself(system.replica, "DROP USER few@'%'")
-        try:
-            yield {"primary": url, "replicas": [reader]}
-        finally:
-            keep_to_itself(system.replica, "CREATE USER few@'%' IDENTIFIED BY 'few'")
-    system.pair.wait_caught_up()
-
-
-def keep_to_itself(server: DatabaseServer, *statements: str) -> None:
-    """Statements that are not in the server's log."""
-    with server.connect("shop") as connection, connection.cursor() as cursor:
-        for statement in ("SET sql_log_bin = 0", *statements):
-            cursor.execute(statement)
-
-
-@case(Rule.REPLICA_WRITABLE)
-def an_application_that_may_only_read(system: System) -> Iterator[Mapping[str, Any]]:
-    """Its account sees no replication; the invalidator's does."""
-    with variable(system.replica, "read_only", "0"):
-        yield {"replicas": [system.replica.url.replace("app:app", "reader:reader")]}
+def an_account_that_may_only_read(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"replicas": [system.replica.url.replace("app:app", "reader:reader")]}
 
 
 @case(Rule.TABLE_UNREADABLE)
@@ -394,11 +371,16 @@ def no_invalidator_has_ever_run(system: System) -> Iterator[Mapping[str, Any]]:
 
 @case(Rule.NO_HEARTBEATS)
 def a_replica_without_the_heartbeat_table(system: System) -> Iterator[Mapping[str, Any]]:
-    keep_to_itself(system.replica, f"RENAME TABLE {HEARTBEAT_TABLE} TO away")
+    def keep_to_itself(*statements: str) -> None:
+        with system.replica.connect("shop") as connection, connection.cursor() as cursor:
+            for statement in ("SET sql_log_bin = 0", *statements):
+                cursor.execute(statement)
+
+    keep_to_itself(f"RENAME TABLE {HEARTBEAT_TABLE} TO away")
     try:
         yield {}
     finally:
-        keep_to_itself(system.replica, f"RENAME TABLE away TO {HEARTBEAT_TABLE}")
+        keep_to_itself(f"RENAME TABLE away TO {HEARTBEAT_TABLE}")
 
 
 @case(Rule.NOT_REPLICATING)

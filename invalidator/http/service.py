@@ -164,6 +164,7 @@ class HttpService:
             api,
             host=host,
             port=port,
+            loop="asyncio",  # also where uvloop is installed, which the invalidator does not need
             log_level="warning",
             log_config=None,  # its lines are the process's, in one form
             lifespan="off",

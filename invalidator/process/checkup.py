@@ -144,8 +144,6 @@ class Checkup:
                 is_read_first = server != shard.primary or not shard.replicas
                 self.findings += _check_reader(reader, server, tables)
                 facts = ServerFacts.look(reader, server, flavor)
-                if facts.replication is None:
-                    facts = _look_as_invalidator(shard.primary, server, flavor) or facts
                 if shard.serving and is_read_first:
                     is_origin = server == shard.primary or facts.replication == ()
                     self.findings += _compare_positions(reader, server, is_origin, flavor, head)
@@ -183,14 +181,6 @@ class Checkup:
             for node in nodes:
                 with suppress(FreshnessError):
                     node.perform([Delete(key)])
-
-
-def _look_as_invalidator(primary: ServerAddress, server: ServerAddress, flavor: str) -> ServerFacts | None:
-    """The facts of a server with the account of the primary, where that may ask it for more."""
-    address = replace(primary, host=server.host, port=server.port, tls=server.tls)
-    with suppress(FreshnessError), closing(connect(address)) as connection:
-        return ServerFacts.look(connection, address, flavor)
-    return None
 
 
 def _rehearse(primary: ServerAddress, flavor: str) -> None:

@@ -335,6 +335,7 @@ def test_a_transaction_that_has_written(shop: Shop, session: Session, sql: str) 
     assert shop.cache.asked == [(1, str(token))]
     with shop.sessions() as later:
         shop.reads.demand(later, str(token))
+        shop.reads.demand(later, None)
         assert name_of(later) == "cache"
     assert shop.cache.asked[1] == (1, str(token))
 

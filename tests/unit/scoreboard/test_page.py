@@ -1,0 +1,86 @@
+"""The tables of docs/scoreboard.md: what is a rate, and what is held against the run without a cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from examples.scoreboard.page import format_table, write_page
+from examples.scoreboard.run import Score
+from examples.scoreboard.shop import SHOPS
+
+BARE = Score(
+    shop="flask",
+    cache="none",
+    flavor="mysql",
+    seed=3,
+    reads=200_000,
+    orders=1_000,
+    own_past=50,
+    old=0,
+    withdrawn=0,
+    poisoned=0,
+    products=300,
+    selects=40_000,
+    hit_rate=None,
+    p50_ms=8.0,
+    p99_ms=40.0,
+    seconds=60,
+    disconnected=0,
+    failures=50,
+)
+CACHED = replace(
+    BARE,
+    cache="dogpile",
+    reads=400_000,
+    own_past=100,
+    old=20,
+    poisoned=7,
+    selects=8_000,
+    hit_rate=0.987,
+    p50_ms=9.5,
+    p99_ms=35.0,
+)
+
+
+def test_past_is_for_a_million_rows_and_the_rest_beside_the_run_without_a_cache() -> None:
+    *_, cached, bare = format_table(SHOPS["flask"], [CACHED, BARE]).splitlines()
+    assert cached == (
+        "| mysql | dogpile.cache | 3 | 400,000 | 1,000 | 250 | 50 | 7 of 300 | 98.7 % | 20 | 90 % "
+        "| 9.5 / 35.0 | +1.5 / -5.0 |"
+    )
+    assert bare == (
+        "| mysql | no cache | 3 | 200,000 | 1,000 | 250 | 0 | 0 of 300 | – | 200 | – | 8.0 / 40.0 | – |"
+    )
+
+
+def test_a_run_on_another_database_is_not_what_a_cache_is_held_against() -> None:
+    with pytest.raises(KeyError):
+        format_table(SHOPS["flask"], [CACHED, replace(BARE, flavor="mariadb")])
+
+
+def test_a_page_without_a_table_of_the_application_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- measured: django -->\n<!-- end measured -->\n")
+    with pytest.raises(ValueError, match="0 tables of measured figures of flask"):
+        write_page(page, SHOPS["flask"], [CACHED, BARE])
+    assert page.read_text() == "<!-- measured: django -->\n<!-- end measured -->\n"
+
+
+def test_a_run_with_the_library_is_right_only_if_nothing_was_found() -> None:
+    fresh = replace(BARE, cache="freshness", own_past=0)
+    assert fresh.is_right
+    for wrong in (
+        replace(fresh, own_past=1),
+        replace(fresh, old=1),
+        replace(fresh, poisoned=1),
+        replace(fresh, withdrawn=1),
+    ):
+        assert not wrong.is_right
+
+
+def test_another_cache_is_wrong_only_where_it_shows_what_was_rolled_back() -> None:
+    assert CACHED.is_right
+    assert not replace(CACHED, withdrawn=1).is_right
