@@ -195,7 +195,11 @@ def open_socket(listen: str, *, demands_token: bool) -> socket.socket:
             hint="set http.token_file, or listen on 127.0.0.1",
         )
     try:
-        return socket.create_server((host, port), family=_family(host))
+        listening = socket.create_server((host, port), family=_family(host))
+        # Connections have it from here. asyncio sets it on its own sockets alone: the body of a response would
+        # wait until the client has acknowledged the head, for 40 ms.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as error:
         raise ConfigError(
             f"http.listen = {listen}: {error.strerror or error}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,8 @@ from freshness.nodes.restoration import Restoration
 from freshness.objects.keyfinder import KeyFinder
 from freshness.position import MysqlGtidSet, empty_position
 from freshness.stream.source import Heartbeat, Transaction
-from invalidator.http.service import create_api
+from integration.servers.process import find_free_port
+from invalidator.http.service import create_api, open_socket
 from invalidator.loop.shard import ShardInvalidator
 from invalidator.process.app import Invalidator
 from invalidator.process.worker import Assignment, MetricsObserver, ShardWorker
@@ -289,3 +291,12 @@ def test_the_paths_are_described_and_hold_no_secret(client: TestClient) -> None:
     assert {"/healthz", "/readyz", "/metrics", "/v1/status"} <= set(description["paths"])
     for path in ("/healthz", "/readyz", "/metrics", "/v1/status", "/openapi.json"):
         assert "s3cr3t" not in client.get(path).text
+
+
+def test_a_response_does_not_wait_until_its_head_is_acknowledged() -> None:
+    with (
+        open_socket(f"127.0.0.1:{find_free_port()}", demands_token=False) as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
