@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from integration.harness import wait_until
 from integration.servers.spark import SparkWorker
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOOK_SECONDS: Final = 0.1
+UNTIL_SECONDS: Final = 120.0
 STOPPED_LOOKS: Final = 20
 """For so long, and as long in between, the processes of tasks stand still once the rest was done."""
 
@@ -32,6 +35,7 @@ SPECULATION: Final = {
     "spark.speculation.minTaskRuntime": "20ms",
     "spark.speculation.task.duration.threshold": "500ms",
     "spark.task.maxFailures": "50",
+    "spark.sql.shuffle.partitions": "4",
     "spark.eventLog.enabled": "true",
     "spark.eventLog.compress": "false",
 }
@@ -62,17 +66,8 @@ def run(
     """``python -m`` with the command. ``kills``: as soon as it may be, an executor is killed, and the process of a
     task of the other one, until the job has noticed both. From then on processes of tasks stand still again and
     again, and slow tasks are started twice."""
-    folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if kills is not None:
-        settings = {**SPECULATION, "spark.eventLog.dir": folder.as_uri()}
-        environment["PYSPARK_SUBMIT_ARGS"] = " ".join(
-            (*(f"--conf {name}={value}" for name, value in settings.items()), "pyspark-shell")
-        )
     out, err = folder / "out", folder / "err"
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        arguments = [sys.executable, "-m", *command, "--json"]
-        job = subprocess.Popen(arguments, stdout=stdout, stderr=stderr, cwd=ROOT, env=environment)
+    with _started(command, folder, is_struck=kills is not None) as job:
         looks = 0
         try:
             while job.poll() is None:
@@ -82,11 +77,44 @@ def run(
         finally:
             if kills is not None:
                 kills.workers[1].signal_python(signal.SIGCONT)
-            job.kill()
-            job.wait()
     told = err.read_text(errors="replace")
     assert out.stat().st_size, told
     return Done(job.returncode, json.loads(out.read_text()), told)
+
+
+def run_until(command: list[str], folder: Path, is_time: Callable[[], bool], what: str) -> None:
+    """The same, whose driver is killed at that time, and its JVM with it."""
+    with _started(command, folder, is_struck=False) as job:
+        wait_until(
+            lambda: is_time() or job.poll() is not None,
+            what,
+            (folder / "err").read_text,
+            seconds=UNTIL_SECONDS,
+        )
+        assert job.poll() is None, f"the job ended before it was killed\n{(folder / 'err').read_text()}"
+
+
+@contextmanager
+def _started(command: list[str], folder: Path, *, is_struck: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, which is killed at the end of the block. ``folder``: gets what it says, as ``out`` and ``err``."""
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if is_struck:
+        settings = {**SPECULATION, "spark.eventLog.dir": folder.as_uri()}
+        environment["PYSPARK_SUBMIT_ARGS"] = " ".join(
+            (*(f"--conf {name}={value}" for name, value in settings.items()), "pyspark-shell")
+        )
+    arguments = [sys.executable, "-m", *command, "--json"]
+    with (folder / "out").open("wb") as stdout, (folder / "err").open("wb") as stderr:
+        job = subprocess.Popen(
+            arguments, stdout=stdout, stderr=stderr, cwd=ROOT, env=environment, start_new_session=True
+        )
+        try:
+            yield job
+        finally:
+            with suppress(ProcessLookupError):  # all of the group have ended
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
 
 
 def _strike(cluster: Cluster, told: str, looks: int) -> bool:
