@@ -30,6 +30,7 @@ with required_packages("spark.audit", "spark"):
     from spark.audit.summary import Summary, print_summary
     from spark.audit.trend import append_audit
     from spark.audit.trend_table import open_tables
+    from spark.audit.window import ALL, Window
     from spark.folder import open_folder
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def _run(engine: Engine, options: argparse.Namespace) -> Summary:
         raise ConfigError(
             "--key-range does not go with --state or --save-state", hint="carry over whole audits only"
         )
+    window = _window(options)
     report = open_folder(options.report)
     before = open_folder(options.state) if options.state else None
     after = open_folder(options.save_state) if options.save_state else None
@@ -83,10 +85,11 @@ def _run(engine: Engine, options: argparse.Namespace) -> Summary:
         tables.require()
     result = audit(
         engine,
-        open_changes(engine, options.archive),
-        open_actions(engine, options.history),
+        open_changes(engine, options.archive, window),
+        open_actions(engine, options.history, window),
         rules=rules,
-        as_of_us=_as_of_us(options.as_of),
+        as_of_us=_time_us("--as-of", options.as_of),
+        window=window,
         previous=load_state(before) if before else None,
         pieces=options.partitions,
         part=part,
@@ -102,13 +105,33 @@ def _run(engine: Engine, options: argparse.Namespace) -> Summary:
     return result.summary
 
 
-def _as_of_us(text: str | None) -> int | None:
+def _window(options: argparse.Namespace) -> Window:
+    if options.since is options.until is None:
+        return ALL
+    others = {"--state": options.state, "--save-state": options.save_state, "--as-of": options.as_of}
+    for name in (name for name, value in others.items() if value is not None):
+        raise ConfigError(
+            f"--from and --to do not go with {name}",
+            hint="a state says itself what was judged; --to is as --as-of",
+        )
+    begin_us, end_us = _time_us("--from", options.since), _time_us("--to", options.until)
+    window = Window(
+        ALL.from_us if begin_us is None else begin_us,
+        ALL.to_us if end_us is None else end_us,
+        round(options.carry_days * 86_400e6),
+    )
+    if window.from_us >= window.to_us:
+        raise ConfigError(f"--from {options.since} is not before --to {options.until}", hint="exchange them?")
+    return window
+
+
+def _time_us(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise FormatError(f"--as-of {text!r}", hint="expected a time as in 2026-01-31T00:00:00Z") from error
+        raise FormatError(f"{option} {text!r}", hint="expected a time as in 2026-01-31T00:00:00Z") from error
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6)
 
 
@@ -120,9 +143,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--as-of", help="judge no action after this time (ISO 8601, UTC where no zone is given)"
     )
+    parser.add_argument(
+        "--from",
+        dest="since",
+        metavar="TIME",
+        help="judge later actions alone; the --carry-days before are evidence",
+    )
+    parser.add_argument(
+        "--to",
+        dest="until",
+        metavar="TIME",
+        help="judge no action after this time, and read no file after it",
+    )
     parser.add_argument("--state", help="folder that an earlier audit saved with --save-state")
     parser.add_argument("--save-state", help="folder to save what the next audit needs")
-    parser.add_argument("--carry-days", type=float, default=7, help="how far back the saved state reaches")
+    parser.add_argument("--carry-days", type=float, default=7, help="how far back state and evidence reach")
     parser.add_argument("--clock-error-seconds", type=float, default=0.5, help="what two clocks may differ")
     parser.add_argument(
         "--missed-after-seconds", type=float, default=60, help="how late an invalidation may be"

@@ -22,12 +22,11 @@ from spark.audit.checksum import PRIME, has_each_once
 from spark.audit.engine.step import Engine, ScanPart, Told
 from spark.audit.finding import NO_ROW, Evidence, Finding, Reference
 from spark.audit.hashing import hash_items, hash_name, hash_names
-from spark.audit.itemlog import NEVER
 from spark.audit.published import Hole
 from spark.audit.recording import RecordedFiles, RowPart
 from spark.audit.row import NO_NUMBER
 from spark.audit.schema import VIOLATION, to_table
-from spark.audit.timeline import NOTHING, Lineage, find_holes
+from spark.audit.timeline import NEVER, NOTHING, Lineage, find_holes
 
 HOLES_MAX: Final = 10_000
 """Numbers left out in one archive that are looked for in the positions of the history."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, NamedTuple, TypeAlias
 
-from spark.audit.timeline import Lineage
+from spark.audit.timeline import ALWAYS, Lineage
 
 STALENESS_EDGES_US: Final = (
     0,
@@ -94,11 +94,13 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``as_of_us``: later actions are not judged. ``clock_error_us``: what two clocks may differ; ``clock_wrong_us``:
-    from where on a clock is wrong. ``missed_after_us``: how late an invalidation may be. ``view_us``: how long
-    readers trust a copy of the node's record. ``slices``: what hits are counted by over time."""
+    """``as_of_us``: later actions are not judged. ``from_us``: actions up to then are evidence alone.
+    ``clock_error_us``: what two clocks may differ; ``clock_wrong_us``: from where on a clock is wrong.
+    ``missed_after_us``: how late an invalidation may be. ``view_us``: how long readers trust a copy of the node's
+    record. ``slices``: what hits are counted by over time."""
 
     as_of_us: int
+    from_us: int = ALWAYS
     clock_error_us: int = 500_000
     clock_wrong_us: int = 60_000_000
     missed_after_us: int = 60_000_000

@@ -12,11 +12,7 @@ from typing import Final, NamedTuple
 
 from freshness.errors import FormatError
 from spark.audit.row import AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW, ItemChange
-from spark.audit.timeline import Place
-
-NEVER: Final = 1 << 62
-ALWAYS: Final = -NEVER
-"""Times that are later, and earlier, than all others."""
+from spark.audit.timeline import NEVER, Place
 
 CHANGES_HELD_MAX: Final = 5_000_000
 """Changes of one item in one lineage; 300 bytes each, and as much again for their acknowledgements."""

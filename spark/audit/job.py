@@ -74,6 +74,7 @@ from spark.audit.segment import OF_ITEM, POISONED, Context, find_context
 from spark.audit.state import Carry, State
 from spark.audit.summary import Summary, summarize
 from spark.audit.survey import ROWS_PER_PIECE, survey_history
+from spark.audit.window import ALL, Window
 
 FINDINGS_MAX: Final = 1_000_000
 """The most findings that one audit can list."""
@@ -98,22 +99,26 @@ def audit(
     *,
     rules: Rules | None = None,
     as_of_us: int | None = None,
+    window: Window = ALL,
     previous: State | None = None,
     pieces: int | None = None,
     part: AuditPart | None = None,
     hot_rows: int = ROWS_PER_PIECE,
 ) -> Audit:
     """Audit recorded history that continues ``previous``. ``rules.as_of_us`` is set from ``as_of_us``, which is by
-    default a little before the archive's end. ``part``: the only items that are judged, without a ``previous``.
-    ``hot_rows``: an item with more rows is spread over several pieces.
+    default a little before the archive's end, and not after the end of ``window``, for which the files were opened.
+    ``part``: the only items that are judged, without a ``previous``. ``hot_rows``: an item with more rows is spread
+    over several pieces.
     Raises `FormatError` for history that cannot be understood, and for more than `FINDINGS_MAX` findings."""
     assert part is None or previous is None, "a state is never of a part"
+    assert window == ALL or previous is None, "a state says itself what was judged"
     survey = survey_history(
         engine,
         changes,
         actions,
         rules or Rules(0),
         as_of_us=as_of_us,
+        window=window,
         previous=previous,
         part=part,
         pieces=pieces,

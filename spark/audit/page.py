@@ -23,6 +23,7 @@ from spark.audit.summary import (
     Served,
     Summary,
     conclude,
+    tell_scope,
 )
 from spark.folder import Folder
 
@@ -74,7 +75,7 @@ def format_page(summary: Summary) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"></head><body>',
         f'<h1>Cache audit</h1><p class="soft">as of {format_time(summary.as_of_us)}, history from ',
         f"{format_time(summary.history_from_us)}, archive to {format_time(summary.archive_end_us)}</p>",
-        f"<p>Judged: {escape(summary.part)}.</p>" if summary.part else "",
+        *(f"<p>Judged: {escape(told)}.</p>" for told in tell_scope(summary)),
         f'<div class="verdict" style="background: var(--{color})">{escape(_conclude(summary))}'
         f"<p>{escape(tell_served(summary))}</p></div>",
         _tiles(summary),

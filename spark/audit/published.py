@@ -17,11 +17,10 @@ import pyarrow.compute
 from freshness.errors import FormatError
 from spark.audit.finding import Life
 from spark.audit.hashing import hash_names
-from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import StampBook, spread, to_starts
 from spark.audit.kernel.placement import STAMP_COLUMNS, encode_stamps
 from spark.audit.schema import to_table
-from spark.audit.timeline import MALFORMED, NO_ARCHIVE, NOTHING, Lineage, holds_any
+from spark.audit.timeline import MALFORMED, NEVER, NO_ARCHIVE, NOTHING, Lineage, holds_any
 
 LIVES_MAX: Final = 1_000_000
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow
 from pyarrow import fs, parquet
@@ -25,6 +25,7 @@ from freshness.history.arrow import make_schema
 from freshness.history.columns import KIND_KEY, VERSION_KEY
 from spark.audit.engine.step import Engine, ScanPart, Told
 from spark.audit.schema import to_table
+from spark.audit.window import ALL, SEVERAL, Footer, Window
 from spark.folder import Folder, open_folder
 
 CHANGES: Final = make_schema(history.CHANGES, "changes", history.CHANGES_VERSION).remove_metadata()
@@ -41,7 +42,15 @@ ROWS_PER_BATCH_MIN: Final = 50_000
 _READERS: Final = 16
 _FILES_PER_TASK: Final = 64
 _FOOTER: Final = pyarrow.schema(
-    [("path", pyarrow.string()), ("problem", pyarrow.string()), ("rows", pyarrow.list_(pyarrow.int64()))]
+    [
+        ("path", pyarrow.string()),
+        ("problem", pyarrow.string()),
+        ("rows", pyarrow.list_(pyarrow.int64())),
+        ("client", pyarrow.string()),
+        ("sequence", pyarrow.int64()),
+        ("first_us", pyarrow.int64()),
+        ("last_us", pyarrow.int64()),
+    ]
 )
 
 
@@ -143,34 +152,55 @@ class RecordedFiles:
         return sum(part.rows for part in self.parts)
 
 
-def open_changes(engine: Engine, path: str) -> RecordedFiles:
-    """The archive. Raises `ConfigError` where there is none, `FormatError` for a file that will not do."""
-    return _open_recording(engine, path, "changes", history.CHANGES_VERSION, CHANGES)
-
-
-def open_actions(engine: Engine, path: str) -> RecordedFiles:
-    """The cache history. Raises as `open_changes`."""
-    return _open_recording(engine, path, "actions", history.ACTIONS_VERSION, ACTIONS)
-
-
-def _open_recording(
-    engine: Engine, path: str, kind: str, version: int, schema: pyarrow.Schema
-) -> RecordedFiles:
+def open_changes(engine: Engine, path: str, window: Window = ALL) -> RecordedFiles:
+    """The archive, as far as the window needs it. Raises `ConfigError` where there is none, `FormatError` for a file
+    that will not do."""
     folder = open_folder(path)
+    files = window.choose_changes(_list_recording(folder, "changes"))
+    footers = _read_footers(engine, folder, files, "changes", history.CHANGES_VERSION, CHANGES)
+    return _open_recording(folder, footers, "changes", CHANGES)
+
+
+def open_actions(engine: Engine, path: str, window: Window = ALL) -> RecordedFiles:
+    """The cache history, as far as the window needs it. Raises as `open_changes`."""
+    folder = open_folder(path)
+    files = _list_recording(folder, "actions")
+    footers = _read_footers(engine, folder, files, "actions", history.ACTIONS_VERSION, ACTIONS)
+    return _open_recording(folder, window.choose_actions(footers), "actions", ACTIONS)
+
+
+def _list_recording(folder: Folder, kind: str) -> list[str]:
     files = drop_merged(sorted(info.path for info in list_files(folder)))
     if not files:
-        raise ConfigError(f"there is no Parquet file in {path}", hint=f"expected recorded {kind}")
+        raise ConfigError(f"there is no Parquet file in {folder.name}", hint=f"expected recorded {kind}")
+    return files
+
+
+def _read_footers(
+    engine: Engine, folder: Folder, files: Sequence[str], kind: str, version: int, schema: pyarrow.Schema
+) -> list[Footer]:
     names = [
         FileNames(folder.name, tuple(files[at : at + _FILES_PER_TASK]))
         for at in range(0, len(files), _FILES_PER_TASK)
     ]
     checker = _FooterCheck(kind, version, tuple(schema.names))
-    footers = engine.scan(f"footers of {kind}", names, checker)["footers"].sort_by("path")
-    problems = [text for text in footers.column("problem").to_pylist() if text]
+    rows = engine.scan(f"footers of {kind}", names, checker)["footers"].to_pylist() if names else []
+    footers = sorted(Footer(**row) for row in rows)
+    problems = [footer.problem for footer in footers if footer.problem]
     if problems:
         rest = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise FormatError(problems[0] + rest, hint="an audit without some of its files would prove nothing")
-    rows = dict(zip(footers.column("path").to_pylist(), footers.column("rows").to_pylist(), strict=True))
+    return footers
+
+
+def _open_recording(
+    folder: Folder, footers: Sequence[Footer], kind: str, schema: pyarrow.Schema
+) -> RecordedFiles:
+    if not footers:
+        raise ConfigError(
+            f"no file in {folder.name} is of the time from --from to --to", hint=f"expected recorded {kind}"
+        )
+    rows = {footer.path: footer.rows for footer in footers}
     return RecordedFiles(tuple(make_parts(folder, rows, schema)))
 
 
@@ -236,34 +266,45 @@ class _FooterCheck:
             for part in parts:
                 assert isinstance(part, FileNames)
                 found = pool.map(partial(self._check, _open(part.folder)), part.paths)
-                rows = ((path, *told) for path, told in zip(part.paths, found, strict=True))
-                yield "footers", to_table(rows, _FOOTER)
+                yield "footers", to_table(found, _FOOTER)
 
-    def _check(self, filesystem: fs.FileSystem, path: str) -> tuple[str, list[int]]:
-        """(the problem of a file, "" for none, the rows of each row group)."""
+    def _check(self, filesystem: fs.FileSystem, path: str) -> Footer:
         try:
             footer = parquet.read_metadata(path, filesystem=filesystem)
         except FileNotFoundError:
-            return f"{path} is not there for the process that reads it: is it mounted on all machines?", []
+            return Footer(
+                path, f"{path} is not there for the process that reads it: is it mounted on all machines?"
+            )
         except (pyarrow.ArrowException, OSError) as error:
-            return f"{path} is no whole Parquet file: {error}", []
+            return Footer(path, f"{path} is no whole Parquet file: {error}")
+        problem = self._find_problem(path, footer)
+        return Footer(path, problem) if problem else _read_footer(path, footer)
+
+    def _find_problem(self, path: str, footer: parquet.FileMetaData) -> str:
         metadata = footer.metadata or {}
         kind, version = (metadata.get(key.encode(), b"").decode() for key in (KIND_KEY, VERSION_KEY))
         if kind != self.kind:
-            return (
-                f"{path} holds {kind or 'something that is not named'}, where {self.kind} were expected",
-                [],
-            )
+            return f"{path} holds {kind or 'something that is not named'}, where {self.kind} were expected"
         if version != str(self.version):
-            return (
-                f"{path} has version {version or 'unknown'} of recorded {kind}, this program reads {self.version}",
-                [],
-            )
+            told = version or "unknown"
+            return f"{path} has version {told} of recorded {kind}, this program reads {self.version}"
         found = footer.schema.to_arrow_schema().names
         missing = [name for name in self.columns if name not in found]
-        if missing:
-            return f"{path} lacks the column {missing[0]}", []
-        return "", [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+        return f"{path} lacks the column {missing[0]}" if missing else ""
+
+
+def _read_footer(path: str, footer: parquet.FileMetaData) -> Footer:
+    groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+    rows = [group.num_rows for group in groups]
+    held: dict[str, list[Any]] = {name: [] for name in ("client", "sequence", "begin_us", "end_us")}
+    for column in (group.column(at) for group in groups for at in range(footer.num_columns)):
+        held.get(column.path_in_schema, []).append(column.statistics)
+    if not all(held.values()) or any(it is None or not it.has_min_max for its in held.values() for it in its):
+        return Footer(path, "", rows)
+    clients = {name for it in held["client"] for name in (it.min, it.max)}
+    first_us, last_us = min(it.min for it in held["begin_us"]), max(it.max for it in held["end_us"])
+    client = clients.pop() if len(clients) == 1 else SEVERAL
+    return Footer(path, "", rows, client, min(it.min for it in held["sequence"]), first_us, last_us)
 
 
 def open_rows(folder: Folder, files: Mapping[str, Sequence[int]], schema: pyarrow.Schema) -> RecordedFiles:

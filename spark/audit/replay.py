@@ -29,7 +29,7 @@ from spark.audit.finding import (
     Rules,
     Tally,
 )
-from spark.audit.itemlog import ALWAYS, NEVER, Log
+from spark.audit.itemlog import Log
 from spark.audit.row import (
     ABSENT,
     BELOW_FLOOR,
@@ -48,7 +48,15 @@ from spark.audit.row import (
     ReplayRow,
     unpack_stamps,
 )
-from spark.audit.timeline import BEFORE_ARCHIVE, BEYOND_ARCHIVE, FRAGMENTED, NOTHING, UNKNOWN_FLAGS
+from spark.audit.timeline import (
+    ALWAYS,
+    BEFORE_ARCHIVE,
+    BEYOND_ARCHIVE,
+    FRAGMENTED,
+    NEVER,
+    NOTHING,
+    UNKNOWN_FLAGS,
+)
 
 
 class RememberedFill(NamedTuple):
@@ -300,7 +308,8 @@ class ItemReplay:
             self._tally.add_poison(entry.who, other, span.first_us, span.last_us, counts)
 
     def _is_told(self, entry: AuditedEntry, span: ActionSpan) -> bool:
-        return not entry.flags & (JUDGED | CONTEXT) and span.first_us <= self._rules.as_of_us
+        is_new = not entry.flags & (JUDGED | CONTEXT)
+        return is_new and self._rules.from_us < span.first_us <= self._rules.as_of_us
 
     def _standing(self, entry: AuditedEntry) -> Standing:
         key = (entry.node, entry.stamps, entry.who if self._known.raises else 0)
@@ -474,6 +483,8 @@ class ItemReplay:
                 self.pending.append(PendingChange(self._h1, self._h2, lineage, log.ordinals[at]))
                 continue
             if log.covered and log.covered[at] != NEVER:
+                if log.committed[at] + rules.missed_after_us <= rules.from_us:
+                    continue
                 delay_us = max(0, log.covered[at] - log.committed[at])
                 counts["changes invalidated"] += 1
                 counts["changes invalidated late"] += delay_us > rules.missed_after_us

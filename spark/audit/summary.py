@@ -21,6 +21,8 @@ from spark.audit.actions import Stock
 from spark.audit.archive import Archive
 from spark.audit.evidence import Names, Who
 from spark.audit.finding import STALENESS_EDGES_US, PoisonedHits, Rules, Slices, Tally, add_counts
+from spark.audit.markup import format_time
+from spark.audit.timeline import ALWAYS
 
 WITHIN_SECONDS: Final = (1, 10, 60, 300)
 FRESH_SECONDS: Final = 1
@@ -114,7 +116,8 @@ class Summary:
     """Times are microseconds since 1970. ``staleness``, ``delays``: counts up to each of ``edges_seconds``, and more.
 
     ``audited``: changed items of which the history has actions. ``poisoned``: audited or recorded items with poison.
-    ``part``: which items were judged; "" for all. ``over_time``: all hits, then the tables, the worst first.
+    ``part``: which items were judged; "" for all. ``judged_from_us``: actions up to then were not judged; None for
+    all. ``over_time``: all hits, then the tables, the worst first.
     """
 
     as_of_us: int
@@ -135,6 +138,7 @@ class Summary:
     hot: Sequence[tuple[str, int]]
     examples: Sequence[Mapping[str, Any]]
     part: str = ""
+    judged_from_us: int | None = None
     slices: Slices = Slices()
     over_time: Sequence[HitsOverTime] = ()
     served: Served = Served(0, 0, None, None, {})
@@ -176,6 +180,7 @@ def summarize(
         as_of_us=rules.as_of_us,
         archive_end_us=archive.end_us,
         history_from_us=min((each.begin_us for each in stock), default=None),
+        judged_from_us=None if rules.from_us == ALWAYS else rules.from_us,
         transactions=sum(row.run.transactions for row in archive.runs),
         actions=dict(sorted(did.items())),
         counts=dict(sorted(tally.counts.items())),
@@ -377,9 +382,19 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(found)
     for why, count in summary.unknown.items():
         console.print(f"not known: {count:,} × {why}")
-    if summary.part:
-        console.print(f"judged: {summary.part}", markup=False)
+    for told in tell_scope(summary):
+        console.print(f"judged: {told}", markup=False)
     console.print(conclude(summary))
+
+
+def tell_scope(summary: Summary) -> list[str]:
+    """The part that was judged, by items and by time; nothing for all."""
+    told = [summary.part] if summary.part else []
+    if summary.judged_from_us is not None:
+        told.append(
+            f"actions later than {format_time(summary.judged_from_us)}, up to {format_time(summary.as_of_us)}"
+        )
+    return told
 
 
 def conclude(summary: Summary) -> str:

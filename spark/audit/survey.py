@@ -17,12 +17,13 @@ from spark.audit.archive import Archive, Damage, read_archive
 from spark.audit.engine.step import Engine, PlannedScan, Shuffled
 from spark.audit.evidence import Names, find_archive_holes, find_gtid_gaps, find_recorder_gaps
 from spark.audit.finding import Knowledge, Life, Rules, Slices
-from spark.audit.itemlog import ALWAYS
 from spark.audit.part import AuditPart
 from spark.audit.published import PublishedStep, read_acks, read_held, read_lives
 from spark.audit.recording import RecordedFiles
 from spark.audit.spread import Spread, find_hot
 from spark.audit.state import Kept, State
+from spark.audit.timeline import ALWAYS
+from spark.audit.window import ALL, Window
 
 SETTLE_US: Final = 5_000_000
 """How long before the archive's end an audit stops by itself: what was committed then may not be archived yet."""
@@ -67,6 +68,7 @@ def survey_history(
     rules: Rules,
     *,
     as_of_us: int | None = None,
+    window: Window = ALL,
     previous: State | None = None,
     part: AuditPart | None = None,
     pieces: int | None = None,
@@ -102,8 +104,9 @@ def survey_history(
     gaps = find_gtid_gaps(holes, read_held(shuffled.told.get("held")))
     used = replace(
         rules,
-        as_of_us=archive.end_us - SETTLE_US if as_of_us is None else as_of_us,
-        slices=_slice_time(archive, stock),
+        as_of_us=min(window.to_us, archive.end_us - SETTLE_US) if as_of_us is None else as_of_us,
+        from_us=window.from_us,
+        slices=_slice_time(archive, stock, window),
     )
     kept = Kept(
         archive=archive,
@@ -114,6 +117,7 @@ def survey_history(
             shuffled,
             recorded.lost_until_us,
             before.known if before else Knowledge({}),
+            window.since_us,
         ),
         names=Names.of(archive, stock, before.names if before else None),
         sequences=recorded.sequences,
@@ -124,12 +128,12 @@ def survey_history(
     return Survey(used, shuffled, spread, stock, (*archive.damages, *recorded.damages, *gaps), kept)
 
 
-def _slice_time(archive: Archive, stock: Sequence[Stock]) -> Slices:
+def _slice_time(archive: Archive, stock: Sequence[Stock], window: Window) -> Slices:
     """Slices over the time of the actions, as far as the archive reaches: clocks of clients may be wrong."""
-    end_us = archive.end_us
+    end_us = min(archive.end_us, window.to_us)
     begins = [each.begin_us for each in stock if each.begin_us <= end_us]
     first_us = min((int(it.times[0]) for it in archive.lineages.values() if len(it.times)), default=end_us)
-    return Slices.of(min(end_us, max(first_us, min(begins, default=end_us))), end_us)
+    return Slices.of(min(end_us, max(first_us, window.from_us, min(begins, default=end_us))), end_us)
 
 
 def count_pieces(rows: int) -> int:
@@ -145,7 +149,9 @@ def _know(
     shuffled: Shuffled,
     lost_until_us: Mapping[int, int],
     before: Knowledge,
+    since_us: int,
 ) -> Knowledge:
+    """``since_us``: older actions may be left out."""
     numbers = {lineage.name: number for number, lineage in archive.lineages.items()}
     by_table: dict[tuple[int, str], list[int]] = {}
     for lineage, table, ordinal in sorted(raises):
@@ -154,7 +160,8 @@ def _know(
     for each in stock:
         for name in each.lineages:
             if name in numbers:
-                since[numbers[name]] = min(since.get(numbers[name], each.begin_us), each.begin_us)
+                begin_us = max(since_us, each.begin_us)
+                since[numbers[name]] = min(since.get(numbers[name], begin_us), begin_us)
     acks = {**before.raise_acks}
     for key, end_us in read_acks(shuffled.told.get("acks")).items():
         acks[key] = min(end_us, acks.get(key, end_us))

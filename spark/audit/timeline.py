@@ -26,6 +26,9 @@ EXTRAS_MAX: Final = 4096
 
 NOTHING: Final = -1
 """No such ordinal, time or number."""
+NEVER: Final = 1 << 62
+ALWAYS: Final = -NEVER
+"""Times that are later, and earlier, than all others."""
 
 MALFORMED: Final = 1
 """The position, or the columns beside it, cannot be read."""

@@ -15,9 +15,8 @@ import pyarrow
 from numpy.typing import NDArray
 
 from spark.audit.hashing import find_firsts, number_values, read_at
-from spark.audit.itemlog import NEVER
 from spark.audit.row import NO_NUMBER, STAMP, ReplayRow, unpack_stamps
-from spark.audit.timeline import UNKNOWN_FLAGS
+from spark.audit.timeline import NEVER, UNKNOWN_FLAGS
 
 Integers: TypeAlias = NDArray[numpy.int64]
 Booleans: TypeAlias = NDArray[numpy.bool_]

@@ -39,7 +39,6 @@ from spark.audit.finding import (
     add_counts,
 )
 from spark.audit.hashing import number_values
-from spark.audit.itemlog import ALWAYS, NEVER
 from spark.audit.kernel.arrays import (
     Actions,
     Booleans,
@@ -69,7 +68,7 @@ from spark.audit.row import (
     UNANSWERED,
     ReplayRow,
 )
-from spark.audit.timeline import BEFORE_ARCHIVE, UNKNOWN_FLAGS
+from spark.audit.timeline import ALWAYS, BEFORE_ARCHIVE, NEVER, UNKNOWN_FLAGS
 
 _EDGES: Final = numpy.array(STALENESS_EDGES_US, numpy.int64)
 _BUCKETS: Final = len(_EDGES) + 1
@@ -188,7 +187,8 @@ class Piece:
 
     def is_told(self, actions: Actions) -> Booleans:
         is_new: Booleans = (actions["flags"] & (JUDGED | CONTEXT)) == 0
-        return is_new & (actions["begin_us"] <= self._rules.as_of_us)
+        begin_us = actions["begin_us"]
+        return is_new & (self._rules.from_us < begin_us) & (begin_us <= self._rules.as_of_us)
 
     def _committed(self, actions: Actions) -> Integers:
         return actions.fold(numpy.maximum, self._book.committed[actions.stamp], -1)
@@ -314,9 +314,11 @@ class Piece:
         judged[self._items[is_action & ((self._columns["flags"] & JUDGED) > 0)]] = True
         is_open = recorded[changes.item] & ((changes.flags & CONTEXT) == 0)
         is_open &= ~(((changes.flags & JUDGED) > 0) & judged[changes.item])
-        waits = changes.committed + rules.missed_after_us > rules.as_of_us
+        due_us = changes.committed + rules.missed_after_us
+        waits = due_us > rules.as_of_us
         is_covered = self._acks.covered != NEVER
-        delay_us = numpy.maximum(0, self._acks.covered - changes.committed)[is_open & ~waits & is_covered]
+        is_counted = is_open & ~waits & is_covered & (due_us > rules.from_us)
+        delay_us = numpy.maximum(0, self._acks.covered - changes.committed)[is_counted]
         counts["changes invalidated"] += len(delay_us)
         counts["changes invalidated late"] += int((delay_us > rules.missed_after_us).sum())
         found = numpy.bincount(numpy.searchsorted(_EDGES, delay_us), minlength=_BUCKETS).tolist()

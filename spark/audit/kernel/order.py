@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from spark.audit.finding import Knowledge
 from spark.audit.hashing import find_distinct
-from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import (
     Actions,
     Booleans,
@@ -26,7 +25,7 @@ from spark.audit.kernel.arrays import (
     spread,
 )
 from spark.audit.row import ABSENT, AFTER_ABSENT, BEFORE_ABSENT, NO_NUMBER, ROW
-from spark.audit.timeline import BEFORE_ARCHIVE, UNKNOWN_FLAGS
+from spark.audit.timeline import BEFORE_ARCHIVE, NEVER, UNKNOWN_FLAGS
 
 _KEY_BITS: Final = 63
 

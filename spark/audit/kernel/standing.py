@@ -13,10 +13,9 @@ import numpy
 
 from spark.audit.finding import Knowledge, Rules
 from spark.audit.hashing import find_distinct, find_firsts, number_values
-from spark.audit.itemlog import ALWAYS, NEVER
 from spark.audit.kernel.arrays import Actions, Booleans, Integers, StampBook, mix
 from spark.audit.kernel.order import AckOrder, Changes, Found, States
-from spark.audit.timeline import NOTHING
+from spark.audit.timeline import ALWAYS, NEVER, NOTHING
 
 
 class Book:

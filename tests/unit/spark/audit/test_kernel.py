@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -9,7 +10,6 @@ import numpy
 import pytest
 
 from spark.audit.finding import Knowledge, Life, Rules, Slices, Tally
-from spark.audit.itemlog import NEVER
 from spark.audit.kernel.arrays import search, sort_by
 from spark.audit.kernel.judge import judge
 from spark.audit.row import (
@@ -35,6 +35,7 @@ from spark.audit.timeline import (
     BEYOND_ARCHIVE,
     FRAGMENTED,
     MALFORMED,
+    NEVER,
     Lineage,
     Place,
     Run,
@@ -223,7 +224,8 @@ class History:
 def test_arrays_say_what_the_judge_says(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history = History(seed)
-        found, expected = judge_both(to_table(history.rows), RULES, history.known)
+        rules = RULES if seed % 3 else replace(RULES, from_us=100 * SECOND)
+        found, expected = judge_both(to_table(history.rows), rules, history.known)
         assert found == expected, seed
 
 

@@ -16,7 +16,6 @@ from freshness.errors import FormatError
 from freshness.position import MysqlGtidSet, Position
 from spark.audit import itemlog, timeline, verdict
 from spark.audit.finding import Finding, Knowledge, Life, PoisonedHits, Rules, Tally
-from spark.audit.itemlog import NEVER
 from spark.audit.kernel.judge import judge
 from spark.audit.replay import replay
 from spark.audit.row import (
@@ -36,7 +35,7 @@ from spark.audit.row import (
     pack_stamps,
 )
 from spark.audit.summary import Share
-from spark.audit.timeline import Lineage, Place, Run, build_chains, find_holes
+from spark.audit.timeline import NEVER, Lineage, Place, Run, build_chains, find_holes
 from tests.unit.spark.audit.both import judge_both, to_table
 
 SID: Final = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

@@ -13,6 +13,8 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -33,6 +35,7 @@ from spark.audit.recording import RecordedFiles, open_actions, open_changes, rea
 from spark.audit.schema import REPLAY
 from spark.audit.state import State, load_state, save_state
 from spark.audit.survey import survey_history
+from spark.audit.window import ALL, Window
 from spark.folder import open_folder
 from tests.simulation.planted import AS_OF_US, HOUR, PLANTS, Expected, Planted, plant
 from tests.simulation.recorded import EPOCH_US, Row, record, write_rows
@@ -43,6 +46,7 @@ PARTS_WORLDS: Final = 120
 """Worlds whose audits in parts are compared with an audit of the whole."""
 RULES: Final = Rules(0)
 PIECES: Final = 4
+FILES: Final = 5
 HOT_ROWS: Final = 24
 """So few that many items of the worlds are hot."""
 
@@ -250,6 +254,84 @@ def test_history_that_begins_later_accuses_nothing_more(
     result = run(engine, Folders(archive, write_rows("actions", actions, tmp_path / "history")))
     assert found_in(result)
     assert not _not_planted(result, chosen)
+    result.close()
+
+
+def _write_files(worlds: Sequence[Planted], folder: Path) -> Folders:
+    """Several files of each client, as a recorder leaves them."""
+    clients: dict[str, list[Row]] = {}
+    for row in (row for world in worlds for row in world.history.actions):
+        clients.setdefault(row["client"], []).append(row)
+    for number, rows in enumerate(clients.values()):
+        rows.sort(key=lambda row: int(row["sequence"]))
+        size = -(-len(rows) // FILES)
+        for at in range(0, len(rows), size):
+            write_rows("actions", rows[at : at + size], folder / "files" / f"{number}-{at}", 1)
+    return write(worlds, folder)._replace(history=str(folder / "files"))
+
+
+def _run_window(engine: Engine, folders: Folders, window: Window, as_of_us: int | None = None) -> Audit:
+    changes, actions = open_changes(engine, folders.archive), open_actions(engine, folders.history, window)
+    return audit(engine, changes, actions, rules=RULES, as_of_us=as_of_us, window=window, pieces=PIECES)
+
+
+def test_windows_that_touch_are_one_audit(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
+    chosen = [world for world in worlds if world.plant not in _TIMELESS][: PARTS_WORLDS // 2]
+    folders = _write_files(chosen, tmp_path)
+    whole = run(engine, folders, as_of_us=None)
+    edges = [EPOCH_US + seconds * 1_000_000 for seconds in (5, 9)]
+    windows = [
+        Window(begin_us, end_us, HOUR) for begin_us, end_us in pairwise((ALL.from_us, *edges, AS_OF_US))
+    ]
+    parts = [_run_window(engine, folders, window) for window in windows]
+    told = [_of_items(found_in(part)) for part in parts]
+    both, together = sum(told, Counter()), _of_items(found_in(whole))
+    assert min(sum(each.values()) for each in told) > 3
+    assert set(both) == set(together)
+    # A change that nothing invalidated is told by each window whose evidence has it.
+    assert {each for each in together if both[each] != together[each]} <= {
+        each for each in together if each.kind == verdict.MISSED_INVALIDATION
+    }
+    histograms = zip(*(part.summary.staleness for part in parts), strict=True)
+    assert [sum(counts) for counts in histograms] == list(whole.summary.staleness)
+    for name in ("fills", "changes invalidated"):
+        counts = [part.summary.counts.get(name, 0) for part in parts]
+        assert sum(counts) == whole.summary.counts[name], name
+    read = [open_actions(engine, folders.history, window).rows for window in windows]
+    assert read[0] < read[1] < read[2] == open_actions(engine, folders.history).rows
+    for result in (whole, *parts):
+        result.close()
+
+
+def test_a_window_accuses_nothing_for_lack_of_evidence(
+    engine: Engine, worlds: list[Planted], tmp_path: Path
+) -> None:
+    chosen = [world for world in worlds if world.plant not in _TIMELESS]
+    folders = _write_files(chosen, tmp_path)
+    window = Window(EPOCH_US + 9_000_000, EPOCH_US + 15_000_000)
+    assert open_actions(engine, folders.history, window).rows < open_actions(engine, folders.history).rows
+    result = _run_window(engine, folders, window)
+    assert found_in(result)
+    assert not _not_planted(result, chosen)
+    result.close()
+
+
+def test_a_value_of_a_client_that_a_window_does_not_read_is_not_thin_air(
+    engine: Engine, worlds: list[Planted], tmp_path: Path
+) -> None:
+    """Its process ended before the window begins. The client that reads is recorded from the beginning."""
+    actions = sorted(worlds[0].history.actions, key=lambda row: int(row["sequence"]))
+    fills, others = (
+        [row for row in actions if (row["action"] == "fill") is is_fill] for is_fill in (True, False)
+    )
+    for client, rows in (("filler", fills), ("reader", others)):
+        told = [{**row, "client": client, "sequence": at} for at, row in enumerate(rows, start=1)]
+        write_rows("actions", told, tmp_path / "files" / client, 1)
+    folders = write(worlds[:1], tmp_path)._replace(history=str(tmp_path / "files"))
+    end_us = max(int(row["end_us"]) for row in fills)
+    result = _run_window(engine, folders, Window(end_us + 1, AS_OF_US), as_of_us=AS_OF_US)
+    assert result.summary.counts["hits of values stored before the history"]
+    assert not result.summary.found
     result.close()
 
 
@@ -529,6 +611,48 @@ def test_the_command_tells_mistakes_without_a_traceback(
     ]
     assert command.main(options) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_command_judges_a_part_of_the_time(
+    engine: Engine, good: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--archive", good.archive, "--history", good.history, "--report", str(tmp_path / "out")]
+    begin, end = (datetime.fromtimestamp(EPOCH_US / 1e6 + seconds, UTC).isoformat() for seconds in (3, 7))
+    assert command.main([*options, "--from", begin, "--to", end, "--json"]) == verdict.CLEAN
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["judged_from_us"], summary["as_of_us"]) == (EPOCH_US + 3_000_000, EPOCH_US + 7_000_000)
+    assert 0 < sum(summary["staleness"]) < _hits_of(engine, good)
+    assert "Judged: actions later than" in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_window_without_files_is_an_error(engine: Engine, worlds: list[Planted], tmp_path: Path) -> None:
+    folders = _write_files(worlds[:1], tmp_path)
+    with pytest.raises(ConfigError, match="is of the time from --from to --to"):
+        open_actions(engine, folders.history, Window(to_us=EPOCH_US - HOUR))
+
+
+def _hits_of(engine: Engine, folders: Folders) -> int:
+    result = run(engine, folders)
+    result.close()
+    return sum(result.summary.staleness)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--from", "yesterday"], "--from 'yesterday'"),
+        (["--from", "2026-01-02", "--to", "2026-01-01"], "is not before"),
+        (["--from", "2026-01-01", "--state", "state"], "do not go with --state"),
+        (["--to", "2026-01-01", "--save-state", "state"], "do not go with --save-state"),
+        (["--to", "2026-01-01", "--as-of", "2026-01-01"], "do not go with --as-of"),
+    ],
+)
+def test_a_part_of_the_time_that_cannot_be_judged_is_an_error(
+    good: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+) -> None:
+    arguments = ["--archive", good.archive, "--history", good.history, "--report", str(tmp_path / "out")]
+    assert command.main([*arguments, *options]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_help_needs_no_session() -> None:
