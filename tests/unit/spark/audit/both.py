@@ -27,6 +27,11 @@ def to_table(rows: Sequence[ReplayRow]) -> pyarrow.Table:
 
 def gather_rows(survey: Survey) -> pyarrow.Table:
     """All rows of an audit."""
+    return pyarrow.concat_tables(gather_pieces(survey))
+
+
+def gather_pieces(survey: Survey) -> list[pyarrow.Table]:
+    """The rows of each piece of an audit."""
     tables: list[pyarrow.Table] = []
 
     def take(_: int, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
@@ -34,7 +39,7 @@ def gather_rows(survey: Survey) -> pyarrow.Table:
         yield from ()
 
     survey.shuffled.reduce("all", take)
-    return pyarrow.concat_tables(tables)
+    return tables
 
 
 def judge_both(table: pyarrow.Table, rules: Rules, known: Knowledge) -> tuple[dict[str, Any], dict[str, Any]]:
