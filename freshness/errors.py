@@ -5,7 +5,7 @@
     ├── FormatError           bytes or text that do not parse (a token, a position, an envelope)
     │   └── FlavorMismatch    a MySQL position where a MariaDB one was expected, or the reverse
     ├── NodeUnavailable       a cache node did not answer, or not to the request (retryable)
-    ├── NodeUnsuitable        a cache node can never serve: no CAS, too old, persistent (exit code 4)
+    ├── NodeUnsuitable        a cache node can never serve: no CAS, too old, a proxy (exit code 4)
     ├── SourceUnavailable     a database did not answer or closed the stream (retryable, exit code 3)
     │   └── QueryTimedOut     one statement took longer than it may; it is not tried on another server
     ├── SourceUnsuitable      a database is set up so that invalidations would be lost (exit code 4)

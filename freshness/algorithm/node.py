@@ -8,9 +8,9 @@ a missing answer raises `NodeUnavailable` and is never `MISSING` (F11).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from freshness.algorithm.request import Reply, Request
 from freshness.errors import FormatError
@@ -70,6 +70,15 @@ class CacheNode(Protocol):
 
     def close(self) -> None:
         """Close the connection; never raises. The next `send` opens it again."""
+
+
+@runtime_checkable
+class DescribedNode(Protocol):
+    """A node that says what it is, for those who look after it; no step of the algorithm asks."""
+
+    def describe(self) -> Mapping[str, Mapping[str, str]]:
+        """The answers by the command that asked, each as texts by name. Empty for a command that the server, or the
+        rights of the account, refuse. Fails as `CacheNode.send`."""
 
 
 def check_key(key: bytes) -> None:

@@ -401,7 +401,11 @@ class _Reader:
                 servers[key] = server
         other = None
         if unused in table:
-            other = self.read_unused(f"{where}.{unused}", table[unused], servers.get(f"{where}.{used}"))
+            lacking = {
+                name for url in urls.values() for name in VARIABLE.findall(str(url))
+            } - self.environ.keys()
+            first = servers.get(f"{where}.{used}")
+            other = self.read_unused(f"{where}.{unused}", table[unused], first, lacking)
         vtgate = self.read_vtgate(f"{where}.vtgate", table.get("vtgate"), flavor)
         if vtgate and servers:
             self.check_behind_vtgate(where, vtgate, list(servers.values()))
@@ -463,12 +467,19 @@ class _Reader:
                             f"cached tables of the keyspace, {', '.join(sorted(cached))}; or none, for all of them",
                         )
 
-    def read_unused(self, where: str, url: object, primary: ServerAddress | None) -> ServerAddress | None:
-        """The primary under the account of the other program, whose password may be missing here."""
+    def read_unused(
+        self, where: str, url: object, primary: ServerAddress | None, lacking: Collection[str]
+    ) -> ServerAddress | None:
+        """The primary under the account of the other program, whose password may be missing here. ``lacking``:
+        variables that are missing for other servers; then they are told of this one, too."""
         if not isinstance(url, str):
             self.report(where, _kind(url), _SERVER_EXPECTED)
             return None
         missing = set(VARIABLE.findall(url)) - self.environ.keys()
+        told = sorted(missing.intersection(lacking))
+        if told:
+            self.report(where, f"environment variable not set: {', '.join(told)}", _SERVER_EXPECTED)
+            return None
         if missing and VARIABLE.fullmatch(url):
             return None
         try:

@@ -14,7 +14,7 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -50,6 +50,11 @@ TLS_RECORD_BYTES: Final = 16_384
 
 UNREACHABLE_HINT: Final = (
     "see that memcached runs there and is reachable; nothing was concluded from the silence"
+)
+
+
+PROXY_HINT: Final = (
+    "name each memcached itself in cache.nodes: behind a proxy nobody knows which server has a key"
 )
 
 
@@ -177,6 +182,22 @@ class MemcachedNode:
             self._fail(error)
             raise
 
+    def describe(self) -> dict[str, dict[str, str]]:
+        """See `DescribedNode`: ``version``, ``stats settings`` and ``stats``, by the names that the server gives."""
+        assert self._plan is None, "describe within a flow"
+        try:
+            client = Client(self._address)
+            client.sock = self._socket or self._open()
+            version = _ask(client.version).decode("latin-1")
+            return {
+                "version": {"version": version},
+                "stats settings": _texts(_ask(client.stats, "settings")),
+                "stats": _texts(_ask(client.stats)),
+            }
+        except BaseException as error:
+            self._fail(error)
+            raise
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
@@ -214,7 +235,8 @@ class MemcachedNode:
         if isinstance(error, ProtocolError):
             raise NodeUnavailable(
                 f"memcached {self.name} gave an answer that does not fit: {error}",
-                hint="the connection was closed; see that this address is a memcached server, not a proxy",
+                hint="the connection was closed; see that this address is a memcached server, not a proxy, and that"
+                " it takes more connections (-c)",
             ) from error
         if isinstance(
             error, TimeoutError | BlockingIOError
@@ -288,18 +310,30 @@ class MemcachedNode:
         try:
             version = _ask(client.version).decode("latin-1")
         except ProtocolError as error:
-            if "unauthenticated" not in str(error):
-                raise
-            raise self._unsuitable(
-                "wants credentials", "give the user and the password of its -Y file"
-            ) from error
+            if "unauthenticated" in str(error):
+                raise self._unsuitable(
+                    "wants credentials", "give the user and the password of its -Y file"
+                ) from error
+            if "unexpected response" in str(error):
+                raise self._unsuitable(f"is no memcached: it answers {error}", PROXY_HINT) from error
+            raise  # ERROR may be that of a server that takes no more connections
+        proxy = re.search("mcrouter|twemproxy|nutcracker", version)
+        if proxy is not None:
+            raise self._unsuitable(f"is a proxy, {proxy[0]}", PROXY_HINT)
         oldest = ".".join(map(str, OLDEST_VERSION))
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
         if numbers is None or tuple(map(int, numbers.groups())) < OLDEST_VERSION:
             raise self._unsuitable(
                 f"has version {version!r}", f"install {oldest} or later: it needs meta commands"
             )
-        settings = _ask(client.stats, "settings")
+        try:
+            settings = _ask(client.stats, "settings")
+        except ProtocolError as error:
+            if not re.match("MemcacheUnknownCommandError|MemcacheClientError", str(error)):
+                raise
+            raise self._unsuitable(
+                f"has version {version!r} and does not tell its settings", PROXY_HINT
+            ) from error
         if settings.get(b"cas_enabled") not in (b"yes", True):
             raise self._unsuitable(
                 "has no CAS", "start it without -C (--disable-cas): versions would all be 0"
@@ -381,6 +415,13 @@ def _ask(command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         raise ConnectionResetError("the server closed the connection") from error
     except (MemcacheError, LookupError, ValueError) as error:  # the latter two where it trusts a line too far
         raise ProtocolError(f"{type(error).__name__} {error}") from error
+
+
+def _texts(stats: Mapping[bytes, object]) -> dict[str, str]:
+    return {
+        name.decode("latin-1"): value.decode("latin-1") if isinstance(value, bytes) else str(value)
+        for name, value in stats.items()
+    }
 
 
 def _wait_in_kernel(connected: socket.socket, timeout_seconds: float) -> bool:

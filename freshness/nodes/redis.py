@@ -28,7 +28,11 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection
 from redis.credentials import CredentialProvider
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    InvalidResponse,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -55,7 +59,7 @@ from freshness.algorithm.request import (
     Request,
     Stored,
 )
-from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable
+from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
 from freshness.login import TLS_HINT, PasswordTimedOut, describe_tls_failure
 from freshness.network import BLOCKING, Network
 
@@ -307,6 +311,22 @@ class RedisNode:
         (reply,) = self.perform((Get(key),))
         return reply.value if isinstance(reply, Item) else None
 
+    def describe(self) -> dict[str, dict[str, str]]:
+        """See `DescribedNode`: ``INFO``, ``CONFIG`` (GET *) and ``TIME`` (seconds)."""
+        assert self._pending is None, "describe within a flow"
+        try:
+            connection = self._connection or self._open()
+            self._write(connection, [("INFO",), ("CONFIG", "GET", "*"), ("TIME",)])
+            info, config, now = self._read(connection, 3)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return {
+            "INFO": _parse_info(info),
+            "CONFIG": {} if isinstance(config, ResponseError) else _pairs(config),
+            "TIME": {} if isinstance(now, ResponseError) else {"seconds": now[0].decode()},
+        }
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         self._pending = None
@@ -329,6 +349,10 @@ class RedisNode:
             raise NodeUnavailable(
                 f"redis {self.name} refuses the login: {error}",
                 hint="correct the user and the password of this node; they are read again for the next connection",
+            ) from error
+        if isinstance(error, InvalidResponse) and not was_open:
+            raise NodeUnsuitable(
+                f"redis {self.name} is no Redis: {error}", hint="correct the address in cache.nodes"
             ) from error
         if isinstance(error, RedisTimeoutError | TimeoutError):
             raise NodeTimedOut(f"redis {self.name} did not answer in time", hint=UNREACHABLE_HINT) from error
@@ -383,6 +407,13 @@ class RedisNode:
             hint = "another application uses the same keys: give the cache a database of its own"
         elif isinstance(error, NoScriptError):
             hint = "somebody said SCRIPT FLUSH; the scripts are loaded again with the next connection"
+        elif isinstance(
+            error, AskError | ClusterDownError | ClusterCrossSlotError
+        ):  # MovedError is an AskError
+            raise NodeUnsuitable(
+                f"redis {self.name} is part of a Redis cluster: {text}",
+                hint="use servers of their own: the cache places keys itself",
+            ) from error
         raise NodeUnavailable(f"redis {self.name} refused {what}: {text}", hint=hint) from error
 
     # -- requests --------------------------------------------------------------------------------------
@@ -490,6 +521,18 @@ def _choose(answer: Any, replies: Mapping[Any, Reply]) -> Reply:
     if answer not in replies:
         raise _UnfitAnswer(f"expected one of {list(replies)}, got {answer!r:.200}")
     return replies[answer]
+
+
+def _parse_info(answer: Any) -> dict[str, str]:
+    if isinstance(answer, ResponseError):
+        return {}
+    lines = (line.partition(":") for line in answer.decode("latin-1").splitlines())
+    return {name: value for name, separator, value in lines if separator}
+
+
+def _pairs(answer: list[bytes]) -> dict[str, str]:
+    texts = [each.decode("latin-1") for each in answer]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _script(script: str, key: bytes, *arguments: bytes | int) -> Command:

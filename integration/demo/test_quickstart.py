@@ -45,11 +45,18 @@ def _wait_until(is_true: Callable[[], object], what: str) -> None:
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A pair with the settings of the quickstart, its accounts and its tables."""
     (settings,) = _snippets(QUICKSTART, "ini")
-    common, of_mariadb, of_mysql = re.split("# MariaDB\n|# MySQL .*\n", settings.partition("\n")[2])
+    parts = re.split("# MariaDB\n|# MySQL .*\n|# On a replica.*\n", settings.partition("\n")[2])
+    common, of_mariadb, of_mysql, of_replica = parts
     own = of_mariadb if request.param == "mariadb" else of_mysql.replace("# ", "")
-    options = ["--" + re.sub(r"\s*=\s*", "=", line) for line in (common + own).splitlines()]
+    options, for_replica = (
+        ["--" + re.sub(r"\s*=\s*", "=", line) for line in text.splitlines()]
+        for text in (common + own, of_replica.replace("# ", ""))
+    )
+    assert for_replica == ["--read_only=ON"]
     assert "--sync_binlog=1" in options
-    with database_pair(request.param, primary_options=options, replica_options=options) as servers:
+    with database_pair(
+        request.param, primary_options=options, replica_options=[*options, *for_replica]
+    ) as servers:
         for statements in _snippets(QUICKSTART, "sql"):
             for statement in filter(str.strip, statements.split(";")):
                 servers.primary.execute(statement, database="shop")
@@ -214,6 +221,7 @@ def test_the_quickstart_says_what_check_demands(pair: Pair) -> None:
         "binlog_row_image": ("MINIMAL", "FULL"),
         "binlog_row_metadata": ("MINIMAL", "FULL"),
         "sync_binlog": (0, 1),
+        "innodb_flush_log_at_trx_commit": (2, 1),
     }
     if pair.primary.flavor == "mariadb":
         changes["gtid_strict_mode"] = (0, 1)

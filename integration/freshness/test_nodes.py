@@ -678,6 +678,18 @@ def test_a_redis_without_config_serves(started_redis: Callable[..., Redis], name
     check_serves(RedisNode(started_redis("--rename-command", "CONFIG", name).address))
 
 
+def test_a_member_of_a_redis_cluster_is_refused(started_redis: Callable[..., Redis]) -> None:
+    with pytest.raises(NodeUnsuitable, match="is part of a Redis cluster") as caught:
+        RedisNode(started_redis("--cluster-enabled", "yes").address).perform([Get(b"k")])
+    assert "servers of their own" in caught.value.hint
+
+
+def test_a_server_that_is_no_redis_is_refused(started: Callable[..., Memcached]) -> None:
+    with pytest.raises(NodeUnsuitable, match="is no Redis") as caught:
+        RedisNode(started().address).perform([Get(b"k")])
+    assert "cache.nodes" in caught.value.hint
+
+
 def known(user: str) -> Callable[[], tuple[str, str]]:
     return lambda: (user, "secret")
 

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import pymysql
 import pytest
+from redis import Redis as RedisClient
 
+from freshness.algorithm.envelope import NodeRecord, record_key
+from freshness.algorithm.request import Add, Delete
 from freshness.config.reader import load_config
 from freshness.database.heartbeat import HeartbeatWriter
+from freshness.keys.placement import Placement
+from freshness.nodes.memcached import MemcachedNode
+from freshness.position import empty_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from integration.configuration import CUSTOMER, PROFILE, write_config
 from integration.harness import call_cli, wait_until
 from integration.servers import DatabaseServer, Flavor, Memcached, Pair, database_pair
+from integration.servers.redis import Redis
 from invalidator.process.checkup import Checkup
 from invalidator.rules.finding import CheckFinding
 from invalidator.rules.rule import Rule
@@ -328,8 +337,31 @@ def a_replica_that_is_down(system: System) -> Iterator[Mapping[str, Any]]:
 
 
 @case(Rule.HIDDEN)
-def an_account_that_may_only_read(system: System) -> Iterator[Mapping[str, Any]]:
-    yield {"replicas": [system.replica.url.replace("app:app", "reader:reader")]}
+def accounts_that_may_only_read_a_replica(system: System) -> Iterator[Mapping[str, Any]]:
+    """The invalidator's account is not there, and the application's sees no replication."""
+    reader = system.replica.url.replace("app:app", "reader:reader")
+    with account(system.primary, f"REPLICATION SLAVE, {MONITOR[system.flavor]} ON *.*", BEATS) as url:
+        system.pair.wait_caught_up()
+        keep_to_itself(system.replica, "DROP USER few@'%'")
+        try:
+            yield {"primary": url, "replicas": [reader]}
+        finally:
+            keep_to_itself(system.replica, "CREATE USER few@'%' IDENTIFIED BY 'few'")
+    system.pair.wait_caught_up()
+
+
+def keep_to_itself(server: DatabaseServer, *statements: str) -> None:
+    """Statements that are not in the server's log."""
+    with server.connect("shop") as connection, connection.cursor() as cursor:
+        for statement in ("SET sql_log_bin = 0", *statements):
+            cursor.execute(statement)
+
+
+@case(Rule.REPLICA_WRITABLE)
+def an_application_that_may_only_read(system: System) -> Iterator[Mapping[str, Any]]:
+    """Its account sees no replication; the invalidator's does."""
+    with variable(system.replica, "read_only", "0"):
+        yield {"replicas": [system.replica.url.replace("app:app", "reader:reader")]}
 
 
 @case(Rule.TABLE_UNREADABLE)
@@ -371,16 +403,11 @@ def no_invalidator_has_ever_run(system: System) -> Iterator[Mapping[str, Any]]:
 
 @case(Rule.NO_HEARTBEATS)
 def a_replica_without_the_heartbeat_table(system: System) -> Iterator[Mapping[str, Any]]:
-    def keep_to_itself(*statements: str) -> None:
-        with system.replica.connect("shop") as connection, connection.cursor() as cursor:
-            for statement in ("SET sql_log_bin = 0", *statements):
-                cursor.execute(statement)
-
-    keep_to_itself(f"RENAME TABLE {HEARTBEAT_TABLE} TO away")
+    keep_to_itself(system.replica, f"RENAME TABLE {HEARTBEAT_TABLE} TO away")
     try:
         yield {}
     finally:
-        keep_to_itself(f"RENAME TABLE away TO {HEARTBEAT_TABLE}")
+        keep_to_itself(system.replica, f"RENAME TABLE away TO {HEARTBEAT_TABLE}")
 
 
 @case(Rule.NOT_REPLICATING)
@@ -454,8 +481,12 @@ def a_write_to_the_replica(system: System) -> Iterator[Mapping[str, Any]]:
 
 
 def forget_logs(server: DatabaseServer, log: str) -> bool:
+    """Whether its log has nothing of domain 9 any more. Files that are still in use are kept for a moment."""
     server.execute("PURGE BINARY LOGS TO %s", log)
-    server.execute("FLUSH BINARY LOGS DELETE_DOMAIN_ID = (9)")
+    try:
+        server.execute("FLUSH BINARY LOGS DELETE_DOMAIN_ID = (9)")
+    except pymysql.MySQLError:
+        return False
     return True
 
 
@@ -496,6 +527,141 @@ def a_log_in_another_order(system: System) -> Iterator[Mapping[str, Any]]:
         yield {"stream": {"replica_choice": "freshest"}}
         system.replica.stop_replication()
     system.replica.start_replication()
+
+
+# -- cache nodes -------------------------------------------------------------------------------------------
+
+
+def wrong_node(rules: Sequence[Rule], name: str, *options: str, memory_mb: int = 64, **file: Any) -> None:
+    """A memcached that is started with these options. It is the same beside each database."""
+
+    @contextmanager
+    def make(system: System) -> Iterator[Mapping[str, Any]]:
+        with Memcached(options=options, memory_mb=memory_mb) as node:
+            yield {"nodes": [node.address], **file}
+
+    CASES.append(Case(name, make, frozenset(rules), MARIADB))
+
+
+def wrong_redis(rules: Sequence[Rule], name: str, *options: str, **file: Any) -> None:
+    """The same with Redis, of which the rest is right."""
+
+    @contextmanager
+    def make(system: System) -> Iterator[Mapping[str, Any]]:
+        with Redis(options=[*RIGHT_REDIS, *options]) as node:
+            yield {"nodes": [node.address], "cache": {"backend": "redis", **file}}
+
+    CASES.append(Case(name, make, frozenset(rules), MARIADB))
+
+
+RIGHT_REDIS: Final = ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
+
+wrong_node([Rule.REFUSED], "memcached without CAS", "-C")
+wrong_node([Rule.NO_EVICTION], "memcached that may not evict", "-M")
+wrong_node([Rule.SMALL_ITEMS], "memcached with small items", "-I", "512k")
+wrong_node([Rule.SMALL_NODE], "memcached that is too small", memory_mb=4, stripes=65_536)
+wrong_node([Rule.NODE_CONNECTIONS], "memcached with few connections", "-c", "30")
+wrong_node([Rule.IDLE_TIMEOUT], "memcached that ends connections", "-o", "idle_timeout=60")
+wrong_redis([Rule.NO_EVICTION], "Redis that may not evict", "--maxmemory-policy", "noeviction")
+wrong_redis([Rule.NO_MEMORY_BOUND], "Redis without a bound", "--maxmemory", "0")
+wrong_redis([Rule.PERSISTENT], "Redis that saves", "--save", "60 1000")
+wrong_redis([Rule.PERSISTENT], "Redis that appends", "--appendonly", "yes")
+wrong_redis([Rule.IDLE_TIMEOUT], "Redis that ends connections", "--timeout", "60")
+wrong_redis([Rule.NODE_CONNECTIONS], "Redis with few connections", "--maxclients", "16")
+wrong_redis([Rule.REDIS_CLUSTER], "Redis in a cluster", "--cluster-enabled", "yes")
+wrong_redis([Rule.REDIS_REPLICA], "Redis that is a replica", "--replicaof", "127.0.0.1 1")
+wrong_redis([Rule.CONFIG_HIDDEN], "Redis without CONFIG", "--rename-command", "CONFIG", "")
+wrong_file([Rule.NODE_DOWN], "a node that is down", nodes=["127.0.0.1:1"])
+
+
+def test_nothing_is_found_where_redis_is_right(mariadb_system: System) -> None:
+    with Redis(options=RIGHT_REDIS) as node:
+        assert mariadb_system.check(nodes=[node.address], cache={"backend": "redis"}) == []
+
+
+@case(Rule.REDIS_INFO, flavors=MARIADB)
+def a_user_that_may_not_ask_info(system: System) -> Iterator[Mapping[str, Any]]:
+    with Redis(options=RIGHT_REDIS) as node:
+        with closing(RedisClient(port=node.port)) as client:
+            client.acl_setuser("default", enabled=True, nopass=True, commands=["-info"])
+        yield {"nodes": [node.address], "cache": {"backend": "redis"}}
+
+
+@case(Rule.OPEN_FILES)
+def a_machine_that_allows_few_files(system: System) -> Iterator[Mapping[str, Any]]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        yield {"cache": {"connections_max": 100}}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@case(Rule.TWO_NAMES)
+def one_node_under_two_names(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"nodes": [system.node.address, f"localhost:{system.node.port}"]}
+
+
+@case(Rule.REFUSED, flavors=MARIADB)
+def redis_in_the_place_of_memcached(system: System) -> Iterator[Mapping[str, Any]]:
+    with Redis() as node:
+        yield {"nodes": [node.address]}
+
+
+@case(Rule.REFUSED, flavors=MARIADB)
+def memcached_in_the_place_of_redis(system: System) -> Iterator[Mapping[str, Any]]:
+    yield {"cache": {"backend": "redis"}}
+
+
+@case(Rule.EVICTIONS, flavors=MARIADB)
+def a_node_that_evicts(system: System) -> Iterator[Mapping[str, Any]]:
+    with Memcached(memory_mb=2) as node, node.connect() as connection, connection.makefile("rb") as answers:
+        for number in range(40):
+            connection.sendall(b"set neighbour-%d 0 0 400000\r\n%b\r\n" % (number, b"x" * 400_000))
+            answers.readline()
+        assert int(node.stats()["evictions"])
+        yield {"nodes": [node.address]}
+
+
+@contextmanager
+def kept_record(system: System, **changes: Any) -> Iterator[Mapping[str, Any]]:
+    """A node record as another invalidator would keep it."""
+    config = load_config(system.write())
+    (lineage,) = config.lineages
+    nothing = empty_position(system.flavor)
+    record = NodeRecord(
+        lineage=lineage,
+        life=b"l" * 8,
+        tenure=b"t" * 8,
+        is_open=True,
+        epoch=1,
+        ring=Placement(config.cache.nodes, "shop").ring_version,
+        as_of_us=0,
+        heartbeat_age_ms=0,
+        node=system.node.address,
+        stripes=1,
+        progress=nothing,
+        floor=nothing,
+    )
+    key = record_key("shop", lineage)
+    with closing(MemcachedNode(system.node.address)) as node:
+        node.perform([Add(key, replace(record, **changes).encode(), 60, is_bound=True)])
+        try:
+            yield {}
+        finally:
+            node.perform([Delete(key)])
+
+
+@case(Rule.RING)
+def an_invalidator_with_another_ring(system: System) -> Iterator[Mapping[str, Any]]:
+    with kept_record(system, ring=7) as options:
+        yield options
+
+
+@case(Rule.TOPOLOGY)
+def a_node_of_a_later_topology(system: System) -> Iterator[Mapping[str, Any]]:
+    with kept_record(system, topology=9) as options:
+        yield options
 
 
 # -- each of them ------------------------------------------------------------------------------------------
@@ -599,11 +765,9 @@ ELSEWHERE: Final[Mapping[Rule, str]] = {
     "test_a_domain_that_the_primary_has_and_a_replica_does_not_show",
     Rule.NODE_FULL: "integration/invalidator/test_checkup.py::"
     "test_a_node_that_a_neighbour_has_filled_is_told_as_such",
-    Rule.TWO_NAMES: "integration/invalidator/test_checkup.py::test_nodes",
-    Rule.NODE_DOWN: "integration/invalidator/test_checkup.py::test_nodes",
+    Rule.OTHER_CACHE: "tests/unit/invalidator/rules/test_node.py::test_other_servers_that_speak_redis",
     Rule.OLD_SERVER: "tests/unit/invalidator/rules/test_primary.py::test_a_server_that_is_too_old",
     Rule.SERVICE: "tests/unit/invalidator/rules/test_service.py::test_a_service_is_known_by_what_it_answers",
-    Rule.TABLET: "tests/unit/invalidator/rules/test_primary.py::test_a_tablet_that_does_not_log_what_is_needed",
     Rule.TABLET_CASCADE: "integration/vitess/test_keyspace.py::"
     "test_a_tablet_that_would_lose_invalidations_is_refused",
 }

@@ -8,7 +8,9 @@ alone (``invalidator.rules.primary``).
 
 from __future__ import annotations
 
+import resource
 import secrets
+import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +18,8 @@ from typing import Final
 
 import pymysql
 
-from freshness.algorithm.node import CacheNode
+from freshness.algorithm.envelope import find_record, record_key
+from freshness.algorithm.node import CacheNode, DescribedNode
 from freshness.algorithm.request import Add, Delete, Get, Item, Stored
 from freshness.config.settings import Config, Keyspace, ObjectConfig, ServerAddress, Shard
 from freshness.database.connection import (
@@ -30,17 +33,23 @@ from freshness.database.connection import (
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.schema import load_registry
 from freshness.errors import FreshnessError, NodeUnavailable, missing_package
+from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
 from invalidator.rules.finding import CheckFinding, select_errors
+from invalidator.rules.machine import check_machine
+from invalidator.rules.node import NodeFacts, check_record
 from invalidator.rules.primary import check_shard
 from invalidator.rules.replica import ShardFacts
 from invalidator.rules.rule import Rule
-from invalidator.rules.server import ServerFacts
+from invalidator.rules.server import ServerFacts, ahead_of
 from invalidator.rules.table import TableFacts, check_tables
 
 PROBE_SECONDS: Final = 10
 """TTL of the item by which it is seen that two names mean one node."""
+
+CLOCK_STEP_SECONDS: Final = 2.0
+"""Nodes show whole seconds, and memcached looks at its clock once a second."""
 
 
 class Checkup:
@@ -72,6 +81,7 @@ class Checkup:
                     self._check_shard(keyspace, shard, sorted(tables), sound)
         if self._config.cache.backend != "memory":
             self._check_nodes()
+        self.findings += check_machine(self._config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def mend(self) -> None:
         """Do what is safe of what the findings want, and look again. An error of it becomes a finding."""
@@ -144,6 +154,8 @@ class Checkup:
                 is_read_first = server != shard.primary or not shard.replicas
                 self.findings += _check_reader(reader, server, tables)
                 facts = ServerFacts.look(reader, server, flavor)
+                if facts.replication is None and self._config.stream.replica_choice == "primary":
+                    facts = _look_as_invalidator(shard.primary, server, flavor) or facts
                 if shard.serving and is_read_first:
                     is_origin = server == shard.primary or facts.replication == ()
                     self.findings += _compare_positions(reader, server, is_origin, flavor, head)
@@ -166,7 +178,10 @@ class Checkup:
                 stack.callback(node.close)
             for node in nodes:
                 try:
-                    self.findings += _check_node(node, key)
+                    facts = _look_at_node(node, cache.backend)
+                    self.findings += facts.check(self._config)
+                    if not select_errors(facts.check(self._config)):
+                        self.findings += _check_node(node, key, self._config)
                 except NodeUnavailable as error:
                     self.findings.append(
                         CheckFinding(
@@ -181,6 +196,14 @@ class Checkup:
             for node in nodes:
                 with suppress(FreshnessError):
                     node.perform([Delete(key)])
+
+
+def _look_as_invalidator(primary: ServerAddress, server: ServerAddress, flavor: str) -> ServerFacts | None:
+    """The facts of a server with the account of the primary, where that may ask it for more."""
+    address = replace(primary, host=server.host, port=server.port, tls=server.tls)
+    with suppress(FreshnessError), closing(connect(address)) as connection:
+        return ServerFacts.look(connection, address, flavor)
+    return None
 
 
 def _rehearse(primary: ServerAddress, flavor: str) -> None:
@@ -234,7 +257,25 @@ def _compare_positions(
     )
 
 
-def _check_node(node: CacheNode, key: bytes) -> Iterator[CheckFinding]:
+def _look_at_node(node: CacheNode, backend: str) -> NodeFacts:
+    assert isinstance(node, DescribedNode)
+    before = time.time()
+    told = node.describe()
+    after = time.time()
+    facts = NodeFacts(node.name, backend, told)
+    shown = facts.number("stats", "time") or facts.number("TIME", "seconds")
+    return replace(
+        facts, clock_ahead_seconds=ahead_of(shown, before, after, step=CLOCK_STEP_SECONDS) if shown else 0.0
+    )
+
+
+def _check_node(node: CacheNode, key: bytes, config: Config) -> Iterator[CheckFinding]:
+    lineages = config.lineages
+    namespace = config.cache.namespace
+    records = node.perform([Get(record_key(namespace, lineage), is_bound=True) for lineage in lineages])
+    ring = Placement(config.cache.nodes, namespace).ring_version
+    for lineage, reply in zip(lineages, records, strict=True):
+        yield from check_record(node.name, find_record(reply, node.name), ring, lineage, config)
     [found] = node.perform([Get(key)])
     if isinstance(found, Item):
         yield CheckFinding(

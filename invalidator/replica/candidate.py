@@ -11,7 +11,7 @@ from enum import Enum, IntEnum
 from typing import Literal, TypeAlias
 
 from freshness.config.settings import ServerAddress
-from freshness.errors import FreshnessError
+from freshness.errors import FreshnessError, SourceUnsuitable
 from freshness.position import Position
 from invalidator.replica.server import ServerState, find_foreign
 
@@ -137,7 +137,9 @@ def judge(server: Server, situation: Situation, *, is_current: bool) -> Candidat
         is_read and situation.now - server.answered_at < bounds.stuck
     )
     if state is None or is_silent:
-        return CandidateVerdict(Refusal.DOWN, f"does not tell its state: {server.error}")
+        told = server.error.message if isinstance(server.error, SourceUnsuitable) else str(server.error)
+        needed = "; it must, only where its log is read" if isinstance(server.error, SourceUnsuitable) else ""
+        return CandidateVerdict(Refusal.DOWN, f"does not tell its state: {told}{needed}")
     refused = None if server.is_primary else _refuse_replica(state, situation)
     if refused is not None:
         return refused

@@ -94,10 +94,14 @@ def check_service(server: ServerFacts) -> Iterator[CheckFinding]:
 
 def check_tablet(server: ServerFacts) -> Iterator[CheckFinding]:
     """The few variables that a vtgate tells of the primary tablet."""
-    for name, wanted in (("log_bin", "ON"), ("binlog_row_image", "FULL"), ("gtid_mode", "ON")):
+    for rule, name, wanted in (
+        (Rule.LOG_OFF, "log_bin", "ON"),
+        (Rule.ROW_IMAGE, "binlog_row_image", "FULL"),
+        (Rule.GTID_MODE, "gtid_mode", "ON"),
+    ):
         if server[name].upper() != wanted:
             yield server.find(
-                Rule.TABLET,
+                rule,
                 f"{name} is {server[name]} on the primary tablet",
                 f"set {name} = {wanted} on all tablets",
             )

@@ -235,12 +235,6 @@ class Rule(Enum):
 
     # -- Vitess ------------------------------------------------------------------------------------------
 
-    TABLET = (
-        "error",
-        "F25",
-        "a primary tablet does not log what VStream needs",
-        "set log_bin=ON, binlog_row_image=FULL and gtid_mode=ON on all tablets",
-    )
     TABLET_CASCADE = (
         "error",
         "F23",
@@ -367,4 +361,90 @@ class Rule(Enum):
         "F115",
         "a cache node does not store an item",
         "give it more memory, or a user that may write",
+    )
+    OPEN_FILES = (
+        "warning",
+        CAVEAT,
+        "an application may open more connections than this machine allows a process files",
+        "raise the limit (ulimit -n) where the application runs, or lower cache.connections_max",
+    )
+    RING = (
+        "error",
+        "F10",
+        "an invalidator with other nodes in its file keeps the record of a node: this file's readers neither hit nor"
+        " fill there",
+        "give all processes one file, and stop the invalidators that have another",
+    )
+    REDIS_REPLICA = ("error", "F115", "a Redis node is a replica, which takes no writes", "name its primary")
+    REDIS_CLUSTER = (
+        "error",
+        "F115",
+        "a Redis node is part of a cluster, which refuses the keys of other members",
+        "use servers of their own: the cache places keys itself",
+    )
+    REDIS_INFO = (
+        "error",
+        "F115",
+        "the user of a Redis node may not ask INFO, which says what a node record is bound to",
+        "grant it with ACL SETUSER: +info",
+    )
+    NO_EVICTION = (
+        "warning",
+        "F93",
+        "a cache node may not evict: once it is full, nothing is stored",
+        "start memcached without -M; set maxmemory-policy of Redis to allkeys-lru",
+    )
+    SMALL_ITEMS = (
+        "warning",
+        CAVEAT,
+        "a cache node takes smaller items than the parts of large values: those are read from the database",
+        "raise -I of memcached, or lower cache.part_bytes",
+    )
+    SMALL_NODE = (
+        "warning",
+        "F5",
+        "the stripes need more than half of a node's memory, so they are evicted, and fills are refused",
+        "give it more memory, or lower cache.stripes",
+    )
+    NODE_CONNECTIONS = (
+        "warning",
+        CAVEAT,
+        "a cache node takes too few connections for the processes that use it",
+        "raise -c of memcached, maxclients of Redis",
+    )
+    IDLE_TIMEOUT = (
+        "warning",
+        CAVEAT,
+        "a cache node ends connections that are idle: the next read on each goes to the database",
+        "start memcached without -o idle_timeout; set timeout of Redis to 0",
+    )
+    NO_MEMORY_BOUND = (
+        "warning",
+        CAVEAT,
+        "maxmemory of a Redis node is 0: it grows until the machine has no memory",
+        "CONFIG SET maxmemory, and maxmemory-policy allkeys-lru, also in its configuration file",
+    )
+    EVICTIONS = (
+        "note",
+        CAVEAT,
+        "a cache node evicts: nothing is wrong, and more memory would give more hits",
+        "give it more memory if too few reads are hits",
+    )
+    PERSISTENT = (
+        "note",
+        "F100",
+        "a Redis node keeps its data on disk: what comes back is not trusted, so it only costs",
+        "CONFIG SET save '' and appendonly no",
+    )
+    CONFIG_HIDDEN = (
+        "note",
+        CAVEAT,
+        "a Redis node does not tell its configuration, as in ElastiCache and Memorystore",
+        "see that its time-out for idle connections is 0",
+    )
+    OTHER_CACHE = (
+        "note",
+        CAVEAT,
+        "a Redis node is Valkey, Dragonfly or KeyDB, with which the cache was not tested",
+        "test it, or use Redis",
     )

@@ -865,6 +865,18 @@ def test_each_program_needs_only_the_passwords_of_its_own_accounts(tmp_path: Pat
         load_config(path, {"WEB_SECRET": "w"})
 
 
+def test_a_variable_that_is_missing_is_told_of_each_account_that_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text(TWO_ACCOUNTS)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {"SECRET": "i"})
+    for place in ("primary_for_reads", "replicas[0]"):
+        assert f"shards[0].{place}: found environment variable not set: WEB_SECRET" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    assert str(caught.value).count("environment variable not set") == 3
+
+
 @pytest.mark.parametrize(
     "primary", ["${PRIMARY_URL}", "mysql://invalidator@127.0.0.1:3306/shop?password_file=secrets/none"]
 )

@@ -330,7 +330,7 @@ def connect(
 
 def test_a_server_that_speaks_nonsense(script: list[ScriptedServer]) -> None:
     node = connect(script, [b"HTTP/1.1 400 Bad Request\r\n\r\n"], [*GREETING, b"EN\r\n"])
-    with pytest.raises(NodeUnavailable, match="does not fit") as caught:
+    with pytest.raises(NodeUnsuitable, match="is no memcached") as caught:
         node.perform([GET])
     assert node.name in str(caught.value)
     assert node.perform([GET]) == [MISSING]
@@ -611,6 +611,12 @@ def test_a_refusal_inside_a_large_flow_counts_for_all_its_appends() -> None:
             "keeps its memory in /dev/shm/kept",
         ),
         ([b"CLIENT_ERROR unauthenticated\r\n"], "credentials"),
+        ([b"VERSION 37.0.0 mcrouter\r\n"], "is a proxy, mcrouter"),
+        ([b"VERSION 0.5.0\r\n"], "0.5.0"),
+        ([b"VERSION 1.6.18\r\n", b"ERROR\r\n"], "does not tell its settings"),
+        ([b"VERSION 1.6.18\r\n", b"CLIENT_ERROR unsupported\r\n"], "does not tell its settings"),
+        ([b"-ERR unknown command 'version'\r\n"], "is no memcached: it answers .*-ERR unknown command"),
+        ([b"HTTP/1.1 400 Bad Request\r\n"], "is no memcached: it answers .*HTTP/1.1 400"),
     ],
 )
 def test_a_server_that_can_never_serve(

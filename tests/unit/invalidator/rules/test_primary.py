@@ -37,9 +37,13 @@ def test_a_server_that_is_new_enough(flavor: str, version: str) -> None:
 def test_a_tablet_that_does_not_log_what_is_needed() -> None:
     right = {"log_bin": "ON", "binlog_row_image": "FULL", "gtid_mode": "ON"}
     assert list(check_tablet(ServerFacts(ADDRESS, "mysql", right))) == []
-    for name, value in (("log_bin", "OFF"), ("binlog_row_image", "MINIMAL"), ("gtid_mode", "OFF")):
+    for name, value, code in (
+        ("log_bin", "OFF", "F25"),
+        ("binlog_row_image", "MINIMAL", "F35"),
+        ("gtid_mode", "OFF", "F29"),
+    ):
         [found] = check_tablet(ServerFacts(ADDRESS, "mysql", {**right, name: value}))
-        assert found.rule is Rule.TABLET
+        assert (found.severity, found.code) == ("error", code)
         assert f"{name} is {value}" in found.message
         assert f"set {name} = {right[name]} on all tablets" in found.hint
 
