@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import subprocess
-import sys
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -155,26 +153,3 @@ def test_a_class_that_is_no_model_is_refused(path: Path, model: type[Any]) -> No
         cache.of("customer", model)
     with pytest.raises(ConfigError, match="unknown object"):
         cache.of("nothing", ByStruct)
-
-
-def test_a_type_checker_knows_the_class(tmp_path: Path) -> None:
-    """The packages are marked as typed, so an application's own checks see it."""
-    script = tmp_path / "application.py"
-    script.write_text(
-        "from dataclasses import dataclass\n"
-        "from typing import TypedDict\n"
-        "from appclient import Cache\n"
-        "@dataclass\n"
-        "class Customer:\n"
-        "    id: int\n"
-        "class Order(TypedDict):\n"
-        "    id: int\n"
-        "cache = Cache.open()\n"
-        "reveal_type(cache.of('customer', Customer).get(1))\n"
-        "reveal_type(cache.of('order', Order).get_many([1]))\n"
-    )
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(script)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert "Customer | None" in run.stdout, run.stdout
-    assert "Order" in run.stdout.splitlines()[1]
-    assert "no issues found" in run.stdout
