@@ -5,12 +5,12 @@ Needs the extra ``flask``.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from freshness.errors import ConfigError, missing_package
 
 try:
-    from flask import Flask, Response, g, request
+    from flask import Flask, Response, request
 except ModuleNotFoundError as error:
     missing = missing_package(error, "flask")
     if missing is None:
@@ -57,21 +57,26 @@ class Freshness:
     @property
     def reads(self) -> RequestReads:
         """The reads of the request that is served now. Raises RuntimeError outside of any."""
-        found: RequestReads | None = g.get(_NAME)
+        found: RequestReads | None = request.environ.get(self._place)
         if found is None:
             token = self.cookie.parse(
                 request.cookies.get(self.cookie.name), request.headers.get(self.cookie.header)
             )
-            found = g.freshness = RequestReads(self.cache, token)
+            found = request.environ[self._place] = RequestReads(self.cache, token)
         return found
 
+    @property
+    def _place(self) -> str:
+        """In the request's environment: ``g`` is another one in an application context inside the request."""
+        return f"{_NAME}.{id(self)}"
+
     def _write(self, response: Response) -> Response:
-        reads: Any = g.get(_NAME)
-        if reads is None or not reads.is_new:
+        reads: RequestReads | None = request.environ.get(self._place)
+        if reads is None:
             return response
-        text = self.cookie.format(reads.token)
+        response.vary.update(self.cookie.vary)
+        text = self.cookie.format(reads.token) if reads.is_new and reads.token is not None else None
         if text is not None:
             response.set_cookie(self.cookie.name, text, **self.cookie.attributes())
             response.headers[self.cookie.header] = text
-            response.vary.add("Cookie")
         return response

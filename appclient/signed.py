@@ -46,7 +46,7 @@ def parse_signed_commit_token(
     Raises `ConfigError` for a short secret, and `FormatError` for anything else: forged, cut, or expired.
     """
     body, _, signature = text.strip().rpartition(".")
-    if not hmac.compare_digest(signature.encode(), _signature(body, secret).encode()):
+    if not hmac.compare_digest(_bytes(signature), _bytes(_signature(body, secret))):
         raise FormatError(
             f"{text.strip()[:60]!r} was not signed with this secret", hint="ignore it, or look who sent it"
         )
@@ -66,5 +66,10 @@ def _signature(body: str, secret: bytes) -> str:
             f"a secret of {len(secret)} bytes signs no commit token",
             hint=f"expected at least {SECRET_BYTES_MIN}, e.g. secrets.token_bytes(32), the same in all processes",
         )
-    mac = hmac.new(secret, _PURPOSE + body.encode(), hashlib.sha256).digest()
+    mac = hmac.new(secret, _PURPOSE + _bytes(body), hashlib.sha256).digest()
     return base64.urlsafe_b64encode(mac).rstrip(b"=").decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    """A text from JSON can have lone surrogates."""
+    return text.encode(errors="surrogatepass")

@@ -30,6 +30,8 @@ from appclient.web import AsyncRequestReads, RequestReads, TokenCookie
 
 _CACHE: Final = "freshness_cache"
 _READS: Final = "freshness_reads"
+_IS_ASKED: Final = "freshness_is_asked"
+"""Whether the endpoint has asked for its reads: its response depends on the client's commits."""
 
 Reads = TypeVar("Reads", AsyncRequestReads, RequestReads)
 
@@ -86,21 +88,25 @@ class ReadYourWrites:
         state[_READS] = reads
 
         async def send_with_token(message: Message) -> None:
-            if message["type"] == "http.response.start" and reads.is_new and reads.token is not None:
-                self._write(message, self.cookie.format(reads.token))
+            if message["type"] == "http.response.start" and state.get(_IS_ASKED):
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                known = {name.strip().lower() for name in headers.get("vary", "").split(",")}
+                for name in self.cookie.vary:
+                    if known.isdisjoint((name.lower(), "*")):
+                        headers.add_vary_header(name)
+                if reads.is_new and reads.token is not None:
+                    self._write(headers, self.cookie.format(reads.token))
             await send(message)
 
         await self.app(scope, receive, send_with_token)
 
-    def _write(self, message: Message, text: str | None) -> None:
+    def _write(self, headers: MutableHeaders, text: str | None) -> None:
         if text is None:
             return
         response = Response()
         response.set_cookie(self.cookie.name, text, **self.cookie.attributes())
-        headers = MutableHeaders(raw=message.setdefault("headers", []))
         headers.append("set-cookie", response.headers["set-cookie"])
         headers[self.cookie.header] = text
-        headers.add_vary_header("Cookie")
 
 
 def request_reads(connection: HTTPConnection) -> AsyncRequestReads:
@@ -114,10 +120,12 @@ def thread_reads(connection: HTTPConnection) -> RequestReads:
 
 
 def _find(connection: HTTPConnection, kind: type[Reads]) -> Reads:
-    reads = connection.scope.get("state", {}).get(_READS)
+    state = connection.scope.get("state", {})
+    reads = state.get(_READS)
     if not isinstance(reads, kind):
         raise ConfigError(
             f"the request has no {kind.__name__}",
             hint="expected the middleware ReadYourWrites; thread_reads goes with cache_lifespan(in_threads=True)",
         )
+    state[_IS_ASKED] = True
     return reads

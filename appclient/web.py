@@ -63,6 +63,11 @@ class TokenCookie:
             log.error("the commits of a request are not sent to its client: %s", error)
             return None
 
+    @property
+    def vary(self) -> tuple[str, str]:
+        """For the header ``Vary``: a response with such reads is not another client's, whose commits it may lack."""
+        return ("Cookie", self.header)
+
     def attributes(self) -> Mapping[str, Any]:
         """The cookie's attributes, as ``set_cookie`` of Starlette and of Flask take them."""
         return {"max_age": int(self.seconds), "httponly": True, "secure": self.secure, "samesite": "lax"}

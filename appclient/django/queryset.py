@@ -120,7 +120,7 @@ class CachedQuerySet(QuerySet):
         if None in spelled:
             return alias
         session, cache = get_session(), app.cache
-
+        session.is_asked = True
         try:
             if session.written:
                 take_tokens(session, cache, app.places, app.options.token_seconds)

@@ -56,6 +56,8 @@ class Session:
     token: CommitToken | None = None
     until: float = 0.0
     is_new: bool = False
+    is_asked: bool = False
+    """Whether a read has asked for the commits: the response is not another client's."""
     written: list[Any] = field(default_factory=list)
     """Django's connections that have written since their tokens were taken."""
 

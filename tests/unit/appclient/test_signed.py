@@ -48,6 +48,8 @@ def forged() -> list[str]:
         f"{other}.{signed_at}.{mac}",
         f"{token}.{signed_at}.{mac[:-1]}",
         f"{token}.{signed_at}.{mac}é",
+        f"{token}.{signed_at}.\ud800",  # a text of JSON may have a lone surrogate
+        f"\ud800.{signed_at}.{mac}",
     ]
 
 

@@ -111,7 +111,11 @@ def show(request, key):
     return JsonResponse({"name": Owner.objects.get(pk=key).name})
 
 
-urlpatterns = [path("<int:key>/<name>", rename), path("<int:key>", show)]
+def nothing(request):
+    return JsonResponse({})
+
+
+urlpatterns = [path("nothing", nothing), path("<int:key>/<name>", rename), path("<int:key>", show)]
 """
 
 TESTS: Final = """
@@ -172,7 +176,9 @@ class Kept(CachedTestCase):
     def test_the_cookie_carries_the_commits(self):
         self.client.get("/7")
         self.system.stop_replication()
-        self.client.get("/7/Grace")
+        self.assertNotIn("Vary", self.client.get("/nothing").headers)
+        self.assertEqual(self.client.get("/7").headers["Vary"], "Cookie")
+        self.assertEqual(self.client.get("/7/Grace").headers["Vary"], "Cookie")
         self.assertEqual(self.client_class().get("/7").json(), {"name": "Ada"})
         self.assertEqual(self.client.get("/7").json(), {"name": "Grace"})
 

@@ -147,9 +147,11 @@ def test_a_client_reads_its_own_commits_until_they_are_old(reader: Reader) -> No
         first = client.get("/customers/1")
         assert (first.json(), reader.asked) == ({"id": 1}, [None, None])
         assert "set-cookie" not in first.headers, "nothing was committed"
+        assert first.headers["vary"] == "Cookie, Freshness-Token", "a client with a token is not to have it"
+        assert "vary" not in client.get("/openapi.json").headers, "it reads nothing"
         written = client.post("/customers/5")
         assert reader.asked[2:] == [token(5)], "the rest of the request reads it, too"
-        assert written.headers["vary"] == "Cookie"
+        assert written.headers["vary"] == "Cookie, Freshness-Token"
         cookie = written.headers["set-cookie"].lower()
         assert all(part in cookie for part in ("httponly", "max-age=60", "samesite=lax"))
         assert "secure" not in cookie
@@ -207,17 +209,46 @@ def make_flask(**config: Any) -> tuple[flask.Flask, Freshness]:
 def test_a_client_of_flask_reads_its_own_commits(reader: Reader) -> None:
     app, _ = make_flask()
     client = app.test_client()
-    assert client.get("/customers/1").json == {"id": 1}
+    first = client.get("/customers/1")
+    assert (first.json, first.headers["Vary"]) == ({"id": 1}, "Cookie, Freshness-Token")
     written = client.post("/customers/5")
-    assert written.headers["Vary"] == "Cookie"
+    assert written.headers["Vary"] == "Cookie, Freshness-Token"
     assert "Secure" not in written.headers["Set-Cookie"]
     again = client.get("/customers/1")
     assert "Set-Cookie" not in again.headers
     assert reader.asked == [None, token(5), token(5)]
-    assert client.get("/nothing").status_code == 200
+    assert "Vary" not in client.get("/nothing").headers
     without = app.test_client()
     without.get("/customers/1", headers={"Freshness-Token": written.headers["Freshness-Token"]})
     assert reader.asked[-1] == token(5)
+
+
+def test_a_commit_in_an_inner_context_of_flask_reaches_the_client(reader: Reader) -> None:
+    app, fresh = make_flask()
+
+    @app.post("/inner/<int:number>")
+    def inner(number: int) -> Any:
+        with app.app_context():
+            fresh.reads.add(token(number))
+        return fresh.reads.get("customer", number)
+
+    client = app.test_client()
+    assert "Set-Cookie" in client.post("/inner/5").headers
+    client.get("/customers/1")
+    assert reader.asked == [token(5), token(5)]
+
+
+def test_a_view_of_flask_that_raises_after_its_commit_tells_it(reader: Reader) -> None:
+    app, fresh = make_flask(PROPAGATE_EXCEPTIONS=False)
+
+    @app.post("/raises/<int:number>")
+    def raises(number: int) -> Any:
+        fresh.reads.add(token(number))
+        raise ValueError
+
+    client = app.test_client()
+    failed = client.post("/raises/5")
+    assert (failed.status_code, "Set-Cookie" in failed.headers) == (500, True)
 
 
 def test_the_options_of_flask(reader: Reader) -> None:
