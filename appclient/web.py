@@ -12,9 +12,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from appclient.atleast import AtLeast
 from appclient.cache import Cache
 from appclient.commits import ask_committed
 from appclient.signed import parse_signed_commit_token, sign_commit_token
+from appclient.typed import AsyncTypedObject, Model, TypedObject
 from freshness.errors import ConfigError, FormatError
 from freshness.position.commit import CommitToken
 from freshness.values.codec import encode_value
@@ -102,6 +104,12 @@ class _Tokens:
             self.token = token if self.token is None else self.token.union(token)
             self.is_new = True
 
+    def demand(self, at_least: AtLeast) -> AtLeast:
+        """The commits of this client and those of one read. Raises `FormatError` for a text that does not parse."""
+        if at_least is None or self.token is None:
+            return self.token if at_least is None else at_least
+        return self.token.union(CommitToken.parse(at_least) if isinstance(at_least, str) else at_least)
+
 
 class RequestReads(_Tokens):
     """The reads of one request. Not shared between requests."""
@@ -112,13 +120,19 @@ class RequestReads(_Tokens):
         super().__init__(token)
         self.cache = cache
 
-    def get(self, object_name: str, key: Any, **options: Any) -> Any:
+    def get(self, object_name: str, key: Any, *, at_least: AtLeast = None, **options: Any) -> Any:
         """See `Cache.get`. The value has the commits of this client."""
-        return self.cache.get(object_name, key, at_least=self.token, **options)
+        return self.cache.get(object_name, key, at_least=self.demand(at_least), **options)
 
-    def get_many(self, object_name: str, keys: Iterable[Hashable], **options: Any) -> dict[Any, Any]:
+    def get_many(
+        self, object_name: str, keys: Iterable[Hashable], *, at_least: AtLeast = None, **options: Any
+    ) -> dict[Any, Any]:
         """See `Cache.get_many`. The values have the commits of this client."""
-        return self.cache.get_many(object_name, keys, at_least=self.token, **options)
+        return self.cache.get_many(object_name, keys, at_least=self.demand(at_least), **options)
+
+    def of(self, object_name: str, model: type[Model]) -> TypedObject[Model]:
+        """See `Cache.of`. The values have the commits of this client."""
+        return TypedObject(self, self.cache.of(object_name, model).name, model)
 
     def committed(self, connection: Any, *, keyspace: str | None = None, shard: str | None = None) -> None:
         """Tell that the connection has committed.
@@ -137,13 +151,19 @@ class AsyncRequestReads(_Tokens):
         super().__init__(token)
         self.cache = cache
 
-    async def get(self, object_name: str, key: Any, **options: Any) -> Any:
+    async def get(self, object_name: str, key: Any, *, at_least: AtLeast = None, **options: Any) -> Any:
         """See `Cache.get`. The value has the commits of this client."""
-        return await self.cache.get(object_name, key, at_least=self.token, **options)
+        return await self.cache.get(object_name, key, at_least=self.demand(at_least), **options)
 
-    async def get_many(self, object_name: str, keys: Iterable[Hashable], **options: Any) -> dict[Any, Any]:
+    async def get_many(
+        self, object_name: str, keys: Iterable[Hashable], *, at_least: AtLeast = None, **options: Any
+    ) -> dict[Any, Any]:
         """See `Cache.get_many`. The values have the commits of this client."""
-        return await self.cache.get_many(object_name, keys, at_least=self.token, **options)
+        return await self.cache.get_many(object_name, keys, at_least=self.demand(at_least), **options)
+
+    def of(self, object_name: str, model: type[Model]) -> AsyncTypedObject[Model]:
+        """See `Cache.of`. The values have the commits of this client."""
+        return AsyncTypedObject(self, self.cache.of(object_name, model).name, model)
 
     async def committed(
         self, connection: Any, *, keyspace: str | None = None, shard: str | None = None

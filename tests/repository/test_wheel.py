@@ -119,7 +119,12 @@ def in_requests(reads: RequestReads, on_loop: AsyncRequestReads, fresh: Freshnes
     assert_type(reads.token, CommitToken | None)
     assert_type(on_loop.token, CommitToken | None)
     assert_type(fresh.reads, RequestReads)
+    assert_type(reads.of("customer", ByStruct).get(1), ByStruct | None)
     TokenCookie(["a secret of the application"], seconds=60)
+
+
+async def in_requests_on_a_loop(reads: AsyncRequestReads) -> None:
+    assert_type(await reads.of("customer", ByStruct).get(1), ByStruct | None)
 
 
 async def in_tests(system: FakeSystem) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +17,11 @@ from appclient import CommitToken, EventToken
 from appclient.cache import Cache
 from appclient.flask import Freshness
 from appclient.starlette import ReadYourWrites, cache_lifespan, request_reads, thread_reads
+from appclient.testing import FakeSystem
 from appclient.web import AsyncRequestReads, RequestReads, TokenCookie, find_etag
 from freshness.errors import ConfigError, FormatError
 from freshness.position import parse_position
+from tests.unit.appclient.test_cache import CONFIG
 
 ThreadReads = Annotated[RequestReads, Depends(thread_reads)]
 LoopReads = Annotated[AsyncRequestReads, Depends(request_reads)]
@@ -77,6 +81,47 @@ def test_the_commits_of_several_shards_are_kept_together() -> None:
     reads.add(token(3, "shop/80-"))
     assert reads.is_new
     assert reads.token == token(5).union(token(3, "shop/80-"))
+
+
+def test_a_read_can_ask_for_more_commits_than_the_clients() -> None:
+    reader = Reader()
+    reads = RequestReads(reader, token(5))
+    reads.get("customer", 1, at_least=token(3, "shop/80-"))
+    reads.get_many("customer", [1], at_least=token(7).format())
+    RequestReads(reader).get("customer", 1, at_least=token(3))
+    assert reader.asked == [token(5).union(token(3, "shop/80-")), token(7), token(3)]
+    with pytest.raises(FormatError):
+        reads.get("customer", 1, at_least="no token")
+
+
+@dataclass
+class Customer:
+    id: int
+
+
+def test_instances_have_the_commits_of_the_client(tmp_path: Path) -> None:
+    path = tmp_path / "freshness.toml"
+    replica = 'replicas = ["mysql://app@127.0.0.1:2/shop"]\n[objects.customer]'
+    path.write_text(CONFIG.replace("[objects.customer]", replica))
+    system = FakeSystem(path, "CREATE TABLE customers (id INTEGER PRIMARY KEY);")
+    system.stop_replication()
+    with system.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO customers VALUES (1)")
+        connection.commit()
+        reads = RequestReads(system.cache)
+        reads.committed(connection)
+
+    async def on_a_loop(token: CommitToken | None) -> list[Any]:
+        on_loop = AsyncRequestReads(await system.open_async(), token).of("customer", Customer)
+        return [await on_loop.get(1), await on_loop.get_many([1, 2])]
+
+    assert asyncio.run(on_a_loop(None)) == [None, {1: None, 2: None}], "the replica is late"
+    assert asyncio.run(on_a_loop(reads.token)) == [Customer(1), {1: Customer(1), 2: None}]
+    assert reads.of("customer", Customer).get(1) == Customer(1)
+    assert reads.of("customer", Customer).get_many([1, 2]) == {1: Customer(1), 2: None}
+    with pytest.raises(ConfigError, match="unknown object"):
+        reads.of("nothing", Customer)
+    system.close()
 
 
 # -- the entity tag ----------------------------------------------------------------------------------------
