@@ -148,8 +148,8 @@ def spread(starts: Integers, counts: Integers) -> Integers:
 
 def read_stamps(column: pyarrow.ChunkedArray) -> tuple[StampBook, Integers]:
     """(the different values, for each row which of them it has). No stamps at all count as b""."""
-    encoded = column.combine_chunks().fill_null(b"").dictionary_encode()
-    return StampBook.of(encoded.dictionary), encoded.indices.to_numpy().astype(numpy.int64)
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    return StampBook.of(encoded.dictionary.fill_null(b"")), encoded.indices.to_numpy().astype(numpy.int64)
 
 
 @dataclass(frozen=True)

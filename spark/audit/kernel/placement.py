@@ -132,17 +132,16 @@ def read_singles(texts: pyarrow.Array) -> Pieces:
 
 def _read_decimals(data: Any, begins: Integers, ends: Integers) -> tuple[Integers, Integers]:
     """(the number at the beginning of each range of bytes, where it stops); -1 for none, and for too many digits."""
-    numbers, stops = numpy.zeros(len(begins), numpy.int64), begins.copy()
-    rows = numpy.flatnonzero(begins < ends)
+    numbers, stops = numpy.zeros(len(begins), numpy.int64), begins
+    is_number = numpy.ones(len(begins), numpy.bool_)
     for _ in range(_DIGITS_MAX + 1):
-        digit = read_at(data, stops[rows], _BYTE) - numpy.uint8(ord("0"))
-        is_digit = digit <= 9
-        rows, digit = rows[is_digit], digit[is_digit]
-        numbers[rows] = 10 * numbers[rows] + digit
-        stops[rows] += 1
-        rows = rows[stops[rows] < ends[rows]]
-        if not len(rows):
+        is_number &= stops < ends
+        digit = read_at(data, numpy.where(is_number, stops, 0), _BYTE) - numpy.uint8(ord("0"))
+        is_number &= digit <= 9
+        if not is_number.any():
             break
+        numbers = numpy.where(is_number, 10 * numbers + digit, numbers)
+        stops = stops + is_number
     length = stops - begins
     return numpy.where((length >= 1) & (length <= _DIGITS_MAX), numbers, -1), stops
 
