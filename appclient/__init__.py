@@ -23,12 +23,12 @@ from freshness.errors import (
     QueryTimedOut,
     SourceUnavailable,
     SourceUnsuitable,
-    missing_package,
+    required_extra,
 )
 from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
 
-try:
+with required_extra("appclient"):
     from appclient.cache import Cache, Explanation
     from appclient.commits import GtidConnection
     from appclient.database import Database
@@ -36,11 +36,6 @@ try:
     from appclient.query import LoaderConnection, QueryExtras, QueryResult
     from appclient.signed import parse_signed_commit_token, sign_commit_token
     from appclient.typed import TypedObject
-except ModuleNotFoundError as error:
-    missing = missing_package(error, "appclient")
-    if missing is None:
-        raise
-    raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 
 def __getattr__(name: str) -> Any:
@@ -48,13 +43,8 @@ def __getattr__(name: str) -> Any:
     if name not in _OPTIONAL:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, extra = _OPTIONAL[name]
-    try:
+    with required_extra(extra):
         return getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        missing = missing_package(error, extra)
-        if missing is None:
-            raise
-        raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 
 _OPTIONAL = {

@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from freshness.errors import ConfigError, missing_package
+from freshness.errors import ConfigError, required_extra
 
-try:
+with required_extra("flask"):
     from flask import Flask, Response, request
-except ModuleNotFoundError as error:
-    missing = missing_package(error, "flask")
-    if missing is None:
-        raise
-    raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 from appclient.cache import Cache
 from appclient.web import RequestReads, TokenCookie

@@ -10,20 +10,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import PathLike
 from typing import Any, Final, TypeVar
 
-from freshness.errors import ConfigError, missing_package
+from freshness.errors import ConfigError, required_extra
 
-try:
+with required_extra("starlette"):
     from starlette.datastructures import Headers, MutableHeaders
     from starlette.requests import HTTPConnection, cookie_parser
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from appclient.async_cache import AsyncCache
-except ModuleNotFoundError as error:
-    missing = missing_package(error, "starlette")
-    if missing is None:
-        raise
-    raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 from appclient.cache import Cache
 from appclient.web import AsyncRequestReads, RequestReads, TokenCookie

@@ -162,6 +162,18 @@ def missing_package(error: ModuleNotFoundError, extra: str) -> ConfigError | Non
 
 
 @contextmanager
+def required_extra(extra: str) -> Iterator[None]:
+    """For the imports of a module of ours that needs an extra: the error of a package that is missing names it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, extra)
+        if missing is None:
+            raise
+        raise ModuleNotFoundError(str(missing), name=error.name) from error
+
+
+@contextmanager
 def required_packages(program: str, extra: str) -> Iterator[None]:
     """For the imports of a program: a package that is missing ends it with one line and the code of `ConfigError`."""
     try:

@@ -3,15 +3,10 @@
 Nothing else in `appclient` imports this package, and Django is imported by nothing but it.
 """
 
-from freshness.errors import missing_package
+from freshness.errors import required_extra
 
-try:
+with required_extra("django"):
     from appclient.django.installed import get_cache
     from appclient.django.session import wrote
-except ModuleNotFoundError as error:
-    missing = missing_package(error, "django")
-    if missing is None:
-        raise
-    raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 __all__ = ["get_cache", "wrote"]

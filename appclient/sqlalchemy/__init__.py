@@ -6,15 +6,10 @@ from appclient.sqlalchemy import CachedReads
 reads = CachedReads(Cache.open("freshness.toml"), Session)
 """
 
-from freshness.errors import missing_package
+from freshness.errors import required_extra
 
-try:
+with required_extra("sqlalchemy"):
     from appclient.sqlalchemy.composite import CachedSelect
     from appclient.sqlalchemy.reads import CachedReads
-except ModuleNotFoundError as error:
-    missing = missing_package(error, "sqlalchemy")
-    if missing is None:
-        raise
-    raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 __all__ = ["CachedReads", "CachedSelect"]

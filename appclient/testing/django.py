@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
-from freshness.errors import ConfigError, missing_package
+from freshness.errors import ConfigError, required_extra
 
-try:
+with required_extra("django"):
     from django.apps import apps
     from django.core.management.sql import emit_post_migrate_signal
     from django.db import connections, router
@@ -26,11 +26,6 @@ try:
     from appclient.django import session
     from appclient.django.installed import get_app
     from appclient.django.place import place_of
-except ModuleNotFoundError as error:
-    missing = missing_package(error, "django")
-    if missing is None:
-        raise
-    raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 from appclient.testing.server import FakeServer, translate
 from appclient.testing.system import FakeSystem

@@ -18,16 +18,11 @@ from pymysql.cursors import DictCursor
 
 from appclient.cache import Cache
 from appclient.testing.server import FakeConnection, FakeCursor
-from freshness.errors import missing_package
+from freshness.errors import required_extra
 
-try:
+with required_extra("async"):
     from appclient.async_cache import AsyncCache
     from appclient.awaiting import LoopNetwork, await_, run_awaiting
-except ModuleNotFoundError as error:
-    missing = missing_package(error, "async")
-    if missing is None:
-        raise
-    raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 Result = TypeVar("Result")
 

@@ -100,16 +100,6 @@ def test_the_wrong_flavor(primary: DatabaseServer, tmp_path: Path) -> None:
     assert_refused(path, OPERATOR, f"configured is flavor {wrong}", f'set flavor = "{primary.flavor}"')
 
 
-@contextmanager
-def global_variable(server: DatabaseServer, name: str, value: str | int) -> Iterator[None]:
-    [(former,)] = server.execute(f"SELECT @@global.{name}")
-    server.execute(f"SET GLOBAL {name} = %s", value)
-    try:
-        yield
-    finally:
-        server.execute(f"SET GLOBAL {name} = %s", former)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "code"),
     [
@@ -124,7 +114,7 @@ def test_a_log_that_does_not_hold_what_is_needed(
 ) -> None:
     path = config_for(tmp_path, primary)
     remedy = f"SET {'GLOBAL' if primary.flavor == 'mariadb' else 'PERSIST'} {name} = "
-    with global_variable(primary, name, value):
+    with primary.setting(name, value):
         assert_refused(path, OPERATOR, code, f"{name} is {value}", remedy)
         check = call_cli("check", "-c", path)
         assert check.returncode == OPERATOR
@@ -135,7 +125,7 @@ def test_gtids_that_do_not_order(tmp_path: Path, mariadb_pair: Pair) -> None:
     server = mariadb_pair.primary
     server.execute("CREATE DATABASE IF NOT EXISTS shop")
     server.execute(f"CREATE OR REPLACE {CUSTOMERS_TABLE.removeprefix('CREATE')}", database="shop")
-    with global_variable(server, "gtid_strict_mode", 0):
+    with server.setting("gtid_strict_mode", 0):
         assert_refused(
             config_for(tmp_path, server),
             OPERATOR,

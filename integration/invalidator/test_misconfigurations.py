@@ -149,17 +149,6 @@ def test_nothing_is_found_where_all_is_right(system: System) -> None:
 # -- the mistakes ------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def variable(server: DatabaseServer, name: str, value: str) -> Iterator[None]:
-    """A global variable that is wrong."""
-    [(before,)] = server.execute(f"SELECT @@global.{name}")
-    server.execute(f"SET GLOBAL {name} = {value}")
-    try:
-        yield
-    finally:
-        server.execute(f"SET GLOBAL {name} = %s", before)
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """``make``: a context in which the mistake is there; it gives the options of the file."""
@@ -194,7 +183,7 @@ def wrong_variable(
 ) -> None:
     @contextmanager
     def make(system: System) -> Iterator[Mapping[str, Any]]:
-        with variable(getattr(system, of), name, value):
+        with getattr(system, of).setting(name, value):
             yield options
 
     told = f"{name}={value} of the {of}{' with ' + ', '.join(options) if options else ''}"
@@ -280,7 +269,7 @@ def a_cascade(system: System) -> Iterator[Mapping[str, Any]]:
 def a_package_that_is_not_installed(system: System) -> Iterator[Mapping[str, Any]]:
     find = importlib.util.find_spec
     with (
-        variable(system.primary, "binlog_transaction_compression", "ON"),
+        system.primary.setting("binlog_transaction_compression", "ON"),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(importlib.util, "find_spec", lambda name: None if name == "zstandard" else find(name))
@@ -360,7 +349,7 @@ def keep_to_itself(server: DatabaseServer, *statements: str) -> None:
 @case(Rule.REPLICA_WRITABLE)
 def an_application_that_may_only_read(system: System) -> Iterator[Mapping[str, Any]]:
     """Its account sees no replication; the invalidator's does."""
-    with variable(system.replica, "read_only", "0"):
+    with system.replica.setting("read_only", "0"):
         yield {"replicas": [system.replica.url.replace("app:app", "reader:reader")]}
 
 
@@ -522,7 +511,7 @@ def a_log_that_leaves_out_a_table(system: System) -> Iterator[Mapping[str, Any]]
 @case(Rule.LOG_NOT_READ, flavors=MYSQL)
 def a_log_in_another_order(system: System) -> Iterator[Mapping[str, Any]]:
     system.replica.stop_replication()
-    with variable(system.replica, "replica_preserve_commit_order", "OFF"):
+    with system.replica.setting("replica_preserve_commit_order", "OFF"):
         system.replica.start_replication()
         yield {"stream": {"replica_choice": "freshest"}}
         system.replica.stop_replication()
@@ -719,8 +708,8 @@ def test_what_is_safe_is_mended_on_request(system: System) -> None:
     path = system.write()
     system.primary.execute(f"DROP TABLE {HEARTBEAT_TABLE}", database="shop")
     with (
-        variable(system.primary, "binlog_row_metadata", "MINIMAL"),
-        variable(system.primary, "sync_binlog", "0"),
+        system.primary.setting("binlog_row_metadata", "MINIMAL"),
+        system.primary.setting("sync_binlog", "0"),
     ):
         wrong = {("row-metadata", False), ("heartbeat-table", False), ("sync-binlog", False)}
         assert say() == (4, wrong)
@@ -742,7 +731,7 @@ def test_a_remedy_that_is_refused_is_told(system: System) -> None:
     rights = f"REPLICATION SLAVE, {MONITOR[system.flavor]} ON *.*"
     with (
         account(system.primary, rights, BEATS) as url,
-        variable(system.primary, "binlog_row_metadata", "MINIMAL"),
+        system.primary.setting("binlog_row_metadata", "MINIMAL"),
     ):
         path = system.write(primary=url, replicas=[])
         ran = call_cli("check", "-c", path, "--fix")

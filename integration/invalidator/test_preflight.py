@@ -37,16 +37,6 @@ def found(findings: list[CheckFinding]) -> set[tuple[str, str]]:
     return {(finding.severity, finding.code) for finding in findings}
 
 
-@contextmanager
-def setting(server: DatabaseServer, name: str, value: str) -> Iterator[None]:
-    [(before,)] = server.execute(f"SELECT @@global.{name}")
-    server.execute(f"SET GLOBAL {name} = {value}")
-    try:
-        yield
-    finally:
-        server.execute(f"SET GLOBAL {name} = %s", before)
-
-
 @pytest.fixture
 def server(pair: Pair) -> DatabaseServer:
     return pair.primary
@@ -54,9 +44,9 @@ def server(pair: Pair) -> DatabaseServer:
 
 def test_a_server_as_it_should_be_has_no_error(server: DatabaseServer) -> None:
     with (
-        setting(server, "sync_binlog", "1"),
-        setting(server, "innodb_flush_log_at_trx_commit", "1"),
-        setting(server, "binlog_expire_logs_seconds", "864000"),
+        server.setting("sync_binlog", "1"),
+        server.setting("innodb_flush_log_at_trx_commit", "1"),
+        server.setting("binlog_expire_logs_seconds", "864000"),
     ):
         findings = check(server)
     assert findings == []
@@ -85,9 +75,9 @@ def test_a_server_as_it_should_be_has_no_error(server: DatabaseServer) -> None:
 def test_each_bad_setting_is_found(
     server: DatabaseServer, name: str, value: str, expected: tuple[str, str]
 ) -> None:
-    with setting(server, "sync_binlog", "1"):
+    with server.setting("sync_binlog", "1"):
         assert expected not in found([finding for finding in check(server) if name in finding.message])
-    with setting(server, name, value):
+    with server.setting(name, value):
         findings = [finding for finding in check(server) if name in finding.message or expected[1] == "F15"]
     assert expected in found(findings)
     assert all(finding.hint for finding in findings)
@@ -197,7 +187,7 @@ def test_a_log_that_leaves_out_databases(flavor: Flavor, option: str) -> None:
 @pytest.mark.parametrize("flavor", ["mysql"], indirect=True)
 def test_a_server_that_gives_its_log_to_nobody(server: DatabaseServer) -> None:
     """MariaDB makes a 1 of it."""
-    with setting(server, "server_id", "0"):
+    with server.setting("server_id", "0"):
         [finding] = [each for each in check(server) if "server_id" in each.message]
         assert (finding.severity, finding.code) == ("error", "F115")
 
@@ -232,7 +222,7 @@ def test_each_right_that_heartbeats_need(server: DatabaseServer) -> None:
             before = server.executed()
             rehearse(server, "beats")
             assert server.executed() == before, "nothing is logged"
-            with setting(server, "read_only", "1"), pytest.raises(SourceUnsuitable, match="read-only"):
+            with server.setting("read_only", "1"), pytest.raises(SourceUnsuitable, match="read-only"):
                 rehearse(server, "beats")
         assert len(server.execute("SELECT * FROM shop.freshness_heartbeat")) == 2
     finally:

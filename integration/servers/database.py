@@ -155,6 +155,16 @@ class DatabaseServer(ServerProcess):
             cursor.execute(sql, arguments or None)
             return list(cursor.fetchall())
 
+    @contextmanager
+    def setting(self, name: str, value: str | int) -> Iterator[None]:
+        """A global variable has a value, in the words of SQL, until the block ends."""
+        [(before,)] = self.execute(f"SELECT @@global.{name}")
+        self.execute(f"SET GLOBAL {name} = {value}")
+        try:
+            yield
+        finally:
+            self.execute(f"SET GLOBAL {name} = %s", before)
+
     def wait_caught_up(self, primary: Self) -> None:
         """Return when all that ``primary`` has executed by now is applied here.
 

@@ -153,7 +153,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--to",
         dest="until",
         metavar="TIME",
-        help="judge no action after this time, and read no file after it",
+        help="judge no action after this time, nor read files that only have later ones",
     )
     parser.add_argument("--state", help="folder that an earlier audit saved with --save-state")
     parser.add_argument("--save-state", help="folder to save what the next audit needs")

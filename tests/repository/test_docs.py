@@ -74,7 +74,10 @@ def _names_of(module: str) -> set[str]:
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     top = ast.parse(source.read_text()).body
     # Imports stand in a try where a missing package is explained, and in an if where they are late
-    body = [*top, *(inner for node in top if isinstance(node, (ast.Try, ast.If)) for inner in node.body)]
+    body = [
+        *top,
+        *(inner for node in top if isinstance(node, (ast.Try, ast.If, ast.With)) for inner in node.body),
+    ]
     names = {
         name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names
     }
