@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,9 @@ PRODUCTS: Final = 300
 SESSIONS: Final = 8
 DELAY_SECONDS: Final = 1
 """The replica's delay: commits are shown 1 to 2 s late, or somewhat more on a busy machine."""
+
+ATTEMPTS: Final = 5
+"""Of a page whose connection is reset."""
 
 READ_ON_SECONDS: Final = 3.0
 """The sessions read on after the last order, until the replica has caught up."""
@@ -96,7 +99,18 @@ class ShopServer(ServerProcess):
 
 
 def read_page(port: int, path: str) -> dict[str, dict[str, object]] | None:
-    """The products of a page, asked for without a session."""
+    """The products of a page, asked for without a session.
+
+    A worker that is replaced may take a connection and end it unanswered. The page is then asked for again, as a
+    browser does, and the last attempt raises.
+    """
+    for _ in range(ATTEMPTS - 1):
+        with suppress(ConnectionResetError):
+            return _read_page(port, path)
+    return _read_page(port, path)
+
+
+def _read_page(port: int, path: str) -> dict[str, dict[str, object]] | None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", path)

@@ -63,6 +63,8 @@ SHOPS: Final = {
                 "uvicorn",
                 "--workers=2",
                 "--port={port}",
+                # By default a worker that does not answer for 5 s is killed: too short on a busy machine
+                "--timeout-worker-healthcheck=60",
                 "--log-level=warning",
                 "examples.fastapi_shop.app:application",
             ),
