@@ -21,8 +21,9 @@ from freshness.errors import ConfigError
 
 LOCAL_MASTER: Final = "local[*]"
 SHUFFLE_PARTITIONS: Final = 8
-JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m"
-"""Compiled once and quickly. The first option alone leaves 48 MB for code; once that is full Java only interprets."""
+JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseParallelGC"
+"""Compiled once and quickly. The first option alone leaves 48 MB for code; once that is full Java only interprets.
+Blobs of megabytes cost the usual collector, G1, a tenth of the CPU of Java."""
 ROWS_PER_BATCH_MAX: Final = 200
 """Rows that Spark hands to Python at once, where spark-submit was told nothing. A value can have a megabyte."""
 

@@ -104,8 +104,10 @@ class SparkShuffled:
         self.told = _collect(told.where(F.col("name").isNotNull()))
 
     def reduce(self, what: str, step: PieceStep, numbers: Mapping[int, int] | None = None) -> Tables:
-        rows = self._told.where(F.col("piece").isNotNull())
+        rows, tasks = self._told.where(F.col("piece").isNotNull()), self._pieces
         if numbers is not None:
+            # A task without a piece costs as much CPU as a thousand rows; pieces of hot items follow each other
+            tasks = len(set(numbers.values()))
             rows = rows.where(F.col("piece").isin(list(numbers)))
             joined: dict[int, list[int]] = {}
             for piece, number in numbers.items():
@@ -115,7 +117,7 @@ class SparkShuffled:
             for number, pieces in joined.items():
                 told = F.when(F.col("piece").isin(pieces), number).otherwise(told)
             rows = rows.withColumn("piece", told.cast("int"))
-        rows = rows.repartitionById(self._pieces, F.col("piece"))
+        rows = rows.repartitionById(max(1, tasks), F.col("piece"))
         with self._progress.watch(what, 0):
             return _collect(rows.mapInArrow(_reducer(step), _TOLD))
 
