@@ -755,6 +755,7 @@ ELSEWHERE: Final[Mapping[Rule, str]] = {
     Rule.NODE_FULL: "integration/invalidator/test_checkup.py::"
     "test_a_node_that_a_neighbour_has_filled_is_told_as_such",
     Rule.OTHER_CACHE: "tests/unit/invalidator/rules/test_node.py::test_other_servers_that_speak_redis",
+    Rule.AURORA_READER: "tests/unit/invalidator/rules/test_replica.py::test_a_reader_of_aurora",
     Rule.OLD_SERVER: "tests/unit/invalidator/rules/test_primary.py::test_a_server_that_is_too_old",
     Rule.SERVICE: "tests/unit/invalidator/rules/test_service.py::test_a_service_is_known_by_what_it_answers",
     Rule.TABLET_CASCADE: "integration/vitess/test_keyspace.py::"

@@ -73,6 +73,9 @@ def _is_lossless(server: ServerFacts) -> bool:
 
 def _check_replica(replica: ServerFacts, facts: ShardFacts) -> Iterator[CheckFinding]:
     yield from check_service(replica)
+    if replica.service == "Amazon Aurora" and replica.is_on("innodb_read_only"):
+        yield replica.find(Rule.AURORA_READER, "it is a reader of Aurora: nothing is stored from it")
+        return
     if replica.flavor == "mysql" and replica["gtid_mode"].upper() != "ON":
         yield replica.find(Rule.GTID_MODE, f"gtid_mode is {replica['gtid_mode']}: its position shows nothing")
     if not replica.is_read_only and not facts.shard.adopt_promotions:

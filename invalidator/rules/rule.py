@@ -317,6 +317,12 @@ class Rule(Enum):
         "a server that applications read has not the heartbeats of its primary: no reader gets a token there",
         "replicate the table freshness_heartbeat to it",
     )
+    AURORA_READER = (
+        "warning",
+        "F113",
+        "a replica is a reader of Amazon Aurora, which is said not to move gtid_executed: nothing is stored from it",
+        "name no reader of Aurora: misses then read the writer",
+    )
     SERVER_ID_CLASH = (
         "error",
         "F107",

@@ -1,0 +1,67 @@
+"""Rules for the other servers of a shard where no server at hand gives the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from freshness.config.reader import load_config
+from invalidator.rules.replica import ShardFacts
+from invalidator.rules.rule import Rule
+from invalidator.rules.server import ServerFacts
+
+RIGHT = {"version": "8.0.39", "gtid_mode": "ON", "max_connections": "1000", "read_only": "OFF"}
+WRITER = {
+    **RIGHT,
+    "aurora_version": "3.08.0",
+    "innodb_read_only": "OFF",
+    "server_uuid": "a",
+    "server_id": "1",
+}
+READER = {**WRITER, "innodb_read_only": "ON", "server_uuid": "b", "server_id": "2"}
+
+
+def check(
+    folder: Path, primary: dict[str, str], replica: dict[str, str], *, lossless: bool = False
+) -> set[Rule]:
+    path = folder / "freshness.toml"
+    path.write_text(
+        '[cache]\nnodes = ["10.0.0.1:11211"]\nnamespace = "shop"\n[keyspaces.shop]\nflavor = "mysql"\n'
+        '[[keyspaces.shop.shards]]\nprimary = "mysql://app:app@10.0.0.2/shop"\n'
+        'replicas = ["mysql://app:app@10.0.0.3/shop"]\n'
+        f"lossless_failover = {str(lossless).lower()}\n"
+        '[objects.customer]\ntable = "customers"\n'
+    )
+    config = load_config(path)
+    [shard] = config.keyspaces["shop"].shards
+    facts = ShardFacts(
+        config,
+        shard,
+        ServerFacts(shard.primary, "mysql", primary, topologies={}),
+        [ServerFacts(shard.replicas[0], "mysql", replica)],
+    )
+    return {each.rule for each in facts.check()}
+
+
+def test_a_reader_of_aurora(tmp_path: Path) -> None:
+    assert check(tmp_path, WRITER, READER) == {Rule.SERVICE, Rule.AURORA_READER}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"group_replication_group_name": "5f0d1f3e-0000-0000-0000-000000000001"},
+        {"rpl_semi_sync_source_enabled": "ON", "rpl_semi_sync_source_wait_point": "AFTER_SYNC"},
+        {"rpl_semi_sync_master_enabled": "ON", "rpl_semi_sync_master_wait_point": "AFTER_SYNC"},
+    ],
+)
+def test_what_makes_a_failover_lossless(tmp_path: Path, variables: dict[str, str]) -> None:
+    assert Rule.LOSSLESS not in check(tmp_path, {**RIGHT, **variables}, RIGHT, lossless=True)
+    off = {
+        name: value.replace("ON", "OFF").replace("AFTER_SYNC", "AFTER_COMMIT")
+        for name, value in variables.items()
+    }
+    if off != variables:
+        assert Rule.LOSSLESS in check(tmp_path, {**RIGHT, **off}, RIGHT, lossless=True)
+    assert Rule.LOSSLESS in check(tmp_path, RIGHT, RIGHT, lossless=True)
