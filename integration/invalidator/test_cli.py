@@ -178,7 +178,7 @@ def look_at_the_check(system: System) -> None:
     assert {finding["severity"] for finding in findings} <= {"warning", "note"}
     names = {"severity", "code", "rule", "where", "message", "hint", "statements", "mended"}
     assert all(finding.keys() == names for finding in findings)
-    assert f"{len(findings)} findings" in verb(system, "check")
+    assert f"findings: {len(findings)}" in verb(system, "check")
     assert run_cli("version").stdout == f"freshness {__version__}\n"
 
 

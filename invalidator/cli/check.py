@@ -73,7 +73,7 @@ def _print(mended: Sequence[CheckFinding], findings: Sequence[CheckFinding]) -> 
     for finding in findings:
         told = str(finding).removeprefix(finding.severity)
         console.print(Text.assemble((finding.severity, _STYLES[finding.severity]), told))
-    console.print(f"{len(findings)} findings")
+    console.print(f"findings: {len(findings)}")
 
 
 def _check_this_machine(settings: Config) -> None:

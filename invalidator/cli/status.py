@@ -18,11 +18,11 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
     if as_json:
         print_json(answer)
         return
-    table = Table()
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("node", "lineage", "state", "lease s", "age s", "stripes %"):
         table.add_column(title, no_wrap=True)
     for title in ("progress", "floor"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", min_width=len(title))
     for node in answer["nodes"]:
         table.add_row(
             node["node"],
