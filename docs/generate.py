@@ -22,6 +22,8 @@ from freshness import errors
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.settings import describe_settings
 from freshness.errors import FreshnessError
+from invalidator.probe.metrics import ProbeMetrics
+from invalidator.probe.tally import Tally
 from invalidator.process.metrics import Metrics
 from invalidator.rules.rule import CAVEAT, SEVERITIES, Rule
 from invalidator.rules.service import MEANINGS
@@ -40,7 +42,7 @@ def settings_table() -> str:
     return _table(("key", "type", "default", "meaning"), rows)
 
 
-def metrics_table(metrics: Metrics | SinkMetrics) -> str:
+def metrics_table(metrics: Metrics | SinkMetrics | ProbeMetrics) -> str:
     # A counter is shown as it is scraped, with the suffix of its samples.
     rows = (
         (f"`{one.name}{'_total' if one.type == 'counter' else ''}`", one.type, one.documentation)
@@ -183,6 +185,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "settings": settings_table,
     "metrics": lambda: metrics_table(Metrics()),
     "sinkmetrics": lambda: metrics_table(SinkMetrics()),
+    "probemetrics": lambda: metrics_table(ProbeMetrics(Tally())),
     "clientmetrics": client_metrics_table,
     "outcomes": outcomes_table,
     "remedies": remedies_table,

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from unittest import mock
@@ -30,7 +30,7 @@ from freshness.algorithm.envelope import (
     stripe_key,
     stripe_number,
 )
-from freshness.algorithm.request import Get, Item
+from freshness.algorithm.request import Cas, Get, Item, Stored
 from freshness.algorithm.rule import find_hit_refusal
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
@@ -39,7 +39,7 @@ from freshness.database.schema import load_registry
 from freshness.nodes.memcached import MemcachedNode
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, parse_position
-from freshness.values.codec import decode_value
+from freshness.values.codec import decode_value, encode_value
 from integration.configuration import CUSTOMER, write_config
 from integration.servers import Memcached, Pair, ServerFailed
 from integration.servers.program import InvalidatorProcess
@@ -330,6 +330,25 @@ class System:
         ):
             cursor.execute(sql)
             return list(cursor.fetchall())
+
+
+def plant(
+    config: Config, registry: dict[str, ObjectDefinition], name: str, key: Any, change: Callable[[Any], Any]
+) -> str:
+    """Put another value under a live entry, with the evidence of the right one; return the item's key."""
+    subject = locate_key(config, registry, name, [str(key)])
+    node = MemcachedNode(subject.node)
+    try:
+        [found] = node.perform([Get(subject.item)])
+        assert isinstance(found, Item)
+        entry = Filled.decode(found.value)
+        assert entry.value is not None
+        wrong = replace(entry, value=encode_value(change(decode_value(entry.value))))
+        [stored] = node.perform([Cas(subject.item, wrong.encode(), found.version, found.ttl_seconds)])
+        assert isinstance(stored, Stored)
+    finally:
+        node.close()
+    return subject.item.decode()
 
 
 def wait_for_hits(

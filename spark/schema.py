@@ -59,7 +59,7 @@ ENTRY: Final = StructType(
         StructField("error", StringType(), nullable=False),
     ]
 )
-"""An entry of a node: `spark.live.entry.NodeEntry`. ``item`` is null in the row of a node that could not be
+"""An entry of a node: `freshness.comparison.entry.NodeEntry`. ``item`` is null in the row of a node that could not be
 read to its end."""
 
 VERDICT: Final = StructType(
@@ -78,8 +78,8 @@ VERDICT: Final = StructType(
         StructField("count", LongType(), nullable=False),
     ]
 )
-"""The verdict on entries: `spark.live.comparison.EntryVerdict`. ``cached`` and ``primary`` are shown values, and
-only of entries that differ. ``item`` is null also in a row that stands for several entries."""
+"""The verdict on entries: `freshness.comparison.comparison.EntryVerdict`. ``cached`` and ``primary`` are shown
+values, and only of entries that differ. ``item`` is null also in a row that stands for several entries."""
 
 CONDEMNED: Final = StructType(
     [
@@ -89,7 +89,7 @@ CONDEMNED: Final = StructType(
         StructField("lineages", ArrayType(StringType(), containsNull=False), nullable=False),
     ]
 )
-"""A poisoned entry to remove: `spark.live.repair.Condemned`."""
+"""A poisoned entry to remove: `freshness.comparison.repair.Condemned`."""
 
 REPAIR: Final = StructType(
     [
@@ -98,4 +98,4 @@ REPAIR: Final = StructType(
         StructField("error", StringType(), nullable=False),
     ]
 )
-"""The result for one condemned entry: `spark.live.repair.Repair`."""
+"""The result for one condemned entry: `freshness.comparison.repair.Repair`."""

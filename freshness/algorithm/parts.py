@@ -6,7 +6,8 @@ very digest: so parts need no version, no stamp and no invalidation. A part that
 value makes the entry no hit. Parts are written before the entry, so that an entry without parts has lost them. Parts
 without an entry are garbage, and expire.
 
-Used by ``freshness.algorithm.read``, and by those who look at entries: ``invalidator inspect`` and ``spark.live``.
+Used by ``freshness.algorithm.read``, and by those who look at entries: ``invalidator inspect``,
+``freshness.comparison``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ memcached and pymemcache. A `MemcachedNode` owns its socket, and ``freshness.nod
 flows: pymemcache's commands answer a default where the server did not (F11), know no meta commands, and wait for
 each answer. pymemcache's public client does the work off that path: it authenticates a new connection, and asks it
 for version and settings. The naive caches of the demo and the baselines of the benchmarks are its clients too. One
-thing stays off it: ``spark.live`` streams the dump of a node's keys to a file, where pymemcache would hold the whole
+thing stays off it: ``metadump`` streams the dump of a node's keys to a file, where pymemcache would hold the whole
 dump in memory.
 
 ``restoration`` is no technology: it is the thread that puts missing stripes back on the nodes of a lineage.

@@ -74,6 +74,14 @@ class ObjectDefinition:
         """The identity of an entry: the definition and the key as spelled."""
         return self.policy.fingerprint.to_bytes(4, "big") + key.identity
 
+    def portable(self) -> ObjectDefinition:
+        """With dicts in the place of read-only views, which cannot be pickled."""
+        return replace(
+            self,
+            config=replace(self.config, members=dict(self.config.members)),
+            columns_by_table=dict(self.columns_by_table),
+        )
+
 
 KeyColumns = Callable[[str, str, tuple[str, ...], bool, tuple[str, ...]], tuple[KeyColumn, ...]]
 """(keyspace, table, columns, whether they must find one row, columns that order a list of rows) → the former columns,

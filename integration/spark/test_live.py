@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appclient import Cache, LoaderConnection
-from freshness.algorithm.envelope import Filled
-from freshness.algorithm.request import Add, Cas, Get, Item, Stored
+from freshness.algorithm.request import Add, Get, Stored
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.database.schema import load_registry
 from freshness.nodes.memcached import MemcachedNode
-from freshness.values.codec import decode_value, encode_value
+from freshness.nodes.metadump import open_entry_keys
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,
@@ -34,15 +32,14 @@ from integration.harness import (
     wait_covered,
     wait_for_hits,
 )
+from integration.harness import plant as plant_value
 from integration.invalidator.test_reshard import deployment
 from integration.invalidator.test_reshard import open_cache as open_reshard_cache
 from integration.servers import Memcached, Pair
 from integration.servers.program import InvalidatorProcess
 from integration.shards import start_shards
 from integration.vitess import test_keyspace as vitess
-from invalidator.process.status import locate_key
 from spark.live import __main__ as command
-from spark.live.metadump import open_entry_keys
 
 KEYS = range(1, 41)
 ABSENT = 999
@@ -143,22 +140,12 @@ def audit_surely(
 
 
 def plant(config: Config, key: int | str, name: str = "customer") -> str:
-    """Put another value under a live entry, with the evidence of the right one; return the item's key."""
-    subject = locate_key(config, load_registry(config), name, [str(key)])
-    node = MemcachedNode(subject.node)
-    try:
-        [found] = node.perform([Get(subject.item)])
-        assert isinstance(found, Item)
-        entry = Filled.decode(found.value)
-        assert entry.value is not None
-        value = decode_value(entry.value)
-        other = [] if isinstance(value, list) else {**value, PLANTED[name]: POISON}
-        wrong = replace(entry, value=encode_value(other))
-        [stored] = node.perform([Cas(subject.item, wrong.encode(), found.version, found.ttl_seconds)])
-        assert isinstance(stored, Stored)
-    finally:
-        node.close()
-    return subject.item.decode()
+    """Put another value under a live entry; return the item's key."""
+
+    def change(value: Any) -> Any:
+        return [] if isinstance(value, list) else {**value, PLANTED[name]: POISON}
+
+    return plant_value(config, load_registry(config), name, key, change)
 
 
 def test_a_clean_cache_is_clean_and_a_planted_value_is_found(

@@ -6,7 +6,6 @@ applications read.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,8 +37,10 @@ from freshness.algorithm.rule import (
     find_record_refusal,
     is_outdated,
 )
+from freshness.comparison.entry import digest_row
 from freshness.config.settings import Config, Keyspace, ServerAddress, Shard
-from freshness.database.connection import connect, match_keys, order_rows, quote_name, read_rows, translated
+from freshness.database.connection import connect, read_rows, translated
+from freshness.database.primary import Primary
 from freshness.database.vitess import VitessShard, read_with_token, readable
 from freshness.errors import ConfigError, FormatError, FreshnessError, SourceUnsuitable
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -48,7 +49,7 @@ from freshness.nodes.open import open_node
 from freshness.objects.registry import ObjectDefinition
 from freshness.position.token import EventToken
 from freshness.stream.heartbeat import parse_token, token_sql
-from freshness.values.codec import decode_value, encode_value
+from freshness.values.codec import decode_value
 
 SAMPLE_MAX: Final = 1024
 """So many stripes of a node are looked at for its status."""
@@ -323,7 +324,7 @@ def inspect(config: Config, located: LocatedKey) -> dict[str, Any]:
     answer["value"] = None if payload is None else decode_value(payload)
     if located.definition.config.table is not None:
         row = _read_row(config, located)
-        answer |= {"primary": row, "equals_primary": _digest(row) == _digest(answer["value"])}
+        answer |= {"primary": row, "equals_primary": digest_row(row) == digest_row(answer["value"])}
     return answer
 
 
@@ -399,30 +400,15 @@ def _find_fills(
 
 def _read_row(config: Config, located: LocatedKey) -> Any:
     """The row, None where there is none; of a list all of its rows."""
-    from pymysql.cursors import DictCursor
-
-    entry = located.definition.config
-    order = order_rows(located.definition.order, entry.limit) if entry.is_list else ""
-    where = match_keys([column.name for column in located.definition.builder.columns], 1)
-    for shard in config.keyspaces[entry.keyspace].shards:
+    keyspace = config.keyspaces[located.definition.config.keyspace]
+    for shard in keyspace.shards:
         if shard.lineage not in located.policy.lineages:
             continue
-        connection = connect(shard.writable)
+        primary = Primary(shard.writable, keyspace.gtid_flavor)
         try:
-            with connection.cursor(DictCursor) as cursor:
-                sql = f"SELECT * FROM {quote_name(str(entry.table))} WHERE {where}{order}"
-                cursor.execute(sql, located.values)
-                rows = cursor.fetchall()
-        except Exception as error:
-            raise translated(error, shard.writable, "reading the row") from error
+            rows = primary.read_rows(located.definition, [located.values])
         finally:
-            connection.close()
-        if entry.is_list:
-            return list(rows)
-        if rows:
-            return dict(rows[0])
+            primary.close()
+        if located.identity in rows:
+            return rows[located.identity]
     return None
-
-
-def _digest(value: Any) -> str:
-    return "" if value is None else hashlib.blake2b(encode_value(value)).hexdigest()

@@ -18,12 +18,12 @@ with required_packages("spark.live", "spark"):
     from pyspark.sql import SparkSession
     from rich.console import Console
 
+    from freshness.comparison.scope import load_scope
     from freshness.config.reader import load_config
     from spark.arguments import parse_arguments
     from spark.failure import SPARK_ERRORS, tell_failure
-    from spark.live.job import audit
+    from spark.live.job import audit, require_listing
     from spark.live.report import print_summary
-    from spark.scope import load_scope
     from spark.session import open_session, require_encryption
 
 _PRINTED_WIDTH: Final = 160
@@ -40,7 +40,9 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     parser.add_argument("--master", help="the Spark master; spark-submit's, or local[*]")
     options = parse_arguments(parser, arguments)
     try:
-        scope = load_scope(load_config(options.config))
+        config = load_config(options.config)
+        require_listing(config.cache.access)
+        scope = load_scope(config, carries_passwords=True)
         used = session if session is not None else open_session("freshness audit_live", options.master)
         try:
             require_encryption(used, scope.servers)

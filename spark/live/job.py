@@ -2,15 +2,14 @@
 
 Reads only, but for ``repairs``, which removes poisoned entries by CAS. Entries are read and compared by one action,
 whose result is kept in the driver: a second look would find another cache. Repairs are a step of their own behind it.
-Tasks of either may run several times. `spark.live.entry`, `spark.live.comparison` and `spark.live.repair` decide
-about one row and know nothing of Spark. Called by ``spark.live``'s main.
+Tasks of either may run several times. ``freshness.comparison`` decides about one
+row and knows nothing of Spark. Called by ``spark.live``'s main.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import astuple
 from operator import attrgetter
 from typing import Any, Final
@@ -20,89 +19,77 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from freshness.database.primary import Primary
-from freshness.nodes.memcached import MemcachedNode
+from freshness.comparison.comparison import Comparison, EntryVerdict
+from freshness.comparison.connections import Connections
+from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX, NodeEntry, read_node
+from freshness.comparison.repair import Condemned, repair
+from freshness.comparison.scope import ComparisonScope
+from freshness.config.access import NodeAccess, NodeLogin
+from freshness.errors import ConfigError
+from freshness.nodes.open import open_node
 from spark.batch import Batches, BatchFunction, to_batches
-from spark.live.comparison import Comparison, EntryVerdict
-from spark.live.entry import ENTRIES_PER_BATCH_MAX, NodeEntry, read_node
-from spark.live.repair import Condemned, repair
 from spark.live.report import AuditSummary, condense, find_condemned
 from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
-from spark.scope import AuditScope
 
 REPAIRS_PER_TASK_MAX: Final = 10_000
 """Poisoned entries that one task of the comparison names to the driver."""
 
 
+def require_listing(access: NodeAccess) -> None:
+    """Raises `ConfigError` for nodes whose keys the executors could not list."""
+    if access.backend != "memcached":
+        raise ConfigError(
+            f'cache.backend = "{access.backend}" cannot be audited live',
+            hint="only memcached lists its keys in the way this audit reads them",
+        )
+    if access.login != NodeLogin():
+        raise ConfigError(
+            "the live audit reads cache nodes without TLS and without a login, and the configuration has one",
+            hint="`spark.audit` audits a recorded history instead, and opens no node",
+        )
+
+
 # -- on the executors ------------------------------------------------------------------------------------
 
 
-def entry_reader(scope: AuditScope) -> BatchFunction:
+def entry_reader(scope: ComparisonScope) -> BatchFunction:
     """Batches with the column ``id``, a node's place in the list, become batches of `ENTRY`."""
 
     def read(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
             for place in batch.column("id").to_pylist():
-                yield from _batched(read_node(scope, MemcachedNode(scope.nodes[place])), ENTRY)
+                yield from _batched(read_node(scope, open_node(scope.access, scope.nodes[place])), ENTRY)
 
     return read
 
 
-def entry_comparer(scope: AuditScope, *, repairs_max: int = 0) -> BatchFunction:
+def entry_comparer(scope: ComparisonScope, *, repairs_max: int = 0) -> BatchFunction:
     """Batches of `ENTRY` become condensed batches of `VERDICT`. Connections are kept for a partition."""
 
     def compare(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        primaries: dict[str, Primary] = {}
-        replicas: dict[str, dict[str, Primary]] = defaultdict(dict)
-        with ExitStack() as stack:
-
-            def find_primary(lineage: str) -> Primary:
-                if lineage not in primaries:
-                    server = scope.primaries[lineage]
-                    primaries[lineage] = Primary(server.address, server.flavor)
-                    stack.callback(primaries[lineage].close)
-                return primaries[lineage]
-
-            def find_replicas(lineage: str) -> dict[str, Primary]:
-                server = scope.primaries[lineage]
-                for address in server.replicas:
-                    if str(address) not in replicas[lineage]:
-                        opened = replicas[lineage][str(address)] = Primary(address, server.flavor)
-                        stack.callback(opened.close)
-                return replicas[lineage]
-
-            comparison = Comparison(scope, _node_finder(stack), find_primary, find_replicas=find_replicas)
+        with closing(Connections(scope)) as servers:
+            comparison = Comparison(
+                scope, servers.find_node, servers.find_primary, find_replicas=servers.find_replicas
+            )
             entries = ([NodeEntry(**row) for row in rows] for rows in _rows_of(batches))
             yield from _batched(condense(comparison.compare(entries), repairs_max), VERDICT)
 
     return compare
 
 
-def entry_repairer(scope: AuditScope) -> BatchFunction:
+def entry_repairer(scope: ComparisonScope) -> BatchFunction:
     """Batches of `CONDEMNED` become batches of `REPAIR`."""
 
     def remove(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
-        with ExitStack() as stack:
-            find_node = _node_finder(stack)
+        with closing(Connections(scope)) as servers:
             repairs = (
-                repair(scope, find_node, Condemned(**row)) for rows in _rows_of(batches) for row in rows
+                repair(scope, servers.find_node, Condemned(**row))
+                for rows in _rows_of(batches)
+                for row in rows
             )
             yield from _batched(repairs, REPAIR)
 
     return remove
-
-
-def _node_finder(stack: ExitStack) -> Callable[[str], MemcachedNode]:
-    """Connections by node, each opened once and closed with ``stack``."""
-    nodes: dict[str, MemcachedNode] = {}
-
-    def find_node(name: str) -> MemcachedNode:
-        if name not in nodes:
-            nodes[name] = MemcachedNode(name)
-            stack.callback(nodes[name].close)
-        return nodes[name]
-
-    return find_node
 
 
 def _rows_of(batches: Batches) -> Iterator[list[dict[str, Any]]]:
@@ -121,20 +108,20 @@ def _batched(rows: Iterable[Any], schema: StructType) -> Iterator[pyarrow.Record
 # -- the frames ------------------------------------------------------------------------------------------
 
 
-def read_entries(session: SparkSession, scope: AuditScope) -> DataFrame:
+def read_entries(session: SparkSession, scope: ComparisonScope) -> DataFrame:
     """All entries of all nodes (`ENTRY`), one partition for each node."""
     count = len(scope.nodes)
     return session.range(0, count, 1, count).mapInArrow(entry_reader(scope), ENTRY)
 
 
-def compare_entries(entries: DataFrame, scope: AuditScope, *, repairs_max: int = 0) -> DataFrame:
+def compare_entries(entries: DataFrame, scope: ComparisonScope, *, repairs_max: int = 0) -> DataFrame:
     """`VERDICT` on all entries, condensed. An item that is written again can be listed twice; it is counted once."""
     compare = entry_comparer(scope, repairs_max=repairs_max)
     return entries.dropDuplicates(["node", "item"]).mapInArrow(compare, VERDICT)
 
 
 def remove_entries(
-    session: SparkSession, scope: AuditScope, condemned: Sequence[Condemned]
+    session: SparkSession, scope: ComparisonScope, condemned: Sequence[Condemned]
 ) -> dict[tuple[bool, str], int]:
     """Remove these entries; the number of `REPAIR`, by ``is_gone`` and ``error``."""
     if not condemned:
@@ -144,7 +131,7 @@ def remove_entries(
     return {(row["is_gone"], row["error"]): row["count"] for row in repairs.collect()}
 
 
-def audit(session: SparkSession, scope: AuditScope, *, repairs: bool = False) -> AuditSummary:
+def audit(session: SparkSession, scope: ComparisonScope, *, repairs: bool = False) -> AuditSummary:
     """Read, compare and count; then remove what is poisoned, where that is asked for. A node or database that does
     not answer is in the summary; only bugs raise."""
     repairs_max = REPAIRS_PER_TASK_MAX if repairs else 0

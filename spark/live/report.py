@@ -10,9 +10,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from spark.live.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, EntryVerdict
-from spark.live.entry import LIVE, UNAVAILABLE
-from spark.live.repair import Condemned
+from freshness.comparison.comparison import EQUAL, IN_FLIGHT, NOT_COMPARABLE, POISONED, UNKNOWN, EntryVerdict
+from freshness.comparison.entry import LIVE, UNAVAILABLE
+from freshness.comparison.repair import Condemned
 
 OK: Final = 0
 NO_ANSWER: Final = 3

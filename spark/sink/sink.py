@@ -29,7 +29,6 @@ from freshness.database.schema import load_registry
 from freshness.errors import ConfigError, FreshnessError
 from freshness.nodes.open import open_node
 from freshness.position import FLAVORS
-from spark.scope import portable
 from spark.session import require_encryption
 from spark.sink.keeper import Keeper
 from spark.sink.sender import COLUMNS, Part, Sender, SinkPlan, Ticket
@@ -143,7 +142,7 @@ def open_sink(session: SparkSession, config: Config) -> Iterator[Keeper]:
             hint="`invalidator run` follows it; the sink does not",
         )
     require_encryption(session, [config.cache.login])
-    keeper = Keeper(config, {name: portable(each) for name, each in load_registry(config).items()})
+    keeper = Keeper(config, {name: each.portable() for name, each in load_registry(config).items()})
     try:
         with _listening(keeper) as address:
             session.dataSource.register(_make_source(keeper.plan, address, str(config.path)))

@@ -27,7 +27,7 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
         "import threading",
     ),
     "the invalidator, the application library and the Spark jobs do not know each other": (
-        "spark/scope.py",
+        "spark/folder.py",
         "import invalidator.statement",
     ),
     "the folders of the invalidator are layers": (

@@ -30,6 +30,8 @@ from freshness.values.codec import decode_value, encode_value
 from freshness.values.compression import PACKED
 from invalidator.cli import app
 from invalidator.http.service import create_api
+from invalidator.probe.metrics import ProbeMetrics
+from invalidator.probe.tally import Tally
 from invalidator.process.app import Invalidator
 from invalidator.process.metrics import Metrics
 from spark.sink.metrics import SinkMetrics
@@ -294,9 +296,10 @@ SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bucket",
 def test_the_metrics_of_the_advice_exist() -> None:
     metrics = Metrics()
     metrics.of_shard("shop/-")  # with a sample of each
-    metrics_of_all = [*metrics.registry.collect(), *SinkMetrics().registry.collect()]
+    registries = (metrics.registry, SinkMetrics().registry, ProbeMetrics(Tally()).registry)
+    metrics_of_all = [one for registry in registries for one in registry.collect()]
     names = {sample.name for one in metrics_of_all for sample in one.samples}
-    names |= {one.name for one in metrics_of_all}
+    names |= {f"{one.name}{suffix}" for one in metrics_of_all for suffix in SUFFIXES[one.type]}
     names |= {
         f"{one.name}{suffix}"
         for one, _ in PrometheusTelemetry(CollectorRegistry()).describe()

@@ -8,13 +8,13 @@ import pyarrow
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from freshness.comparison.comparison import EntryVerdict
+from freshness.comparison.entry import NodeEntry
+from freshness.comparison.repair import Condemned, Repair
 from spark.audit import schema as audit_schema
 from spark.audit.finding import Finding, PendingChange, Reference, TallyRow
 from spark.audit.heads import ISLAND, Island
 from spark.audit.row import ReplayRow
-from spark.live.comparison import EntryVerdict
-from spark.live.entry import NodeEntry
-from spark.live.repair import Condemned, Repair
 from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
 
 ROWS: Final[list[tuple[type, pyarrow.Schema]]] = [

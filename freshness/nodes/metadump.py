@@ -3,7 +3,7 @@
 The crawler walks the hash table, in which an item stays where it is. ``all`` walks the lists of a living cache, and
 reads move items between those: on a node that was read meanwhile it listed 1,597 of 4,000 keys (memcached 1.6.18).
 The dump is taken as fast as it comes and kept in a temporary file, so that the crawler never waits for us.
-Never a partial list as if it were whole: a dump without its END raises. Called by ``spark.live.entry``.
+Never a partial list as if it were whole: a dump without its END raises. Called by ``freshness.comparison``.
 """
 
 from __future__ import annotations

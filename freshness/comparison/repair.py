@@ -1,4 +1,4 @@
-"""Removes poisoned entries, after all of them were found. Runs on executors.
+"""Removes poisoned entries, after they were found.
 
 The content of the node decides: the entry that was condemned is there, and is removed by CAS, or it is gone, as was
 wanted. So a task that is started again, or twice at once, says the same, and removes nothing else.
@@ -13,9 +13,9 @@ from typing import Final
 from freshness.algorithm.envelope import encode_wanted, stripe_key, stripe_number, wanted_key
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Append, Delete, Item, Request
+from freshness.comparison.entry import digest_bytes, read_items
+from freshness.comparison.scope import ComparisonScope
 from freshness.errors import FreshnessError
-from spark.live.entry import digest_bytes, read_items
-from spark.scope import AuditScope
 
 _STAYS: Final = "was written again while it was removed: run the job again"
 _NOBODY_VOUCHES: Final = "the node has no record, so the stripe is not known: see `invalidator status`"
@@ -40,7 +40,7 @@ class Repair:
     error: str = ""
 
 
-def repair(scope: AuditScope, find_node: Callable[[str], CacheNode], condemned: Condemned) -> Repair:
+def repair(scope: ComparisonScope, find_node: Callable[[str], CacheNode], condemned: Condemned) -> Repair:
     """Delete the entry's stripes, so that nothing older than now can be stored there, and then the entry by CAS: what
     took its place meanwhile, or was written again, stays."""
     try:
@@ -50,7 +50,7 @@ def repair(scope: AuditScope, find_node: Callable[[str], CacheNode], condemned: 
     return Repair(condemned.node, not error, error)
 
 
-def _remove(scope: AuditScope, node: CacheNode, condemned: Condemned) -> str:
+def _remove(scope: ComparisonScope, node: CacheNode, condemned: Condemned) -> str:
     """Why the entry is still there, "" if it is gone."""
     item = condemned.item
     records, [held] = read_items(scope, node, [item])

@@ -1,4 +1,4 @@
-"""Compares the entries that the cache serves with the rows of the primary. Runs on executors.
+"""Compares the entries that the cache serves with the rows of the primary.
 
 A difference alone proves nothing: the invalidation may be on its way. It is **poisoned** when the row differed, then
 the primary's head was read, and at two later looks the node had acknowledged all of that head, the entry was still
@@ -6,35 +6,37 @@ the same and live, and the row still differed (I1). An entry that went, changed 
 flight**; an entry that is neither after all tries is **unknown**, which is never good news.
 
 Rows and head are those of the shard that holds the key, and of all shards if the key does not determine one.
+`Comparison.compare` waits for its verdicts, as on the executors of ``spark.live``. The prober, which has other work
+meanwhile, calls the steps one by one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from freshness.algorithm.envelope import NodeRecord
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Item
-from freshness.errors import FreshnessError
-from freshness.objects.registry import ObjectDefinition
-from freshness.position import Position
-from freshness.values.codec import decode_value
-from spark.live.entry import (
+from freshness.comparison.entry import (
     ENTRIES_PER_BATCH_MAX,
     LIVE,
     UNAVAILABLE,
     UNTRUSTED,
     NodeEntry,
-    digest_value,
+    digest_row,
     find_key_values,
     judge,
     read_items,
 )
-from spark.scope import AuditScope
+from freshness.comparison.scope import ComparisonScope
+from freshness.errors import FreshnessError
+from freshness.objects.registry import ObjectDefinition
+from freshness.position import Position
+from freshness.values.codec import decode_value
 
 RECHECK_WAIT_SECONDS: Final = 1.0
 RECHECKS_MAX: Final = 6
@@ -53,8 +55,8 @@ NOT_SERVED: Final = "not_served"
 
 @dataclass(frozen=True, slots=True)
 class EntryVerdict:
-    """A row of `spark.schema.VERDICT`. ``lineages`` and ``entry_digest`` are those of the entry, where it is poisoned
-    or unknown. ``count``: of entries that the row stands for (see `spark.live.report.condense`)."""
+    """A row of `spark.schema.VERDICT`. ``lineages`` are those of the entry, where it is poisoned or undecided.
+    ``count``: of entries that the row stands for (see `spark.live.report.condense`)."""
 
     node: str
     item: bytes | None
@@ -90,11 +92,13 @@ class PrimaryReader(Protocol):
 @dataclass(slots=True)
 class Suspect:
     """An entry that differed from its row. ``entry`` has no value any more: many are held, and a value can have a
-    megabyte. ``cached`` and ``primary``: as they are shown. ``looks``: those that speak against it."""
+    megabyte. ``cached`` and ``primary``: as they are shown. ``heads``: of its lineages, read after its row.
+    ``looks``: those that speak against it."""
 
     entry: NodeEntry
     cached: str
     primary: str = ""
+    heads: Mapping[str, Position] = field(default_factory=dict)
     looks: int = 0
     is_row_in_several: bool = False
 
@@ -105,7 +109,7 @@ class Comparison:
 
     def __init__(
         self,
-        scope: AuditScope,
+        scope: ComparisonScope,
         find_node: Callable[[str], CacheNode],
         find_primary: Callable[[str], PrimaryReader],
         sleep: Callable[[float], None] = time.sleep,
@@ -125,76 +129,90 @@ class Comparison:
         """
         suspects: list[Suspect] = []
         for entries in batches:
-            yield from self._compare_once(entries, suspects)
+            verdicts, found = self.compare_once(entries)
+            yield from verdicts
+            suspects += found
             if len(suspects) >= SUSPECTS_MAX:
                 yield from self._look_again(suspects)
                 suspects = []
         yield from self._look_again(suspects)
 
-    def _compare_once(self, entries: Sequence[NodeEntry], suspects: list[Suspect]) -> Iterator[EntryVerdict]:
-        """Verdicts of those that are equal or not to be compared; the others become suspects."""
+    def compare_once(self, entries: Sequence[NodeEntry]) -> tuple[list[EntryVerdict], list[Suspect]]:
+        """Verdicts of those that are equal or not to be compared, and the others."""
+        verdicts: list[EntryVerdict] = []
+        suspects: list[Suspect] = []
         open_ones = []
         for entry in entries:
             early = _find_early_verdict(self._scope, entry)
             if early:
-                yield _verdict(entry, early)
+                verdicts.append(_verdict(entry, early))
             else:
                 open_ones.append(entry)
         for group in _in_groups(open_ones, _object_in_shards):
             try:
                 rows = self._read_rows(group)
             except FreshnessError as error:
-                yield from (_verdict(entry, UNKNOWN, error=str(error)) for entry in group)
+                verdicts += (_verdict(entry, UNKNOWN, error=str(error)) for entry in group)
                 continue
             for entry in group:
                 if _differs(entry, rows):
                     cached = _shown(None if entry.value is None else decode_value(entry.value))
                     suspects.append(Suspect(replace(entry, value=None), cached))
                 else:
-                    yield _verdict(entry, EQUAL)
+                    verdicts.append(_verdict(entry, EQUAL))
+        return verdicts, suspects
 
-    def _look_again(self, suspects: Sequence[Suspect]) -> Iterator[EntryVerdict]:
-        # After the rows: whatever made them differ is in these heads.
-        heads = self._read_heads(suspects)
-        left = suspects
-        for _ in range(RECHECKS_MAX if suspects else 0):
-            self._sleep(RECHECK_WAIT_SECONDS)
-            undecided: list[Suspect] = []
-            for group in _in_groups(left, lambda each: (each.entry.node, *_object_in_shards(each.entry))):
-                try:
-                    verdicts, still = self._look(group, heads)
-                except FreshnessError as error:
-                    yield from (_verdict(each.entry, UNKNOWN, error=str(error)) for each in group)
-                else:
-                    yield from verdicts
-                    undecided += still
-            left = undecided
-            if not left:
-                return
-        yield from (_condemned(each, UNKNOWN, _why_unknown(each, heads)) for each in left)
-
-    def _read_heads(self, suspects: Iterable[Suspect]) -> dict[str, Position | FreshnessError]:
-        """By lineage: the head of its primary, or why it is not known."""
-        heads: dict[str, Position | FreshnessError] = {}
+    def read_heads(self, suspects: Sequence[Suspect]) -> tuple[list[EntryVerdict], list[Suspect]]:
+        """Note the heads of the primaries in the suspects, whose rows were read before: whatever made them differ is
+        in these heads. Verdicts of those whose head is not known, and the others."""
+        heads: dict[str, Position] = {}
+        errors: dict[str, FreshnessError] = {}
         for lineage in sorted({name for each in suspects for name in each.entry.lineages}):
             try:
                 heads[lineage] = self._find_primary(lineage).read_position()
             except FreshnessError as error:
-                heads[lineage] = error
-        return heads
+                errors[lineage] = error
+        verdicts, known = [], []
+        for each in suspects:
+            failed = [str(errors[name]) for name in each.entry.lineages if name in errors]
+            if failed:
+                verdicts.append(_verdict(each.entry, UNKNOWN, error=failed[0]))
+            else:
+                each.heads = {name: heads[name] for name in each.entry.lineages}
+                known.append(each)
+        return verdicts, known
 
-    def _look(
-        self, suspects: Sequence[Suspect], heads: Mapping[str, Position | FreshnessError]
-    ) -> tuple[list[EntryVerdict], list[Suspect]]:
-        """Verdicts of those that are decided, and the others. All are of one node, and of one object in the same
-        shards."""
-        first = suspects[0].entry
-        found_heads = _require_known(heads, first.lineages)
+    def look(self, suspects: Sequence[Suspect]) -> tuple[list[EntryVerdict], list[Suspect]]:
+        """Another look at suspects with heads: verdicts of those that are decided, and the others."""
+        verdicts: list[EntryVerdict] = []
+        undecided: list[Suspect] = []
+        for group in _in_groups(suspects, lambda each: (each.entry.node, *_object_in_shards(each.entry))):
+            try:
+                decided, still = self._look(group)
+            except FreshnessError as error:
+                verdicts += (_verdict(each.entry, UNKNOWN, error=str(error)) for each in group)
+            else:
+                verdicts += decided
+                undecided += still
+        return verdicts, undecided
+
+    def _look_again(self, suspects: Sequence[Suspect]) -> Iterator[EntryVerdict]:
+        verdicts, left = self.read_heads(suspects)
+        yield from verdicts
+        for _ in range(RECHECKS_MAX if left else 0):
+            self._sleep(RECHECK_WAIT_SECONDS)
+            verdicts, left = self.look(left)
+            yield from verdicts
+            if not left:
+                return
+        yield from map(give_up, left)
+
+    def _look(self, suspects: Sequence[Suspect]) -> tuple[list[EntryVerdict], list[Suspect]]:
+        """All are of one node, and of one object in the same shards."""
         rows = self._read_rows([each.entry for each in suspects])
         items = [_item(each.entry) for each in suspects]
-        node = self._find_node(first.node)
+        node = self._find_node(suspects[0].entry.node)
         records, replies = read_items(self._scope, node, items)
-        has_acknowledged = _have(records, found_heads)
         verdicts, undecided = [], []
         for each, item, reply in zip(suspects, items, replies, strict=True):
             entry, found = each.entry, rows.get(each.entry.identity, ())
@@ -204,7 +222,7 @@ class Comparison:
                 continue
             each.is_row_in_several = len(found) > 1
             each.primary = _shown(found if len(found) > 1 else found[0] if found else None)
-            if now.state == LIVE and not each.is_row_in_several and has_acknowledged:
+            if now.state == LIVE and not each.is_row_in_several and _have(records, each.heads):
                 each.looks += 1
             if each.looks < RECHECKS_TO_CONDEMN:
                 undecided.append(each)
@@ -234,7 +252,7 @@ class Comparison:
         return f"a replica has the old row too: {', '.join(have)}; one that stays so must be built again"
 
 
-def _find_early_verdict(scope: AuditScope, entry: NodeEntry) -> str:
+def _find_early_verdict(scope: ComparisonScope, entry: NodeEntry) -> str:
     """The verdict that needs no database, "" for an entry that is to be compared."""
     if entry.state in (UNAVAILABLE, UNTRUSTED):
         return UNKNOWN
@@ -257,25 +275,12 @@ def _read_rows(
 def _differs(entry: NodeEntry, rows: RowsFound) -> bool:
     """Also where the row is there twice: which of them is right cannot be told."""
     found = rows.get(entry.identity, ())
-    return len(found) > 1 or entry.value_digest != (digest_value(found[0]) if found else "")
+    return len(found) > 1 or entry.value_digest != digest_row(found[0] if found else None)
 
 
 def _is_another(now: NodeEntry, entry: NodeEntry) -> bool:
     """The entry was replaced, or is a hit no longer. An untrusted node says nothing of that."""
     return now.entry_digest != entry.entry_digest or now.state not in (LIVE, UNTRUSTED)
-
-
-def _require_known(
-    heads: Mapping[str, Position | FreshnessError], lineages: Iterable[str]
-) -> dict[str, Position]:
-    """Raises the error of a head that is not known."""
-    known = {}
-    for lineage in lineages:
-        head = heads[lineage]
-        if isinstance(head, FreshnessError):
-            raise head
-        known[lineage] = head
-    return known
 
 
 def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Position]) -> bool:
@@ -284,14 +289,13 @@ def _have(records: Mapping[str, NodeRecord | None], heads: Mapping[str, Position
     return all(record is not None and record.progress.contains(heads[name]) for name, record in found.items())
 
 
-def _why_unknown(suspect: Suspect, heads: Mapping[str, Position | FreshnessError]) -> str:
-    of_entry = {lineage: heads[lineage] for lineage in suspect.entry.lineages}
+def give_up(suspect: Suspect) -> EntryVerdict:
+    """The verdict on a suspect that is not decided after all looks."""
+    told = ", ".join(f"{lineage}: {head}" for lineage, head in suspect.heads.items())
+    why = f"the node has not acknowledged the primary's head ({told}), or is not open"
     if suspect.is_row_in_several:
-        return (
-            f"the row is in several of the shards {', '.join(of_entry)}: does it move between them just now?"
-        )
-    told = ", ".join(f"{lineage}: {head}" for lineage, head in of_entry.items())
-    return f"the node did not acknowledge the primary's head ({told}) in {RECHECKS_MAX} looks"
+        why = f"the row is in several of the shards {', '.join(suspect.heads)}: does it move between them just now?"
+    return _condemned(suspect, UNKNOWN, why)
 
 
 def _verdict(entry: NodeEntry, verdict: str, *, error: str = "") -> EntryVerdict:
@@ -303,6 +307,7 @@ def _verdict(entry: NodeEntry, verdict: str, *, error: str = "") -> EntryVerdict
         verdict,
         entry.positions,
         error=error or entry.error,
+        entry_digest=entry.entry_digest,
     )
 
 
@@ -314,7 +319,6 @@ def _condemned(suspect: Suspect, verdict: str, why: str) -> EntryVerdict:
         primary=suspect.primary,
         error=why,
         lineages=entry.lineages,
-        entry_digest=entry.entry_digest,
     )
 
 

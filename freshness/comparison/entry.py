@@ -1,7 +1,8 @@
-"""Reads the entries of one node, and decides for each whether it would be a hit. Runs on executors.
+"""Reads the entries of one node, and decides for each whether it would be a hit.
 
 Reads only, with the project's own client, in batches and no faster than a bound. A node that fails becomes a row that
-says so: what was not read is never taken for absent. Called by ``spark.live``, `judge` by the comparison too.
+says so: what was not read is never taken for absent. Called by ``spark.live`` and the prober, `judge` by the
+comparison too.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.parts import read_value
 from freshness.algorithm.request import Get, Item, Reply
 from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record_refusal
+from freshness.comparison.scope import ComparisonScope
 from freshness.errors import FormatError, FreshnessError
 from freshness.keys.keycolumn import ColumnKind
+from freshness.nodes.metadump import open_entry_keys
 from freshness.objects.registry import ObjectDefinition
 from freshness.values.codec import decode_value, encode_value
-from spark.live.metadump import open_entry_keys
-from spark.scope import AuditScope
 
 ENTRIES_PER_BATCH_MAX: Final = 200
 ENTRIES_PER_SECOND_MAX: Final = 20_000
@@ -61,7 +62,7 @@ class NodeEntry:
 
 
 def read_node(
-    scope: AuditScope,
+    scope: ComparisonScope,
     node: CacheNode,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -80,7 +81,7 @@ def read_node(
         node.close()
 
 
-def read_batch(scope: AuditScope, node: CacheNode, items: Sequence[bytes]) -> Iterator[NodeEntry]:
+def read_batch(scope: ComparisonScope, node: CacheNode, items: Sequence[bytes]) -> Iterator[NodeEntry]:
     """These items of a node, with the node's records read before them. Absent ones are left out."""
     records, replies = read_items(scope, node, items)
     for item, reply in zip(items, replies, strict=True):
@@ -89,7 +90,7 @@ def read_batch(scope: AuditScope, node: CacheNode, items: Sequence[bytes]) -> It
 
 
 def read_items(
-    scope: AuditScope, node: CacheNode, items: Sequence[bytes]
+    scope: ComparisonScope, node: CacheNode, items: Sequence[bytes]
 ) -> tuple[dict[str, NodeRecord | None], list[Reply]]:
     """The records first: an entry seen after the progress that it was read with has outlived that progress (I1)."""
     requests = [Get(record_key(scope.namespace, lineage), is_bound=True) for lineage in scope.lineages]
@@ -99,8 +100,13 @@ def read_items(
     return dict(zip(scope.lineages, found, strict=True)), replies[count:]
 
 
+def find_object(scope: ComparisonScope, item: bytes) -> str:
+    """The name of the object in an entry's key."""
+    return item[len(scope.namespace) + 1 :].split(b":", 1)[0].decode("latin-1")
+
+
 def judge(
-    scope: AuditScope,
+    scope: ComparisonScope,
     holder: CacheNode,
     item: bytes,
     data: bytes,
@@ -108,7 +114,7 @@ def judge(
 ) -> NodeEntry:
     """Judge the bytes under a key, by the rule that readers go by. The parts of a value are read from the node."""
     node = holder.name
-    name = item[len(scope.namespace) + 1 :].split(b":", 1)[0].decode("latin-1")
+    name = find_object(scope, item)
     definition = scope.definitions.get(name)
     if data == STUB:
         return NodeEntry(node, item, name, b"", STUBBED)
@@ -140,7 +146,7 @@ def judge(
 
 
 def _find_state(
-    scope: AuditScope,
+    scope: ComparisonScope,
     policy: ObjectPolicy,
     identity: bytes,
     filled: Filled,
@@ -193,6 +199,11 @@ def find_key_values(definition: ObjectDefinition, identity: bytes) -> tuple[Any,
 def digest_value(value: object) -> str:
     """The digest of a value that is there. Equal digests are equal values."""
     return digest_bytes(encode_value(value))
+
+
+def digest_row(value: object) -> str:
+    """The same of a row or a list, "" for no such row."""
+    return "" if value is None else digest_value(value)
 
 
 def digest_bytes(data: bytes) -> str:
