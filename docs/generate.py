@@ -23,7 +23,7 @@ from freshness.algorithm.rule import ReadOutcome
 from freshness.config.settings import describe_settings
 from freshness.errors import FreshnessError
 from invalidator.probe.metrics import ProbeMetrics
-from invalidator.probe.tally import Tally
+from invalidator.probe.tally import ProbeTally
 from invalidator.process.metrics import Metrics
 from invalidator.rules.rule import CAVEAT, SEVERITIES, Rule
 from invalidator.rules.service import MEANINGS
@@ -185,7 +185,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "settings": settings_table,
     "metrics": lambda: metrics_table(Metrics()),
     "sinkmetrics": lambda: metrics_table(SinkMetrics()),
-    "probemetrics": lambda: metrics_table(ProbeMetrics(Tally())),
+    "probemetrics": lambda: metrics_table(ProbeMetrics(ProbeTally())),
     "clientmetrics": client_metrics_table,
     "outcomes": outcomes_table,
     "remedies": remedies_table,

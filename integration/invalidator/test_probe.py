@@ -19,7 +19,7 @@ from integration.servers import Pair
 from invalidator.probe.prober import ProbePlan
 from invalidator.probe.process import ProbeProcess
 from invalidator.probe.report import ProbeSummary
-from invalidator.probe.tally import SWEEP, Tally, Verdict
+from invalidator.probe.tally import SWEEP, ProbeTally, Verdict
 
 KEYS = range(1, 9)
 SCALES = (0.3, 2.0)
@@ -45,7 +45,9 @@ def cached_system(
 
 
 @contextmanager
-def probing(system: System, *, scales_seconds: tuple[float, ...] = SCALES, **plan: Any) -> Iterator[Tally]:
+def probing(
+    system: System, *, scales_seconds: tuple[float, ...] = SCALES, **plan: Any
+) -> Iterator[ProbeTally]:
     """A prober of all keys in a thread of this process; its first sweep is over."""
     config = load_config(system.config_path)
     stopping = threading.Event()
@@ -64,7 +66,7 @@ def probing(system: System, *, scales_seconds: tuple[float, ...] = SCALES, **pla
             running.result()
 
 
-def count(tally: Tally, *verdicts: Verdict) -> int:
+def count(tally: ProbeTally, *verdicts: Verdict) -> int:
     """Comparisons with one of these verdicts."""
     return sum(tally.total(each) for each in verdicts)
 
@@ -158,7 +160,7 @@ def test_lag_alone_is_no_alarm(pair: Pair, tmp_path: Path) -> None:
         assert ProbeSummary.of(tally).exit_code == 0
 
 
-def _wait_compared(tally: Tally, changes: int, system: System) -> None:
+def _wait_compared(tally: ProbeTally, changes: int, system: System) -> None:
     """Return when each of so many changes was compared at both scales."""
 
     def is_done() -> bool:

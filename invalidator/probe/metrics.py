@@ -18,13 +18,13 @@ from prometheus_client.registry import Collector
 
 from freshness.config.hostport import parse_host_port
 from freshness.errors import ConfigError
-from invalidator.probe.tally import LAG_BUCKETS_SECONDS, Tally
+from invalidator.probe.tally import LAG_BUCKETS_SECONDS, ProbeTally
 
 
 class ProbeMetrics(Collector):
     """One registry for one prober, whose counts are read when somebody scrapes."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: ProbeTally) -> None:
         self.registry = CollectorRegistry()
         self._tally = tally
         self.registry.register(self)

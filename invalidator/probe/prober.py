@@ -47,7 +47,7 @@ from freshness.errors import FreshnessError
 from freshness.keys.placement import Placement
 from freshness.position import Position
 from invalidator.probe.schedule import Budget, Schedule
-from invalidator.probe.tally import SWEEP, Tally, Verdict
+from invalidator.probe.tally import SWEEP, ProbeTally, Verdict
 
 SCALES_SECONDS: Final = (1.0, 10.0, 60.0, 300.0)
 PROBES_MAX: Final = 50_000
@@ -118,7 +118,7 @@ class Prober:
         find_node: Callable[[str], CacheNode],
         plan: ProbePlan,
         clock: Callable[[], float],
-        tally: Tally,
+        tally: ProbeTally,
         *,
         probes_max: int = PROBES_MAX,
     ) -> None:
@@ -179,8 +179,8 @@ class Prober:
                     probe.item, probe.lineage, probe.position, probe.changed_at, probe.place + 1
                 )
                 later = probe.changed_at + self.plan.scales_seconds[following.place]
-                if not self._probes.add(later, following):
-                    self.tally.dropped["full"] += 1
+                is_added = self._probes.add(later, following)
+                assert is_added, "one was taken out of the same schedule"
         self._compare(ready)
         self.tally.waiting, self.tally.suspects = len(self._probes), len(self._followed)
 

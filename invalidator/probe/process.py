@@ -20,7 +20,7 @@ from freshness.keys.placement import Placement
 from freshness.nodes.metadump import open_entry_keys
 from invalidator.probe.prober import ProbePlan, Prober
 from invalidator.probe.schedule import Budget
-from invalidator.probe.tally import Tally
+from invalidator.probe.tally import ProbeTally
 from invalidator.stream.open import OpenedStream, StreamOpener
 
 POLL_SECONDS: Final = 0.25
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ProbeProcess:
-    """``read_config``: the configuration of now; another one than before opens everything anew. ``is_stopping``:
-    asked several times a second."""
+    """``read_config``: the configuration of now; another one than before opens everything anew. ``is_stopping``
+    is asked several times a second."""
 
     read_config: Callable[[], Config]
     plan: ProbePlan
     is_stopping: Callable[[], bool]
-    tally: Tally = field(default_factory=Tally)
+    tally: ProbeTally = field(default_factory=ProbeTally)
 
     def run(self, seconds: float | None = None) -> None:
         """Probe until told to stop, or for so long. Raises what ends a stream."""
@@ -96,7 +96,7 @@ class ProbeProcess:
 
 
 def _take(opened: OpenedStream, prober: Prober, wait_seconds: float) -> None:
-    """What the stream has; waits for the first message."""
+    """Take the messages that the stream has by now; wait for the first one."""
     message = opened.stream.poll(wait_seconds)
     for _ in range(MESSAGES_PER_ROUND_MAX):
         if message is None:

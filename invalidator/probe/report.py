@@ -1,4 +1,4 @@
-"""What a prober found, as a value, its exit code, and how it is shown."""
+"""The result of a prober as a value, its exit code, and how it is shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from invalidator.probe.tally import SWEEP, VERDICTS, Tally, count_nines, lower_bound
+from invalidator.probe.tally import SWEEP, VERDICTS, ProbeTally, count_nines, lower_bound
 
 OK: Final = 0
 NO_ANSWER: Final = 3
@@ -72,7 +72,7 @@ class ProbeSummary:
     examples: tuple[ProbeExample, ...]
 
     @classmethod
-    def of(cls, tally: Tally) -> ProbeSummary:
+    def of(cls, tally: ProbeTally) -> ProbeSummary:
         measured = sum(tally.lags.values())
         return cls(
             results=tuple(
@@ -138,7 +138,7 @@ def _rank(key: tuple[str, str]) -> tuple[str, float]:
     return name, math.inf if scale == SWEEP else float(scale)
 
 
-def _result(tally: Tally, name: str, scale: str) -> ScaleResult:
+def _result(tally: ProbeTally, name: str, scale: str) -> ScaleResult:
     right, absent, lag, loss, unknown = (tally.verdicts[name, scale, verdict] for verdict in VERDICTS)
     share = lower_bound(right, right + lag + loss)
     return ScaleResult(

@@ -11,7 +11,7 @@ Work = TypeVar("Work")
 
 
 class Schedule(Generic[Work]):
-    """Work by the time at which it is due. What does not find room is refused, and never silently dropped."""
+    """Work by the time at which it is due. Work that finds no room is refused, and never silently dropped."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -26,7 +26,7 @@ class Schedule(Generic[Work]):
         return True
 
     def take(self, now: float, count_max: int) -> list[tuple[float, Work]]:
-        """What is due, the oldest first, each with its time."""
+        """Take the work that is due, the oldest first, each with its time."""
         taken: list[tuple[float, Work]] = []
         while self._heap and self._heap[0][0] <= now and len(taken) < count_max:
             due, _, work = heapq.heappop(self._heap)

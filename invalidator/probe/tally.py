@@ -26,7 +26,7 @@ SWEEP: Final = "sweep"
 ERRORS_MAX: Final = 20
 
 CONFIDENCE_Z: Final = 1.645
-"""Of a lower bound that holds in 95 of 100 cases."""
+"""The bound of one side holds in 95 of 100 cases."""
 
 LAG_BUCKETS_SECONDS: Final = (0.5, 1, 2, 5, 10, 30, 60, 300, 600, math.inf)
 
@@ -48,7 +48,7 @@ def count_nines(share: float) -> float:
 
 
 @dataclass(slots=True)
-class Tally:
+class ProbeTally:
     """All counts of one prober. ``verdicts``: by object, scale and verdict. ``losses``: entries by object, each
     counted once. ``repaired`` and ``not_repaired``: by object. ``lags``: by bucket, the seconds from a change until
     it was seen at the node, of those that were late; ``lag_seconds``: their sum. ``uncomparable``: entries of

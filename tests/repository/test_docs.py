@@ -31,7 +31,7 @@ from freshness.values.compression import PACKED
 from invalidator.cli import app
 from invalidator.http.service import create_api
 from invalidator.probe.metrics import ProbeMetrics
-from invalidator.probe.tally import Tally
+from invalidator.probe.tally import ProbeTally
 from invalidator.process.app import Invalidator
 from invalidator.process.metrics import Metrics
 from spark.sink.metrics import SinkMetrics
@@ -296,7 +296,7 @@ SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bucket",
 def test_the_metrics_of_the_advice_exist() -> None:
     metrics = Metrics()
     metrics.of_shard("shop/-")  # with a sample of each
-    registries = (metrics.registry, SinkMetrics().registry, ProbeMetrics(Tally()).registry)
+    registries = (metrics.registry, SinkMetrics().registry, ProbeMetrics(ProbeTally()).registry)
     metrics_of_all = [one for registry in registries for one in registry.collect()]
     names = {sample.name for one in metrics_of_all for sample in one.samples}
     names |= {f"{one.name}{suffix}" for one in metrics_of_all for suffix in SUFFIXES[one.type]}

@@ -12,7 +12,7 @@ from freshness.algorithm.request import Delete, Get, Item
 from freshness.comparison.comparison import Comparison
 from invalidator.probe import prober as probing
 from invalidator.probe.prober import ProbePlan, Prober
-from invalidator.probe.tally import SWEEP, Tally, Verdict
+from invalidator.probe.tally import SWEEP, ProbeTally, Verdict
 from tests.unit.freshness.comparison.world import LINEAGE, OLD, SCOPE, MeddledNode, World, at
 
 KEY: Final = b"shop:customer:1"
@@ -26,7 +26,7 @@ class Bench:
         self.world = World()
         self.node: CacheNode = self.world.node
         self.now = 0.0
-        self.tally = Tally()
+        self.tally = ProbeTally()
         comparison = Comparison(SCOPE, lambda _: self.node, lambda _: self.world)
         plan = ProbePlan(share=1.0, scales_seconds=(1.0, 10.0), rate=rate, repairs=repairs)
         self.prober = Prober(

@@ -17,7 +17,7 @@ from integration.servers.process import find_free_port
 from invalidator.probe.metrics import ProbeMetrics, serving
 from invalidator.probe.report import ProbeSummary, print_summary
 from invalidator.probe.schedule import Budget, Schedule
-from invalidator.probe.tally import SWEEP, Tally, count_nines, lower_bound
+from invalidator.probe.tally import SWEEP, ProbeTally, count_nines, lower_bound
 
 # -- schedule and rate -----------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ def test_less_than_one_a_second_comes_in_the_end() -> None:
     [(0, 0, 0.0), (0, 10, 0.0), (1, 1, 0.1), (10, 10, 0.6), (2_703, 2_703, 2.9), (2_704, 2_704, 3.0)],
 )
 def test_few_comparisons_give_few_nines(right: int, total: int, nines: float) -> None:
-    tally = Tally()
+    tally = ProbeTally()
     tally.verdicts["customer", "1", "right"] = right
     tally.verdicts["customer", "1", "lag"] = total - right
     [result] = ProbeSummary.of(tally).results
@@ -86,15 +86,15 @@ def test_one_wrong_one_costs_nines() -> None:
 # -- the result ------------------------------------------------------------------------------------------
 
 
-def tally_of(**verdicts: int) -> Tally:
-    tally = Tally()
+def tally_of(**verdicts: int) -> ProbeTally:
+    tally = ProbeTally()
     for verdict, count in verdicts.items():
         key: Any = ("customer", "10", verdict)
         tally.verdicts[key] = count
     return tally
 
 
-def lose(tally: Tally) -> Tally:
+def lose(tally: ProbeTally) -> ProbeTally:
     verdict = EntryVerdict(
         "127.0.0.1:1", b"shop:c:[red]1", "customer", "live", POISONED, cached="'old'", primary="'new'"
     )
@@ -115,7 +115,7 @@ def lose(tally: Tally) -> Tally:
         (lose(tally_of(right=3, loss=1, unknown=1)), 5, "1 poisoned, 0 removed; 4 served entries"),
     ],
 )
-def test_the_exit_code_and_the_conclusion(tally: Tally, code: int, conclusion: str) -> None:
+def test_the_exit_code_and_the_conclusion(tally: ProbeTally, code: int, conclusion: str) -> None:
     summary = ProbeSummary.of(tally)
     assert summary.exit_code == code
     assert summary.conclusion.startswith(conclusion)
@@ -172,15 +172,18 @@ def test_the_metrics_are_those_counts() -> None:
 
 def test_the_metrics_are_served() -> None:
     port = find_free_port()
-    with serving(ProbeMetrics(Tally()), f"127.0.0.1:{port}"):
+    with serving(ProbeMetrics(ProbeTally()), f"127.0.0.1:{port}"):
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             assert b"freshness_probe_sweeps_total 0.0" in answer.read()
         with (
             pytest.raises(ConfigError, match="cannot be served"),
-            serving(ProbeMetrics(Tally()), f"127.0.0.1:{port}"),
+            serving(ProbeMetrics(ProbeTally()), f"127.0.0.1:{port}"),
         ):
             pass
-    with pytest.raises(ConfigError, match="--metrics-listen here"), serving(ProbeMetrics(Tally()), "here"):
+    with (
+        pytest.raises(ConfigError, match="--metrics-listen here"),
+        serving(ProbeMetrics(ProbeTally()), "here"),
+    ):
         pass
 
 
