@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ProbeProcess:
-    """``read_config``: the configuration of now; another one than before opens everything anew. ``is_stopping``
-    is asked several times a second."""
+    """``read_config`` gives the configuration of now; everything is opened again for another one. ``is_stopping`` is
+    asked several times a second."""
 
     read_config: Callable[[], Config]
     plan: ProbePlan
