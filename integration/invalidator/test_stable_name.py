@@ -1,0 +1,84 @@
+"""The primary is replaced behind one address, while rows are written and read: nobody edits or starts anything.
+
+A reader of the former primary never stores what the new one has not, and hits come back by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from integration.harness import wait_until
+from integration.invalidator.test_promotion import KEYS, Load, Scene, scene_of, set_read_only
+from integration.servers import Memcached, Pair
+from integration.servers.stable_name import StableName
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def scene_behind(pair: Pair, node: Memcached, folder: Path) -> Iterator[tuple[Scene, Load, StableName]]:
+    """The primary of the file is a name; both servers are listed as replicas."""
+    with (
+        StableName(pair.primary.port) as name,
+        scene_of(pair, node, folder, adopts=False, name=name) as (scene, load),
+    ):
+        yield scene, load, name
+
+
+def follow(pair: Pair, scene: Scene) -> None:
+    """The former primary becomes a replica of the present one."""
+    if scene.former.flavor == "mariadb":
+        with scene.former.connect(user="root") as connection, connection.cursor() as cursor:
+            cursor.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
+    scene.former.replicate_from(scene.present)
+
+
+def wait_written(load: Load) -> None:
+    written = dict(load.written)
+    wait_until(lambda: all(load.written[key] > written[key] for key in KEYS), "rows are written there")
+
+
+@pytest.mark.parametrize("are_cut", [True, False], ids=["connections are cut", "connections stay"])
+def test_a_planned_switchover_behind_a_name_keeps_the_cache(
+    own_pair: Pair, memcached: Memcached, tmp_path: Path, *, are_cut: bool
+) -> None:
+    """With connections that stay, the former primary refuses heartbeats as read-only (1290), as in blue/green."""
+    with scene_behind(own_pair, memcached, tmp_path) as (scene, load, name):
+        life = scene.state()["life"]
+        with load.writing:
+            load.primary = None
+            set_read_only(scene.former, 1)
+        own_pair.wait_caught_up()
+        scene.promote()
+        follow(own_pair, scene)
+        name.server_port = scene.present.port
+        if are_cut:
+            name.cut()
+        load.primary = scene.present
+        wait_written(load)
+        load.stop()
+        scene.wait_true_hits(load)
+        assert scene.state()["life"] == life
+
+
+def test_a_crash_behind_a_name_begins_new_lives(own_pair: Pair, memcached: Memcached, tmp_path: Path) -> None:
+    """For a while nobody answers at the name."""
+    with scene_behind(own_pair, memcached, tmp_path) as (scene, load, name):
+        life = scene.state()["life"]
+        with load.writing:
+            load.primary = None
+            own_pair.wait_caught_up()
+            name.server_port = None
+            scene.former.kill()
+        wait_until(lambda: scene.state()["state"] != "open", "the lease has run out", scene.describe)
+        scene.promote()
+        name.server_port = scene.present.port
+        load.primary = scene.present
+        wait_until(lambda: scene.state().get("life", life) != life, "a new life begins", scene.describe)
+        wait_written(load)
+        load.stop()
+        scene.wait_true_hits(load)
