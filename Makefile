@@ -45,7 +45,8 @@ test: setup lint types architecture ## all checks, and all tests but the slow on
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not vitess and not kafka" $(ARGS)
 
 .PHONY: slow
-slow: setup ## the tests that take a minute and more, which `make test` leaves out
+slow: setup ## the tests that take a minute and more or need a browser, which `make test` leaves out
+	@$(PROVISION) browser
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not vitess and not kafka" $(ARGS)
 
 .PHONY: vitess
@@ -98,6 +99,11 @@ bench: servers ## measure, against named baselines
 .PHONY: docs
 docs: venv ## write the tables of docs/ that are made from the code
 	@$(BIN)/python -m docs.generate
+
+.PHONY: screenshots
+screenshots: setup ## take the pictures of docs/screenshots again, by the tests of the page
+	@$(PROVISION) browser
+	@$(BIN)/python -m pytest integration/invalidator/test_dashboard.py --screenshots docs/screenshots $(ARGS)
 
 .PHONY: pins
 pins: venv ## make requirements.txt anew from requirements.in

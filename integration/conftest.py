@@ -24,6 +24,10 @@ SPARK_FILE: Final = re.compile(r"/spark/|audit")
 """Those that `make spark` runs."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="FOLDER", help="where tests of a page put pictures of it")
+
+
 @pytest.fixture(scope="session")
 def mariadb_pair() -> Iterator[Pair]:
     """A MariaDB primary and its replica, for the run. Tests that break one, or purge its log, take an `own_pair`."""

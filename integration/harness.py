@@ -393,6 +393,7 @@ def running_system(
     has_replica: bool = True,
     objects: str = CUSTOMER,
     cache: Mapping[str, Any] = {},
+    stream: Mapping[str, Any] = {},
     extra: str = "",
 ) -> Iterator[System]:
     """A system whose nodes are all open. ``nodes``: not started ones; two ordinary ones by default."""
@@ -409,7 +410,7 @@ def running_system(
             replicas=[pair.replica.url] if has_replica else [],
             objects=objects,
             cache={**CACHE, **cache},
-            stream=STREAM,
+            stream={**STREAM, **stream},
             extra=extra,
         )
         invalidator = stack.enter_context(InvalidatorProcess(path))

@@ -1,7 +1,7 @@
 """Gets what the project needs onto a fresh machine.
 
-``python3 integration/provision.py venv | databases | mysql | java | vitess | kafka | all``. ``all`` leaves out
-Vitess, which needs Go, and Kafka, which needs Maven.
+``python3 integration/provision.py venv | databases | mysql | java | browser | vitess | kafka | all``. ``all`` leaves
+out the browser, which slow tests alone need, Vitess, which needs Go, and Kafka, which needs Maven.
 
 Standard library only: it runs with the system's python3 before any environment exists (called by the
 Makefile; `find_mysql` also by the tests). It says what it does on standard error, does nothing twice, changes
@@ -142,6 +142,13 @@ def provision_java() -> None:
         and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin/java").exists()
     ):
         install_packages(["default-jre-headless"], "Java, for Spark")
+
+
+def provision_browser() -> None:
+    programs = {"chromium": "chromium", "chromedriver": "chromium-driver"}
+    packages = [package for program, package in programs.items() if find_program(program) is None]
+    if packages:
+        install_packages(packages, "a browser without a screen, for the tests of the invalidator's page")
 
 
 # -- the Python environment ----------------------------------------------------------------------------
@@ -449,6 +456,7 @@ STEPS = {
     "databases": provision_databases,
     "mysql": provision_mysql,
     "java": provision_java,
+    "browser": provision_browser,
     "vitess": provision_vitess,
     "kafka": provision_kafka,
 }

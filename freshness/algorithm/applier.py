@@ -115,7 +115,7 @@ class Applier:
     is_succeeded: bool = False
     history_checked_at: float = float("-inf")
     passed: Streamed | None = None
-    problems: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, FreshnessError | str] = field(default_factory=dict)
     _rejoins: dict[str, _Rejoin] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
 
@@ -154,7 +154,7 @@ class Applier:
         )
         for member, result in zip(members, results, strict=True):
             if isinstance(result, FreshnessError):
-                self._postpone(member, str(result))
+                self._postpone(member, result)
             else:
                 self._note_joined(member)
 
@@ -243,9 +243,9 @@ class Applier:
     def _note_failures(self, members: Sequence[Membership], results: Sequence[object]) -> None:
         for member, result in zip(members, results, strict=True):
             if isinstance(result, FreshnessError):
-                self._postpone(member, str(result))
+                self._postpone(member, result)
 
-    def _postpone(self, member: Membership, why: str) -> None:
+    def _postpone(self, member: Membership, why: FreshnessError | str) -> None:
         member.leave()
         self.problems[member.node] = why
         rejoin = self._rejoin_of(member)

@@ -89,11 +89,11 @@ def run_directory() -> Path:
         return _make_run_directory()
 
 
-def get_program(name: str) -> str:
-    """The path of an installed server program. Raises `ServerFailed` with the command that installs it."""
+def get_program(name: str, step: str = "databases") -> str:
+    """The path of an installed program. Raises `ServerFailed` with the ``step`` of provision.py that installs it."""
     found = find_program(name)
     if found is None:
-        raise ServerFailed(f"{name} is not installed", hint="run: python3 integration/provision.py databases")
+        raise ServerFailed(f"{name} is not installed", hint=f"run: python3 integration/provision.py {step}")
     return found
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from freshness.errors import FreshnessError
+from invalidator.process.trouble import find_error
 
 
 class TextFormatter(logging.Formatter):
@@ -30,7 +31,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             "thread": record.threadName,
         }
-        error = _find_error(record)
+        error = find_error(record)
         if error is not None:
             line["error"] = type(error).__name__
             if isinstance(error, FreshnessError) and error.hint:
@@ -38,14 +39,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
-
-
-def _find_error(record: logging.LogRecord) -> BaseException | None:
-    """The error that a line is about: its traceback's, or the first that the message was made of."""
-    if record.exc_info and record.exc_info[1] is not None:
-        return record.exc_info[1]
-    arguments = record.args.values() if isinstance(record.args, Mapping) else record.args or ()
-    return next((each for each in arguments if isinstance(each, BaseException)), None)
 
 
 FORMATTERS: Final[Mapping[str, Callable[[], logging.Formatter]]] = {

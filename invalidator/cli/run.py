@@ -15,6 +15,7 @@ from freshness.errors import ConfigError
 from invalidator.cli.logs import FORMATTERS
 from invalidator.cli.options import DEFAULT_CONFIG, ConfigPath
 from invalidator.cli.signals import call_on_stop, reload_on_hangup
+from invalidator.process.trouble import RecentTroubles
 
 
 def run(
@@ -46,7 +47,8 @@ def run(
         raise typer.BadParameter(f"unknown log format {log_format!r}: expected {' or '.join(FORMATTERS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[log_format]())
-    logging.basicConfig(level=level, handlers=[handler])
+    troubles = RecentTroubles()
+    logging.basicConfig(level=level, handlers=[handler, troubles])
     settings = load_config(config)
     since_us = None
     if since is not None:
@@ -65,7 +67,9 @@ def run(
         if settings.http.listen is not None:
             # Only here: the web framework takes longer to import than all the rest
             from invalidator.http.gates import read_grants
+            from invalidator.http.overview import OverviewFeed
             from invalidator.http.service import HttpService, create_api
+            from invalidator.process.overview import Overview
             from invalidator.process.status import read_status
 
             api = create_api(
@@ -73,6 +77,7 @@ def run(
                 lambda: read_status(invalidator.config),
                 grants=read_grants(settings),
                 reload=invalidator.change_topology,
+                overview=OverviewFeed(Overview(invalidator, troubles).read),
             )
             service = HttpService(api, settings.http.listen)
             service.start()

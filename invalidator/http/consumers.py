@@ -112,9 +112,14 @@ Format: TypeAlias = Callable[[Line], bytes]
 
 def format_event(line: Line) -> bytes:
     """A server-sent event, with the resume text as its id: a browser sends the last one when it comes back."""
-    head = b"" if line.resume is None else b"id: " + line.resume.encode() + b"\n"
-    name = str(type(line).__struct_config__.tag).encode()
-    return head + b"event: " + name + b"\ndata: " + encode_line(line) + b"\n"
+    name = str(type(line).__struct_config__.tag)
+    return encode_event(name, encode_line(line).rstrip(b"\n"), line.resume)
+
+
+def encode_event(name: str, data: bytes, number: str | None = None) -> bytes:
+    """A server-sent event. ``data``: one line; ``number``: its id."""
+    head = "" if number is None else f"id: {number}\n"
+    return f"{head}event: {name}\ndata: ".encode() + data + b"\n\n"
 
 
 @dataclass(slots=True)
@@ -435,7 +440,7 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
             minimize_skew=minimize_skew,
             count=count,
             heartbeats=heartbeats,
-            media_type=_choose(accept),
+            media_type=EVENTS if wants_events(accept) else LINES,
         )
 
     @v1.get("/schemas/{schema_id}", responses=describe_refusals(404, 422))
@@ -481,5 +486,6 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
             return reload(document)
 
 
-def _choose(accept: str) -> str:
-    return EVENTS if EVENTS in accept.lower() else LINES
+def wants_events(accept: str) -> bool:
+    """Whether a client asks for server-sent events."""
+    return EVENTS in accept.lower()

@@ -26,8 +26,16 @@ CONSUMER_PATHS: Final = frozenset(("/v1/update-stream", "/v1/token", "/v1/topolo
 SCHEMA_PATHS: Final = "/v1/schemas/"
 """Served to the tokens of consumers: a stream, what a reader must know to plan one, and the schemas of its rows."""
 
-OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
-"""Answered without a token: they are for probes, and say nothing of the data."""
+PAGE_FILES: Final = {
+    "/": ("index.html", "text/html"),
+    "/dashboard/style.css": ("style.css", "text/css"),
+    "/dashboard/script.js": ("script.js", "text/javascript"),
+    "/dashboard/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""The files of the page by their address, each with its media type. They hold no data: the script asks for that."""
+
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *PAGE_FILES))
+"""Answered without a token: they are for probes, or the same everywhere, and say nothing of the data."""
 
 
 @dataclass(frozen=True, slots=True)

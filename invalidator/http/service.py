@@ -1,5 +1,5 @@
-"""The HTTP service of a running invalidator: liveness, readiness, metrics, status, and the update stream
-(``invalidator.http.consumers``). FastAPI and uvicorn.
+"""The HTTP service of a running invalidator: liveness, readiness, metrics, status, the page for people
+(``invalidator.http.overview``), and the update stream (``invalidator.http.consumers``). FastAPI and uvicorn.
 
 Runs in a thread of its own; a slow client cannot slow the invalidator.
 """
@@ -24,9 +24,11 @@ from freshness.errors import ConfigError, FormatError
 from freshness.objects.registry import ObjectDefinition
 from invalidator.http.consumers import Reload, StreamHub, add_routes
 from invalidator.http.gates import Grant, HostGate, TokenGate, is_loopback
+from invalidator.http.overview import OverviewFeed, add_overview
 from invalidator.http.refusal import add_handlers, describe_refusals, refuse_unknown_parameters
 from invalidator.process.app import Invalidator
 from invalidator.process.by_hand import invalidate_keys
+from invalidator.process.overview import Overview
 from invalidator.process.worker import ShardWorker
 from invalidator.stream.open import StreamOpener
 
@@ -53,9 +55,11 @@ def create_api(
     grants: Mapping[str, Grant] | None = None,
     streams: StreamHub | None = None,
     reload: Reload | None = None,
+    overview: OverviewFeed | None = None,
 ) -> FastAPI:
     """The application object; also for tests. ``read_status`` asks the nodes, see ``invalidator.process.status``;
-    ``grants``: what each token opens, one of which requests must bring; ``reload``: takes ``PUT /v1/topology`` over.
+    ``overview`` does not; ``grants``: what each token opens, one of which requests must bring; ``reload``: takes
+    ``PUT /v1/topology`` over.
     """
     # Where a token is demanded, no page of another name can bring it.
     gates = (401, 403) if grants else (421,)
@@ -63,7 +67,8 @@ def create_api(
         title="freshness invalidator", version=__version__, responses=describe_refusals(*gates, 500)
     )
     hub = streams or StreamHub(StreamOpener(lambda: invalidator.config, invalidator.find_times))
-    api.state.streams = hub
+    feed = overview or OverviewFeed(Overview(invalidator).read)
+    api.state.streams, api.state.overview = hub, feed
     api.state.demands_token = bool(grants)
     add_handlers(api)
     if grants:
@@ -112,25 +117,24 @@ def create_api(
         return read_status()
 
     add_routes(v1, hub, reload)
+    add_overview(api, v1, feed)
     api.include_router(v1)
     return api
 
 
 def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
     """The parts that each shard lacks to be served: streams that are not open, nodes that are not joined, and joined
-    nodes that allow neither hits nor fills yet. Nodes of a shard that does not serve are not meant to."""
+    nodes that allow neither hits nor fills. Nodes of a shard that does not serve are not meant to."""
     missing: dict[str, list[str]] = {"streams_not_open": [], "nodes_not_joined": [], "nodes_not_open": []}
     for worker in invalidator.workers:
         shard = worker.assignment.shard
         if not worker.is_streaming:
             missing["streams_not_open"].append(shard.lineage)
-        members = worker.invalidator.members if worker.invalidator is not None else {}
         for node in worker.assignment.nodes:
-            # Each record is looked at once: the worker's own thread may replace it at any time
-            record = members[node].record if node in members else None
-            if record is None:
+            state = worker.find_node_state(node)
+            if state == "not joined":
                 missing["nodes_not_joined"].append(f"{node} {shard.lineage}")
-            elif not record.is_open and shard.serving:
+            elif state != "open" and shard.serving:
                 missing["nodes_not_open"].append(f"{node} {shard.lineage}")
     return missing
 
@@ -138,7 +142,7 @@ def _find_missing(invalidator: Invalidator) -> dict[str, list[str]]:
 def _find_error(worker: ShardWorker) -> str:
     """The last error of the stream, else of the nodes that are not joined."""
     problems = worker.invalidator.problems.copy() if worker.invalidator is not None else {}
-    return worker.last_error or "; ".join(problems.values())
+    return worker.last_error or "; ".join(map(str, problems.values()))
 
 
 def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidation) -> None:
@@ -178,6 +182,7 @@ class HttpService:
 
     def stop(self) -> None:
         self._api.state.streams.close()
+        self._api.state.overview.close()
         self._server.should_exit = True
         self._thread.join(timeout=STOP_SECONDS)
         self._socket.close()

@@ -51,7 +51,6 @@ class _Running:
 
     worker: ShardWorker
     pause_seconds: float
-    error: BaseException | None = None
     is_reported: bool = False
     ended_at: float | None = None
     thread: threading.Thread = field(init=False)
@@ -64,10 +63,14 @@ class _Running:
         try:
             self.worker.run()
         except BaseException as error:  # noqa: BLE001 - the thread that watches raises it, or logs it
-            self.error = error
-            self.worker.last_error = str(error)
+            self.worker.ended_by = error
+            self.worker.failure = error
         finally:
             self.ended_at = running_clock()
+
+    @property
+    def error(self) -> BaseException | None:
+        return self.worker.ended_by
 
 
 class Invalidator:
@@ -215,7 +218,7 @@ class Invalidator:
             self._repeated.add(task.shard.lineage)
         self._start(task)
         again = self._running[task.shard.lineage]
-        again.worker.last_error = ended.worker.last_error  # until it is known to be over
+        again.worker.failure = ended.worker.failure  # until it is known to be over
         if not ended.worker.has_streamed:
             again.pause_seconds = min(2 * ended.pause_seconds, RESTART_MAX_SECONDS)
 
@@ -290,8 +293,7 @@ def _with_primaries(config: Config, adopted: Mapping[str, ServerAddress]) -> Con
 
 
 def _is_waiting(ended: _Running) -> bool:
-    """Whether it is started again."""
-    return isinstance(ended.error, SourceUnavailable)
+    return ended.worker.is_waiting
 
 
 def _assignments(

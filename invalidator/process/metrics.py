@@ -26,6 +26,8 @@ class ShardMetrics:
     reopened: Counter
     heartbeat_failures: Counter
     heartbeat_missing: Gauge
+    heartbeat_age_seconds: Gauge
+    nodes_closed: Gauge
     waiting: Gauge
 
 
@@ -111,6 +113,20 @@ class Metrics:
                 _BY_SHARD,
                 registry=self.registry,
             ),
+            heartbeat_age_seconds=Gauge(
+                "freshness_heartbeat_age_seconds",
+                "Age of the latest own heartbeat that all joined nodes have acknowledged; before the first one, of "
+                "the shard's worker. NaN for a shard that does not serve.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
+            nodes_closed=Gauge(
+                "freshness_nodes_closed",
+                "Cache nodes that are not joined, are closed, or have no lease: their keys are read from the "
+                "database. 0 for a shard that does not serve.",
+                _BY_SHARD,
+                registry=self.registry,
+            ),
             waiting=Gauge(
                 "freshness_shard_waiting",
                 "1 for a shard whose database was not there at the start; it is tried again.",
@@ -158,6 +174,8 @@ class Metrics:
             shard.reopened.labels(lineage),
             shard.heartbeat_failures.labels(lineage),
             shard.heartbeat_missing.labels(lineage),
+            shard.heartbeat_age_seconds.labels(lineage),
+            shard.nodes_closed.labels(lineage),
             shard.waiting.labels(lineage),
         )
 

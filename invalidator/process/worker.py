@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from math import nan
+from typing import Any, Final, Literal, TypeAlias
 
 from freshness.algorithm.driver import BlockingDriver, drive, running_clock
 from freshness.algorithm.envelope import LIFE_SIZE, find_record, record_key, resume_key
@@ -22,12 +23,13 @@ from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import ConfirmSuccession, Get
 from freshness.algorithm.witness import Witness
 from freshness.config.settings import CacheConfig, ServerAddress, Shard, StreamConfig
+from freshness.config.vtgate_address import VtgateAddress
 from freshness.database.connection import connect
 from freshness.database.foreignkey import Cascades, find_cascades
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.primary import Primary
 from freshness.database.pulse import Pulse
-from freshness.errors import FreshnessError, NodeUnavailable, SourceUnsuitable
+from freshness.errors import FreshnessError, NodeUnavailable, SourceUnavailable, SourceUnsuitable
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.nodes.restoration import Restoration
@@ -35,7 +37,7 @@ from freshness.objects.keyfinder import KeyFinder
 from freshness.objects.nodepolicy import node_policy
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position, empty_position
-from freshness.stream.source import Source, Transaction
+from freshness.stream.source import Heartbeat, Source, Transaction
 from freshness.values.codec import encode_value
 from freshness.values.compression import compressing
 from invalidator.binlog.rows.layout import read_layouts
@@ -44,6 +46,7 @@ from invalidator.binlog.source import BinlogSource
 from invalidator.loop.loop import LoopObserver, LoopStep, OpenStream, Poll, RaiseEpoch, run_loop
 from invalidator.loop.shard import ShardInvalidator, no_rows
 from invalidator.process.metrics import ShardMetrics
+from invalidator.process.recent import RecentWork
 from invalidator.process.row_finder import RowFinder
 from invalidator.replica.candidate import ReplicaBounds
 from invalidator.replica.promotion import PromotionWatch
@@ -59,6 +62,12 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_MISSING_SECONDS: Final = 15.0
 """How long heartbeats are written without one that comes back, before it is said."""
+
+ShardState: TypeAlias = Literal["streaming", "connecting", "waiting", "stopped"]
+"""``waiting``: its database was not there at the start, and it is started again."""
+
+NodeState: TypeAlias = Literal["open", "closed", "lapsed", "not joined"]
+"""The state of a node for one shard. ``lapsed``: its lease has run out."""
 
 STOP_SEEN_SECONDS: Final = 0.1
 """How long a pause may last before it is seen that the worker is to stop."""
@@ -104,15 +113,18 @@ class Assignment:
 class ShardWorker:
     """`run` returns when `stop` was called; anything it cannot handle it raises.
 
-    The public fields are for ``invalidator.http.service``, which reads them from another thread. ``times``: what had
-    been received when, for consumers that begin at a time. ``read_registry``: reads the schema, where the assignment
-    has none. ``since_us``: a time (µs since 1970), from which on every node is sent everything again.
+    The public fields are for the HTTP service, which reads them from another thread. ``failure``: the last one that
+    is not known to be over; "" where there is none. ``ended_by``: the error that ended it. ``recent``: its work of
+    the last minutes. ``times``: what had been received when, for consumers that begin at a time. ``read_registry``:
+    reads the schema, where the assignment has none. ``since_us``: a time (µs since 1970), from which on every node is
+    sent everything again. ``created_at``: by `running_clock`.
     """
 
     assignment: Assignment
     metrics: ShardMetrics
     witness: Witness | None = None
-    last_error: str = ""
+    failure: BaseException | str = ""
+    ended_by: BaseException | None = None
     is_streaming: bool = False
     invalidator: ShardInvalidator | None = None
     restoration: Restoration | None = None
@@ -120,11 +132,63 @@ class ShardWorker:
     has_streamed: bool = False
     since_us: int | None = None
     times: TimeIndex = field(init=False)
+    recent: RecentWork = field(default_factory=RecentWork)
+    created_at: float = field(default_factory=running_clock)
+    _source: Source | None = field(default=None, init=False)
     _is_stopping: bool = field(default=False, init=False)
     _left_for: FreshnessError | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.times = TimeIndex(clock_error_seconds=self.assignment.stream.clock_error_seconds)
+        # When they are asked for: a worker that hangs would not say so by itself
+        self.metrics.heartbeat_age_seconds.set_function(self._find_heartbeat_age)
+        self.metrics.nodes_closed.set_function(self._count_closed)
+
+    @property
+    def last_error(self) -> str:
+        """``failure`` as text, with its remedy."""
+        return str(self.failure)
+
+    @property
+    def log_server(self) -> ServerAddress | VtgateAddress | None:
+        """The server whose log is read; None where none is chosen yet."""
+        shard = self.assignment.shard
+        if isinstance(self._source, ReplicaSource):
+            return self._source.serving
+        return shard.vtgate or shard.primary
+
+    @property
+    def state(self) -> ShardState:
+        if self.ended_by is not None:
+            return "waiting" if self.is_waiting else "stopped"
+        return "streaming" if self.is_streaming else "connecting"
+
+    def find_node_state(self, node: str) -> NodeState:
+        """As this worker knows it. Readers hit and fill while it is open."""
+        members = self.invalidator.members if self.invalidator is not None else {}
+        # The record is looked at once: the worker's own thread may replace it at any time
+        record = members[node].record if node in members else None
+        if record is None:
+            return "not joined"
+        if not record.is_open:
+            return "closed"
+        return "open" if members[node].lease_until > members[node].clock() else "lapsed"
+
+    def _find_heartbeat_age(self) -> float:
+        begun_at = self.recent.begun_at
+        if not self.assignment.shard.serving:
+            return nan
+        return running_clock() - (self.created_at if begun_at is None else begun_at)
+
+    def _count_closed(self) -> float:
+        if not self.assignment.shard.serving:
+            return 0
+        return sum(self.find_node_state(node) != "open" for node in self.assignment.nodes)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it found its database unavailable at its start, and is started again."""
+        return isinstance(self.ended_by, SourceUnavailable)
 
     @property
     def has_repeated(self) -> bool:
@@ -166,7 +230,7 @@ class ShardWorker:
     def _leave(self, error: FreshnessError) -> None:
         """End with this error: the leases run out unless a worker follows that renews them."""
         log.error("%s", error)
-        self.last_error = str(error)
+        self.failure = error
         self._left_for, self._is_stopping = error, True
 
     def _read_streamed(self) -> Position:
@@ -224,7 +288,7 @@ class ShardWorker:
             read_head=primary.read_head,
             confirm_succession=self._confirm_succession,
         )
-        source = self._create_source(cascades)
+        source = self._source = self._create_source(cascades)
         self.invalidator = self._create_invalidator(instance, pulse)
         self.restoration = self._create_restoration(self.invalidator, pulse)
         if has_heartbeats:  # without them no stripe can be put back
@@ -386,7 +450,7 @@ class MetricsObserver(LoopObserver):
         self._has_commit_times = worker.assignment.flavor == "mysql"
 
     def stream_opened(self, start: Position) -> None:
-        self._worker.last_error = self._missing
+        self._worker.failure = self._missing
         if not self._missing:
             self._own_at = self._invalidator.clock()
         self._worker.is_streaming = self._worker.has_streamed = True
@@ -410,13 +474,21 @@ class MetricsObserver(LoopObserver):
             self._metrics.commit_lag_seconds.observe(max(0, lag_us) / 1e6)
         self._metrics.transactions.inc(len(transactions))
         self._metrics.invalidations.inc(keys)
+        self._worker.recent.note_batch(now, len(transactions), keys)
         for transaction in transactions:
             for beat in transaction.heartbeats:
                 if beat.instance == self._invalidator.instance:
                     written_at = self._invalidator.find_heartbeat(beat.sequence)
                     if written_at is not None:
                         self._metrics.lag_seconds.observe(now - written_at)
+                        self._note_recent(now, written_at, beat, transaction.timestamp_us)
                         self._note_own_heartbeat()
+
+    def _note_recent(self, now: float, written_at: float, beat: Heartbeat, committed_us: int) -> None:
+        recent = self._worker.recent
+        recent.note_heartbeat(now, written_at)
+        if committed_us:
+            recent.note_clocks((beat.min_us + beat.max_us) // 2, committed_us, time.time_ns() // 1000)
 
     def nodes_joined(self, count: int) -> None:
         self._look_for_heartbeats()
@@ -429,13 +501,13 @@ class MetricsObserver(LoopObserver):
             self._restored = restored
 
     def failed(self, error: FreshnessError) -> None:
-        self._worker.last_error = str(error)
+        self._worker.failure = error
 
     def _note_own_heartbeat(self) -> None:
         self._own_at = self._invalidator.clock()
         if self._missing:
             log.info("heartbeats of %s come back again", self._worker.assignment.shard.lineage)
-            self._missing = self._worker.last_error = ""
+            self._missing = self._worker.failure = ""
             self._metrics.heartbeat_missing.set(0)
 
     def _look_for_heartbeats(self) -> None:
@@ -454,7 +526,7 @@ class MetricsObserver(LoopObserver):
             f"no own heartbeat has come back through the stream of {self._worker.assignment.shard.lineage} for"
             f" {silent_seconds:.0f} s, though they are written, so nodes stay closed: {cause}"
         )
-        self._worker.last_error = self._missing
+        self._worker.failure = self._missing
         self._metrics.heartbeat_missing.set(1)
         log.error("%s", self._missing)
 

@@ -79,6 +79,15 @@ def test_what_is_there_is_not_installed_again(monkeypatch: pytest.MonkeyPatch) -
     assert installed == [["memcached"]]
 
 
+def test_the_browser_and_its_driver_are_two_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[list[str]] = []
+    monkeypatch.setattr(provision, "install_packages", lambda packages, why: installed.append(list(packages)))
+    monkeypatch.setattr(provision, "find_program", lambda name: name if name == "chromium" else None)
+    provision.provision_browser()
+    assert installed == [["chromium-driver"]]
+    assert "browser" not in provision.ALL, "slow tests alone need it"
+
+
 def test_without_root_the_command_to_run_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -188,6 +188,10 @@ def test_the_wheel_has_the_packages_and_says_that_they_are_typed(wheel: Path) ->
     for package in ("appclient", "freshness", "invalidator", "spark"):
         modules = {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / package).rglob("*.py")}
         assert modules <= names, package
+    page = CHECKOUT / "invalidator" / "http" / "dashboard"
+    assert {str(path.relative_to(CHECKOUT)) for path in page.iterdir()} <= names, (
+        "the page of the invalidator"
+    )
     assert "freshness = appclient.testing.plugin" in said
     assert {name.split("/")[0] for name in names if not re.match(r"freshness-.*\.dist-info/", name)} == {
         "appclient",

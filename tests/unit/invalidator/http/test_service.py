@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ BOTH = [f"{node} shop/-" for node in NODES]
 
 
 def test_not_ready_before_the_nodes_are_known(client: TestClient, worker: ShardWorker) -> None:
-    worker.last_error = "127.0.0.1:1: connecting: refused"
+    worker.failure = "127.0.0.1:1: connecting: refused"
     response = client.get("/readyz")
     assert response.status_code == 503
     assert response.json() == {
@@ -225,6 +226,34 @@ def test_the_stripes_that_were_put_back_are_counted_once(
     second.restored, second._life, second._is_first_round = 5, b"lifelife", False
     observer.nodes_joined(2)
     assert shown() == ["8.0", "1.0"]
+
+
+def test_a_worker_that_hangs_is_seen_in_its_metrics(
+    client: TestClient, worker: ShardWorker, invalidator: Watched
+) -> None:
+    """They are made when they are asked for, since the worker's own thread may be the one that hangs."""
+    names = "freshness_heartbeat_age_seconds", "freshness_nodes_closed"
+
+    def shown() -> list[float]:
+        lines = client.get("/metrics").text.splitlines()
+        return [float(line.split()[1]) for name in names for line in lines if line.startswith(f"{name}{{")]
+
+    nodes = Nodes()
+    worker.invalidator = nodes.shard
+    worker.created_at = running_clock() - 100
+    age, closed = shown()
+    assert (age >= 100, closed) == (True, 2), "since the worker began"
+    worker.recent.note_heartbeat(running_clock(), running_clock() - 7)
+    nodes.join()
+    nodes.open()
+    age, closed = shown()
+    assert (7 <= age < 100, closed) == (True, 0)
+    for member in nodes.shard.members.values():
+        member.lease_until = member.clock() - 1
+    assert shown()[1] == 2, "no lease"
+    worker.assignment = replace(worker.assignment, shard=replace(worker.assignment.shard, serving=False))
+    age, closed = shown()
+    assert (isnan(age), closed) == (True, 0)
 
 
 def commit_lags(worker: ShardWorker) -> tuple[float, float]:

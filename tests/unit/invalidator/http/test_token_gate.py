@@ -46,6 +46,7 @@ def test_two_headers_are_none() -> None:
     assert [ask(), ask(right, wrong), ask(wrong, right), ask(right, right)] == [401] * 4
 
 
-def test_probes_need_no_token_and_paths_like_theirs_do() -> None:
-    assert [ask(path=path) for path in ("/healthz", "/readyz")] == [200, 200]
-    assert [ask(path=path) for path in ("/healthz/", "/readyz2", "/", "/metrics")] == [401] * 4
+def test_probes_and_the_page_need_no_token_and_paths_like_theirs_do() -> None:
+    assert [ask(path=path) for path in ("/healthz", "/readyz", "/", "/dashboard/script.js")] == [200] * 4
+    alike = ("/healthz/", "/readyz2", "/metrics", "//", "/dashboard", "/dashboard/", "/dashboard/x", "")
+    assert [ask(path=path) for path in alike] == [401] * len(alike)
