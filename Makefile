@@ -105,6 +105,10 @@ screenshots: setup ## take the pictures of docs/screenshots again, by the tests 
 	@$(PROVISION) browser
 	@$(BIN)/python -m pytest integration/invalidator/test_dashboard.py --screenshots docs/screenshots $(ARGS)
 
+.PHONY: site
+site: venv ## the documentation as a site, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build $(ARGS)
+
 .PHONY: pins
 pins: venv ## make requirements.txt anew from requirements.in
 	@$(BIN)/python -m pip --disable-pip-version-check install -q uv

@@ -1,0 +1,38 @@
+"""Makes a site of these pages: the hooks of mkdocs, which ``make site`` runs.
+
+A page links to code and to tests in the repository. The site has neither, so such a link becomes its text and the
+path.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+PAGES: Final = Path(__file__).resolve().parent
+_LINK: Final = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
+
+
+def on_config(config: Any, **_: Any) -> None:
+    """Called by mkdocs once: the decision records are the last section."""
+    records = sorted(path.relative_to(PAGES).as_posix() for path in PAGES.glob("adr/*.md"))
+    config.nav.append({"Decision records": records})
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Called by mkdocs for each page."""
+    return unlink_outside(markdown, PurePosixPath(page.file.src_uri))
+
+
+def unlink_outside(markdown: str, page: PurePosixPath) -> str:
+    """The text of a page without its links to what is not below docs/. ``page``: its path there."""
+
+    def replace(found: re.Match[str]) -> str:
+        target = (PAGES / page.parent / found[2]).resolve()
+        if target.is_relative_to(PAGES):
+            return found[0]
+        path = target.relative_to(PAGES.parent).as_posix()
+        return f"`{path}`" if found[1].strip("`") in (target.name, path) else f"{found[1]} (`{path}`)"
+
+    return _LINK.sub(replace, markdown)
