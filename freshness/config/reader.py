@@ -36,8 +36,8 @@ from freshness.config.settings import (
     CacheConfig,
     Config,
     HistoryConfig,
+    HttpClient,
     HttpConfig,
-    HttpConsumer,
     Keyspace,
     LoginConfig,
     ObjectConfig,
@@ -59,7 +59,7 @@ Section = TypeVar(
     "Section",
     CacheConfig,
     StreamConfig,
-    HttpConsumer,
+    HttpClient,
     ArchiveConfig,
     HistoryConfig,
     Sharding,
@@ -79,7 +79,8 @@ _PASSWORDS = {
     "password_command": "a program and its arguments",
 }
 _GONE = {
-    "cache.tombstone_ttl_seconds": "there are no tombstones any more; delete the line (see cache.stripes)"
+    "cache.tombstone_ttl_seconds": "there are no tombstones any more; delete the line (see cache.stripes)",
+    "http.consumers": 'write [http.clients.NAME], with scopes = ["stream"] beside the rest',
 }
 
 
@@ -642,11 +643,20 @@ class _Reader:
 
     def read_http(self, table: dict[str, Any]) -> HttpConfig | None:
         before = len(self.problems)
-        values = self.values(HttpConfig, table, "http", also=("consumers",))
-        consumers = self.read_consumers(self.section(table, "consumers"), has_token="token_file" in values)
+        values = self.values(HttpConfig, table, "http", also=("clients",))
+        clients = self.read_clients(self.section(table, "clients"), has_token="token_file" in values)
         if len(self.problems) > before:
             return None
-        http = HttpConfig(**values, consumers=consumers)
+        http = HttpConfig(**values, clients=clients)
+        if (http.tls_cert is None) != (http.tls_key is None):
+            here, missing = ("tls_cert", "tls_key") if http.tls_key is None else ("tls_key", "tls_cert")
+            self.report(f"http.{missing}", "nothing", f"a PEM file beside {here}")
+        if http.connections_max <= http.consumers_max:
+            self.report(
+                "http.connections_max",
+                f"{http.connections_max}, and consumers_max = {http.consumers_max}",
+                "more than consumers_max: a probe needs a connection, too",
+            )
         if http.listen is not None:
             try:
                 host, _ = parse_host_port(http.listen)
@@ -662,18 +672,27 @@ class _Reader:
             )
         return http
 
-    def read_consumers(self, tables: dict[str, Any], *, has_token: bool) -> dict[str, HttpConsumer]:
-        consumers: dict[str, HttpConsumer] = {}
-        for name, table in self.named_tables(tables, "http.consumers"):
-            where = f"http.consumers.{name}"
-            consumer = self.build(HttpConsumer, table, where)
-            if consumer:
-                consumers[name] = consumer
-                if not consumer.tables:
-                    self.report(f"{where}.tables", "an empty array", 'at least one table, or "*" for all')
+    def read_clients(self, tables: dict[str, Any], *, has_token: bool) -> dict[str, HttpClient]:
+        clients: dict[str, HttpClient] = {}
+        for name, table in self.named_tables(tables, "http.clients"):
+            where = f"http.clients.{name}"
+            client = self.build(HttpClient, table, where)
+            if client:
+                clients[name] = client
+                self.check_client(where, client)
         if tables and not has_token:
-            self.report("http.token_file", "nothing", "the operator's own token, beside those of consumers")
-        return consumers
+            self.report("http.token_file", "nothing", "the operator's own token, beside those of clients")
+        return clients
+
+    def check_client(self, where: str, client: HttpClient) -> None:
+        if not client.scopes:
+            self.report(f"{where}.scopes", "an empty array", "at least one of read, stream, admin")
+        elif "stream" not in client.scopes and (client.tables or client.hidden_columns):
+            self.report(
+                f"{where}.tables", "what a stream shows", 'the scope "stream", or neither tables nor columns'
+            )
+        elif "stream" in client.scopes and not client.tables:
+            self.report(f"{where}.tables", "nothing", 'at least one table, or "*" for all')
 
     # -- tables and values --------------------------------------------------------------------------------
 
@@ -744,7 +763,10 @@ class _Reader:
             if isinstance(value, str) and value in get_args(hint):
                 return value
         elif get_origin(hint) is tuple:
-            if isinstance(value, list) and all(isinstance(part, str) for part in value):
+            choices = get_args(get_args(hint)[0])  # none of a plain text
+            if isinstance(value, list) and all(
+                part in choices if choices else isinstance(part, str) for part in value
+            ):
                 return tuple(value)
         elif get_origin(hint) is Annotated:
             if (columns := _as_columns(value)) is not None:

@@ -36,6 +36,7 @@ from freshness.errors import ConfigError
 Backend: TypeAlias = Literal["memcached", "redis", "memory"]
 Flavor: TypeAlias = Literal["mysql", "mariadb", "vitess"]
 GtidFlavor: TypeAlias = Literal["mysql", "mariadb"]
+HttpScope: TypeAlias = Literal["read", "stream", "admin"]
 ShardingFunction: TypeAlias = Literal[
     "hash",
     "xxhash",
@@ -623,14 +624,17 @@ class StreamConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpConsumer:
-    """``[http.consumers.NAME]``: a consumer of the update stream with a token of its own, and what it may see."""
+class HttpClient:
+    """``[http.clients.NAME]``: a client of the HTTP service with a token of its own, and what it may do."""
 
-    token_file: str = setting(
-        "File whose first line is its bearer token, which opens the update stream, and the topology that is read "
-        "from. Relative to this file."
+    token_file: str = setting("File whose first line is its bearer token. Relative to this file.")
+    scopes: tuple[HttpScope, ...] = setting(
+        '"read": metrics, status and the description of the service; "stream": the update stream and its schemas; '
+        '"admin": invalidate keys, change the topology. Either of the first two reads the topology and heads.'
     )
-    tables: tuple[str, ...] = setting("Names of tables, and patterns with * and ?, that it may read.")
+    tables: tuple[str, ...] = setting(
+        'With "stream": names of tables, and patterns with * and ?, that it may read.', ()
+    )
     hidden_columns: tuple[str, ...] = setting(
         'Columns that it never gets: "COLUMN" of any table, or "TABLE.COLUMN", with * and ? too. A key that has one '
         "of them is left out.",
@@ -649,6 +653,14 @@ class HttpConfig:
     token_file: str | None = setting(
         "File whose first line is the bearer token that every request needs. Relative to this file.", None
     )
+    tls_cert: str | None = setting(
+        "PEM file with the certificate of the service and those that lead to its authority. Then it is served over "
+        "TLS (1.2 or later) alone. Relative to this file.",
+        None,
+    )
+    tls_key: str | None = setting(
+        "PEM file with the key of tls_cert, without a passphrase. Relative to this file.", None
+    )
     hosts: tuple[str, ...] = setting(
         "Names besides loopback ones by which the service may be called where it demands no token, such as that of "
         "a proxy before it. A request with another Host is refused, since a web page can have made it.",
@@ -657,8 +669,15 @@ class HttpConfig:
     consumers_max: int = setting(
         "The most clients that may read the update stream at once.", 16, minimum=1, maximum=1000
     )
+    connections_max: int = setting(
+        "The most connections to the service, those of consumers included. One more takes the place of that which is "
+        "idle longest, and is closed where none is idle.",
+        256,
+        minimum=2,
+        maximum=10_000,
+    )
 
-    consumers: Mapping[str, HttpConsumer] = field(default_factory=dict)
+    clients: Mapping[str, HttpClient] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -742,7 +761,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("objects.NAME", ObjectConfig),
     ("stream", StreamConfig),
     ("http", HttpConfig),
-    ("http.consumers.NAME", HttpConsumer),
+    ("http.clients.NAME", HttpClient),
     ("archive", ArchiveConfig),
     ("history", HistoryConfig),
 )

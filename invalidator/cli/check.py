@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import importlib
 import json
+import ssl
 import urllib.request
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
@@ -88,18 +89,24 @@ def _check_this_machine(settings: Config) -> None:
         if is_needed:
             importlib.import_module(module)
     if settings.http.listen is not None:
+        from invalidator.http.connection import read_certificate
         from invalidator.http.gates import read_grants
         from invalidator.http.service import open_socket
 
         grants = read_grants(settings)
-        if not _is_invalidator(settings.http.listen):
+        has_tls = read_certificate(settings) is not None
+        if not _is_invalidator(settings.http.listen, has_tls=has_tls):
             open_socket(settings.http.listen, demands_token=bool(grants)).close()
 
 
-def _is_invalidator(listen: str) -> bool:
+def _is_invalidator(listen: str, *, has_tls: bool) -> bool:
     """Whether an invalidator listens there already: the one that is looked after."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname = False  # its certificate is of another name than the address
+    anybody.verify_mode = ssl.CERT_NONE
+    url = f"{'https' if has_tls else 'http'}://{listen}/healthz"
     try:
-        with urllib.request.urlopen(f"http://{listen}/healthz", timeout=ANSWER_SECONDS) as answer:
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS, context=anybody) as answer:
             return bool(json.loads(answer.read(100)) == {"status": "ok"})
     except (OSError, ValueError, http.client.HTTPException):
         return False

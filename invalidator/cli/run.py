@@ -66,6 +66,7 @@ def run(
     with ExitStack() as stack:
         if settings.http.listen is not None:
             # Only here: the web framework takes longer to import than all the rest
+            from invalidator.http.connection import read_certificate
             from invalidator.http.gates import read_grants
             from invalidator.http.overview import OverviewFeed
             from invalidator.http.service import HttpService, create_api
@@ -79,7 +80,12 @@ def run(
                 reload=invalidator.change_topology,
                 overview=OverviewFeed(Overview(invalidator, troubles).read),
             )
-            service = HttpService(api, settings.http.listen)
+            service = HttpService(
+                api,
+                settings.http.listen,
+                certificate=read_certificate(settings),
+                connections_max=settings.http.connections_max,
+            )
             service.start()
             stack.callback(service.stop)
         if settings.archive.path is not None:

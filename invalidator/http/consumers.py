@@ -443,7 +443,7 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
             media_type=EVENTS if wants_events(accept) else LINES,
         )
 
-    @v1.get("/schemas/{schema_id}", responses=describe_refusals(404, 422))
+    @v1.get("/schemas/{schema_id}", responses=describe_refusals(400, 404, 422))
     def schema(
         request: Request,
         schema_id: str,
@@ -480,7 +480,7 @@ def add_routes(v1: APIRouter, hub: StreamHub, reload: Reload | None = None) -> N
 
     if reload is not None:
 
-        @v1.put("/topology", responses=describe_refusals(400, 422))
+        @v1.put("/topology", responses=describe_refusals(400, 408, 413, 422))
         def put_topology(document: dict[str, Any]) -> dict[str, Any]:
             """Go on with another topology."""
             return reload(document)

@@ -1,18 +1,20 @@
 """Gates before the HTTP service: the access tokens, which are read from their files and one of which is demanded of
-every request, and the host name, which is checked where no token is."""
+every request, the host name, which is checked where no token is, and the size of a document."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from freshness.config.hostport import parse_host_port, read_password
-from freshness.config.settings import Config
+from freshness.config.settings import Config, HttpScope
 from freshness.errors import ConfigError
 from freshness.stream.lines import SchemaLine
 from freshness.stream.schema import TableSchema
@@ -21,10 +23,27 @@ from invalidator.http.refusal import NotAllowed, refuse
 from invalidator.stream.selection import Selection
 
 HTTP_PORT: Final = 80
-_GRANT: Final = "freshness.grant"
-CONSUMER_PATHS: Final = frozenset(("/v1/update-stream", "/v1/token", "/v1/topology"))
-SCHEMA_PATHS: Final = "/v1/schemas/"
-"""Served to the tokens of consumers: a stream, what a reader must know to plan one, and the schemas of its rows."""
+BODY_BYTES_MAX: Final = 1 << 20
+"""A document may be no longer: several times the longest list of keys that is taken."""
+
+BODY_SECONDS: Final = 10.0
+"""How long a document may take to come."""
+
+SCHEMAS: Final = "/v1/schemas/"
+SCOPES: Final[Mapping[tuple[str, str], frozenset[HttpScope]]] = {
+    ("GET", "/metrics"): frozenset({"read"}),
+    ("GET", "/docs"): frozenset({"read"}),
+    ("GET", "/openapi.json"): frozenset({"read"}),
+    ("GET", "/v1/status"): frozenset({"read"}),
+    ("GET", "/v1/overview"): frozenset({"read"}),
+    ("GET", "/v1/token"): frozenset({"read", "stream"}),
+    ("GET", "/v1/topology"): frozenset({"read", "stream"}),
+    ("GET", "/v1/update-stream"): frozenset({"stream"}),
+    ("GET", SCHEMAS): frozenset({"stream"}),
+    ("POST", "/v1/invalidate"): frozenset({"admin"}),
+    ("PUT", "/v1/topology"): frozenset({"admin"}),
+}
+"""The scopes of which one opens an address. An address that is not here is opened by `EVERYTHING` alone."""
 
 PAGE_FILES: Final = {
     "/": ("index.html", "text/html"),
@@ -37,19 +56,21 @@ PAGE_FILES: Final = {
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *PAGE_FILES))
 """Answered without a token: they are for probes, or the same everywhere, and say nothing of the data."""
 
+_GRANT: Final = "freshness.grant"
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of a token. ``tables``: names and patterns of the tables of its update streams, and nothing beside
-    those; None for everything. ``hidden_columns``: as `invalidator.stream.selection.Selection` takes them."""
+    """The rights of a token. ``scopes``: None for every address. ``tables``: names and patterns of the tables of its
+    update streams, and nothing beside those; None for everything. ``hidden_columns``: as
+    `invalidator.stream.selection.Selection` takes them."""
 
+    scopes: frozenset[HttpScope] | None = None
     tables: tuple[str, ...] | None = None
     hidden_columns: tuple[str, ...] = ()
 
-    def allows(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        is_for_consumers = path in CONSUMER_PATHS or path.startswith(SCHEMA_PATHS)
-        return self.tables is None or (scope["method"] == "GET" and is_for_consumers)
+    def allows(self, method: str, path: str) -> bool:
+        return self.scopes is None or not self.scopes.isdisjoint(find_scopes(method, path))
 
     def shows(self, schema: SchemaLine) -> bool:
         """Whether it is of a table that the token opens, and has none of its hidden columns."""
@@ -76,6 +97,12 @@ class Grant:
 EVERYTHING: Final = Grant()
 
 
+def find_scopes(method: str, path: str) -> frozenset[HttpScope]:
+    """The scopes of which one opens this address; none for an address that is not known."""
+    known = SCHEMAS if path.startswith(SCHEMAS) else path
+    return SCOPES.get((method, known), frozenset())
+
+
 def find_grant(scope: Scope) -> Grant:
     """The rights of the request's token; everything where none is demanded."""
     found: Grant = scope.get(_GRANT, EVERYTHING)
@@ -94,14 +121,17 @@ class TokenGate:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
+        method, path = scope["method"], scope["path"]
         grant = self._find_grant(scope)
-        if grant is not None and grant.allows(scope):
+        if grant is not None and grant.allows(method, path):
             await self._app({**scope, _GRANT: grant}, receive, send)
         elif grant is not None:
-            hint = f"it opens GET {', '.join(sorted((*CONSUMER_PATHS, SCHEMA_PATHS)))}"
-            await refuse(403, "NotAllowed", "the token of a consumer does not open this", hint)(
-                scope, receive, send
+            scopes = " or ".join(sorted(find_scopes(method, path)))
+            hint = (
+                f"it needs the scope {scopes}" if scopes else "the operator's own token opens every address"
             )
+            response = refuse(403, "NotAllowed", f"this token does not open {method} {path}", hint)
+            await response(scope, receive, send)
         else:
             response = refuse(
                 401,
@@ -118,6 +148,7 @@ class TokenGate:
             return None
         scheme, _, token = bytes(found[0]).partition(b" ")
         brought = scheme.lower() + b" " + token.strip()
+        # All are compared, each in a time that tells nothing of how much is alike
         grants = [grant for known, grant in self._grants.items() if hmac.compare_digest(brought, known)]
         return grants[0] if grants else None
 
@@ -128,14 +159,14 @@ def read_grants(config: Config) -> dict[str, Grant]:
     if config.http.token_file is None:
         return {}
     grants = {_read_token(config, "http.token_file", config.http.token_file): EVERYTHING}
-    for name, consumer in config.http.consumers.items():
-        where = f"http.consumers.{name}.token_file"
-        token = _read_token(config, where, consumer.token_file)
+    for name, client in config.http.clients.items():
+        where = f"http.clients.{name}.token_file"
+        token = _read_token(config, where, client.token_file)
         if token in grants:
             raise ConfigError(
                 f"{where}: another file has the same token", hint="put another random text there"
             )
-        grants[token] = Grant(consumer.tables, consumer.hidden_columns)
+        grants[token] = Grant(frozenset(client.scopes), client.tables, client.hidden_columns)
     return grants
 
 
@@ -144,6 +175,60 @@ def _read_token(config: Config, where: str, path: str) -> str:
         return read_password(config.path.parent / path)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}", hint="put a long random text there") from error
+
+
+class DocumentTooLarge(Exception):
+    """A request's document has more than `BODY_BYTES_MAX`."""
+
+
+class BodyGate:
+    """Reads the document of a request before anything else does: it has `BODY_BYTES_MAX` at most, and comes within
+    `BODY_SECONDS`. Behind the gates that know who asks, so nothing is read for others."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _read_body(scope, receive)
+        except DocumentTooLarge:
+            message = f"the document has more than {BODY_BYTES_MAX} bytes"
+            await refuse(413, "DocumentTooLarge", message, "send it in several requests")(
+                scope, receive, send
+            )
+            return
+        except TimeoutError:
+            message = f"the document did not come within {BODY_SECONDS:.0f} s"
+            await refuse(408, "RequestTimeout", message, "send all of it at once")(scope, receive, send)
+            return
+        waiting = [body]
+
+        async def receive_again() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await self._app(scope, receive_again, send)
+
+
+async def _read_body(scope: Scope, receive: Receive) -> Message:
+    """The whole document as one message, or that the client has gone. Raises `DocumentTooLarge`."""
+    declared = Headers(scope=scope).get("content-length", "")
+    if declared.isdecimal() and int(declared) > BODY_BYTES_MAX:
+        raise DocumentTooLarge
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return message
+        body += message.get("body", b"")
+        if len(body) > BODY_BYTES_MAX:
+            raise DocumentTooLarge
+        more = message.get("more_body", False)
+    return {"type": "http.request", "body": bytes(body), "more_body": False}
 
 
 class HostGate:

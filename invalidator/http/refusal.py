@@ -29,9 +29,11 @@ RETRY_SECONDS: Final = "5"
 _MEANINGS: Final = {
     400: "The keyspace, key range, start, key or another parameter is wrong, or its name is",
     401: "The access token is missing or wrong",
-    403: "The token of a consumer does not open this",
+    403: "The token does not open this",
     404: "There is nothing under that address",
+    408: "The document did not come in time",
     410: "No server has the logs from there on",
+    413: "The document is too large",
     421: "The service is not called by a name of its own",
     422: "A parameter or the document has another type or is out of bounds",
     500: "A bug, or an operator is needed",
@@ -42,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class NotAllowed(FreshnessError):
-    """The token of a consumer does not open this."""
+    """The token of a client does not open this."""
 
 
 class SchemaUnknown(FreshnessError):

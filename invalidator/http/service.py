@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse
@@ -22,8 +23,9 @@ from freshness.config.hostport import parse_host_port
 from freshness.database.schema import load_object
 from freshness.errors import ConfigError, FormatError
 from freshness.objects.registry import ObjectDefinition
+from invalidator.http.connection import CONNECTIONS_MAX, Certificate, bound_connections
 from invalidator.http.consumers import Reload, StreamHub, add_routes
-from invalidator.http.gates import Grant, HostGate, TokenGate, is_loopback
+from invalidator.http.gates import BodyGate, Grant, HostGate, TokenGate, is_loopback
 from invalidator.http.overview import OverviewFeed, add_overview
 from invalidator.http.refusal import add_handlers, describe_refusals, refuse_unknown_parameters
 from invalidator.process.app import Invalidator
@@ -71,12 +73,16 @@ def create_api(
     api.state.streams, api.state.overview = hub, feed
     api.state.demands_token = bool(grants)
     add_handlers(api)
+    api.add_middleware(BodyGate)
     if grants:
         api.add_middleware(TokenGate, grants=grants)
     else:
         api.add_middleware(HostGate, names=invalidator.config.http.hosts)
+    secured = (
+        [Depends(HTTPBearer(auto_error=False))] if grants else []
+    )  # for the description: the gate has looked
     # A scraper or a prober may add parameters of its own; these are asked for data
-    v1 = APIRouter(prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
+    v1 = APIRouter(prefix="/v1", dependencies=[*secured, Depends(refuse_unknown_parameters)])
 
     @api.get("/healthz")
     def healthz() -> dict[str, str]:
@@ -96,12 +102,12 @@ def create_api(
         }
         return {"ready": is_ready, **missing, "last_errors": errors}
 
-    @api.get("/metrics", response_class=PlainTextResponse)
+    @api.get("/metrics", response_class=PlainTextResponse, dependencies=secured)
     def metrics() -> Response:
         """Prometheus metrics, see docs/metrics.md."""
         return Response(generate_latest(invalidator.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @v1.post("/invalidate", responses=describe_refusals(400, 422, 503))
+    @v1.post("/invalidate", responses=describe_refusals(400, 408, 413, 422, 503))
     def invalidate(wanted: Invalidation) -> dict[str, Any]:
         """Invalidate keys of an object, as `invalidator invalidate` does."""
         config = invalidator.config
@@ -158,9 +164,17 @@ def _require_widths(registry: Mapping[str, ObjectDefinition], wanted: Invalidati
 
 class HttpService:
     """Serves the API on ``listen`` ("host:port") until stopped. Raises `ConfigError` where it cannot listen, and for
-    an address other than loopback where the API demands no token."""
+    an address other than loopback where the API demands no token. ``certificate``: None for plain
+    HTTP."""
 
-    def __init__(self, api: FastAPI, listen: str) -> None:
+    def __init__(
+        self,
+        api: FastAPI,
+        listen: str,
+        *,
+        certificate: Certificate | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
         host, port = parse_host_port(listen)
         self._api = api
         self._socket = open_socket(listen, demands_token=getattr(api.state, "demands_token", False))
@@ -168,12 +182,20 @@ class HttpService:
             api,
             host=host,
             port=port,
+            http=bound_connections(connections_max),
+            ws="none",
+            ssl_certfile=None if certificate is None else certificate.cert,
+            ssl_keyfile=None if certificate is None else certificate.key,
+            server_header=False,
             loop="asyncio",  # also where uvloop is installed, which the invalidator does not need
             log_level="warning",
             log_config=None,  # its lines are the process's, in one form
             lifespan="off",
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
+        settings.load()
+        if certificate is not None and settings.ssl is not None:
+            certificate.follow(settings.ssl)
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from fastapi.testclient import TestClient
 
-from freshness.config.settings import Config
+from freshness.config.settings import Config, HttpScope
 from freshness.errors import (
     ConfigError,
     FormatError,
@@ -518,7 +518,8 @@ def test_rows_of_a_refresh_and_its_end_have_lines(opener: ScriptedOpener) -> Non
 
 
 OWN = {"authorization": "Bearer reports"}
-REPORTS = {ACCESS: EVERYTHING, "reports": Grant(("orders", "order_*", "note?"), ("customers.v",))}
+STREAMS: Final[frozenset[HttpScope]] = frozenset({"stream"})
+REPORTS = {ACCESS: EVERYTHING, "reports": Grant(STREAMS, ("orders", "order_*", "note?"), ("customers.v",))}
 
 
 def test_the_token_of_a_consumer_opens_its_tables_alone(opener: ScriptedOpener) -> None:
@@ -557,35 +558,43 @@ def test_a_hidden_column_never_comes(opener: ScriptedOpener) -> None:
         assert json.loads(client.get(f"{STREAM}?count=1{wanted}", headers=OWN).text)["after"] == {"id": 1}
 
 
-CONSUMERS = """[http]
+CLIENTS = """[http]
 token_file = "token"
-[http.consumers.reports]
+[http.clients.reports]
 token_file = "reports"
+scopes = ["stream"]
 tables = ["orders"]
 hidden_columns = ["email"]
 """
 
 
-def test_the_tokens_of_consumers_are_read(tmp_path: Path) -> None:
+def test_the_tokens_of_clients_are_read(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(ACCESS)
     (tmp_path / "reports").write_text("reports\n")
-    config = make_config(tmp_path, CONFIG + CONSUMERS)
-    assert read_grants(config) == {ACCESS: EVERYTHING, "reports": Grant(("orders",), ("email",))}
+    config = make_config(tmp_path, CONFIG + CLIENTS)
+    assert read_grants(config) == {ACCESS: EVERYTHING, "reports": Grant(STREAMS, ("orders",), ("email",))}
     (tmp_path / "reports").write_text(ACCESS)
-    with pytest.raises(ConfigError, match=r"http\.consumers\.reports\.token_file: another file has the same"):
+    with pytest.raises(ConfigError, match=r"http\.clients\.reports\.token_file: another file has the same"):
         read_grants(config)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (CONSUMERS.replace('token_file = "token"\n', ""), r"http\.token_file: found nothing"),
-        (CONSUMERS.replace('["orders"]', "[]"), r"reports\.tables: found an empty array"),
-        (CONSUMERS.replace("tables", "table"), r"reports\.table: "),
-        ("[http]\nconsumers = 3\n", r"consumers: found "),
+        (CLIENTS.replace('token_file = "token"\n', ""), r"http\.token_file: found nothing"),
+        (CLIENTS.replace('["orders"]', "[]"), r"reports\.tables: found nothing; expected at least one table"),
+        (CLIENTS.replace('"stream"', '"read"'), r"reports\.tables: found what a stream shows"),
+        (CLIENTS.replace('"stream"', '"write"'), r'reports\.scopes: .*"read" \| "stream" \| "admin"'),
+        (CLIENTS.replace('"stream"', ""), r"reports\.scopes: found an empty array"),
+        (CLIENTS.replace("clients", "consumers"), r"http\.consumers: found a setting of a former release"),
+        (CLIENTS.replace("tables", "table"), r"reports\.table: "),
+        ("[http]\nclients = 3\n", r"clients: found "),
+        ('[http]\ntls_cert = "x"\n', r"http\.tls_key: found nothing; expected a PEM file beside tls_cert"),
+        ('[http]\ntls_key = "x"\n', r"http\.tls_cert: found nothing; expected a PEM file beside tls_key"),
+        ("[http]\nconnections_max = 16\n", r"connections_max: found 16, and consumers_max = 16"),
     ],
 )
-def test_consumers_that_are_configured_wrongly(wrong: str, message: str, tmp_path: Path) -> None:
+def test_clients_that_are_configured_wrongly(wrong: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         make_config(tmp_path, CONFIG + wrong)
 
@@ -625,7 +634,7 @@ def test_a_consumer_gets_only_schemas_of_what_it_may_see(opener: ScriptedOpener)
         for table in ("customers", "customers", "secrets")
     ]
     opener.streams = [*streams]
-    grants = {ACCESS: EVERYTHING, "reports": Grant(("customers",), ("v",))}
+    grants = {ACCESS: EVERYTHING, "reports": Grant(STREAMS, ("customers",), ("v",))}
     client = client_of(opener, grants=grants)
     everything = {"authorization": f"Bearer {ACCESS}"}
     ids = []
