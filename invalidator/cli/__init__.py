@@ -8,6 +8,7 @@ everything else to stderr. A verb imports its own subsystem when it is called, s
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 from freshness.errors import FreshnessError, required_packages
 
@@ -17,6 +18,7 @@ with required_packages("invalidator", "invalidator"):
     from invalidator.cli import (
         check,
         compare,
+        completion,
         inspect,
         invalidate,
         probe,
@@ -52,9 +54,20 @@ for verb in (
     replay.replay,
     reshard.reshard,
     compare.compare,
+    completion.completion,
     version.version,
 ):
     app.command(verb.__name__.removesuffix("_key"), cls=Verb)(verb)
+
+
+@app.callback()
+def _take_common_options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=version.print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options that stand before a verb."""
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from freshness.stream.lines import encode_line
 from invalidator import cli
 from tests.unit.freshness.stream.test_lines import SCHEMA, update
 
+CHECKOUT = Path(__file__).resolve().parents[4]
 USAGE = 2
 SECRET = "s3cr3t"
 CONFIG = f"""[cache]
@@ -47,9 +49,83 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return code
 
 
-def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main(monkeypatch, "version") == 0
+@pytest.mark.parametrize("arguments", [("version",), ("--version",), ("--version", "run")])
+def test_the_version(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, *arguments) == 0
     assert capsys.readouterr().out == f"freshness {__version__}\n"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """The console script."""
+    path = tmp_path / "bin" / "invalidator"
+    path.parent.mkdir()
+    path.write_text(f"#!{sys.executable}\nfrom invalidator.cli import main\nmain()\n")
+    path.chmod(0o700)
+    return path
+
+
+def complete(program: Path, **variables: str) -> str:
+    """The answer of the program to a shell's script."""
+    environment = {"PATH": f"{program.parent}:{os.defpath}", "PYTHONPATH": str(CHECKOUT), **variables}
+    ended = subprocess.run([program], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    return ended.stdout
+
+
+def test_bash_completes_verbs_and_options(program: Path) -> None:
+    script = subprocess.run(
+        [sys.executable, "-m", "invalidator.cli", "completion", "bash"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    ask = """
+    for line in "invalidator in" "invalidator run --log" "invalidator completion "; do
+        IFS=' ' read -ra COMP_WORDS <<< "$line"
+        [[ $line == *' ' ]] && COMP_WORDS+=("")
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        $(complete -p invalidator | sed 's/.*-F \\([^ ]*\\) .*/\\1/') invalidator
+        (IFS=,; echo "${COMPREPLY[*]}")
+    done
+    """
+    completed = subprocess.run(
+        ["bash", "--norc", "-c", f"{script}\n{ask}"],
+        env={"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert completed.stdout.split() == ["inspect,invalidate", "--log-level,--log-format", "bash,zsh,fish"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "variables"),
+    [
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "invalidator in"}),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "invalidator in", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    ],
+)
+def test_other_shells_get_their_answers(
+    shell: str,
+    variables: dict[str, str],
+    program: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As their scripts ask, which name the program and these variables."""
+    answer = complete(program, _INVALIDATOR_COMPLETE=f"complete_{shell}", **variables)
+    assert [word for word in ("inspect", "invalidate", "check") if word in answer] == [
+        "inspect",
+        "invalidate",
+    ]
+    assert run_main(monkeypatch, "completion", shell) == 0
+    script = capsys.readouterr().out
+    for said in (f"_INVALIDATOR_COMPLETE=complete_{shell}", *variables):
+        assert said in script
 
 
 @pytest.mark.parametrize(
