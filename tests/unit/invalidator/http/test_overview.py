@@ -197,7 +197,7 @@ def test_a_large_overview_comes_less_often(monkeypatch: pytest.MonkeyPatch) -> N
 
 # -- access ------------------------------------------------------------------------------------------------------
 
-GRANTS = {"all": EVERYTHING, "some": Grant(("orders",))}
+GRANTS = {"all": EVERYTHING, "some": Grant(frozenset({"stream"}), ("orders",))}
 
 
 def test_the_page_is_open_and_the_overview_is_not(invalidator: Invalidator) -> None:
