@@ -38,6 +38,7 @@ class Shop:
     keys: tuple[int, ...]
     nodes: tuple[str, ...]
     servers: tuple[Memcached, ...]
+    config_path: Path
 
     def outcomes(self) -> set[ReadOutcome]:
         """How reading all keys ends."""
@@ -85,7 +86,7 @@ def open_shop(node_count: int) -> Iterator[Shop]:
             settle_rest(process.pid)
         cache = Cache.open(path)
         stack.callback(cache.close)
-        shop = Shop(pair, cache, keys, nodes, servers)
+        shop = Shop(pair, cache, keys, nodes, servers, path)
         _fill(shop)
         yield shop
         if not invalidator.is_running():
