@@ -29,6 +29,7 @@ from appclient.own import OwnDatabase, is_dirty, require_one_shard
 from appclient.own_pool import Pools, find_pools
 from appclient.pool import Pool, nested_reads
 from appclient.refusal import Refusals
+from appclient.shadow import ShadowReads
 from appclient.telemetry import (
     Answer,
     Load,
@@ -45,9 +46,9 @@ from freshness.algorithm.envelope import record_key
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.read import NO_DEMAND, Demand, Read, ReadContext, find_hit, find_hits, read_through
-from freshness.algorithm.request import Get
+from freshness.algorithm.request import Get, Item
 from freshness.algorithm.rule import ReadOutcome
-from freshness.algorithm.view import Sightings
+from freshness.algorithm.view import NodeView, Sightings
 from freshness.config.access import NodeAccess
 from freshness.config.reader import load_config
 from freshness.config.settings import Config, ObjectConfig, ServerAddress
@@ -172,10 +173,22 @@ class Cache:
             Get(record_key(settings.namespace, self._lineages[0] if self._lineages else "")),
         )
         self._answer: Answer = self._read
+        if settings.shadow:
+            observer = self._observer
+            self._answer = ShadowReads(
+                share=settings.shadow,
+                load=self._load,
+                find_heads=self._find_heads,
+                look=self._look,
+                ring=self._placement.ring_version,
+                sleep=network.sleep,
+                draw=random.random,
+                tell=(lambda lookup, result: None) if observer is None else observer.compare_shadow,
+            ).shadowing(self._read)
         load: Load = self._load
         tell_shared: Callable[[Lookup], None] | None = None
         if self._observer is not None:
-            self._answer = observed_reads(self._observer, self._read, self._decode)
+            self._answer = observed_reads(self._observer, self._answer, self._decode)
             load, tell_shared = observed_loads(self._observer, load), self._observer.share_load
         self._flights = Flights(load, network, tell_shared)
         self._limits = {
@@ -449,6 +462,25 @@ class Cache:
             return self._read_many(reader, lookups, demand)
         finally:
             self._readers.give_back(reader)
+
+    def _look(self, lookup: Lookup) -> tuple[NodeView, bytes | None]:
+        """The records of a lookup's node, and behind them its item. Raises what the node raises."""
+        asked = [Get(record_key(self.config.cache.namespace, name), is_bound=True) for name in self._lineages]
+        reader = self._readers.take()
+        try:
+            if reader is None:
+                reader = self._open_reader()
+            fetched_at = self._clock()
+            *records, item = reader.nodes[lookup.node].perform([*asked, Get(lookup.item)])
+        finally:
+            self._readers.give_back(reader)
+        view = NodeView(lookup.node, self._lineages, records, fetched_at)
+        return view, item.value if isinstance(item, Item) else None
+
+    def _find_heads(self, lookup: Lookup) -> Mapping[str, EventToken]:
+        """All that the primaries of a lookup have executed, by lineage."""
+        shards = self._databases[self.config.objects[lookup.policy.name].keyspace].shards
+        return {lineage: shards[lineage].read_head() for lineage in lookup.policy.lineages}
 
     def _run(self, reader: _Reader, lookups: Sequence[Lookup], demand: Demand) -> list[Read]:
         """The procedure; above the limit of database reads, copies where there are some that may be served."""

@@ -73,9 +73,11 @@ class OpenTelemetry:
 
 
 class _Counts:
-    """Counts by namespace, object and, of some, outcome: much cheaper than a counter of the SDK."""
+    """Counts by namespace, object and, of some, outcome or another ``attribute``. Much cheaper than a counter of the
+    SDK."""
 
-    def __init__(self) -> None:
+    def __init__(self, attribute: str = "freshness.outcome") -> None:
+        self._attribute = attribute
         self._counts: Tally[tuple[str, str, str]] = Tally()
         self._lock = threading.Lock()
 
@@ -88,7 +90,7 @@ class _Counts:
             counts = dict(self._counts)
         for (namespace, name, outcome), count in counts.items():
             attributes = {"freshness.namespace": namespace, "freshness.object": name}
-            yield Observation(count, {**attributes, "freshness.outcome": outcome} if outcome else attributes)
+            yield Observation(count, {**attributes, self._attribute: outcome} if outcome else attributes)
 
 
 class _Metrics:
@@ -96,11 +98,13 @@ class _Metrics:
         meter = metrics.get_meter(SCOPE, meter_provider=provider)
         self.reads = _Counts()
         self.loads_shared = _Counts()
+        self.shadow_reads = _Counts("freshness.shadow.result")
         self.fills = _Counts()
         self.fills_refused = _Counts()
         for name, counts, unit, meaning in (
             ("reads", self.reads, "{key}", "Keys that were read, by outcome."),
             ("loads.shared", self.loads_shared, "{key}", "Keys answered by another reader's load."),
+            ("shadow.reads", self.shadow_reads, "{key}", "Hits compared with the database, by result."),
             ("fills", self.fills, "{value}", "Values that were stored."),
             (
                 "fills.refused",
@@ -215,6 +219,9 @@ class _OpenTelemetryObserver(Observer):
 
     def share_load(self, lookup: Lookup) -> None:
         self._metrics.loads_shared.add(1, self._namespace, lookup.policy.name)
+
+    def compare_shadow(self, lookup: Lookup, result: str) -> None:
+        self._metrics.shadow_reads.add(1, self._namespace, lookup.policy.name, result)
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         record, attributes = self._metrics.operation_seconds.record, self._of_node(node)

@@ -145,6 +145,12 @@ class _Metrics:
         self.loads_shared = counter(
             "loads_shared_total", "Keys whose reader was given the value of another reader's load.", "object"
         )
+        self.shadow_reads = counter(
+            "shadow_reads_total",
+            "Hits that were compared with the database. result: equal, lag, differs, undecided, failed.",
+            "object",
+            "result",
+        )
         self.fills = counter("fills_total", "Values that were stored.", "object")
         self.fills_refused = counter(
             "fills_refused_total", "Values that were read from the database and not stored, by cause.",
@@ -327,6 +333,9 @@ class _PrometheusObserver(Observer):
 
     def share_load(self, lookup: Lookup) -> None:
         self._metrics.loads_shared.labels(self.namespace, lookup.policy.name).inc()
+
+    def compare_shadow(self, lookup: Lookup, result: str) -> None:
+        self._metrics.shadow_reads.labels(self.namespace, lookup.policy.name, result).inc()
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         return self._metrics.note_node(self.namespace, node).add

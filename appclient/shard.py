@@ -45,7 +45,7 @@ from appclient.query import (
 from appclient.telemetry import Observer, now_seconds
 from freshness.algorithm.driver import running_clock
 from freshness.config.settings import ServerAddress, Shard
-from freshness.database.connection import Connection, connect, translated
+from freshness.database.connection import Connection, connect, executed_position, translated
 from freshness.errors import (
     ConnectionsExhausted,
     FreshnessError,
@@ -355,6 +355,16 @@ class ShardDatabase:
             )
         self._epoch = token.epoch, now
         return token.epoch
+
+    def read_head(self) -> EventToken:
+        """All that the primary has executed. Raises as `find_epoch`, and what the primary raises."""
+        epoch = self.find_epoch()
+        position = self._run_observed(
+            self._shard.primary,
+            lambda connection, _: executed_position(connection, self._flavor),
+            keeps_connection=False,
+        )
+        return self.make_token(epoch, position)
 
     def make_token(self, epoch: int, position: Position) -> EventToken:
         """The shard's token of a position. Raises `FormatError` for one of another flavor."""

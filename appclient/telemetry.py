@@ -111,6 +111,9 @@ class Observer:
     def share_load(self, lookup: Lookup) -> None:
         """A reader was given the value of another reader's load."""
 
+    def compare_shadow(self, lookup: Lookup, result: str) -> None:
+        """A hit was compared with the database; see `appclient.shadow.ShadowResult`."""
+
     def node_timer(self, node: str) -> Callable[[float], None]:
         """A function to call with the seconds that each answer of the node took."""
         return _ignore
@@ -182,6 +185,10 @@ class Observers(Observer):
     def share_load(self, lookup: Lookup) -> None:
         for each in self._observers:
             each.share_load(lookup)
+
+    def compare_shadow(self, lookup: Lookup, result: str) -> None:
+        for each in self._observers:
+            each.compare_shadow(lookup, result)
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         timers = [each.node_timer(node) for each in self._observers]

@@ -83,6 +83,13 @@ class VitessShardDatabase(ShardDatabase):
         sql = f"SELECT * FROM {table} WHERE {condition}{order}"
         return self.snapshot(lambda connection: connection.query(sql, params), at_least)
 
+    def read_head(self) -> EventToken:
+        """See `ShardDatabase.read_head`; of the primary tablet."""
+        _, token = (self._of_primary or self).snapshot(lambda _: None)
+        if token is None:
+            raise behind(self._shard.primary)
+        return token
+
     def close(self) -> None:
         """See `ShardDatabase.close`."""
         super().close()

@@ -285,6 +285,12 @@ class CacheConfig:
         minimum=0,
         maximum=2**40,
     )
+    shadow: float = setting(
+        "The share of hits that are served from the database, and compared beside it: 0.05 is one of twenty.",
+        0.0,
+        minimum=0,
+        maximum=1,
+    )
     zone: str = setting(
         "Where this application runs. Replicas whose URL says ?zone= the same are read before others. "
         '"${VARIABLE}" is replaced from the environment.',

@@ -9,6 +9,7 @@ used as `freshness.stream.source.Source`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final
 
@@ -61,6 +62,7 @@ class BinlogSource:
         on_skip: Callable[[], None] = lambda: None,
         transactions_queued_max: int = TRANSACTIONS_QUEUED_MAX,
         rows_queued_max: int = ROWS_QUEUED_MAX,
+        pause_seconds: float = 0.0,
     ) -> None:
         """``cascades``: foreign keys known to the caller, beside those that the server shows at each `open`.
 
@@ -69,13 +71,15 @@ class BinlogSource:
         these objects instead of rows, many times faster (`Transaction.items`).
 
         ``skips``: transactions that are delivered without their changes, with all tables that they name raised.
-        ``on_skip``: called for each that comes, in the thread that decodes.
+        ``on_skip``: called for each that comes, in the thread that decodes. ``pause_seconds``: between two reads of
+        the socket, for a caller that need not know at once: many transactions together cost much less.
         """
         assert 0 < heartbeat_seconds * 2 <= read_timeout_seconds, "an idle stream would look dead"
         self._address = address
         self._flavor = flavor
         self._read_timeout_seconds = read_timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
+        self._pause_seconds = pause_seconds
         self._mailbox_bounds = (transactions_queued_max, rows_queued_max)
         # A set that matches names is no longer one after a subtraction, and has no heartbeats.
         self._tables = tables - {heartbeat_table} if heartbeat_table in tables else tables
@@ -113,7 +117,9 @@ class BinlogSource:
             force_close(connection)
             raise translated(error, self._address, "starting to stream") from error
         mailbox = Mailbox(measure, *self._mailbox_bounds)
-        self._reader = _Reader(connection, self._address, self._decoder, mailbox, packets, first)
+        self._reader = _Reader(
+            connection, self._address, self._decoder, mailbox, packets, first, self._pause_seconds
+        )
         self._reader.start()
 
     def poll(self, timeout_seconds: float, transactions_max: int) -> list[Transaction]:
@@ -150,6 +156,7 @@ class _Reader:
         mailbox: Mailbox[Transaction],
         packets: PacketReader,
         first: list[bytes],
+        pause_seconds: float,
     ) -> None:
         self.mailbox = mailbox
         self._connection = connection
@@ -157,6 +164,7 @@ class _Reader:
         self._decoder = decoder
         self._packets = packets
         self._first = first
+        self._pause_seconds = pause_seconds
         self._thread = threading.Thread(
             target=self._run, name=f"binlog {address.host}:{address.port}", daemon=True
         )
@@ -183,6 +191,8 @@ class _Reader:
                     is_wanted = self.mailbox.put(found)
                 if not is_wanted:
                     return
+                if self._pause_seconds:
+                    time.sleep(self._pause_seconds)
                 packets = self._packets.read()
         except Exception as error:  # noqa: BLE001 - it must reach the caller, whatever it is
             self.mailbox.fail(self._describe(error))

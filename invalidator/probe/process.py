@@ -23,7 +23,7 @@ from invalidator.probe.schedule import Budget
 from invalidator.probe.tally import ProbeTally
 from invalidator.stream.open import OpenedStream, StreamOpener
 
-POLL_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 0.1
 MESSAGES_PER_ROUND_MAX: Final = 1_000
 SETTLE_SECONDS: Final = 10.0
 """How long the last suspects are looked at before the end."""
@@ -51,14 +51,16 @@ class ProbeProcess:
                 opener = StreamOpener(self.read_config)
                 streams = []
                 for name in config.keyspaces:
-                    opened = opener.open(name, minimize_skew=False)
+                    opened = opener.open(name, minimize_skew=False, pause_seconds=POLL_SECONDS)
                     stack.callback(opened.stream.close)
                     streams.append(opened)
                 sweeps = Sweeps(config, prober)
                 stack.callback(sweeps.close)
+                is_behind = False
                 while self.read_config() is config and not self._is_over(ends_at):
-                    for opened in streams:
-                        _take(opened, prober, POLL_SECONDS / len(streams))
+                    # Not woken by each change: most of them are not sampled
+                    time.sleep(0 if is_behind else POLL_SECONDS)
+                    is_behind = sum(_take(opened, prober) for opened in streams) > 0
                     prober.run_due()
                     sweeps.run_due()
                 self._settle(prober)
@@ -73,7 +75,7 @@ class ProbeProcess:
             while not self.tally.sweeps and not self.is_stopping():
                 sweeps.run_due()
                 prober.run_due()
-                time.sleep(POLL_SECONDS / 5)
+                time.sleep(POLL_SECONDS / 2)
             self._settle(prober)
 
     def _open(self, config: Config, stack: ExitStack) -> Prober:
@@ -95,15 +97,15 @@ class ProbeProcess:
         return self.is_stopping() or (ends_at is not None and time.monotonic() > ends_at)
 
 
-def _take(opened: OpenedStream, prober: Prober, wait_seconds: float) -> None:
-    """Take the messages that the stream has by now; wait for the first one."""
-    message = opened.stream.poll(wait_seconds)
+def _take(opened: OpenedStream, prober: Prober) -> bool:
+    """Take the messages that the stream has by now. True where there may be more."""
     for _ in range(MESSAGES_PER_ROUND_MAX):
+        message = opened.stream.poll(0)
         if message is None:
-            return
+            return False
         items, _ = opened.finder.find(message.transaction)
         prober.note_change(items, message.token.lineage, message.token.position)
-        message = opened.stream.poll(0)
+    return True
 
 
 class Sweeps:

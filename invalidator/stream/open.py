@@ -24,6 +24,7 @@ from freshness.errors import ConfigError, FormatError, HistoryPurged, SourceUnav
 from freshness.keys.keycolumn import KeyColumn
 from freshness.keys.keyrange import KeyRange
 from freshness.objects.keyfinder import KeyFinder
+from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from freshness.position.token import EventToken
 from freshness.stream.resume import REFRESH_PREFIX, RefreshPlace, ResumeVector
@@ -116,10 +117,13 @@ class StreamOpener:
         minimize_skew: bool | None = None,
         start_seconds: float | None = None,
         refresh: RefreshRequest | None = None,
+        pause_seconds: float = 0.0,
     ) -> OpenedStream:
         """A stream that knows where it begins. ``since``: as `invalidator.stream.start.parse_start` reads it.
         ``tables``: names and patterns, where not the tables of the cached objects are wanted. ``refresh``: of a
-        reader that takes such rows; it goes on with the one of a resume text, or begins one.
+        reader that takes such rows; it goes on with the one of a resume text, or begins one. ``pause_seconds``: for a
+        reader that need not know at once; its messages cost less, and have keys in the place of rows, but for those
+        of Vitess (`Transaction.items`).
 
         Raises `ConfigError` and `FormatError` for what was asked, `SourceUnavailable`, and what ends a stream:
         `HistoryLost`, `StreamStopped`, `SourceUnsuitable`.
@@ -139,7 +143,15 @@ class StreamOpener:
         finder = KeyFinder(definitions)
         chosen = _choose_tables(keyspace, tables) if tables else (lambda _: finder.tables)
         keys = find_keys(keyspace, place.tables, chosen, refresh) if place and refresh else {}
-        access = _make_access(config, keyspace, chosen, self.find_index, is_cached=not tables)
+        access = _make_access(
+            config,
+            keyspace,
+            chosen,
+            self.find_index,
+            definitions if pause_seconds else None,
+            pause_seconds,
+            is_cached=not tables,
+        )
         stream = UpdateStream(
             keyspace,
             access,
@@ -266,6 +278,8 @@ def _make_access(
     keyspace: Keyspace,
     choose: TableChoice,
     find_index: Callable[[str], TimeIndex | None],
+    definitions: Mapping[str, ObjectDefinition] | None,
+    pause_seconds: float,
     *,
     is_cached: bool,
 ) -> Access:
@@ -274,7 +288,9 @@ def _make_access(
             address,
             keyspace.flavor,
             tables,
-            piece_rows=PIECE_ROWS,
+            piece_rows=PIECE_ROWS if definitions is None else None,
+            definitions=definitions,
+            pause_seconds=pause_seconds,
             skips=find_skips(shard, is_cached=is_cached),
             transactions_queued_max=SOURCE_TRANSACTIONS_MAX,
             rows_queued_max=SOURCE_ROWS_MAX,
