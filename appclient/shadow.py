@@ -99,7 +99,7 @@ class ShadowReads:
             return "undecided"  # whether these are the parts that were read is not known
         if value != payload:
             return "lag"
-        # What the entry has was committed before this head.
+        # This head names all that the entry has, which was committed before.
         (loaded,) = self.load([lookup], self.find_heads(lookup))
         if _spell(loaded.value) == cached:
             return "lag"

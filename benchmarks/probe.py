@@ -66,9 +66,11 @@ def processor_seconds(pid: int) -> float:
 
 @dataclass(slots=True)
 class Cost:
-    """Of one round: hits, their processor time in client and node, and that of the prober."""
+    """Of one round: hits, their time one after the other, their processor time in client and node, and that of the
+    prober."""
 
     hits: int
+    seconds: float
     hit_seconds: float
     prober_seconds: float
 
@@ -76,14 +78,15 @@ class Cost:
 class Changes:
     """A thread that changes rows of keys that nobody reads, one for so many hits."""
 
-    def __init__(self, shop: Shop) -> None:
+    def __init__(self, shop: Shop, hits_per_change: int) -> None:
+        self.hits_per_change = hits_per_change
         self.made = 0
         self._shop = shop
         self._asked = threading.Semaphore(0)
         self._is_over = False
 
     def note_hits(self, count: int) -> None:
-        self._asked.release(count // HITS_PER_CHANGE)
+        self._asked.release(count // self.hits_per_change)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -113,20 +116,21 @@ def read_hits(shop: Shop, prober: ProberProcess, changes: Changes, seconds: floa
     until, began = time.monotonic() + seconds, time.thread_time()
     hits = 0
     while time.monotonic() < until:
-        for _ in range(HITS_PER_CHANGE):
+        for _ in range(changes.hits_per_change):
             shop.cache.get("customer", draw.choice(keys))
-        hits += HITS_PER_CHANGE
-        changes.note_hits(HITS_PER_CHANGE)
+        hits += changes.hits_per_change
+        changes.note_hits(changes.hits_per_change)
     of_prober, of_node = (processor_seconds(pid) - had for pid, had in zip(pids, before, strict=True))
-    return Cost(hits, time.thread_time() - began + of_node, of_prober)
+    return Cost(hits, seconds, time.thread_time() - began + of_node, of_prober)
 
 
-def measure(rounds: int, seconds: float) -> dict[str, float]:
+def measure(rounds: int, seconds: float, hits_per_change: int) -> dict[str, float]:
     with open_shop(node_count=1) as shop, ProberProcess(shop.config_path) as prober:
-        changes = Changes(shop)
+        changes = Changes(shop, hits_per_change)
         with changes.running():
             costs = [read_hits(shop, prober, changes, seconds) for _ in range(rounds)]
         shares = [each.prober_seconds / each.hit_seconds for each in costs]
+        of_time = [each.prober_seconds / each.seconds for each in costs]
         hits = sum(each.hits for each in costs)
         return {
             "hits": hits,
@@ -135,14 +139,16 @@ def measure(rounds: int, seconds: float) -> dict[str, float]:
             "comparisons": prober.counted("freshness_probe_comparisons_total"),
             "sweeps": prober.counted("freshness_probe_sweeps_total"),
             "losses": prober.counted("freshness_probe_losses_total"),
+            "hit_us": round(1e6 * sum(each.seconds for each in costs) / hits, 1),
             "hit_processor_us": round(1e6 * sum(each.hit_seconds for each in costs) / hits, 1),
             "prober_processor_us_per_hit": round(1e6 * sum(each.prober_seconds for each in costs) / hits, 2),
             "prober_processor_us_per_change": round(
                 1e6 * sum(each.prober_seconds for each in costs) / changes.made, 1
             ),
-            "prober_to_hits": round(statistics.median(shares), 4),
-            "prober_to_hits_min": round(min(shares), 4),
-            "prober_to_hits_max": round(max(shares), 4),
+            "prober_to_time_of_hits": round(statistics.median(of_time), 4),
+            "prober_to_time_of_hits_max": round(max(of_time), 4),
+            "prober_to_processor_of_hits": round(statistics.median(shares), 4),
+            "prober_to_processor_of_hits_max": round(max(shares), 4),
         }
 
 
@@ -151,8 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each round")
+    parser.add_argument("--hits-per-change", type=int, default=HITS_PER_CHANGE)
     options = parser.parse_args(arguments)
-    found = measure(options.rounds, options.seconds)
+    found = measure(options.rounds, options.seconds, options.hits_per_change)
     if options.json:
         print(json.dumps({"machine": describe_machine(), **found}, indent=2))
     else:

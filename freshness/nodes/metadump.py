@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import IO, Final
 from urllib.parse import quote, unquote_to_bytes
 
@@ -67,9 +68,10 @@ def _dump(node: str, namespace: str, spool: IO[bytes]) -> None:
     try:
         with socket.create_connection(parse_host_port(node), TIMEOUT_SECONDS) as connection:
             connection.sendall(_COMMAND)
-            for line in _lines(connection):
+            for line in chain.from_iterable(_blocks(connection)):
                 if line.startswith(stripes):
                     continue
+                line = line.rstrip(b"\r")
                 if line in (b"END", b"NOTSTARTED no items to crawl"):
                     return
                 key = find_entry_key(line, node, namespace)
@@ -82,15 +84,15 @@ def _dump(node: str, namespace: str, spool: IO[bytes]) -> None:
         ) from error
 
 
-def _lines(connection: socket.socket) -> Iterator[bytes]:
+def _blocks(connection: socket.socket) -> Iterator[list[bytes]]:
+    """Whole lines, as many as have come together."""
     rest = b""
     while True:
         received = connection.recv(_RECEIVE_BYTES)
         if not received:
             raise ConnectionResetError("the server closed the connection before END")
         *lines, rest = (rest + received).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r")
+        yield lines
 
 
 def find_entry_key(line: bytes, node: str, namespace: str) -> bytes | None:
