@@ -166,7 +166,9 @@ class Cache:
         )
         self._placement = Placement(settings.nodes, settings.namespace)
         self._kept_lookup = lru_cache(maxsize=LOOKUPS_KEPT_MAX)(self._make_lookup)
-        self._recorder = open_recorder(config)
+        self._recorder = open_recorder(
+            config, None if self._observer is None else self._observer.drop_history
+        )
         self._breakers = Breakers(
             settings.nodes,
             partial(open_node or open_configured, settings.access),

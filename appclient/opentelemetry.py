@@ -73,7 +73,7 @@ class OpenTelemetry:
 
 
 class _Counts:
-    """Counts by namespace, object and, of some, outcome or another ``attribute``. Much cheaper than a counter of the
+    """Counts by namespace and, of most, object, outcome or another ``attribute``. Much cheaper than a counter of the
     SDK."""
 
     def __init__(self, attribute: str = "freshness.outcome") -> None:
@@ -81,7 +81,7 @@ class _Counts:
         self._counts: Tally[tuple[str, str, str]] = Tally()
         self._lock = threading.Lock()
 
-    def add(self, count: int, namespace: str, name: str, outcome: str = "") -> None:
+    def add(self, count: int, namespace: str, name: str = "", outcome: str = "") -> None:
         with self._lock:
             self._counts[namespace, name, outcome] += count
 
@@ -89,8 +89,12 @@ class _Counts:
         with self._lock:
             counts = dict(self._counts)
         for (namespace, name, outcome), count in counts.items():
-            attributes = {"freshness.namespace": namespace, "freshness.object": name}
-            yield Observation(count, {**attributes, self._attribute: outcome} if outcome else attributes)
+            attributes = {
+                "freshness.namespace": namespace,
+                "freshness.object": name,
+                self._attribute: outcome,
+            }
+            yield Observation(count, {key: value for key, value in attributes.items() if value})
 
 
 class _Metrics:
@@ -99,12 +103,19 @@ class _Metrics:
         self.reads = _Counts()
         self.loads_shared = _Counts()
         self.shadow_reads = _Counts("freshness.shadow.result")
+        self.history_dropped = _Counts()
         self.fills = _Counts()
         self.fills_refused = _Counts()
         for name, counts, unit, meaning in (
             ("reads", self.reads, "{key}", "Keys that were read, by outcome."),
             ("loads.shared", self.loads_shared, "{key}", "Keys answered by another reader's load."),
             ("shadow.reads", self.shadow_reads, "{key}", "Hits compared with the database, by result."),
+            (
+                "history.dropped",
+                self.history_dropped,
+                "{action}",
+                "Actions that are missing in the recorded history.",
+            ),
             ("fills", self.fills, "{value}", "Values that were stored."),
             (
                 "fills.refused",
@@ -222,6 +233,9 @@ class _OpenTelemetryObserver(Observer):
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         self._metrics.shadow_reads.add(1, self._namespace, lookup.policy.name, result)
+
+    def drop_history(self, count: int) -> None:
+        self._metrics.history_dropped.add(count, self._namespace)
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         record, attributes = self._metrics.operation_seconds.record, self._of_node(node)

@@ -151,6 +151,10 @@ class _Metrics:
             "object",
             "result",
         )
+        self.history_dropped = counter(
+            "history_dropped_total",
+            "Actions that are missing in the recorded history: too many waited, or a file could not be written.",
+        )
         self.fills = counter("fills_total", "Values that were stored.", "object")
         self.fills_refused = counter(
             "fills_refused_total", "Values that were read from the database and not stored, by cause.",
@@ -336,6 +340,9 @@ class _PrometheusObserver(Observer):
 
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         self._metrics.shadow_reads.labels(self.namespace, lookup.policy.name, result).inc()
+
+    def drop_history(self, count: int) -> None:
+        self._metrics.history_dropped.labels(self.namespace).inc(count)
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         return self._metrics.note_node(self.namespace, node).add

@@ -114,6 +114,9 @@ class Observer:
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         """A hit was compared with the database; see `appclient.shadow.ShadowResult`."""
 
+    def drop_history(self, count: int) -> None:
+        """So many actions are missing in the recorded history."""
+
     def node_timer(self, node: str) -> Callable[[float], None]:
         """A function to call with the seconds that each answer of the node took."""
         return _ignore
@@ -189,6 +192,10 @@ class Observers(Observer):
     def compare_shadow(self, lookup: Lookup, result: str) -> None:
         for each in self._observers:
             each.compare_shadow(lookup, result)
+
+    def drop_history(self, count: int) -> None:
+        for each in self._observers:
+            each.drop_history(count)
 
     def node_timer(self, node: str) -> Callable[[float], None]:
         timers = [each.node_timer(node) for each in self._observers]

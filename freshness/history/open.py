@@ -5,6 +5,7 @@ pyarrow is imported where something is recorded, so that an application without 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from freshness.config.settings import Config
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from freshness.history.recorder import Recorder
 
 
-def open_recorder(config: Config) -> Recorder | None:
-    """The recorder that ``[history]`` asks for; None where nothing is recorded."""
+def open_recorder(config: Config, on_drop: Callable[[int], None] | None = None) -> Recorder | None:
+    """The recorder that ``[history]`` asks for; None where nothing is recorded. ``on_drop``: see `Recorder`."""
     history = config.history
     if history.path is None:
         return None
@@ -27,4 +28,4 @@ def open_recorder(config: Config) -> Recorder | None:
             hint="pip install 'freshness[history]', or leave it out",
         ) from error
     folder = config.path.parent / history.path
-    return Recorder(folder, sample=history.sample, rotate_seconds=history.rotate_seconds)
+    return Recorder(folder, sample=history.sample, rotate_seconds=history.rotate_seconds, on_drop=on_drop)

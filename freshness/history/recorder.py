@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,10 +57,19 @@ class Recorder:
     `freshness.algorithm.witness`.
 
     It begins with its first action, and again after `close` and in a forked process, each time as a new client.
+    ``on_drop`` is told how many actions are dropped; it must return soon.
     """
 
-    def __init__(self, folder: Path, *, sample: float = 1.0, rotate_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sample: float = 1.0,
+        rotate_seconds: float = 60.0,
+        on_drop: Callable[[int], None] | None = None,
+    ) -> None:
         self._folder = folder
+        self._on_drop = on_drop or _ignore
         self._sample = round(sample * SAMPLE_SPACE)
         self._rotate_seconds = rotate_seconds
         self._process = 0
@@ -81,7 +90,7 @@ class Recorder:
             self._process, self._lock, self._session = os.getpid(), threading.Lock(), None
         with self._lock:
             if self._session is None:
-                self._session = _Session(self._folder, self._rotate_seconds)
+                self._session = _Session(self._folder, self._rotate_seconds, self._on_drop)
             self._session.add(action)
 
     def close(self) -> None:
@@ -94,11 +103,16 @@ class Recorder:
             session.close()
 
 
+def _ignore(_: int) -> None:
+    pass
+
+
 class _Session:
     """One client in the history: a buffer, a thread, and its files."""
 
-    def __init__(self, folder: Path, rotate_seconds: float) -> None:
+    def __init__(self, folder: Path, rotate_seconds: float, on_drop: Callable[[int], None]) -> None:
         self._folder = folder
+        self._on_drop = on_drop
         self._rotate_seconds = rotate_seconds
         name = f"{socket.gethostname()[:40]}.{secrets.token_hex(4)}"
         self._client = f"{name}/{os.getpid()}/{__version__}"
@@ -110,6 +124,8 @@ class _Session:
         self._sequence = 0
         self._files = 0
         self._file: _OpenFile | None = None
+        self._unfinished = 0
+        """Actions that are in no finished file; of the thread alone."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
@@ -120,6 +136,7 @@ class _Session:
                 self._waiting.append(action)
             else:
                 self._dropped += 1
+                self._on_drop(1)
 
     def close(self) -> None:
         self._stopping.set()
@@ -136,12 +153,14 @@ class _Session:
             log.exception("history is not recorded any more in %s", self._folder)
             with self._lock:
                 self._has_failed = True
+                self._on_drop(self._unfinished + len(self._waiting))
                 self._waiting.clear()
 
     def _write(self) -> None:
         with self._lock:
             actions, self._waiting = self._waiting, deque()
             dropped, self._dropped = self._dropped, 0
+        self._unfinished += len(actions)
         rows = [self._row(action) for action in actions]
         if dropped:
             rows.append(self._dropped_row(dropped))
@@ -158,7 +177,7 @@ class _Session:
     def _close_file(self) -> None:
         if self._file is not None:
             self._file.finish()
-            self._file = None
+            self._file, self._unfinished = None, 0
 
     def _row(self, action: Action) -> tuple[Any, ...]:
         self._sequence += 1

@@ -143,7 +143,7 @@ class Invalidator:
 
     def run(self) -> None:
         """Returns after `stop`. Raises `ConfigError`, and what ended the last worker; never waits for a database."""
-        self._recorder = open_recorder(self.config)
+        self._recorder = open_recorder(self.config, self.metrics.history_dropped.inc)
         try:
             with seldom_collected():
                 self._assign(self.config)

@@ -146,6 +146,11 @@ class Metrics:
             _BY_SHARD,
             registry=self.registry,
         )
+        self.history_dropped = Counter(
+            "freshness_history_dropped",
+            "Actions that are missing in the recorded history: too many waited, or a file could not be written.",
+            registry=self.registry,
+        )
         self.nodes_configured = Gauge(
             "freshness_nodes_configured", "Cache nodes configured.", registry=self.registry
         )

@@ -113,7 +113,7 @@ const FACTS = [
   ["transactions", "Transactions", "big"],
   ["keys", "Keys invalidated"],
   ["log", "Log read from"],
-  ["clock", "Primary's clock, to ours"],
+  ["clock", "Primary's clock"],
 ];
 
 function createShard() {

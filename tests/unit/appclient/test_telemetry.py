@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import subprocess
@@ -17,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NoOpTracerProvider
 from prometheus_client import CollectorRegistry, generate_latest
@@ -261,6 +264,27 @@ def test_several_telemetries_are_told_and_end_in_the_reverse_order(opening: Open
         "other hears of 127.0.0.1:21",
     ]
     assert told[-2:] == ["other ends what other began", "one ends what one began"]
+
+
+def test_what_the_recorder_drops_is_told_to_all(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Callable[[int], None] | None] = []
+    monkeypatch.setattr("appclient.cache.open_recorder", lambda _, on_drop: asked.append(on_drop))
+    registry, reader = CollectorRegistry(), InMemoryMetricReader()
+    telemetry = [PrometheusTelemetry(registry), OpenTelemetry(meter_provider=MeterProvider([reader]))]
+    with closing(opening(telemetry=telemetry)), closing(opening()):
+        told, silent = asked
+    assert silent is None
+    assert told is not None
+    told(3)
+    told(4)
+    assert value_of(registry, "history_dropped_total") == 7
+    read = reader.get_metrics_data()
+    assert read is not None
+    found = json.loads(read.to_json())["resource_metrics"][0]["scope_metrics"][0]["metrics"]
+    (points,) = (each["data"]["data_points"] for each in found if each["name"].endswith("history.dropped"))
+    assert [(point["value"], point["attributes"]) for point in points] == [
+        (7, {"freshness.namespace": "shop"})
+    ]
 
 
 def test_without_telemetry_nothing_is_put_in_between(opening: Opening, config: Config) -> None:

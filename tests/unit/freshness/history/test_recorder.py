@@ -206,6 +206,32 @@ def test_a_folder_that_cannot_be_written_stops_the_recording_and_nothing_else(
     assert "history is not recorded any more" in caplog.text
 
 
+def test_every_action_that_is_dropped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "BUFFERED_MAX", 2)
+    monkeypatch.setattr(recording, "WRITE_SECONDS", 60.0)
+    dropped: list[int] = []
+    recorder = Recorder(tmp_path, on_drop=dropped.append)
+    for number in range(1, 6):
+        recorder.tell(an_action(number))
+    assert dropped == [1, 1, 1]
+    recorder.close()
+    assert sum(dropped) == sum(row["count"] for row in rows_in(tmp_path) if row["action"] == "dropped")
+
+
+def test_actions_that_cannot_be_written_are_dropped_too(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("in the way")
+    dropped: list[int] = []
+    recorder = Recorder(folder, on_drop=dropped.append)
+    recorder.tell(an_action(1))
+    assert recorder._session is not None
+    recorder._session.close()  # it tries to write, and fails
+    assert sum(dropped) == 1
+    recorder.tell(an_action(2))
+    assert sum(dropped) == 2
+    recorder.close()
+
+
 def test_a_forked_process_is_a_client_of_its_own(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     recorder.tell(an_action(1))

@@ -104,6 +104,18 @@ def test_a_worker_for_each_shard_until_the_end(scene: Scene) -> None:
     assert scene.errors == []
 
 
+def test_what_the_recorder_of_the_history_drops_is_counted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "open_recorder", lambda _, on_drop: on_drop(3))
+    invalidator = Invalidator(scene.config(HEAD + shards("-")))
+    thread = scene.start(invalidator)
+    wait_until(lambda: bool(scene.started))
+    invalidator.stop()
+    thread.join(WAIT_SECONDS)
+    assert invalidator.metrics.registry.get_sample_value("freshness_history_dropped_total") == 3
+
+
 def test_only_the_shards_that_it_is_given(scene: Scene) -> None:
     config = scene.config(HEAD + shards("-80", "80-"))
     invalidator = Invalidator(config, shards=["80-"])
