@@ -331,7 +331,7 @@ intrusions = st.dictionaries(st.integers(0, 40), st.tuples(st.sampled_from(OTHER
 
 
 @given(st.sets(st.sampled_from(KEYS), min_size=1), st.sets(st.sampled_from(KEYS)), intrusions)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_whole_stripe_that_stood_throughout_has_the_event_and_every_entry_is_gone(
     keys: set[bytes], here: set[bytes], intruders: dict[int, tuple[Callable[[Scene, bytes], object], bytes]]
 ) -> None:

@@ -374,7 +374,7 @@ _batches = st.one_of(
 
 
 @given(batch=_batches)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_a_batch_is_united_as_its_transactions_one_by_one(batch: tuple[Position, list[Position]]) -> None:
     before, transactions = batch
     one_by_one = before

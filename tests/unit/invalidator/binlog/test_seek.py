@@ -198,7 +198,7 @@ def test_a_false_time_after_an_idle_gap_is_streamed() -> None:
 GAPS = st.floats(0, 100)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     gaps=st.lists(GAPS, max_size=40),
     borders=st.sets(st.integers(0, 39)),
@@ -220,7 +220,7 @@ def test_mysql_leaves_out_exactly_what_is_from_before(
     assert search(log, cut_us, log.now_us()) == log.prefix(sum(time <= cut_us for time in times))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), seconds=st.integers(1, 60), since=st.floats(0, 80), purged=st.integers(0, 3))
 def test_mariadb_leaves_out_nothing_while_somebody_commits_whatever_others_claim(
     data: st.DataObject, seconds: int, since: float, purged: int
@@ -249,7 +249,7 @@ def test_mariadb_leaves_out_nothing_while_somebody_commits_whatever_others_claim
         log.assert_all_since(since, position)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     gaps=st.lists(st.tuples(st.integers(0, 200), st.integers(0, MARGIN - 2)), max_size=40),
     borders=st.dictionaries(st.integers(1, 39), st.integers(0, MARGIN - 2)),
@@ -351,7 +351,7 @@ def test_a_clock_that_goes_back_adds_nothing() -> None:
     assert index.find(100 * SECOND_US) == position(1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps=st.lists(st.integers(0, 90 * SECOND_US), max_size=60), wanted=st.integers(0, 6_000 * SECOND_US))
 def test_the_index_never_finds_what_came_later(steps: list[int], wanted: int) -> None:
     index = TimeIndex(clock_error_seconds=1, seconds_kept=60, minutes_kept=30)

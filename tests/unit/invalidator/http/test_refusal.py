@@ -262,7 +262,7 @@ VALUES: Final = st.text(max_size=12) | st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_asked_has_a_documented_answer(
     api: FastAPI, opener: ScriptedOpener, data: st.DataObject

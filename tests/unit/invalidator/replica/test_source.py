@@ -901,7 +901,7 @@ ACTIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(
     flavor=st.sampled_from(FLAVORS),
     choice=st.sampled_from(["freshest", "slowest", "primary"]),

@@ -280,7 +280,7 @@ def act(world: World, scene: Scene, kind: str, argument: Any) -> None:
     scene.poll()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(ACTION, max_size=60), st.integers(0, 4), st.sampled_from((2, 500)))
 def test_each_row_is_that_of_its_place_and_in_the_end_the_table_is_whole(
     actions: list[tuple[str, Any]], begun: int, keys_max: int

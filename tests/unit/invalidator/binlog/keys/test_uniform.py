@@ -124,14 +124,14 @@ def both(
 
 
 @given(events())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_by_stride_and_row_by_row_are_the_same(made: tuple[list[Made], list[KeyColumn], LogEvent]) -> None:
     by_stride, walked = both(*made)
     assert by_stride == walked
 
 
 @given(events(), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_damage_is_the_same_too(
     made: tuple[list[Made], list[KeyColumn], LogEvent], data: st.DataObject
 ) -> None:

@@ -445,7 +445,7 @@ def exact(value: object) -> object:
     return type(value), repr(value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(tables_and_rows())
 def test_rows_are_those_of_the_library(made: tuple[list[Made], LogEvent]) -> None:
     columns, row_event = made
@@ -470,7 +470,7 @@ def test_rows_are_those_of_the_library(made: tuple[list[Made], LogEvent]) -> Non
             ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tables_and_rows(), st.data())
 def test_an_event_that_is_cut_gives_no_rows(made: tuple[list[Made], LogEvent], data: st.DataObject) -> None:
     """Cut between two rows it is another whole event, with fewer rows."""
@@ -487,7 +487,7 @@ def test_an_event_that_is_cut_gives_no_rows(made: tuple[list[Made], LogEvent], d
         assert len(answer.changes) < len(whole.changes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tables_and_rows(), st.data())
 def test_compiled_and_walked_rows_are_the_same_also_where_bytes_are_damaged(
     made: tuple[list[Made], LogEvent], data: st.DataObject
@@ -564,7 +564,7 @@ DOCUMENTS = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(DOCUMENTS, st.booleans())
 def test_a_json_document_is_that_of_the_library(document: Any, is_large: bool) -> None:
     kind, content = encode_json(document, is_large=is_large)
@@ -579,7 +579,7 @@ def test_a_json_document_is_that_of_the_library(document: Any, is_large: bool) -
     assert repr(change.after) == repr(expected)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(DOCUMENTS, st.booleans(), st.data())
 def test_a_json_document_that_is_cut_or_damaged_is_a_document_or_an_error(
     document: Any, is_large: bool, data: st.DataObject
