@@ -17,8 +17,9 @@ from itertools import chain
 from typing import IO, Final
 from urllib.parse import quote, unquote_to_bytes
 
+from freshness.config.access import NodeAccess, NodeLogin
 from freshness.config.hostport import parse_host_port
-from freshness.errors import NodeUnavailable, NodeUnsuitable
+from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
 
 TIMEOUT_SECONDS: Final = 5.0
 """The longest wait for the next bytes of the dump."""
@@ -33,6 +34,20 @@ _RECEIVE_BYTES: Final = 262_144
 
 class _Busy(Exception):
     """The crawler is at work for somebody else."""
+
+
+def require_listing(access: NodeAccess) -> None:
+    """Raises `ConfigError` for nodes whose keys are not listed here."""
+    if access.backend != "memcached":
+        raise ConfigError(
+            f'cache.backend = "{access.backend}": the entries of its nodes are not listed',
+            hint="only memcached lists its keys as this reads them; `spark.audit` audits a recorded history instead",
+        )
+    if access.login != NodeLogin():
+        raise ConfigError(
+            "entries are listed without TLS and without a login, and the configuration has one",
+            hint="`spark.audit` audits a recorded history instead, and opens no node",
+        )
 
 
 @contextmanager

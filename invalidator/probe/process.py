@@ -15,9 +15,9 @@ from freshness.comparison.connections import Connections
 from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX
 from freshness.comparison.scope import load_scope
 from freshness.config.settings import Config
-from freshness.errors import FreshnessError
+from freshness.errors import ConfigError, FreshnessError
 from freshness.keys.placement import Placement
-from freshness.nodes.metadump import open_entry_keys
+from freshness.nodes.metadump import open_entry_keys, require_listing
 from invalidator.probe.prober import ProbePlan, Prober
 from invalidator.probe.schedule import Budget
 from invalidator.probe.tally import ProbeTally
@@ -54,20 +54,23 @@ class ProbeProcess:
                     opened = opener.open(name, minimize_skew=False, pause_seconds=POLL_SECONDS)
                     stack.callback(opened.stream.close)
                     streams.append(opened)
-                sweeps = Sweeps(config, prober)
-                stack.callback(sweeps.close)
+                sweeps = find_sweeps(config, prober)
+                if sweeps is not None:
+                    stack.callback(sweeps.close)
                 is_behind = False
                 while self.read_config() is config and not self._is_over(ends_at):
                     # Not woken by each change: most of them are not sampled
                     time.sleep(0 if is_behind else POLL_SECONDS)
                     is_behind = sum(_take(opened, prober) for opened in streams) > 0
                     prober.run_due()
-                    sweeps.run_due()
+                    if sweeps is not None:
+                        sweeps.run_due()
                 self._settle(prober)
 
     def sweep_once(self) -> None:
-        """Compare every sampled entry once, without the streams."""
+        """Compare every sampled entry once, without the streams. Raises `ConfigError` for nodes that are not listed."""
         config = self.read_config()
+        require_listing(config.cache.access)
         with ExitStack() as stack:
             prober = self._open(config, stack)
             sweeps = Sweeps(config, prober)
@@ -106,6 +109,16 @@ def _take(opened: OpenedStream, prober: Prober) -> bool:
         items, _ = opened.finder.find(message.transaction)
         prober.note_change(items, message.token.lineage, message.token.position)
     return True
+
+
+def find_sweeps(config: Config, prober: Prober) -> Sweeps | None:
+    """None where the nodes do not list their entries; the log says so."""
+    try:
+        require_listing(config.cache.access)
+    except ConfigError as error:
+        log.warning("no sweeps, only changes are followed: %s", error.message)
+        return None
+    return Sweeps(config, prober)
 
 
 class Sweeps:

@@ -18,11 +18,13 @@ with required_packages("spark.live", "spark"):
     from pyspark.sql import SparkSession
     from rich.console import Console
 
+    import freshness.nodes.memcached  # noqa: F401 - a package that is missing shows at once
     from freshness.comparison.scope import load_scope
     from freshness.config.reader import load_config
+    from freshness.nodes.metadump import require_listing
     from spark.arguments import parse_arguments
     from spark.failure import SPARK_ERRORS, tell_failure
-    from spark.live.job import audit, require_listing
+    from spark.live.job import audit
     from spark.live.report import print_summary
     from spark.session import open_session, require_encryption
 

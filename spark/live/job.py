@@ -24,8 +24,6 @@ from freshness.comparison.connections import Connections
 from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX, NodeEntry, read_node
 from freshness.comparison.repair import Condemned, repair
 from freshness.comparison.scope import ComparisonScope
-from freshness.config.access import NodeAccess, NodeLogin
-from freshness.errors import ConfigError
 from freshness.nodes.open import open_node
 from spark.batch import Batches, BatchFunction, to_batches
 from spark.live.report import AuditSummary, condense, find_condemned
@@ -33,20 +31,6 @@ from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
 
 REPAIRS_PER_TASK_MAX: Final = 10_000
 """Poisoned entries that one task of the comparison names to the driver."""
-
-
-def require_listing(access: NodeAccess) -> None:
-    """Raises `ConfigError` for nodes whose keys the executors could not list."""
-    if access.backend != "memcached":
-        raise ConfigError(
-            f'cache.backend = "{access.backend}" cannot be audited live',
-            hint="only memcached lists its keys in the way this audit reads them",
-        )
-    if access.login != NodeLogin():
-        raise ConfigError(
-            "the live audit reads cache nodes without TLS and without a login, and the configuration has one",
-            hint="`spark.audit` audits a recorded history instead, and opens no node",
-        )
 
 
 # -- on the executors ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from freshness.comparison import comparison, entry
 from freshness.comparison.comparison import EntryVerdict
 from freshness.config.reader import load_config
 from freshness.errors import ConfigError
-from spark.live.job import require_listing
+from freshness.nodes.metadump import require_listing
 from spark.live.report import (
     EXAMPLES_MAX,
     AuditSummary,
