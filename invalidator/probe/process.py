@@ -68,7 +68,7 @@ class ProbeProcess:
                 self._settle(prober)
 
     def sweep_once(self) -> None:
-        """Compare every sampled entry once, without the streams. Raises `ConfigError` for nodes that are not listed."""
+        """Compare every sampled entry once, without the streams. Raises `ConfigError` where it cannot."""
         config = self.read_config()
         require_listing(config.cache.access)
         with ExitStack() as stack:
