@@ -18,7 +18,6 @@ with required_packages("spark.live", "spark"):
     from pyspark.sql import SparkSession
     from rich.console import Console
 
-    import freshness.nodes.memcached  # noqa: F401 - a package that is missing shows at once
     from freshness.comparison.scope import load_scope
     from freshness.config.reader import load_config
     from freshness.nodes.metadump import require_listing
