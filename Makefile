@@ -109,6 +109,19 @@ screenshots: setup ## take the pictures of docs/screenshots again, by the tests 
 site: venv ## the documentation as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build $(ARGS)
 
+.PHONY: dist
+dist: venv ## the wheel and the source distribution, in dist/
+	@$(BIN)/python -m hatchling build
+
+.PHONY: sbom
+sbom: venv ## what the package needs with all extras, in the pinned versions: dist/freshness.cdx.json (CycloneDX)
+	@$(BIN)/python -m pip --disable-pip-version-check install -q uv
+	@mkdir -p build dist
+	@$(BIN)/uv pip compile -q --all-extras --no-annotate --no-header --python-version 3.11 -c requirements.txt \
+		pyproject.toml -o build/sbom.txt
+	@$(BIN)/cyclonedx-py requirements build/sbom.txt --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file dist/freshness.cdx.json
+
 .PHONY: pins
 pins: venv ## make requirements.txt anew from requirements.in
 	@$(BIN)/python -m pip --disable-pip-version-check install -q uv

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-CHECKOUT: Final = Path(__file__).parents[2]
-PACKAGED: Final = ("appclient", "freshness", "invalidator", "spark", "pyproject.toml", "README.md", "LICENSE")
+from tests.repository.environment import CHECKOUT, PACKAGES, build_sdist, build_wheel, copy_sources
+
 APPLICATION: Final = """
 from dataclasses import dataclass
 from typing import Any, TypedDict, assert_type
@@ -136,20 +137,20 @@ async def in_tests(system: FakeSystem) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    for name in PACKAGED:
-        if (CHECKOUT / name).is_dir():
-            shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(CHECKOUT / name, folder / name)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    run = subprocess.run(
-        [*command, "-w", "dist", "."], cwd=folder, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    (built,) = (folder / "dist").glob("freshness-*.whl")
-    return built
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel") / "sources"
+    copy_sources(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path) -> Path:
+    return build_wheel(sources)
+
+
+@pytest.fixture(scope="module")
+def sdist(sources: Path) -> Path:
+    return build_sdist(sources)
 
 
 @pytest.fixture(scope="module")
@@ -179,26 +180,65 @@ def check_types(python: Path, folder: Path, application: str) -> str:
     return run.stdout + run.stderr
 
 
-def test_the_wheel_has_the_packages_and_says_that_they_are_typed(wheel: Path) -> None:
+def find_modules() -> set[str]:
+    return {
+        str(path.relative_to(CHECKOUT)) for package in PACKAGES for path in (CHECKOUT / package).rglob("*.py")
+    }
+
+
+BESIDE: Final = {
+    "appclient/py.typed",
+    "freshness/py.typed",
+    *(f"invalidator/http/dashboard/{name}" for name in ("icon.svg", "index.html", "script.js", "style.css")),
+}
+"""What else than modules is needed: that the packages are typed, and the page of the invalidator."""
+
+
+def test_the_wheel_has_the_modules_of_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
         (points,) = (name for name in names if name.endswith("entry_points.txt"))
         said = packed.read(points).decode()
-    assert {"appclient/py.typed", "freshness/py.typed", "appclient/testing/plugin.py"} <= names
-    for package in ("appclient", "freshness", "invalidator", "spark"):
-        modules = {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / package).rglob("*.py")}
-        assert modules <= names, package
-    page = CHECKOUT / "invalidator" / "http" / "dashboard"
-    assert {str(path.relative_to(CHECKOUT)) for path in page.iterdir()} <= names, (
-        "the page of the invalidator"
-    )
-    assert "freshness = appclient.testing.plugin" in said
-    assert {name.split("/")[0] for name in names if not re.match(r"freshness-.*\.dist-info/", name)} == {
-        "appclient",
-        "freshness",
-        "invalidator",
-        "spark",
+    about = {name for name in names if re.match(r"freshness-[^/]*\.dist-info/", name)}
+    assert names - about == find_modules() | BESIDE
+    assert {name.partition("/")[2] for name in about} == {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
     }
+    assert "freshness = appclient.testing.plugin" in said
+    assert "invalidator = invalidator.cli:main" in said
+
+
+def test_the_source_distribution_is_enough_for_the_same_wheel(
+    sdist: Path, wheel: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+        packed.extractall(tmp_path, filter="data")
+    about = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO", ".gitignore"}
+    assert names == find_modules() | BESIDE | about
+    (folder,) = tmp_path.iterdir()
+    assert build_wheel(folder).read_bytes() == wheel.read_bytes()
+
+
+def test_two_builds_are_the_same_bytes(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    """Neither the time nor the place, nor the user's mask, is in them."""
+    other = tmp_path / "elsewhere"
+    copy_sources(other)
+    for path in (other, *other.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    before = os.umask(0o077)
+    try:
+        wheels = build_wheel(other), build_sdist(other)
+    finally:
+        os.umask(before)
+    for built, first in zip(wheels, (wheel, sdist), strict=True):
+        assert built.name == first.name
+        assert built.read_bytes() == first.read_bytes()
 
 
 def test_the_installed_package_is_what_is_checked(python: Path, tmp_path: Path) -> None:
