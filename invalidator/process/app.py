@@ -42,7 +42,7 @@ RESTART_MAX_SECONDS: Final = 30.0
 two."""
 
 WORKER_STOP_SECONDS: Final = 30.0
-"""How long a worker may take to finish the batch in hand."""
+"""How long all workers together may take to finish the batches in hand."""
 
 
 @dataclass(slots=True)
@@ -239,8 +239,9 @@ class Invalidator:
         stopping = [self._running.pop(lineage) for lineage in lineages]
         for each in stopping:
             each.worker.stop()
+        deadline = running_clock() + WORKER_STOP_SECONDS
         for each in stopping:
-            each.thread.join(WORKER_STOP_SECONDS)
+            each.thread.join(max(0.0, deadline - running_clock()))
             if each.worker.has_repeated:
                 self._repeated.add(each.worker.assignment.shard.lineage)
             self.metrics.forget_shard(each.worker.assignment.shard.lineage)

@@ -116,6 +116,25 @@ def test_what_the_recorder_of_the_history_drops_is_counted(
     assert invalidator.metrics.registry.get_sample_value("freshness_history_dropped_total") == 3
 
 
+def test_workers_that_hang_are_waited_for_together(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is that of all, however many there are: whoever stops the process gives it a time."""
+    invalidator = Invalidator(scene.config(HEAD + shards("-80", "80-")))
+    now, waited = 0.0, []
+
+    def join(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        waited.append(seconds)
+
+    shard = SimpleNamespace(shard=SimpleNamespace(lineage="shop/-"))
+    worker = SimpleNamespace(stop=lambda: None, has_repeated=False, assignment=shard)
+    hung = cast(Any, SimpleNamespace(worker=worker, thread=SimpleNamespace(join=join)))
+    invalidator._running = dict.fromkeys(("first", "second", "third"), hung)
+    monkeypatch.setattr(app, "running_clock", lambda: now)
+    invalidator._stop(list(invalidator._running))
+    assert waited == [app.WORKER_STOP_SECONDS, 0.0, 0.0]
+
+
 def test_only_the_shards_that_it_is_given(scene: Scene) -> None:
     config = scene.config(HEAD + shards("-80", "80-"))
     invalidator = Invalidator(config, shards=["80-"])
