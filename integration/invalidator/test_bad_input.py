@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from pymemcache import Client as MemcacheClient
 
 from appclient import Cache, ConfigError, EventToken, FormatError, ReadOutcome, SourceUnavailable
-from freshness.algorithm.envelope import record_key
+from freshness.algorithm.envelope import FORMAT_VERSION, record_key
 from freshness.errors import FlavorMismatch
 from freshness.position import empty_position
 from integration.configuration import CUSTOMER, write_config
@@ -353,25 +354,33 @@ def check_large_values(system: System, cache: Cache) -> None:
     assert system.lives() == lives, "a refused value is no loss of memory"
 
 
-def store(system: System, key: bytes, data: str) -> None:
+def store(system: System, key: bytes, data: bytes) -> None:
     """As another program would that shares the cache."""
     [node] = system.nodes
-    answer = node.ask(f"set {key.decode()} 0 0 {len(data)}\r\n{data}")
-    assert answer == "STORED\r\n"
+    with closing(MemcacheClient(node.address)) as client:
+        assert client.set(key, data, noreply=False)
 
 
 def check_foreign_entry(system: System, cache: Cache) -> None:
     system.execute("INSERT INTO customers VALUES (1, 'n', 0), (2, 'n', 0), (3, 'n', 0)")
     system.settle()
     subject = system.subject("customer", 1)
-    for data in ("not ours", "\x01", "x" * 5000):
+    wait_for_hits(cache, "customer", [1], system.describe)
+    entry = system.find_item("customer", 1)
+    assert entry is not None
+    # An application of a newer release beside this one, and of an older one, in a format of its own
+    others = [
+        bytes((entry.value[0], version, *entry.value[2:]))
+        for version in (FORMAT_VERSION + 1, FORMAT_VERSION - 1)
+    ]
+    for data in (b"not ours", b"\x01", b"x" * 5000, *others):
         store(system, subject.item, data)
         for _ in range(2):
             read = cache.get("customer", 1, explain=True)
             assert (read.outcome, read.value["v"]) == (ReadOutcome.FOREIGN, 0)
         item = system.find_item("customer", 1)
         assert item is not None
-        assert item.value == data.encode(), "a reader overwrites nothing that is not ours"
+        assert item.value == data, "a reader overwrites nothing that is not ours"
     system.execute("UPDATE customers SET v = 1 WHERE id = 1")
     system.settle()
     wait_for_hits(cache, "customer", [1], system.describe)
@@ -380,7 +389,7 @@ def check_foreign_entry(system: System, cache: Cache) -> None:
 
 def check_foreign_stripe(system: System, cache: Cache) -> None:
     """Nothing is stored until the invalidator has put a stripe in its place, which a reader asks for."""
-    for value, data in enumerate(("not ours", "\x01" * 200), start=1):
+    for value, data in enumerate((b"not ours", b"\x01" * 200), start=1):
         store(system, system.stripe_of("customer", 2), data)
         system.execute("UPDATE customers SET v = %s WHERE id = 2", value)
         system.wait_covered()
@@ -390,7 +399,7 @@ def check_foreign_stripe(system: System, cache: Cache) -> None:
 
 def check_foreign_record(system: System, cache: Cache) -> None:
     wait_for_hits(cache, "customer", [1], system.describe)
-    for data in ("not ours", "\x01" * 200):
+    for data in (b"not ours", b"\x01" * 200):
         store(system, record_key("shop", "shop/-"), data)
         system.execute("UPDATE customers SET v = v + 1 WHERE id = 1")
         system.assert_none_stale(cache, "customer", [1, 3])
