@@ -112,14 +112,15 @@ class Verb:
             killed.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("flavor", "keeps_gtids"),
     [
         pytest.param("mysql", True, id="mysql-replicated"),
-        pytest.param("mysql", False, id="mysql-copied", marks=pytest.mark.slow),
-        pytest.param("mariadb", True, id="mariadb-replicated", marks=pytest.mark.slow),
-        pytest.param("mariadb", False, id="mariadb-copied", marks=pytest.mark.slow),
+        pytest.param("mysql", False, id="mysql-copied"),
+        pytest.param("mariadb", True, id="mariadb-replicated"),
+        pytest.param("mariadb", False, id="mariadb-copied"),
     ],
 )
 def test_one_shard_becomes_two_by_the_verb(flavor: Flavor, tmp_path: Path, keeps_gtids: bool) -> None:

@@ -94,7 +94,8 @@ def in_copy(session: SparkSession, out: Path, table: str) -> list[str]:
     return in_frame(read_copy(session, out, table))
 
 
-@pytest.mark.parametrize("flavor", ["mysql", pytest.param("mariadb", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
 def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
     system: System, session: SparkSession, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

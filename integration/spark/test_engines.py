@@ -93,6 +93,7 @@ def two_days(engine: Engine, written: Written, folder: Path, **options: Any) -> 
     return first.violations.to_pylist(), second.violations.to_pylist()
 
 
+@pytest.mark.slow
 def test_a_state_of_spark_is_that_of_one_process(
     session: SparkSession, written: Written, tmp_path: Path
 ) -> None:

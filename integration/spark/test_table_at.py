@@ -40,7 +40,8 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
         yield started
 
 
-@pytest.mark.parametrize("flavor", ["mysql", pytest.param("mariadb", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
 def test_tables_are_what_select_gave_then(
     system: System, session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -329,7 +329,7 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
         token = answer.extras.event_token
         assert isinstance(token, EventToken)
         assert (token.lineage, token.epoch, token.position.flavor) == ("shop/-80", 1, "mysql")
-        assert call_cli("check", "-c", made.path).stdout == "0 findings\n"
+        assert call_cli("check", "-c", made.path).stdout == "findings: 0\n"
         shown = call_cli("inspect", "customer", "1", "-c", made.path).stdout
         assert "equals_primary: True" in shown
         assert '"verdict": "stored"' in shown

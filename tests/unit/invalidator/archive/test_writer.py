@@ -362,6 +362,7 @@ def write_all(folder: Path, monkeypatch: pytest.MonkeyPatch, touches_max: int) -
     return False
 
 
+@pytest.mark.slow
 def test_a_stop_at_any_moment_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every n: a writer ends at its n-th touch of the file system; a second one writes the rest, once."""
     counts = []

@@ -184,6 +184,7 @@ def test_a_stream_begins_now_or_at_a_token(session: SparkSession, tmp_path: Path
     )
 
 
+@pytest.mark.slow
 def test_a_stream_whose_python_process_starts_too_late_is_started_again(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
