@@ -171,10 +171,8 @@ def provision_venv() -> None:
         make_venv(python)
     say("installing the pinned requirements into .venv")
     run([*pip, "install", "--require-hashes", "-r", str(CHECKOUT / "requirements.txt")])
-    # Without isolation: the build tool is one of the pinned requirements, nothing else is fetched. In compat
-    # mode a path file is written, so that packages added later are found without installing again.
-    editable = ["--no-build-isolation", "--no-deps", "--config-settings", "editable_mode=compat"]
-    run([*pip, "install", *editable, "-e", str(CHECKOUT)])
+    # Without isolation: the build tool is one of the pinned requirements, nothing else is fetched
+    run([*pip, "install", "--no-build-isolation", "--no-deps", "-e", str(CHECKOUT)])
     stamp.write_text(wanted.hexdigest())
 
 

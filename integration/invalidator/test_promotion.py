@@ -146,6 +146,13 @@ class Scene:
         self.present.remove_sources()
         set_read_only(self.present, 0)
 
+    def demote(self) -> None:
+        """The former primary becomes a replica of the present one."""
+        if self.former.flavor == "mariadb":
+            with self.former.connect(user="root") as connection, connection.cursor() as cursor:
+                cursor.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
+        self.former.replicate_from(self.present)
+
     def wait_adopted(self, load: Load, *, times: int = 1) -> None:
         wait_until(lambda: self.invalidator.log().count("adopted: ") == times, "it is adopted", self.describe)
         wait_until(lambda: self.state()["state"] == "open", "the node is open", self.describe)
@@ -177,10 +184,7 @@ def test_a_planned_switchover_is_adopted_and_the_cache_is_kept(
             set_read_only(scene.former, 1)
         own_pair.wait_caught_up()
         scene.promote()
-        if scene.former.flavor == "mariadb":
-            with scene.former.connect(user="root") as connection, connection.cursor() as cursor:
-                cursor.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
-        scene.former.replicate_from(scene.present)
+        scene.demote()
         load.primary = scene.present
         scene.wait_adopted(load)
         written = dict(load.written)

@@ -29,14 +29,6 @@ def scene_behind(pair: Pair, node: Memcached, folder: Path) -> Iterator[tuple[Sc
         yield scene, load, name
 
 
-def follow(pair: Pair, scene: Scene) -> None:
-    """The former primary becomes a replica of the present one."""
-    if scene.former.flavor == "mariadb":
-        with scene.former.connect(user="root") as connection, connection.cursor() as cursor:
-            cursor.execute("SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos")
-    scene.former.replicate_from(scene.present)
-
-
 def wait_written(load: Load) -> None:
     written = dict(load.written)
     wait_until(lambda: all(load.written[key] > written[key] for key in KEYS), "rows are written there")
@@ -54,7 +46,7 @@ def test_a_planned_switchover_behind_a_name_keeps_the_cache(
             set_read_only(scene.former, 1)
         own_pair.wait_caught_up()
         scene.promote()
-        follow(own_pair, scene)
+        scene.demote()
         name.server_port = scene.present.port
         if are_cut:
             name.cut()

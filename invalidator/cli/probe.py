@@ -38,7 +38,8 @@ def probe(
     """Compare sampled entries with the primary, until SIGTERM or SIGINT. SIGHUP loads the configuration again."""
     from rich.console import Console
 
-    from invalidator.probe.metrics import ProbeMetrics, serving
+    from freshness.exposition import serving
+    from invalidator.probe.metrics import ProbeMetrics
     from invalidator.probe.prober import ProbePlan
     from invalidator.probe.process import ProbeProcess
     from invalidator.probe.report import ProbeSummary, print_summary
@@ -56,7 +57,7 @@ def probe(
     process = ProbeProcess(read_config, plan, stopping.is_set)
     with ExitStack() as stack:
         if metrics_listen is not None:
-            stack.enter_context(serving(ProbeMetrics(process.tally), metrics_listen))
+            stack.enter_context(serving(ProbeMetrics(process.tally).registry, metrics_listen))
         try:
             if once:
                 process.sweep_once()

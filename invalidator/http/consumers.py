@@ -116,6 +116,13 @@ def format_event(line: Line) -> bytes:
     return encode_event(name, encode_line(line).rstrip(b"\n"), line.resume)
 
 
+async def call_at_disconnect(receive: Receive, end: Callable[[], object]) -> None:
+    """Call ``end`` when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    end()
+
+
 def encode_event(name: str, data: bytes, number: str | None = None) -> bytes:
     """A server-sent event. ``data``: one line; ``number``: its id."""
     head = "" if number is None else f"id: {number}\n"
@@ -258,7 +265,7 @@ class StreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         consumer = self._consumer
         consumer.start(asyncio.get_running_loop())
-        watcher = asyncio.create_task(self._watch(receive))
+        watcher = asyncio.create_task(call_at_disconnect(receive, consumer.stop))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_lines(send)
@@ -269,11 +276,6 @@ class StreamResponse(Response):
             consumer.stop()
             await asyncio.get_running_loop().run_in_executor(None, consumer.join)
             self._release()
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._consumer.stop()
 
     async def _send_lines(self, send: Send) -> None:
         policy, buffer = self._consumer.policy, self._consumer.buffer

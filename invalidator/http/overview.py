@@ -22,7 +22,13 @@ from fastapi import APIRouter, FastAPI, Header
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from invalidator.http.consumers import EVENTS, TooManyConsumers, encode_event, wants_events
+from invalidator.http.consumers import (
+    EVENTS,
+    TooManyConsumers,
+    call_at_disconnect,
+    encode_event,
+    wants_events,
+)
 from invalidator.http.gates import PAGE_FILES
 from invalidator.http.refusal import describe_refusals
 
@@ -59,7 +65,7 @@ class OverviewFeed:
 
     def __init__(self, read: Callable[[], dict[str, Any]], policy: ViewPolicy | None = None) -> None:
         self.policy = policy or ViewPolicy()
-        self._read = read
+        self.read = read
         self._making = threading.Lock()
         self._made_at = float("-inf")
         self._event = b""
@@ -71,14 +77,11 @@ class OverviewFeed:
     def count(self) -> int:
         return len(self._viewers)
 
-    def read_now(self) -> dict[str, Any]:
-        return self._read()
-
     def read_event(self) -> bytes:
         """The overview as an event, at most a period old. For any thread."""
         with self._making:
             if time.monotonic() - self._made_at >= self.policy.period_seconds / 2:
-                text = json.dumps(self._read(), ensure_ascii=False, allow_nan=False)
+                text = json.dumps(self.read(), ensure_ascii=False, allow_nan=False)
                 self._event = encode_event(EVENT_NAME, text.encode(errors="backslashreplace"))
                 self._made_at = time.monotonic()
             return self._event
@@ -122,7 +125,7 @@ class OverviewEvents(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         with self._feed.viewing(lambda: loop.call_soon_threadsafe(ending.set)):
-            watcher = asyncio.create_task(_watch(receive, ending))
+            watcher = asyncio.create_task(call_at_disconnect(receive, ending.set))
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await self._send_events(send, ending)
@@ -144,12 +147,6 @@ class OverviewEvents(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _watch(receive: Receive, ending: asyncio.Event) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    ending.set()
-
-
 def add_overview(api: FastAPI, v1: APIRouter, feed: OverviewFeed) -> None:
     """The overview under "/v1", and the page."""
 
@@ -165,7 +162,7 @@ def add_overview(api: FastAPI, v1: APIRouter, feed: OverviewFeed) -> None:
         """The state of shards and nodes as this process knows it; with Accept of server-sent events, one a second."""
         if wants_events(accept):
             return OverviewEvents(feed)
-        return JSONResponse(feed.read_now(), headers={"cache-control": "no-store"})
+        return JSONResponse(feed.read(), headers={"cache-control": "no-store"})
 
     for path, (name, media_type) in PAGE_FILES.items():
         _add_file(api, path, name, media_type)

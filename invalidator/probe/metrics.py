@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -16,8 +15,6 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from freshness.config.hostport import parse_host_port
-from freshness.errors import ConfigError
 from invalidator.probe.tally import LAG_BUCKETS_SECONDS, ProbeTally
 
 
@@ -87,25 +84,3 @@ def _by_label(name: str, meaning: str, label: str, counts: Mapping[Any, int]) ->
     for value, count in list(counts.items()):
         family.add_metric([value], count)
     return family
-
-
-@contextmanager
-def serving(metrics: ProbeMetrics, listen: str) -> Iterator[None]:
-    """``listen``: HOST:PORT. Raises `ConfigError` where it is none, or cannot be had."""
-    try:
-        host, port = parse_host_port(listen)
-    except ConfigError as error:
-        raise ConfigError(f"--metrics-listen {listen}: {error.message}", hint="give HOST:PORT") from None
-    try:
-        server, thread = start_http_server(port, host, metrics.registry)
-    except OSError as error:
-        raise ConfigError(
-            f"metrics cannot be served on {listen}: {error.strerror or error}",
-            hint="give --metrics-listen an address of this machine with a free port",
-        ) from None
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

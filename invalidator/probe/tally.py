@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from freshness.comparison.comparison import EntryVerdict
+from freshness.comparison.share import wilson_bounds
 
 Verdict: TypeAlias = Literal["right", "absent", "lag", "loss", "unknown"]
 """right: the row is served, or a later change was on its way. absent: nothing is served. lag: something else is
@@ -33,13 +34,7 @@ LAG_BUCKETS_SECONDS: Final = (0.5, 1, 2, 5, 10, 30, 60, 300, 600, math.inf)
 
 def lower_bound(right: int, total: int) -> float:
     """The share of which one can be 95 % sure after ``right`` of ``total`` (Wilson's lower bound); 0 after none."""
-    if not total:
-        return 0.0
-    square = CONFIDENCE_Z**2
-    share = right / total
-    middle = share + square / (2 * total)
-    width = CONFIDENCE_Z * math.sqrt(share * (1 - share) / total + square / (4 * total**2))
-    return max(0.0, (middle - width) / (1 + square / total))
+    return wilson_bounds(right, total, CONFIDENCE_Z)[0]
 
 
 def count_nines(share: float) -> float:

@@ -7,7 +7,7 @@ This keeps the last of them in memory, equal ones as one with a count. Set up by
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -76,13 +76,16 @@ class RecentTroubles(logging.Handler):
 
 def _find_line(record: logging.LogRecord) -> str:
     """Equal for lines that are told as one: those that differ in numbers such as the pause before the next try."""
-    arguments = record.args.values() if isinstance(record.args, Mapping) else record.args or ()
-    return "\n".join((str(record.msg), *(str(each) for each in arguments if not isinstance(each, float))))
+    told = (str(each) for each in _list_arguments(record) if not isinstance(each, float))
+    return "\n".join((str(record.msg), *told))
 
 
 def find_error(record: logging.LogRecord) -> BaseException | None:
     """The error that a line is about: its traceback's, or the first that the message was made of."""
     if record.exc_info and record.exc_info[1] is not None:
         return record.exc_info[1]
-    arguments = record.args.values() if isinstance(record.args, Mapping) else record.args or ()
-    return next((each for each in arguments if isinstance(each, BaseException)), None)
+    return next((each for each in _list_arguments(record) if isinstance(each, BaseException)), None)
+
+
+def _list_arguments(record: logging.LogRecord) -> Iterable[object]:
+    return record.args.values() if isinstance(record.args, Mapping) else record.args or ()

@@ -16,6 +16,7 @@ import pyarrow
 from rich.console import Console
 from rich.table import Table
 
+from freshness.comparison.share import wilson_bounds
 from spark.audit import verdict
 from spark.audit.actions import Stock
 from spark.audit.archive import Archive
@@ -52,13 +53,7 @@ class Share:
     def of_counts(cls, count: int, of: int) -> Share:
         if not of:
             return cls(0, 0, 0.0, 0.0, 1.0)
-        share, square = count / of, CONFIDENCE_Z**2
-        middle = (share + square / (2 * of)) / (1 + square / of)
-        half = CONFIDENCE_Z / (1 + square / of) * math.sqrt(share * (1 - share) / of + square / (4 * of * of))
-        # At the ends rounding would leave a bound just beside the share.
-        low = 0.0 if count == 0 else min(share, max(0.0, middle - half))
-        high = 1.0 if count == of else max(share, min(1.0, middle + half))
-        return cls(count, of, share, low, high)
+        return cls(count, of, count / of, *wilson_bounds(count, of, CONFIDENCE_Z))
 
     @property
     def nines(self) -> float:

@@ -28,12 +28,13 @@ with required_packages("spark.sink", "spark"):
 
     from freshness.config.reader import load_config
     from freshness.config.settings import Config
+    from freshness.exposition import serving
     from spark.arguments import parse_arguments
     from spark.batch import BATCH_ROWS
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.session import open_session
     from spark.sink.keeper import Keeper
-    from spark.sink.metrics import SinkMetrics, serving
+    from spark.sink.metrics import SinkMetrics
     from spark.sink.sink import NAME, open_sink
     from spark.sink.stand_in import StandIn
     from spark.stream import source as updatestream
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
             stand_in = None
             metrics = SinkMetrics()
             if options.metrics_listen:
-                stack.enter_context(serving(metrics, options.metrics_listen))
+                stack.enter_context(serving(metrics.registry, options.metrics_listen))
             if options.url and not options.once:
                 # Before the session, which takes longer to start than nodes stay open
                 stand_in = stack.enter_context(StandIn(config, source))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from freshness.config.hostport import parse_host_port
-from freshness.errors import ConfigError
 from spark.sink.keeper import Keeper
 from spark.stream.progress import QueryMetrics
 
@@ -63,25 +60,3 @@ class SinkMetrics(Collector):
             counts = [each[lineage].open for each in (spark, own) if lineage in each]
             opened.add_metric([lineage], max(counts))
         yield from (age, joined, opened)
-
-
-@contextmanager
-def serving(metrics: SinkMetrics, listen: str) -> Iterator[None]:
-    """``listen``: HOST:PORT. Raises `ConfigError` where it is none, or cannot be had."""
-    try:
-        host, port = parse_host_port(listen)
-    except ConfigError as error:
-        raise ConfigError(f"--metrics-listen {listen}: {error.message}", hint="give HOST:PORT") from None
-    try:
-        server, thread = start_http_server(port, host, metrics.registry)
-    except OSError as error:
-        raise ConfigError(
-            f"metrics cannot be served on {listen}: {error.strerror or error}",
-            hint="give --metrics-listen an address of this machine with a free port",
-        ) from None
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

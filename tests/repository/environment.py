@@ -20,6 +20,18 @@ from packaging.utils import canonicalize_name
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("appclient", "freshness", "invalidator", "spark")
+CONFIG: Final = """[cache]
+nodes = ["127.0.0.1:1"]
+namespace = "shop"
+[keyspaces.shop]
+flavor = "mariadb"
+[[keyspaces.shop.shards]]
+primary = "mysql://app@127.0.0.1:1/shop"
+[objects.customer]
+table = "customers"
+"""
+"""Of servers that are not there."""
+
 BUILT_FROM: Final = (*PACKAGES, "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
 
 

@@ -33,6 +33,7 @@ from invalidator.http.gates import OPEN_PATHS, SCOPES, read_grants
 from invalidator.process import app
 from tests.repository.environment import (
     CHECKOUT,
+    CONFIG,
     build_wheel,
     copy_sources,
     find_closure,
@@ -44,16 +45,6 @@ COMPOSE: Final = CHECKOUT / "compose"
 UNIT: Final = COMPOSE / "systemd" / "freshness-invalidator.service"
 MANIFESTS: Final = COMPOSE / "kubernetes" / "invalidator.yaml"
 DOCKERFILE: Final = COMPOSE / "Dockerfile"
-CONFIG: Final = """[cache]
-nodes = ["127.0.0.1:1"]
-namespace = "shop"
-[keyspaces.shop]
-flavor = "mariadb"
-[[keyspaces.shop.shards]]
-primary = "mysql://app@127.0.0.1:1/shop"
-[objects.customer]
-table = "customers"
-"""
 
 
 def find_stop_seconds(config: Config) -> float:

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from tests.repository.environment import (
     CHECKOUT,
+    CONFIG,
     build_wheel,
     copy_sources,
     find_needed,
@@ -27,16 +28,6 @@ from tests.repository.environment import (
 EXTRAS: Final = tuple(
     tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 )
-CONFIG: Final = """[cache]
-nodes = ["127.0.0.1:1"]
-namespace = "shop"
-[keyspaces.shop]
-flavor = "mariadb"
-[[keyspaces.shop.shards]]
-primary = "mysql://app@127.0.0.1:1/shop"
-[objects.customer]
-table = "customers"
-"""
 SYSTEM: Final = """
 from appclient.testing import FakeSystem
 system = FakeSystem("freshness.toml", "CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT)")

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from freshness.comparison.comparison import POISONED, EntryVerdict
 from freshness.errors import ConfigError
+from freshness.exposition import serving
 from integration.harness import call_cli
 from integration.servers.process import find_free_port
-from invalidator.probe.metrics import ProbeMetrics, serving
+from invalidator.probe.metrics import ProbeMetrics
 from invalidator.probe.report import ProbeSummary, print_summary
 from invalidator.probe.schedule import Budget, Schedule
 from invalidator.probe.tally import SWEEP, ProbeTally, count_nines, lower_bound
@@ -172,17 +173,17 @@ def test_the_metrics_are_those_counts() -> None:
 
 def test_the_metrics_are_served() -> None:
     port = find_free_port()
-    with serving(ProbeMetrics(ProbeTally()), f"127.0.0.1:{port}"):
+    with serving(ProbeMetrics(ProbeTally()).registry, f"127.0.0.1:{port}"):
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             assert b"freshness_probe_sweeps_total 0.0" in answer.read()
         with (
             pytest.raises(ConfigError, match="cannot be served"),
-            serving(ProbeMetrics(ProbeTally()), f"127.0.0.1:{port}"),
+            serving(ProbeMetrics(ProbeTally()).registry, f"127.0.0.1:{port}"),
         ):
             pass
     with (
         pytest.raises(ConfigError, match="--metrics-listen here"),
-        serving(ProbeMetrics(ProbeTally()), "here"),
+        serving(ProbeMetrics(ProbeTally()).registry, "here"),
     ):
         pass
 

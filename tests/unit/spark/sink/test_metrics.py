@@ -10,10 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from freshness.errors import ConfigError
+from freshness.exposition import serving
 from integration.servers.process import find_free_port
 from spark.sink import __main__ as command
 from spark.sink.keeper import LineageStatus
-from spark.sink.metrics import SinkMetrics, serving
+from spark.sink.metrics import SinkMetrics
 from spark.stream.progress import QueryMetrics
 
 
@@ -74,12 +75,12 @@ def test_the_stand_in_counts_while_spark_is_late() -> None:
 
 def test_they_are_served_until_the_job_ends() -> None:
     port = find_free_port()
-    with serving(SinkMetrics(), f"127.0.0.1:{port}"):
+    with serving(SinkMetrics().registry, f"127.0.0.1:{port}"):
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             assert b"freshness_sink_stand_in 0.0" in answer.read()
         with (
             pytest.raises(ConfigError, match="cannot be served"),
-            serving(SinkMetrics(), f"127.0.0.1:{port}"),
+            serving(SinkMetrics().registry, f"127.0.0.1:{port}"),
         ):
             pass
     with pytest.raises(OSError, match="refused"):
