@@ -173,7 +173,7 @@ def test_a_cache_that_is_gone_has_no_connections_and_its_reads_stay(opening: Ope
 
 def test_a_forked_process_does_not_count_what_its_parent_has_noted() -> None:
     program = """
-import os, sys
+import os
 from prometheus_client import CollectorRegistry
 from appclient import prometheus
 prometheus._refresh_again_and_again = lambda _: None  # so that nothing is put in before the fork
@@ -184,10 +184,9 @@ noted.add(0.1)
 child = os.fork()
 telemetry.refresh()
 labels = {"namespace": "shop", "node": "node"}
-print("child" if child == 0 else "parent", registry.get_sample_value("freshness_client_node_seconds_count", labels))
-sys.stdout.flush()
 if child:
-    os.waitpid(child, 0)
+    os.waitpid(child, 0)  # so that the two lines do not mix
+print("child" if child == 0 else "parent", registry.get_sample_value("freshness_client_node_seconds_count", labels))
 """
     found = run_program(program, PROMETHEUS_MULTIPROC_DIR="/dev/shm")
     assert sorted(found.split("\n")) == ["child 0.0", "parent 1.0"]
