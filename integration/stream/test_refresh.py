@@ -246,10 +246,12 @@ def test_a_refresh_that_is_cut_goes_on_where_it_was(pair: Pair, config_path: Pat
     with goods.being_written():
         while not consumer.is_over:
             with opened(config_path, request, consumer.resume) as stream:
-                follow_rows(stream, consumer, 3 * CHUNK_ROWS)
+                follow_rows(stream, consumer, CHUNK_ROWS)
             cuts += 1
             request = RefreshRequest(chunk_rows=CHUNK_ROWS)
-    assert cuts > 3
+    assert cuts > 1, (
+        "it was cut at least once; rows that the writers change come as changes, not as the refresh's"
+    )
     assert consumer.refreshed <= ROWS + cuts * CHUNK_ROWS, "it did not begin again"
     with opened(config_path, None, consumer.resume) as stream:
         follow_to_head(stream, consumer)
