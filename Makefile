@@ -49,6 +49,12 @@ slow: setup ## the tests that take a minute and more or need a browser, which `m
 	@$(PROVISION) browser
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not vitess and not kafka" $(ARGS)
 
+.PHONY: newer
+newer: setup ## the tests of the stream, the library and the invalidator on later servers, which are got first
+	@$(PROVISION) newer
+	@$(BIN)/python -m pytest --newer -n $(WORKERS) -m "not slow and not vitess and not kafka" -k "not mysql" \
+		$(addprefix integration/,servers freshness stream appclient invalidator) $(ARGS)
+
 .PHONY: vitess
 vitess: setup ## the tests on a real Vitess, which is built first where it is not there; needs Go
 	@$(PROVISION) vitess

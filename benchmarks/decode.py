@@ -344,9 +344,8 @@ def _tool_command(plant: Plant, log: Log, folder: Path) -> list[str]:
     if plant.flavor == "mariadb":
         program = [get_program("mariadb-binlog"), "--no-defaults"]
     else:
-        # Through the loader that it was unpacked with, as its server.
-        loader, option, path, *_ = get_mysql().command()
-        program = [loader, option, path, str(get_mysql().root / "usr/bin/mysqlbinlog"), "--no-defaults"]
+        mysql = get_mysql()
+        program = [*mysql.command(mysql.usr / "bin/mysqlbinlog"), "--no-defaults"]
     return [
         *program,
         "--read-from-remote-server",

@@ -6,6 +6,7 @@ hand. ``tests/repository/test_docs.py`` calls `render` and fails where a page is
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -32,6 +33,7 @@ from spark.sink.metrics import SinkMetrics
 PAGES: Final = Path(__file__).resolve().parent
 README: Final = PAGES.parent / "README.md"
 CATALOGUE: Final = PAGES / "failure_modes.toml"
+TESTED: Final = PAGES / "tested-on.json"
 STATUSES: Final = ("defended", "detected", "documented", "later", "gone")
 PLANTED_BUGS: Final = "tests/simulation/bugs.py"
 _BLOCK = re.compile(r"(<!-- generated: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -104,6 +106,17 @@ def _link_code(code: str) -> str:
 def services_table() -> str:
     rows = ((name, meaning) for name, meaning in MEANINGS.items())
     return _table(("service", "what it means"), rows)
+
+
+def tested_table() -> str:
+    """The servers that the tests passed on, as runs with ``--tested-on`` counted."""
+    counted: dict[str, dict[str, int]] = json.loads(TESTED.read_text())
+    rows = (
+        (product, version, str(passed))
+        for product, versions in counted.items()
+        for version, passed in versions.items()
+    )
+    return _table(("server", "version", "tests passed, at least"), rows)
 
 
 def layers_table() -> str:
@@ -191,6 +204,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "remedies": remedies_table,
     "errors": errors_table,
     "layers": layers_table,
+    "testedon": tested_table,
     "rules": rules_table,
     "services": services_table,
     "failures": failures_table,

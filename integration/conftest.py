@@ -5,17 +5,21 @@ A server that cannot be had is an error with the command that gets it, never a s
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from integration.provision import find_newer
 from integration.servers import Flavor, Memcached, Pair, database_pair
 from integration.servers.database import SCHEMA
 from integration.servers.process import find_free_port
+from integration.tested_on import TestedOn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +29,18 @@ SPARK_FILE: Final = re.compile(r"/spark/|audit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--newer", action="store_true", help="on the servers of provision.py newer, where it has them"
+    )
+    parser.addoption("--tested-on", metavar="FILE", type=Path, help="add which servers the tests passed on")
     parser.addoption("--screenshots", metavar="FOLDER", help="where tests of a page put pictures of it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--newer"):
+        os.environ["PATH"] = os.pathsep.join((str(find_newer()), os.environ["PATH"]))
+    if path := config.getoption("--tested-on"):
+        config.pluginmanager.register(TestedOn(path))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Gets what the project needs onto a fresh machine.
 
-``python3 integration/provision.py venv | databases | mysql | java | browser | vitess | kafka | all``. ``all`` leaves
-out the browser, which slow tests alone need, Vitess, which needs Go, and Kafka, which needs Maven.
+``python3 integration/provision.py venv | databases | mysql | newer | java | browser | vitess | kafka | all``. ``all``
+leaves out newer servers, the browser, Vitess and Kafka, which verbs of their own get; Vitess needs Go, Kafka Maven.
 
 Standard library only: it runs with the system's python3 before any environment exists (called by the
 Makefile; `find_mysql` also by the tests). It says what it does on standard error, does nothing twice, changes
@@ -65,7 +65,7 @@ def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None)
 
 def cache_directory() -> Path:
     """Where downloads are kept: FRESHNESS_CACHE (several checkouts can share it), or .cache in this one."""
-    return Path(os.environ.get("FRESHNESS_CACHE") or CHECKOUT / ".cache").absolute()
+    return Path(os.environ.get("FRESHNESS_CACHE") or CHECKOUT / ".cache").resolve()
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def make_venv(python: str) -> None:
     run(create)
 
 
-# -- MySQL beside the system ---------------------------------------------------------------------------
+# -- servers beside the system -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +213,9 @@ class AptSource:
 
 
 @dataclass(frozen=True, slots=True)
-class MysqlInstallation:
-    """An unpacked MySQL. ``directory`` is its place in the cache, ``root`` what the packages hold."""
+class Unpacked:
+    """Packages of another suite with all their libraries. ``directory`` is their place in the cache, ``root`` what
+    they hold. Nothing of them is installed."""
 
     directory: Path
 
@@ -222,8 +223,12 @@ class MysqlInstallation:
     def root(self) -> Path:
         return self.directory / "root"
 
-    def command(self) -> list[str]:
-        """mysqld through the loader it was unpacked with, with the paths that it would look for in /usr."""
+    @property
+    def usr(self) -> Path:
+        return self.root / "usr"
+
+    def command(self, program: Path) -> list[str]:
+        """A program of theirs, run by the loader and with the libraries that it was unpacked with."""
         libraries = sorted({path.parent for path in self.root.glob("usr/lib/*-linux-gnu*/libc.so.6")})
         libraries += sorted({path.parent for path in self.root.glob("lib/*-linux-gnu*/libc.so.6")})
         loaders = [loader for place in libraries for loader in sorted(place.glob("ld-linux*.so.*"))]
@@ -233,36 +238,28 @@ class MysqlInstallation:
             )
         private = sorted({path.parent for path in self.root.glob("usr/lib/mysql/private/*.so*")})
         path = ":".join(str(place) for place in [*libraries, *private])
-        usr = self.root / "usr"
-        return [
-            str(loaders[0]),
-            "--library-path",
-            path,
-            str(usr / "sbin/mysqld"),
-            "--no-defaults",
-            f"--basedir={usr}",
-            f"--lc-messages-dir={usr / 'share/mysql'}",
-            f"--character-sets-dir={usr / 'share/mysql/charsets'}",
-            f"--plugin-dir={usr / 'lib/mysql/plugin'}",
-        ]
-
-    def version(self) -> str:
-        """What ``mysqld --version`` says; raises `ProvisionFailed` if it does not run."""
-        result = subprocess.run([*self.command(), "--version"], capture_output=True, text=True)
-        found = re.search(r"Ver (\S+)", result.stdout)
-        if found is None:
-            raise ProvisionFailed(
-                f"the unpacked mysqld does not run:\n{result.stdout}{result.stderr}", EXIT_DOWNLOAD
-            )
-        return found[1]
+        return [str(loaders[0]), "--library-path", path, str(program)]
 
 
-def find_mysql() -> MysqlInstallation:
+def mysql_command(unpacked: Unpacked) -> list[str]:
+    """mysqld with the paths that it would look for in /usr."""
+    usr = unpacked.usr
+    return [
+        *unpacked.command(usr / "sbin/mysqld"),
+        "--no-defaults",
+        f"--basedir={usr}",
+        f"--lc-messages-dir={usr / 'share/mysql'}",
+        f"--character-sets-dir={usr / 'share/mysql/charsets'}",
+        f"--plugin-dir={usr / 'lib/mysql/plugin'}",
+    ]
+
+
+def find_mysql() -> Unpacked:
     """The MySQL that `provision_mysql` unpacked. Raises `ProvisionFailed` where there is none."""
     directory = cache_directory() / "mysql"
     if not (directory / "provisioned").exists():
         raise ProvisionFailed(f"MySQL is not provisioned: nothing in {directory}")
-    return MysqlInstallation(directory)
+    return Unpacked(directory)
 
 
 def parse_apt_sources(files: Mapping[str, str]) -> list[AptSource]:
@@ -306,35 +303,32 @@ def read_apt_sources() -> list[AptSource]:
     return parse_apt_sources({path.name: path.read_text() for path in files if path.is_file()})
 
 
-def provision_mysql() -> None:
-    """Unpack a real MySQL with all its libraries beside the system; nothing is installed.
-
-    Debian has it in its unstable suite only; Ubuntu in the release itself. Measured on Debian 12.
-    """
-    directory = cache_directory() / "mysql"
-    if (directory / "provisioned").exists():
-        return
+def unpack(name: str, packages: Sequence[str], suite: str) -> Unpacked:
+    """Packages of a suite of the machine's own mirror, in the cache under this name, in place of what was there."""
+    directory = cache_directory() / name
     release = platform.freedesktop_os_release()
     distribution, codename = release.get("ID", ""), release.get("VERSION_CODENAME", "")
-    suites = {
-        "debian": ("sid", "main", "mysql-server-core"),
-        "ubuntu": (codename, "main", "mysql-server-core-8.0"),
-    }
     source = find_distribution_source(read_apt_sources(), distribution, codename)
-    if distribution not in suites or source is None or not shutil.which("apt-get"):
+    if source is None or not shutil.which("apt-get"):
         raise ProvisionFailed(
-            "MySQL is taken from the Debian or Ubuntu mirror that /etc/apt names, and none was found there"
-            f" (this is {distribution or 'an unknown system'} {codename}); MariaDB needs no mirror: make demo"
+            f"{', '.join(packages)} are taken from the Debian or Ubuntu mirror that /etc/apt names, and none was"
+            f" found there (this is {distribution or 'an unknown system'} {codename}); the system's MariaDB needs"
+            " no mirror: make demo"
         )
-    suite, component, package = suites[distribution]
     keyring = source.keyring or f"/usr/share/keyrings/{distribution}-archive-keyring.gpg"
-    say(f"unpacking {package} of {suite} into {directory} (about 70 MB to download; nothing is installed)")
+    say(f"unpacking {', '.join(packages)} of {suite} into {directory} (30 to 70 MB; nothing is installed)")
     shutil.rmtree(directory, ignore_errors=True)
     apt = directory / "apt"
-    for name in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/sources.list.d"):
-        (apt / name).mkdir(parents=True)
+    for folder in (
+        "state/lists/partial",
+        "cache/archives/partial",
+        "etc/preferences.d",
+        "etc/sources.list.d",
+    ):
+        (apt / folder).mkdir(parents=True)
     # No package counts as installed, so apt lists everything down to the C library.
     (apt / "state/status").touch()
+    component = "main universe" if distribution == "ubuntu" else "main"
     (apt / "etc/sources.list").write_text(f"deb [signed-by={keyring}] {source.uri} {suite} {component}\n")
     (apt / "apt.conf").write_text(
         f'Dir::State "{apt}/state"; Dir::State::status "{apt}/state/status"; Dir::Cache "{apt}/cache";\n'
@@ -345,22 +339,102 @@ def provision_mysql() -> None:
     environment = {"APT_CONFIG": str(apt / "apt.conf")}
     run(["apt-get", "update", "-q"], environment=environment)
     try:
-        run(["apt-get", "install", "-y", "-q", "--download-only", package], environment=environment)
+        run(["apt-get", "install", "-y", "-q", "--download-only", *packages], environment=environment)
     except ProvisionFailed as error:
         raise ProvisionFailed(
-            f"{source.uri} {suite} does not give {package} now: {error}\nTry later, or work with MariaDB"
-            " alone: make demo, make unit",
+            f"{source.uri} {suite} does not give {', '.join(packages)} now: {error}\nTry later, or work with the"
+            " system's MariaDB alone: make demo, make unit",
             EXIT_DOWNLOAD,
         ) from error
-    installation = MysqlInstallation(directory)
-    installation.root.mkdir()
+    unpacked = Unpacked(directory)
+    unpacked.root.mkdir()
     for archive in sorted((apt / "cache/archives").glob("*.deb")):
-        run(["dpkg-deb", "-x", str(archive), str(installation.root)])
-    version = installation.version()
+        run(["dpkg-deb", "-x", str(archive), str(unpacked.root)])
     # The archives stay as a pin: the mirror moves on, this checkout does not. The package lists are big.
     shutil.rmtree(apt / "state")
-    (directory / "provisioned").write_text(f"{version}\n")
+    return unpacked
+
+
+def version_of(command: Sequence[str]) -> str:
+    """The number in what ``--version`` prints; raises `ProvisionFailed` if the program does not run."""
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True)
+    found = re.search(r"\d+\.\d+\.\d+\S*", result.stdout)
+    if result.returncode != 0 or found is None:
+        raise ProvisionFailed(
+            f"the unpacked {Path(command[-1]).name} does not run:\n{result.stdout}{result.stderr}",
+            EXIT_DOWNLOAD,
+        )
+    return found[0]
+
+
+def provision_mysql() -> None:
+    """A real MySQL beside the system. Debian has it in its unstable suite only; Ubuntu in the release itself.
+
+    Measured on Debian 12.
+    """
+    if (cache_directory() / "mysql/provisioned").exists():
+        return
+    release = platform.freedesktop_os_release()
+    if release.get("ID") == "ubuntu":
+        unpacked = unpack("mysql", ["mysql-server-core-8.0"], release.get("VERSION_CODENAME", ""))
+    else:
+        unpacked = unpack("mysql", ["mysql-server-core"], "sid")
+    version = version_of(mysql_command(unpacked))
+    (unpacked.directory / "provisioned").write_text(f"{version}\n")
     say(f"MySQL {version} is ready")
+
+
+def find_newer() -> Path:
+    """The folder of programs that `provision_newer` made. Raises `ProvisionFailed` where there is none."""
+    directory = cache_directory() / "newer"
+    if not (directory / "provisioned").exists():
+        raise ProvisionFailed(f"newer servers are not provisioned: nothing in {directory}")
+    return directory / "bin"
+
+
+def provision_newer() -> None:
+    """A later MariaDB and memcached, and Valkey in the place of Redis, in a folder that goes first on the PATH.
+
+    Measured on Debian 12.
+    """
+    with suppress(ProvisionFailed):
+        find_newer()
+        return
+    suite = "devel" if platform.freedesktop_os_release().get("ID") == "ubuntu" else "trixie"
+    unpacked = unpack(
+        "newer", ["mariadb-server-core", "mariadb-client-core", "valkey-server", "memcached"], suite
+    )
+    usr, programs = unpacked.usr, unpacked.directory / "bin"
+    programs.mkdir()
+    mariadbd = [
+        *unpacked.command(usr / "sbin/mariadbd.real"),
+        '"$@"',
+        f"--basedir={usr}",
+        f"--lc-messages-dir={usr / 'share/mariadb'}",
+        f"--character-sets-dir={usr / 'share/mariadb/charsets'}",
+        f"--plugin-dir={usr / 'lib/mysql/plugin'}",
+    ]
+    # mariadb-install-db is a script that runs three programs of its --basedir.
+    helpers = [usr / "bin/my_print_defaults", usr / "bin/resolveip"]
+    commands = {place: [*unpacked.command(place.with_suffix(".real")), '"$@"'] for place in helpers}
+    for place, command in ({usr / "sbin/mariadbd": mariadbd} | commands).items():
+        place.rename(place.with_suffix(".real"))
+        write_program(place, command)
+    write_program(programs / "mariadbd", [str(usr / "sbin/mariadbd"), '"$@"'])
+    install = [str(usr / "bin/mariadb-install-db"), '"$@"', f"--basedir={usr}"]
+    write_program(programs / "mariadb-install-db", install)
+    write_program(programs / "memcached", [*unpacked.command(usr / "bin/memcached"), '"$@"'])
+    write_program(programs / "redis-server", [*unpacked.command(usr / "bin/valkey-server"), '"$@"'])
+    names = ("mariadbd", "memcached", "redis-server")
+    versions = ", ".join(f"{name} {version_of([str(programs / name)])}" for name in names)
+    (unpacked.directory / "provisioned").write_text(f"{versions}\n")
+    say(f"newer servers are ready: {versions}")
+
+
+def write_program(path: Path, command: Sequence[str]) -> None:
+    """A program that is this command, and has its process to itself."""
+    path.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
+    path.chmod(0o755)
 
 
 # -- Vitess, built ------------------------------------------------------------------------------------
@@ -414,6 +488,13 @@ def _go_version() -> str:
     return found[1]
 
 
+def vitess_version() -> str:
+    """The release that is built. A module of version 0.24.3 is the release 24.0.3."""
+    found = re.search(r"vitess\.io/vitess v0\.(\d+)\.(\d+)", (VITESS_MODULE / "go.mod").read_text())
+    assert found is not None
+    return f"{found[1]}.0.{found[2]}"
+
+
 # -- Kafka's broker -----------------------------------------------------------------------------------
 
 
@@ -453,6 +534,7 @@ STEPS = {
     "venv": provision_venv,
     "databases": provision_databases,
     "mysql": provision_mysql,
+    "newer": provision_newer,
     "java": provision_java,
     "browser": provision_browser,
     "vitess": provision_vitess,

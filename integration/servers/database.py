@@ -127,9 +127,10 @@ class DatabaseServer(ServerProcess):
 
     def is_ready(self) -> bool:
         try:
-            [(directory,)] = self.execute("SELECT @@datadir")
+            [(directory, version)] = self.execute("SELECT @@datadir, VERSION()")
         except pymysql.OperationalError:
             return False
+        self.version = str(version).partition("-")[0]
         return Path(str(directory)) == self.data_directory
 
     def connect(

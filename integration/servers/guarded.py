@@ -75,9 +75,11 @@ class GuardedRedis(Redis):
 
     def is_ready(self) -> bool:
         try:
-            return bool(self.call("INFO", "server")["process_id"] == self.pid)
+            info = self.call("INFO", "server")
         except RedisConnectionError as error:
             raise ConnectionError(str(error)) from error
+        self._take_info(info)
+        return bool(info["process_id"] == self.pid)
 
     def change_password(self, password: str) -> None:
         """The former one is refused from now on, and connections that it opened are closed."""

@@ -29,10 +29,13 @@ class Kafka(ServerProcess):
     """One broker; topics have `PARTITIONS` partitions unless they are created with others."""
 
     technology = "kafka"
+    product = "Kafka"
 
     def __init__(self, directory: Path | None = None) -> None:
         super().__init__(directory)
         self._libraries = find_kafka()
+        [library] = self._libraries.glob("kafka-clients-*.jar")
+        self.version = library.stem.rpartition("-")[2]
 
     @property
     def address(self) -> str:

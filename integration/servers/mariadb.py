@@ -21,6 +21,7 @@ def _as_user() -> list[str]:
 class MariadbServer(DatabaseServer):
     flavor = "mariadb"
     technology = "mariadb"
+    product = "MariaDB"
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ class Memcached(ServerProcess):
     ``("-o", "no_modern")``; the last one of a kind counts."""
 
     technology = "memcached"
+    product = "memcached"
 
     def __init__(
         self,
@@ -41,7 +42,9 @@ class Memcached(ServerProcess):
         return [*command, *self._options]
 
     def is_ready(self) -> bool:
-        return self.stats().get("pid") == str(self.pid)
+        found = self.stats()
+        self.version = found["version"]
+        return found["pid"] == str(self.pid)
 
     def stats(self, argument: str = "") -> dict[str, str]:
         """What ``stats`` or ``stats settings|items|slabs`` answers."""

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from integration.provision import MysqlInstallation, ProvisionFailed, find_mysql
+from integration.provision import ProvisionFailed, Unpacked, find_mysql, mysql_command
 from integration.servers.database import USERS, DatabaseServer
 from integration.servers.process import ServerFailed
 
@@ -19,7 +19,7 @@ SMALL_REDO_LOG = "--innodb-redo-log-capacity=8M"
 """The default of 100 MB is what makes a copy of the data directory slow."""
 
 
-def get_mysql() -> MysqlInstallation:
+def get_mysql() -> Unpacked:
     """The unpacked MySQL; raises `ServerFailed` with the command to run where there is none."""
     try:
         return find_mysql()
@@ -30,13 +30,14 @@ def get_mysql() -> MysqlInstallation:
 class MysqlServer(DatabaseServer):
     flavor = "mysql"
     technology = "mysql"
+    product = "MySQL"
     template = "template"
     """The folder that every data directory is a copy of."""
     users = USERS
 
     def _program(self) -> list[str]:
         as_user = ["--user=root"] if os.geteuid() == 0 else []
-        return [*get_mysql().command(), *as_user]
+        return [*mysql_command(get_mysql()), *as_user]
 
     def command(self) -> list[str]:
         return [

@@ -23,7 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from freshness.errors import FreshnessError
 from integration.provision import find_program
@@ -40,6 +40,9 @@ MEMORY_FREE_BYTES_MIN = 2 << 30
 
 _lock = threading.RLock()
 _claimed_ports: set[int] = set()
+
+ready_servers: Final[set[tuple[str, str]]] = set()
+"""Product and version of each server of this process that has become ready, for who counts tests by server."""
 
 
 class ServerFailed(FreshnessError):
@@ -154,6 +157,10 @@ class ServerProcess(ABC):
     """A server from `start` to `stop`; also a context manager. Subclasses say how to run and to ask it."""
 
     technology = "server"
+    product = ""
+    """The name of what is tested on it, for people."""
+    version = ""
+    """What it said when it was ready, without a distribution's addition. Empty where it is not asked."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._owns_directory = directory is None
@@ -253,6 +260,8 @@ class ServerProcess(ABC):
                 raise self._failure(f"did not answer within {READY_SECONDS:.0f} s")
             time.sleep(POLL_SECONDS)
         self._was_ready = True
+        if self.version:
+            ready_servers.add((self.product, self.version))
 
     def _failure(self, what: str) -> ServerFailed:
         return ServerFailed(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from integration.servers.process import ServerProcess, get_program
 
@@ -15,6 +16,7 @@ class Redis(ServerProcess):
     """``options`` are appended to the command line, e.g. ``("--maxmemory", "64mb")``."""
 
     technology = "redis"
+    product = "Redis"
 
     def __init__(self, directory: Path | None = None, *, options: Sequence[str] = ()) -> None:
         super().__init__(directory)
@@ -31,5 +33,11 @@ class Redis(ServerProcess):
     def is_ready(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS) as connection:
             connection.sendall(b"INFO server\r\n")
-            answer = connection.recv(65536)
-        return f"process_id:{self.pid}\r\n".encode() in answer
+            answer = connection.recv(65536).decode()
+        self._take_info(dict(line.partition(":")[::2] for line in answer.splitlines()))
+        return f"process_id:{self.pid}\r\n" in answer
+
+    def _take_info(self, info: Mapping[str, Any]) -> None:
+        """Valkey calls itself a Redis of the version that it was made from, and says its own beside it."""
+        self.product = "Valkey" if "valkey_version" in info else "Redis"
+        self.version = info["valkey_version" if self.product == "Valkey" else "redis_version"]

@@ -21,12 +21,13 @@ from typing import Any, Final, Self
 from freshness.config.settings import ServerAddress
 from freshness.config.vtgate_address import VtgateAddress
 from integration.harness import wait_until
-from integration.provision import ProvisionFailed, find_vitess
+from integration.provision import ProvisionFailed, find_vitess, vitess_version
 from integration.servers.database import USERS
 from integration.servers.mysql import MysqlServer
 from integration.servers.process import ServerFailed, ServerProcess, find_free_port, get_program
 
 CELL: Final = "zone1"
+VERSION: Final = vitess_version()
 CONTROL_SECONDS: Final = 120.0
 FAIL_OVER_SECONDS: Final = 5
 """How long vtctld tries to reach each tablet at an emergency, in the background too."""
@@ -190,6 +191,8 @@ class Vtgate(ServerProcess):
     """The real one; `integration.servers.vtgate` has the stand-in."""
 
     technology = "vtgate"
+    product = "Vitess"
+    version = VERSION
 
     def __init__(self, topology: Sequence[str], options: Sequence[str] = ()) -> None:
         super().__init__()
@@ -222,6 +225,8 @@ class Vtcombo(ServerProcess):
     """
 
     technology = "vtcombo"
+    product = "Vitess"
+    version = VERSION
     keyspace = "shop"
 
     def prepare(self) -> None:

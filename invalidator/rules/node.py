@@ -29,7 +29,6 @@ _SERVICES: Final[Mapping[str, tuple[str, str]]] = {
         "dragonfly_version",
         "it was not tested; a snapshot of it is data that came back, see the caveats",
     ),
-    "Valkey": ("valkey_version", "it was not tested; its answers are those of Redis 7.2"),
     "KeyDB": ("mvcc_depth", "it was not tested; active replicas would bring old values back: use none"),
 }
 

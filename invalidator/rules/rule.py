@@ -451,6 +451,6 @@ class Rule(Enum):
     OTHER_CACHE = (
         "note",
         CAVEAT,
-        "a Redis node is Valkey, Dragonfly or KeyDB, with which the cache was not tested",
-        "test it, or use Redis",
+        "a Redis node is Dragonfly or KeyDB, with which the cache was not tested",
+        "test it, or use Redis or Valkey",
     )

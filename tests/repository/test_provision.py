@@ -106,6 +106,15 @@ def test_mysql_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, tm
         provision.find_mysql()
 
 
+def test_newer_servers_that_are_not_there_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FRESHNESS_CACHE", str(tmp_path))
+    with pytest.raises(ProvisionFailed, match="newer servers are not provisioned"):
+        provision.find_newer()
+    assert "newer" not in provision.ALL, "`make test` needs none of them"
+
+
 @pytest.mark.parametrize("arguments", [[], ["postgres"], ["venv", "all"]])
 def test_a_step_that_does_not_exist_is_a_usage_error(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

@@ -42,14 +42,11 @@ def test_a_right_redis(config: Config) -> None:
     assert rules(config, {}) == set()
 
 
-@pytest.mark.parametrize(
-    "info",
-    [
-        {"server_name": "valkey", "valkey_version": "8.0.1"},
-        {"dragonfly_version": "df-v1.23.0"},
-        {"mvcc_depth": "0"},
-    ],
-)
+def test_a_right_valkey(config: Config) -> None:
+    assert rules(config, {"server_name": "valkey", "valkey_version": "8.1.1"}) == set()
+
+
+@pytest.mark.parametrize("info", [{"dragonfly_version": "df-v1.23.0"}, {"mvcc_depth": "0"}])
 def test_other_servers_that_speak_redis(config: Config, info: dict[str, str]) -> None:
     assert rules(config, info) == {Rule.OTHER_CACHE}
 

@@ -1,0 +1,66 @@
+"""Which servers the tests passed on: ``--tested-on FILE`` adds a run to the file whose table docs/testing.md has."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from integration.servers import Pair, ServerProcess
+from integration.servers.process import ready_servers
+
+SERVER: Final = "server"
+"""The name of a property of a test's report, by which processes of a run tell the one that writes the file."""
+
+
+class TestedOn:
+    """Counts passed tests by server. ``path``: JSON, product → version → number of tests.
+
+    A test counts for the servers that it started itself and for the pair that it was given, so servers of a fixture
+    of more than one test count for the first alone: a number is at least so many. A version that the run had takes
+    the place of its former number, and others stay.
+    """
+
+    __test__ = False  # for pytest: no class of tests
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._passed: Counter[tuple[str, str]] = Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Iterator[None]:
+        ready_servers.clear()
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+        if call.when == "call":
+            found = ready_servers | set(servers_of(getattr(item, "funcargs", {}).values()))
+            item.user_properties += [(SERVER, one) for one in sorted(found)]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            # JSON between two processes makes lists of tuples.
+            servers: list[Any] = [value for name, value in report.user_properties if name == SERVER]
+            self._passed.update((product, version) for product, version in servers)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput") or not self._passed:
+            return
+        known = json.loads(self._path.read_text()) if self._path.exists() else {}
+        for (product, version), passed in self._passed.items():
+            known.setdefault(product, {})[version] = passed
+        self._path.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+
+
+def servers_of(values: Any) -> Iterator[tuple[str, str]]:
+    """Product and version of those that a test was given."""
+    for value in values:
+        servers = (value.primary, value.replica) if isinstance(value, Pair) else (value,)
+        yield from (
+            (one.product, one.version) for one in servers if isinstance(one, ServerProcess) and one.version
+        )
