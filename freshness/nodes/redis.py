@@ -90,6 +90,9 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
+_SCRIPT_REFUSED: Final = ("user executing the script", "ACL failure in script")
+"""Redis and Valkey where a user may run a script, and not a command of it."""
+
 _IDENTIFY: Final = """
 local function number(section, name)
   local found = string.match(redis.call('INFO', section), name .. ':(' .. string.rep('%x', 40) .. ')')
@@ -399,7 +402,7 @@ class RedisNode:
         text = str(error)
         if _is_out_of_memory(error):
             hint = "give the node more memory, or let it evict: maxmemory-policy allkeys-lru"
-        elif isinstance(error, NoPermissionError) or "user executing the script" in text:
+        elif isinstance(error, NoPermissionError) or any(said in text for said in _SCRIPT_REFUSED):
             hint = "give the user of this node the permission"
         elif "read only replica" in text:
             hint = "this server is a replica: configure the primary as the node"

@@ -436,14 +436,15 @@ def _compare_images(
 
 
 def _is_wrong_in_library(column: Column | None, value: object) -> bool:
-    """Labels that are not UTF-8, a wide uca1400 collation, values of SQL inside of JSON, negative times."""
+    """Labels that are not UTF-8, wide text under uca1400, which is MariaDB 11.8's default, values of SQL inside of
+    JSON, negative times."""
     if column is None:
         return False
     has_labels = column.sql.startswith(("ENUM", "SET")) and "CHARACTER SET" in column.sql
     return (
         (has_labels and not column.sql.endswith("utf8mb4"))
         or (isinstance(value, timedelta) and value < timedelta())
-        or "utf16 COLLATE uca1400" in column.sql
+        or any(f"CHARACTER SET {wide} " in f"{column.sql} " for wide in ("utf16", "ucs2", "utf32"))
         or column.sql == "JSON "
     )
 
