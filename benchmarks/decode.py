@@ -31,9 +31,9 @@ from freshness.keys.cachekey import KeyBuilder
 from freshness.objects.registry import ObjectDefinition
 from freshness.position import Position
 from freshness.stream.source import Transaction
+from integration.provision import find_mysql
 from integration.servers import DatabaseServer, Flavor
 from integration.servers.database import SCHEMA, make_database
-from integration.servers.mysql import get_mysql
 from integration.servers.process import get_program, run_directory
 from invalidator.binlog.decoder import EventDecoder
 from invalidator.binlog.dump import request_stream
@@ -344,7 +344,7 @@ def _tool_command(plant: Plant, log: Log, folder: Path) -> list[str]:
     if plant.flavor == "mariadb":
         program = [get_program("mariadb-binlog"), "--no-defaults"]
     else:
-        mysql = get_mysql()
+        mysql = find_mysql()
         program = [*mysql.command(mysql.usr / "bin/mysqlbinlog"), "--no-defaults"]
     return [
         *program,

@@ -18,6 +18,7 @@ from xdist.scheduler import LoadFileScheduling
 from integration.provision import find_newer
 from integration.servers import Flavor, Memcached, Pair, database_pair
 from integration.servers.database import SCHEMA
+from integration.servers.mysql import OLDER
 from integration.servers.process import find_free_port
 from integration.tested_on import TestedOn
 
@@ -32,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--newer", action="store_true", help="on the servers of provision.py newer, where it has them"
     )
+    parser.addoption(
+        "--older", action="store_true", help="on the MySQL of provision.py older, in MySQL's place"
+    )
     parser.addoption("--tested-on", metavar="FILE", type=Path, help="add which servers the tests passed on")
     parser.addoption("--screenshots", metavar="FOLDER", help="where tests of a page put pictures of it")
 
@@ -39,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--newer"):
         os.environ["PATH"] = os.pathsep.join((str(find_newer()), os.environ["PATH"]))
+    if config.getoption("--older"):
+        os.environ[OLDER] = "1"
     if path := config.getoption("--tested-on"):
         config.pluginmanager.register(TestedOn(path))
 

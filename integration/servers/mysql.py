@@ -1,30 +1,62 @@
 """A private MySQL server, the real one, unpacked by ``integration/provision.py mysql`` beside the system.
 
-It runs through the dynamic loader and the libraries it was unpacked with, so it needs none of the system's.
+It runs through the dynamic loader and the libraries it was unpacked with, so it needs none of the system's. An older
+one takes its place on request.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from integration.provision import ProvisionFailed, Unpacked, find_mysql, mysql_command
+from integration.provision import ProvisionFailed, find_mysql, find_older, mysql_command, older_command
 from integration.servers.database import USERS, DatabaseServer
 from integration.servers.process import ServerFailed
 
-SMALL_REDO_LOG = "--innodb-redo-log-capacity=8M"
-"""The default of 100 MB is what makes a copy of the data directory slow."""
+OLDER: Final = "FRESHNESS_OLDER_MYSQL"
+"""An environment variable; where it is set, `MysqlServer` is the MySQL 8.0 of ``integration/provision.py older``."""
 
 
-def get_mysql() -> Unpacked:
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """``directory``: where a template may stay. ``program``: mysqld with its paths. ``is_older``: it is of before
+    8.0.22, which renamed what is about replication."""
+
+    directory: Path
+    program: list[str]
+    is_older: bool
+
+    @property
+    def small_redo_log(self) -> str:
+        """The default of 100 MB is what makes a copy of the data directory slow."""
+        return "--innodb-log-file-size=4M" if self.is_older else "--innodb-redo-log-capacity=8M"
+
+    def word(self, text: str) -> str:
+        """A statement or an option in the words of this version."""
+        if not self.is_older:
+            return text
+        text = text.replace("CHANGE REPLICATION SOURCE", "CHANGE MASTER")
+        text = re.sub(r"\bREPLICA\b", "SLAVE", re.sub(r"\b(GET_)?SOURCE_", r"\1MASTER_", text))
+        return re.sub(r"^--(log|skip)-replica-", r"--\1-slave-", text)
+
+
+def get_mysql() -> Installation:
     """The unpacked MySQL; raises `ServerFailed` with the command to run where there is none."""
+    is_older = bool(os.environ.get(OLDER))
     try:
-        return find_mysql()
+        if is_older:
+            directory = find_older()
+            return Installation(directory, older_command(directory), is_older)
+        unpacked = find_mysql()
     except ProvisionFailed as error:
-        raise ServerFailed(str(error), hint="run: python3 integration/provision.py mysql") from error
+        step = "older" if is_older else "mysql"
+        raise ServerFailed(str(error), hint=f"run: python3 integration/provision.py {step}") from error
+    return Installation(unpacked.directory, mysql_command(unpacked), is_older)
 
 
 class MysqlServer(DatabaseServer):
@@ -37,9 +69,13 @@ class MysqlServer(DatabaseServer):
 
     def _program(self) -> list[str]:
         as_user = ["--user=root"] if os.geteuid() == 0 else []
-        return [*mysql_command(get_mysql()), *as_user]
+        return [*get_mysql().program, *as_user]
 
     def command(self) -> list[str]:
+        mysql = get_mysql()
+        return [mysql.word(option) for option in self._command(mysql.small_redo_log)]
+
+    def _command(self, small_redo_log: str) -> list[str]:
         return [
             *self._program(),
             f"--datadir={self.data_directory}",
@@ -62,7 +98,7 @@ class MysqlServer(DatabaseServer):
             "--skip-replica-start",
             "--performance-schema=OFF",
             "--innodb-buffer-pool-size=32M",
-            SMALL_REDO_LOG,
+            small_redo_log,
             "--innodb-flush-log-at-trx-commit=2",
             *self._options,
         ]
@@ -86,11 +122,16 @@ class MysqlServer(DatabaseServer):
             f"--datadir={directory}",
             f"--init-file={users}",
         ]
-        result = subprocess.run([*initialize, SMALL_REDO_LOG], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [*initialize, get_mysql().small_redo_log], capture_output=True, text=True, check=False
+        )
         if result.returncode != 0:
             raise ServerFailed(f"mysqld --initialize-insecure failed:\n{result.stdout}{result.stderr}")
         # It names the server; every copy makes its own.
         (directory / "auto.cnf").unlink(missing_ok=True)
+
+    def execute(self, sql: str, *arguments: Any, database: str | None = None) -> list[tuple[Any, ...]]:
+        return super().execute(get_mysql().word(sql), *arguments, database=database)
 
     def replicate_from(self, primary: DatabaseServer, *, delay_seconds: int = 0) -> None:
         self.stop_replication()
@@ -132,4 +173,4 @@ class MysqlServer(DatabaseServer):
         return bool(result == 0)
 
     def replication_status(self) -> dict[str, Any]:
-        return self._find_status_row("SHOW REPLICA STATUS")
+        return self._find_status_row(get_mysql().word("SHOW REPLICA STATUS"))
