@@ -203,6 +203,19 @@ def test_all_kinds_of_values_arrive(server: DatabaseServer) -> None:
     }
 
 
+def test_a_number_behind_a_year_is_right_or_raises_its_table(server: DatabaseServer) -> None:
+    """MySQL before 8.0.23 may count the signs of columns otherwise (``--older``)."""
+    run(server, "DROP TABLE goods", "CREATE TABLE goods (y YEAR, small TINYINT UNSIGNED PRIMARY KEY, v INT)")
+    [transaction] = stream_of(server, "INSERT INTO goods VALUES (2024, 255, -1)")
+    if server.flavor == "mysql" and tuple(map(int, server.version.split("."))) < (8, 0, 23):
+        assert transaction.raised_tables == {"goods"}
+        assert "before 8.0.23" in transaction.reasons[0]
+    else:
+        assert changes_of([transaction]) == [
+            RowChange("goods", "insert", None, {"y": 2024, "small": 255, "v": -1})
+        ]
+
+
 def test_a_minimal_image_leaves_columns_out(server: DatabaseServer) -> None:
     run(server, "INSERT INTO goods VALUES (1, 'a')")
     received = stream_of(

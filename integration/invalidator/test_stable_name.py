@@ -74,3 +74,26 @@ def test_a_crash_behind_a_name_begins_new_lives(own_pair: Pair, memcached: Memca
         wait_written(load)
         load.stop()
         scene.wait_true_hits(load)
+
+
+def test_a_former_primary_that_stores_nothing_behind_a_name(
+    own_pair: Pair, memcached: Memcached, tmp_path: Path
+) -> None:
+    """The name leads to the former primary for a while, started again with ``innodb_read_only``, as a writer of
+    Aurora is that became a reader: heartbeats are refused (1015, 1036, 1836), and hits end. It gets nothing from the
+    new one, so the stream must leave it once the name leads elsewhere."""
+    with scene_behind(own_pair, memcached, tmp_path) as (scene, load, name):
+        with load.writing:
+            load.primary = None
+        own_pair.wait_caught_up()
+        assert scene.former.terminate() == 0
+        scene.former.add_options("--innodb-read-only=ON")
+        scene.former.start()
+        scene.promote()
+        wait_until(lambda: scene.state()["state"] != "open", "the lease has run out", scene.describe)
+        assert scene.invalidator.is_running()
+        load.primary = scene.present
+        name.server_port = scene.present.port
+        wait_written(load)
+        load.stop()
+        scene.wait_true_hits(load)

@@ -58,6 +58,10 @@ class DatabaseServer(ServerProcess):
         self.server_id = server_id
         self._options = tuple(options)
 
+    def add_options(self, *options: str) -> None:
+        """For the next start."""
+        self._options += options
+
     # what differs
 
     @abstractmethod

@@ -144,6 +144,7 @@ class ReplicaSource:
         self._looked_at = 0.0
         # of the stream that is running, or was last
         self._current: Server | None = None
+        self._opened_at = ""
         self._source: Source | None = None
         self._start = self._position = empty_position(flavor)
         self._primary_had = self._start
@@ -236,6 +237,7 @@ class ReplicaSource:
             # A replica whose log does not lead on from the start, which it contains, has another history
             return CandidateVerdict(Refusal.NOT_YET if error.is_retryable else Refusal.UNFIT, error.message)
         self.serving = server.address
+        self._opened_at = "" if server.state is None else _name_server(server.state)
         return None
 
     def _tell(self, chosen: int, verdicts: Sequence[CandidateVerdict]) -> None:
@@ -364,6 +366,9 @@ class ReplicaSource:
                 )
             )
             return
+        if self._current.is_primary and _name_server(situation.primary) != self._opened_at:
+            self._leave(self._left(f"its address leads to another server now than to {self._opened_at}"))
+            return
         verdict = judge(self._current, situation, is_current=True)
         if isinstance(verdict.grade, Refusal) and verdict.grade is not Refusal.DOWN:
             self._leave(self._left(verdict.reason))
@@ -440,6 +445,11 @@ class ReplicaSource:
         source, self._source = self._source, None
         if source is not None:
             source.close()
+
+
+def _name_server(state: ServerState) -> str:
+    """Whom an address leads to."""
+    return state.server or state.identity
 
 
 def _is_final(error: FreshnessError) -> bool:

@@ -175,8 +175,8 @@ def test_the_continuous_check_is_all_tests() -> None:
     script = CHECKOUT / ".ci/run"
     assert os.access(script, os.X_OK)
     with_go, _, without = script.read_text().partition("else\n")
-    assert "make slow && make test && make newer && make kafka && exec make vitess\n" in with_go
-    assert "make slow && make test && make newer && exec make kafka\n" in without
+    assert "make slow && make test && make newer && make older && make kafka && exec make vitess\n" in with_go
+    assert "make slow && make test && make newer && make older && exec make kafka\n" in without
 
 
 def test_every_verb_of_the_readme_exists() -> None:

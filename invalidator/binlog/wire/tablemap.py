@@ -53,6 +53,8 @@ _KEY: Final = 8
 _KEY_WITH_PREFIXES: Final = 9
 _LABELS_DEFAULT_CHARSET: Final = 10
 _LABELS_CHARSET: Final = 11
+_VISIBILITY: Final = 12
+"""MySQL from 8.0.23 on. A table map without it can be of a server that gave YEAR no sign: measured on 8.0.15."""
 
 
 class MappedColumn(NamedTuple):
@@ -136,6 +138,11 @@ def _read_columns(body: bytes, start: int, flavor: str) -> tuple[MappedColumn, .
         )
     names = [name.decode() for name in _read_strings(optional[_COLUMN_NAME])]
     real_kinds = [kind for kind, _, _ in shapes]
+    if flavor == "mysql" and _VISIBILITY not in optional and _has_number_after_year(real_kinds):
+        raise FormatError(
+            "which numbers behind a YEAR are unsigned is not certain in the log of a MySQL before 8.0.23",
+            hint="move the YEAR columns to the end of the table, or upgrade the server",
+        )
     unsigned = _unsigned_places(real_kinds, optional.get(_SIGNEDNESS, b""))
     collations = _collations(
         [place for place, kind in enumerate(real_kinds) if kind in _TEXT_OF[flavor]],
@@ -218,6 +225,10 @@ def _read_numbers(data: bytes) -> Iterator[int]:
     while place < len(data):
         number, place = read_packed(data, place)
         yield number
+
+
+def _has_number_after_year(kinds: Sequence[int]) -> bool:
+    return YEAR in kinds and any(kind in _SIGNED_OR_NOT - {YEAR} for kind in kinds[kinds.index(YEAR) :])
 
 
 def _unsigned_places(kinds: Sequence[int], bits: bytes) -> frozenset[int]:

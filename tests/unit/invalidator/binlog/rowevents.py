@@ -92,6 +92,7 @@ def table_map(
     name: str = "goods",
     table_id: int = TABLE_ID,
     has_names: bool = True,
+    has_visibility: bool = True,
     more: bytes = b"",
 ) -> LogEvent:
     metadata = b"".join(column.metadata for column in columns)
@@ -117,6 +118,8 @@ def table_map(
     labelled = [column.collation for column in columns if column.kind in (ENUM, SET)]
     if labelled:
         body += _field(11, b"".join(map(packed, labelled)))
+    if has_visibility and flavor == "mysql":
+        body += _field(12, bits([True] * len(columns)))
     return event(19, body + more)
 
 

@@ -367,6 +367,27 @@ def test_a_failover_behind_the_primarys_address_is_followed() -> None:
     assert scene.received[-1] == promoted
 
 
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_primary_whose_address_leads_elsewhere_is_left(flavor: str) -> None:
+    """Its connection may stay, to a server that nobody writes to any more."""
+    scene = Scene(flavor, "primary", replicas=0)
+    scene.open()
+    scene.pass_seconds(10)
+    scene.primary.identity = UUIDS[4] if flavor == "mysql" else "4"
+    assert "its address leads to another server now" in scene.left().message
+    scene.open()
+    scene.pass_seconds(10)
+    assert len(scene.sources[0].opened_from) == 2
+
+
+def test_a_replica_whose_address_leads_elsewhere_is_kept() -> None:
+    """One name of several replicas leads to another one with each look."""
+    scene = Scene("mysql", "freshest", replicas=1)
+    assert scene.open() is scene.replicas[0]
+    scene.replicas[0].identity = UUIDS[4]
+    scene.pass_seconds(10)
+
+
 # -- who cannot serve -----------------------------------------------------------------------------------
 
 

@@ -279,6 +279,28 @@ def test_a_table_that_cannot_be_read_raises_itself() -> None:
         assert expected in answer.problem
 
 
+YEAR_AND_NUMBERS = [integer("a"), Made("y", types.YEAR), integer("b", is_unsigned=True)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "flavor", "has_visibility", "is_certain"),
+    [
+        (YEAR_AND_NUMBERS, "mysql", True, True),
+        (YEAR_AND_NUMBERS, "mysql", False, False),
+        (YEAR_AND_NUMBERS, "mariadb", False, True),
+        ([*YEAR_AND_NUMBERS[::2], YEAR_AND_NUMBERS[1]], "mysql", False, True),
+        (YEAR_AND_NUMBERS[::2], "mysql", False, True),
+    ],
+)
+def test_signs_behind_a_year_are_not_certain_in_an_old_log(
+    columns: list[Made], flavor: str, has_visibility: bool, is_certain: bool
+) -> None:
+    """MySQL 8.0.15 counts no sign for YEAR, later ones do; nothing in the table map says which."""
+    decoder = decoder_of(columns, flavor, has_visibility=has_visibility)
+    table = decoder.map_table(table_map(columns, flavor=flavor, has_visibility=has_visibility))
+    assert ("before 8.0.23" in table.problem) != is_certain
+
+
 def test_a_table_that_changed_is_read_by_its_new_columns() -> None:
     """A server may keep the number of a table."""
     decoder = decoder_of([integer("a"), integer("b")])
