@@ -1,4 +1,4 @@
-"""Which servers the tests passed on: ``--tested-on FILE`` adds a run to the file whose table docs/testing.md has."""
+"""Which servers the tests passed on: ``--tested-on=FILE`` adds a run to the file whose table docs/testing.md has."""
 
 from __future__ import annotations
 

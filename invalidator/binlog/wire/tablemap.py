@@ -54,7 +54,7 @@ _KEY_WITH_PREFIXES: Final = 9
 _LABELS_DEFAULT_CHARSET: Final = 10
 _LABELS_CHARSET: Final = 11
 _VISIBILITY: Final = 12
-"""MySQL from 8.0.23 on. A table map without it can be of a server that gave YEAR no sign: measured on 8.0.15."""
+"""MySQL from 8.0.23 on. A table map without it can be of a server that gave YEAR no sign (F123)."""
 
 
 class MappedColumn(NamedTuple):
