@@ -43,8 +43,8 @@ class Memcached(ServerProcess):
 
     def is_ready(self) -> bool:
         found = self.stats()
-        self.version = found["version"]
-        return found["pid"] == str(self.pid)
+        self.version = found.get("version", "")
+        return found.get("pid") == str(self.pid)
 
     def stats(self, argument: str = "") -> dict[str, str]:
         """What ``stats`` or ``stats settings|items|slabs`` answers."""

@@ -40,4 +40,4 @@ class Redis(ServerProcess):
     def _take_info(self, info: Mapping[str, Any]) -> None:
         """Valkey calls itself a Redis of the version that it was made from, and says its own beside it."""
         self.product = "Valkey" if "valkey_version" in info else "Redis"
-        self.version = info["valkey_version" if self.product == "Valkey" else "redis_version"]
+        self.version = info.get("valkey_version" if self.product == "Valkey" else "redis_version", "")
