@@ -49,23 +49,26 @@ slow: setup ## the tests that take a minute and more or need a browser, which `m
 	@$(PROVISION) browser
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not vitess and not kafka" $(ARGS)
 
+# Tests of what is in the application's own process, whatever the servers are.
+NOT_NEWER = agents herds orm_benchmark own_pool process_models telemetry web
 .PHONY: newer
 newer: setup ## tests of the stream, the library and the invalidator on later servers, which are got first
 	@$(PROVISION) newer
 	@$(BIN)/python -m pytest --newer -n $(WORKERS) -m "not slow and not vitess and not kafka" -k "not mysql" \
-		$(addprefix integration/,servers freshness stream appclient invalidator) $(ARGS)
+		$(addprefix integration/,servers freshness stream appclient invalidator) \
+		$(patsubst %,--ignore=integration/appclient/test_%.py,$(NOT_NEWER)) $(ARGS)
 
 # Those that need no more of a server than MySQL 8.0 has from the beginning on.
 OLDER = servers/test_servers.py stream/test_update_stream.py stream/test_merged_stream.py \
 	appclient/test_cache.py appclient/test_composite_keys.py appclient/test_lists.py \
 	appclient/test_read_your_writes.py invalidator/test_process.py invalidator/test_failover.py \
-	invalidator/test_fill_from_log.py invalidator/test_replica_choice.py invalidator/test_checkup.py
+	invalidator/test_fill_from_log.py invalidator/test_replica_choice.py invalidator/test_checkup.py \
+	invalidator/test_binlog.py::test_a_number_behind_a_year_is_right_or_raises_its_table
 .PHONY: older
 older: setup ## some of them on MySQL 8.0.15, of before replication was renamed, which is got first; needs Maven
 	@$(PROVISION) older
 	@$(BIN)/python -m pytest --older -n $(WORKERS) -m "not slow and not vitess and not kafka" \
 		-k "mysql and not mariadb" $(addprefix integration/,$(OLDER)) $(ARGS)
-	@$(BIN)/python -m pytest --older -k "mysql and behind_a_year" integration/invalidator/test_binlog.py
 
 .PHONY: vitess
 vitess: setup ## the tests on a real Vitess, which is built first where it is not there; needs Go

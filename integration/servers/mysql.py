@@ -7,6 +7,7 @@ one takes its place on request.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import re
 import subprocess
@@ -45,8 +46,9 @@ class Installation:
         return re.sub(r"^--(log|skip)-replica-", r"--\1-slave-", text)
 
 
+@functools.cache
 def get_mysql() -> Installation:
-    """The unpacked MySQL; raises `ServerFailed` with the command to run where there is none."""
+    """The unpacked MySQL, looked for once; raises `ServerFailed` with the command to run where there is none."""
     is_older = bool(os.environ.get(OLDER))
     try:
         if is_older:

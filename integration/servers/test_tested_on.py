@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import integration.servers.test_tested_on as here
+from integration.provision import CHECKOUT
 
 RUN_SECONDS = 300.0
 
@@ -27,10 +27,9 @@ def test_a_run_adds_its_servers_to_the_file(tmp_path: Path, processes: int) -> N
         "def test_that_fails(memcached): assert False\n"
         "def test_with_none(): pass\n"
     )
-    checkout = Path(here.__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "integration.conftest"]
-    command += ["-n", str(processes), "--rootdir", str(checkout), "--tested-on", str(path), str(test)]
-    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=RUN_SECONDS)
+    command += ["-n", str(processes), "--rootdir", str(CHECKOUT), "--tested-on", str(path), str(test)]
+    result = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=RUN_SECONDS)
     assert "3 passed" in result.stdout, result.stdout + result.stderr
     counted = json.loads(path.read_text())
     assert counted["MariaDB"] == {"10.3.1": 7}
