@@ -20,10 +20,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
-from greenlet import getcurrent, greenlet
-
-from freshness.errors import FreshnessError
+from freshness.errors import FreshnessError, required_extra
 from freshness.network import Network, settle
+
+with required_extra("async"):
+    from greenlet import getcurrent, greenlet
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

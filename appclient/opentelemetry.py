@@ -13,18 +13,19 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any, Final
 
-from opentelemetry import context as otel_context
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
-
 from appclient.telemetry import NOT_REFUSED, Living, Observer, Vitals
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.hostport import parse_host_port
 from freshness.config.settings import ServerAddress
-from freshness.errors import ConfigError, FreshnessError
+from freshness.errors import ConfigError, FreshnessError, required_extra
+
+with required_extra("opentelemetry"):
+    from opentelemetry import context as otel_context
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
 SCOPE: Final = "appclient"
 

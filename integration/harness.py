@@ -174,7 +174,13 @@ class System:
         return f"{states}\n{self.invalidator.log()[-LOG_TAIL_CHARACTERS:]}"
 
     def lives(self) -> dict[str, str]:
-        return {node["node"]: node["life"] for node in self.status() if "life" in node}
+        """By node. Where the machine is slow a lease may lapse: a node tells its life when it is open again."""
+
+        def find() -> dict[str, str] | None:
+            found = {node["node"]: node["life"] for node in self.status() if "life" in node}
+            return found if found.keys() == {node.address for node in self.nodes} else None
+
+        return wait_until(find, "all nodes tell their life", self.describe)
 
     def wait_open(self, count: int | None = None) -> None:
         """Return when all nodes, or ``count`` of them, are open and have their stripes."""

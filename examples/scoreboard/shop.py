@@ -63,8 +63,9 @@ SHOPS: Final = {
                 "uvicorn",
                 "--workers=2",
                 "--port={port}",
-                # By default a worker that does not answer for 5 s is killed: too short on a busy machine
-                "--timeout-worker-healthcheck=60",
+                # By default a worker that does not answer for 5 s is killed: too short on a busy machine. One that is
+                # killed while it is asked is found dead after this time only
+                "--timeout-worker-healthcheck=20",
                 "--log-level=warning",
                 "examples.fastapi_shop.app:application",
             ),

@@ -40,6 +40,9 @@ REPLICA_STOP_SECONDS = 5
 ONE_FLAVOR = ("mariadb",)
 """For tests that wait long, on what has nothing to do with the database."""
 
+LAPSED = frozenset((ReadOutcome.NO_RECORD, ReadOutcome.CLOSED))
+"""As reads end where the machine is slow and a lease has lapsed meanwhile."""
+
 
 class Load:
     """A writer that changes the keys of the current round, and readers that fill keys of all rounds so far."""
@@ -141,11 +144,18 @@ def purge_logs(server: DatabaseServer) -> bool:
 
 
 def read_anew(system: System, keys: Sequence[int]) -> dict[int, Explanation]:
-    """Read as another process would, which has no copy of the nodes' records."""
+    """Read as another process would, which has no copy of the nodes' records; once more where a lease had lapsed."""
     cache = system.open_cache()
-    explanations: dict[int, Explanation] = cache.get_many("customer", keys, explain=True)
+    read: dict[int, Explanation] = {}
+
+    def read_the_rest() -> bool:
+        rest = cache.get_many("customer", [key for key in keys if key not in read], explain=True)
+        read.update((key, each) for key, each in rest.items() if each.outcome not in LAPSED)
+        return len(read) == len(keys)
+
+    wait_until(read_the_rest, "the nodes are open", system.describe)
     cache.close()
-    return explanations
+    return read
 
 
 # -- kill -9 -------------------------------------------------------------------------------------------
@@ -252,7 +262,7 @@ def test_memcached_flushed_by_a_stranger(pair: Pair, tmp_path: Path) -> None:
                 assert system.nodes[0].ask("flush_all") == "OK\r\n"
                 # In a new life, or in the same one where the record's copy was written just after the flush
                 wait_until(partial(has_joined, 1 + number), "the node is joined again", system.describe)
-                wait_until(lambda: address in system.lives(), "it is open", system.describe)
+                assert address in system.lives(), "it is open"
                 load.next_round()
         system.assert_none_stale(cache, "customer", load.keys)
 
@@ -288,13 +298,18 @@ def test_evicted_stripes_refuse_and_come_back_with_what_they_had(pair: Pair, tmp
         try:
             system.execute("UPDATE customers SET v = 1")
             system.wait_covered()
-            held = [system.find_stripe("customer", key) for key in keys]
-            make_room(system, {len(stripe.value) for stripe in held if stripe is not None})
-            reads = cache.get_many("customer", keys, explain=True)
-            assert {each.value["v"] for each in reads.values()} == {0}
-            outcomes = {each.outcome for each in reads.values()}
-            assert ReadOutcome.STRIPE_ABSENT in outcomes
-            assert outcomes <= {ReadOutcome.STRIPE_ABSENT, ReadOutcome.STRIPE}
+
+            def read_without_stripes() -> bool:
+                """Whether the reads came before the invalidator had put all stripes back."""
+                held = [system.find_stripe("customer", key) for key in keys]
+                make_room(system, {len(stripe.value) for stripe in held if stripe is not None})
+                reads = cache.get_many("customer", keys, explain=True)
+                assert {each.value["v"] for each in reads.values()} == {0}
+                outcomes = {each.outcome for each in reads.values()}
+                assert outcomes <= {ReadOutcome.STRIPE_ABSENT, ReadOutcome.STRIPE, *LAPSED}
+                return ReadOutcome.STRIPE_ABSENT in outcomes
+
+            wait_until(read_without_stripes, "a read finds no stripe", system.describe)
             # The replica lacks the change all the while, and the stripes that come back have it.
             for key in keys:
                 wait_for_outcome(cache, "customer", key, [ReadOutcome.STRIPE], system.describe)
@@ -327,11 +342,16 @@ def test_a_flushed_node_refuses_what_was_read_before_its_new_life(pair: Pair, tm
         try:
             system.execute("UPDATE customers SET v = 1")
             system.wait_covered()
-            assert node.ask("flush_all") == "OK\r\n"
-            system.wait_new_life(node, former)
+
+            def is_flushed() -> bool:
+                """The life stays the same where the record's copy was written just after the flush."""
+                assert node.ask("flush_all") == "OK\r\n"
+                system.wait_open()
+                return system.lives()[node.address] != former
+
+            wait_until(is_flushed, "the flushed node has another life", system.describe)
             system.wait_open()
-            reads = cache.get_many("customer", keys, explain=True)
-            assert {each.outcome for each in reads.values()} == {ReadOutcome.FLOOR}
+            assert find_outcomes(cache, keys) == {ReadOutcome.FLOOR}
             assert system.find_stale("customer", keys) == (0, [])
         finally:
             pair.replica.start_replication()
@@ -342,12 +362,11 @@ def test_a_flushed_node_refuses_what_was_read_before_its_new_life(pair: Pair, tm
 
 
 def find_outcomes(cache: Cache, keys: Sequence[int]) -> set[ReadOutcome]:
-    """The outcomes of reads while all nodes are open: where the machine is slow, a lease may lapse."""
-    closed = {ReadOutcome.NO_RECORD, ReadOutcome.CLOSED}
+    """The outcomes of reads while all nodes are open."""
 
     def ask() -> set[ReadOutcome] | None:
         found = {each.outcome for each in cache.get_many("customer", keys, explain=True).values()}
-        return None if found & closed else found
+        return None if found & LAPSED else found
 
     return wait_until(ask, "the nodes are open")
 

@@ -211,7 +211,7 @@ def test_a_hanging_replica_is_left(trio: Trio) -> None:
     finally:
         first.resume()
     assert second is not first
-    assert "does not answer" in "".join(follower.errors)
+    assert "does not tell its state" in "".join(follower.errors)
     follower.finish()
 
 

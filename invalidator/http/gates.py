@@ -32,7 +32,6 @@ BODY_SECONDS: Final = 10.0
 SCHEMAS: Final = "/v1/schemas/"
 SCOPES: Final[Mapping[tuple[str, str], frozenset[HttpScope]]] = {
     ("GET", "/metrics"): frozenset({"read"}),
-    ("GET", "/docs"): frozenset({"read"}),
     ("GET", "/openapi.json"): frozenset({"read"}),
     ("GET", "/v1/status"): frozenset({"read"}),
     ("GET", "/v1/overview"): frozenset({"read"}),

@@ -136,13 +136,13 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
         described = request.app.openapi()["paths"].get(path)
         headers = {"allow": ", ".join(described).upper()} if described else headers
     message = f"{request.method} {path}: {error.detail}"
-    return refuse(error.status_code, name, message, "see /docs for what is served", headers)
+    return refuse(error.status_code, name, message, "see /openapi.json for what is served", headers)
 
 
 async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-    return refuse(422, "FormatError", "; ".join(problems), "see /docs for what is taken")
+    return refuse(422, "FormatError", "; ".join(problems), "see /openapi.json for what is taken")
 
 
 async def _on_bug(_: Request, error: Exception) -> JSONResponse:

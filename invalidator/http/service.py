@@ -65,8 +65,13 @@ def create_api(
     """
     # Where a token is demanded, no page of another name can bring it.
     gates = (401, 403) if grants else (421,)
+    # The framework's pages about the API load scripts from other hosts
     api = FastAPI(
-        title="freshness invalidator", version=__version__, responses=describe_refusals(*gates, 500)
+        title="freshness invalidator",
+        version=__version__,
+        responses=describe_refusals(*gates, 500),
+        docs_url=None,
+        redoc_url=None,
     )
     hub = streams or StreamHub(StreamOpener(lambda: invalidator.config, invalidator.find_times))
     feed = overview or OverviewFeed(Overview(invalidator).read)

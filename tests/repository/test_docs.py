@@ -286,7 +286,7 @@ def test_every_address_of_the_http_service_is_documented(tmp_path: Path) -> None
     api = create_api(Invalidator(load_config(path, ENVIRONMENT)), dict)
     served = set(api.openapi()["paths"])
     documented = set(re.findall(r"^\| `(/[^`]*)`", (DOCS / "http.md").read_text(), re.MULTILINE))
-    assert documented == served | {str(api.docs_url)}
+    assert documented == served | {str(api.openapi_url)}
 
 
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bucket", "_count", "_sum")}

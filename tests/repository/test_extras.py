@@ -231,13 +231,13 @@ except ConfigError as error:
 
 PARTS: Final = {
     "appclient": ("appclient", "appclient.testing"),
-    "async": ("appclient:AsyncCache", "appclient.testing.loop"),
+    "async": ("appclient:AsyncCache", "appclient.async_cache", "appclient.testing.loop"),
     "django": ("appclient.django", "appclient.testing.django"),
     "sqlalchemy": ("appclient.sqlalchemy",),
     "starlette": ("appclient.starlette",),
     "flask": ("appclient.flask",),
-    "prometheus": ("appclient:PrometheusTelemetry",),
-    "opentelemetry": ("appclient:OpenTelemetry",),
+    "prometheus": ("appclient:PrometheusTelemetry", "appclient.prometheus"),
+    "opentelemetry": ("appclient:OpenTelemetry", "appclient.opentelemetry"),
     "invalidator": ("invalidator.cli",),
     "spark": ("spark.audit.__main__", "spark.live.__main__", "spark.sink.__main__", "spark.archive.__main__"),
 }

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
+from starlette.routing import Route
 
 from freshness.config.reader import load_config
 from integration.servers.process import find_free_port
@@ -251,6 +253,16 @@ def test_the_page_asks_for_its_own_files_alone(invalidator: Invalidator) -> None
     names.feed(response.text)
     assert {f"/{name}" for name in names.asked} == PAGE_FILES.keys() - {"/"}
     assert names.refused == []
+
+
+def test_it_is_the_only_page(invalidator: Invalidator) -> None:
+    """Those of the web framework load scripts from other hosts."""
+    api = create_api(invalidator, dict)
+    own = {route.path for route in api.routes if isinstance(route, APIRoute)}
+    beside = {route.path for route in api.routes if isinstance(route, Route)} - own
+    assert beside == {api.openapi_url}
+    client = TestClient(api, base_url=LOCAL)
+    assert [client.get(path).status_code for path in ("/docs", "/redoc")] == [404, 404]
 
 
 @pytest.mark.parametrize("path", PAGE_FILES)
