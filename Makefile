@@ -47,16 +47,22 @@ test: setup lint types architecture ## all checks, and all tests but the slow on
 .PHONY: slow
 slow: setup ## the tests that take a minute and more or need a browser, which `make test` leaves out
 	@$(PROVISION) browser
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not vitess and not kafka" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not long" $(ARGS)
 
-# Tests of what is in the application's own process, whatever the servers are.
-NOT_NEWER = agents herds orm_benchmark own_pool process_models telemetry web
+.PHONY: long
+long: setup ## the slow tests of full size, and of the other flavor, which `make slow` leaves out
+	@$(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
+
+# Tests of the servers, and of what depends on their versions.
+NEWER = servers freshness stream $(addprefix appclient/test_, cache.py composite_keys.py copies.py keys.py large_values.py \
+	lists.py read_your_writes.py unique_keys.py) $(addprefix invalidator/test_, binlog.py checkup.py failover.py \
+	fill_from_log.py foreign_keys.py misconfigurations.py preflight.py process.py promotion.py replica_choice.py \
+	replicas.py row_digest.py rowdecoder.py)
 .PHONY: newer
 newer: setup ## tests of the stream, the library and the invalidator on later servers, which are got first
 	@$(PROVISION) newer
 	@$(BIN)/python -m pytest --newer -n $(WORKERS) -m "not slow and not vitess and not kafka" -k "not mysql" \
-		$(addprefix integration/,servers freshness stream appclient invalidator) \
-		$(patsubst %,--ignore=integration/appclient/test_%.py,$(NOT_NEWER)) $(ARGS)
+		$(addprefix integration/,$(NEWER)) $(ARGS)
 
 # Those that need no more of a server than MySQL 8.0 has from the beginning on.
 OLDER = servers/test_servers.py stream/test_update_stream.py stream/test_merged_stream.py \
@@ -136,16 +142,14 @@ dist: venv ## the wheel and the source distribution, in dist/
 
 .PHONY: sbom
 sbom: venv ## what the package needs with all extras, in the pinned versions: dist/freshness.cdx.json (CycloneDX)
-	@$(BIN)/python -m pip --disable-pip-version-check install -q uv
 	@mkdir -p build dist
-	@$(BIN)/uv pip compile -q --all-extras --no-annotate --no-header --python-version 3.11 -c requirements.txt \
+	@$(BIN)/uv pip compile -q --all-extras --no-annotate --no-header -c requirements.txt \
 		pyproject.toml -o build/sbom.txt
 	@$(BIN)/cyclonedx-py requirements build/sbom.txt --pyproject pyproject.toml --output-reproducible \
 		--output-format JSON --output-file dist/freshness.cdx.json
 
 .PHONY: pins
 pins: venv ## make requirements.txt anew from requirements.in
-	@$(BIN)/python -m pip --disable-pip-version-check install -q uv
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-strip-extras \
 		--custom-compile-command "make pins" $(ARGS) requirements.in -o requirements.txt
 

@@ -118,8 +118,8 @@ class Verb:
     ("flavor", "keeps_gtids"),
     [
         pytest.param("mysql", True, id="mysql-replicated"),
-        pytest.param("mysql", False, id="mysql-copied"),
-        pytest.param("mariadb", True, id="mariadb-replicated"),
+        pytest.param("mysql", False, id="mysql-copied", marks=pytest.mark.long),
+        pytest.param("mariadb", True, id="mariadb-replicated", marks=pytest.mark.long),
         pytest.param("mariadb", False, id="mariadb-copied"),
     ],
 )

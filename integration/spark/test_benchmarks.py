@@ -39,6 +39,7 @@ def test_every_contestant_of_the_audit_finds_what_is_planted(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_arrays_say_of_a_million_events_what_the_judge_says(tmp_path: Path) -> None:
     """Of each of them, where an audit shows the judge only those that arrays do not find right."""

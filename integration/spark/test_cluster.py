@@ -25,7 +25,7 @@ from tests.unit.invalidator.archive.archive_world import NOW_US, World, message
 
 SEEDS: Final = range(30)
 PARTITIONS: Final = 4
-HOURS: Final = 80
+HOURS: Final = 40
 HOUR_US: Final = 3_600_000_000
 
 
@@ -98,7 +98,7 @@ def test_a_cluster_whose_processes_are_killed_says_what_one_process_says(
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """480 transactions in 240 files of 80 hours."""
+    """480 transactions in 240 files of 40 hours."""
     numbers = range(11, 491)
     with World(tmp_path / "archive", RotationPolicy(rows_max=2), begins_at=10) as world:
         for place, number in enumerate(numbers):

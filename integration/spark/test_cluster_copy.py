@@ -22,7 +22,7 @@ from spark.copy.state import CopyState, read_state
 from spark.copy.table import KEY
 
 TABLE: Final = "customers"
-ROWS: Final = 1_000
+ROWS: Final = 500
 ROWS_PER_RANGE: Final = 100
 
 

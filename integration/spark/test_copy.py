@@ -95,7 +95,7 @@ def in_copy(session: SparkSession, out: Path, table: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+@pytest.mark.parametrize("flavor", [pytest.param("mysql", marks=pytest.mark.long), "mariadb"])
 def test_a_copy_that_is_made_while_rows_change_is_exact_and_only_moves_forward(
     system: System, session: SparkSession, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

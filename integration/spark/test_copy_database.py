@@ -271,7 +271,7 @@ def options(system: System, address: ServerAddress, port: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flavor", ["mariadb", "mysql"])
+@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
 def test_a_copy_in_a_database_of_the_other_kind_follows_all_changes(
     system: System,
     other: DatabaseServer,

@@ -139,6 +139,7 @@ def run(flavor: Flavor, tmp_path: Path, session: SparkSession) -> Iterator[Run]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("flavor", [pytest.param("mariadb", marks=pytest.mark.long), "mysql"])
 def test_every_way_out_of_the_log_ends_with_what_the_servers_had(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def system(pair: Pair, tmp_path: Path) -> Iterator[System]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flavor", ["mysql", "mariadb"])
+@pytest.mark.parametrize("flavor", ["mysql", pytest.param("mariadb", marks=pytest.mark.long)])
 def test_tables_are_what_select_gave_then(
     system: System, session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

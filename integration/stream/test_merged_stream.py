@@ -359,7 +359,7 @@ class Trouble:
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow
-@pytest.mark.parametrize("flavor", ["mariadb", "mysql"])
+@pytest.mark.parametrize("flavor", ["mariadb", pytest.param("mysql", marks=pytest.mark.long)])
 def test_every_row_change_comes_once_over_reshards_crashes_and_purges(
     flavor: Flavor, port: int, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -20,6 +21,9 @@ from packaging.utils import canonicalize_name
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("appclient", "freshness", "invalidator", "spark")
+EXTRAS: Final = tuple(
+    tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+)
 CONFIG: Final = """[cache]
 nodes = ["127.0.0.1:1"]
 namespace = "shop"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tomllib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -17,17 +16,14 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from tests.repository.environment import (
-    CHECKOUT,
     CONFIG,
+    EXTRAS,
     build_wheel,
     copy_sources,
     find_needed,
     make_environment,
 )
 
-EXTRAS: Final = tuple(
-    tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-)
 SYSTEM: Final = """
 from appclient.testing import FakeSystem
 system = FakeSystem("freshness.toml", "CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT)")

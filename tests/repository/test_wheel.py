@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import pytest
+from packaging.utils import canonicalize_name
 
-from tests.repository.environment import CHECKOUT, PACKAGES, build_sdist, build_wheel, copy_sources
+from tests.repository.environment import (
+    CHECKOUT,
+    EXTRAS,
+    PACKAGES,
+    build_sdist,
+    build_wheel,
+    copy_sources,
+    find_needed,
+)
 
 APPLICATION: Final = """
 from dataclasses import dataclass
@@ -260,3 +272,26 @@ def test_the_documented_example_of_a_class_is_typed(python: Path, tmp_path: Path
     found = check_types(python, tmp_path, example + "wrong: Customer = customers.get(42)\n")
     assert 'variable has type "Customer"' in found
     assert "Found 1 error" in found
+
+
+@pytest.mark.slow
+def test_the_bill_of_materials_has_what_all_extras_need(tmp_path: Path) -> None:
+    """It asks the package index, as whoever publishes a release does."""
+    copy_sources(tmp_path)
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(CHECKOUT / name, tmp_path / name)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    # The environment is there, and must not be made one of these sources
+    ended = subprocess.run(
+        ["make", "sbom", "PROVISION=true"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stderr
+    bill = json.loads((tmp_path / "dist" / "freshness.cdx.json").read_text())
+    assert bill["metadata"]["component"]["name"] == "freshness"
+    listed = {canonicalize_name(each["name"]): each["version"] for each in bill["components"]}
+    assert listed == {name: metadata.version(name) for name in find_needed(build_wheel(tmp_path), EXTRAS)}
