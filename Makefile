@@ -50,7 +50,7 @@ slow: setup ## the tests that take a minute and more or need a browser, which `m
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not long" $(ARGS)
 
 .PHONY: long
-long: setup ## the slow tests of full size, and of the other flavor, which `make slow` leaves out
+long: setup ## the slow tests that take minutes, and of the other flavor, which `make slow` leaves out
 	@$(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
 
 # Tests of the servers, and of what depends on their versions.

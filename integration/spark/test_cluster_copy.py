@@ -22,7 +22,7 @@ from spark.copy.state import CopyState, read_state
 from spark.copy.table import KEY
 
 TABLE: Final = "customers"
-ROWS: Final = 500
+ROWS: Final = 1_000
 ROWS_PER_RANGE: Final = 100
 
 
@@ -65,6 +65,7 @@ def has(state: CopyState, seen: Seen, lineage: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_copy_and_its_past_are_what_select_gave_though_processes_are_killed(
     system: System, cluster: Cluster, port: int, tmp_path: Path
