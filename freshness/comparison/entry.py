@@ -22,7 +22,7 @@ from freshness.algorithm.rule import ObjectPolicy, find_hit_refusal, find_record
 from freshness.comparison.scope import ComparisonScope
 from freshness.errors import FormatError, FreshnessError
 from freshness.keys.keycolumn import ColumnKind
-from freshness.nodes.metadump import open_entry_keys
+from freshness.nodes.listing import open_entry_keys
 from freshness.objects.registry import ObjectDefinition
 from freshness.values.codec import decode_value, encode_value
 
@@ -69,7 +69,7 @@ def read_node(
 ) -> Iterator[NodeEntry]:
     """All entries of the namespace on one node; after a failure, one `UNAVAILABLE` row and no more."""
     try:
-        with open_entry_keys(node.name, scope.namespace, sleep) as keys:
+        with open_entry_keys(scope.access, node.name, scope.namespace, sleep) as keys:
             began, count = clock(), 0
             while batch := list(islice(keys, ENTRIES_PER_BATCH_MAX)):
                 yield from read_batch(scope, node, batch)

@@ -14,7 +14,7 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ OLDEST_VERSION: Final = (1, 6, 13)
 """Meta commands are final since 1.6.10; ``md`` ignores its C flag before 1.6.13, so that a conditional delete
 would remove what it did not see."""
 
+LINES_BYTES: Final = 262_144
 RECEIVE_BYTES: Final = 16_384
 RECEIVE_MORE_BYTES: Final = 262_144
 STRIKES_PER_WRITE: Final = 1000
@@ -205,6 +206,23 @@ class MemcachedNode:
         self._plan = None
         self._received = b""
         self._receive_bytes = RECEIVE_BYTES
+
+    def read_lines(self, command: bytes) -> Generator[bytes]:
+        """The lines of the answer to a command that is no request, without their ``\\n``, as they come, until the
+        server closes the connection. At the end it is closed in any case. Fails as `send`."""
+        assert self._plan is None, "another answer within a flow"
+        rest = b""
+        try:
+            connected = self._socket or self._open()
+            connected.sendall(command)
+            while received := connected.recv(LINES_BYTES):
+                *lines, rest = (rest + received).split(b"\n")
+                yield from lines
+        except Exception as error:
+            self._fail(error)
+            raise
+        finally:
+            self.close()
 
     # -- the connection --------------------------------------------------------------------------------
 

@@ -3,56 +3,43 @@
 The crawler walks the hash table, in which an item stays where it is. ``all`` walks the lists of a living cache, and
 reads move items between those: on a node that was read meanwhile it listed 1,597 of 4,000 keys (memcached 1.6.18).
 The dump is taken as fast as it comes and kept in a temporary file, so that the crawler never waits for us.
-Never a partial list as if it were whole: a dump without its END raises. Called by ``freshness.comparison``.
+Never a partial list as if it were whole: a dump without its END raises. Called by ``freshness.nodes.listing``.
 """
 
 from __future__ import annotations
 
-import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import chain
-from typing import IO, Final
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import IO, Final, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
-from freshness.config.access import NodeAccess, NodeLogin
-from freshness.config.hostport import parse_host_port
-from freshness.errors import ConfigError, NodeUnavailable, NodeUnsuitable
-
-TIMEOUT_SECONDS: Final = 5.0
-"""The longest wait for the next bytes of the dump."""
+from freshness.errors import NodeUnavailable, NodeUnsuitable
 
 BUSY_RETRIES_MAX: Final = 40
 BUSY_WAIT_SECONDS: Final = 0.25
 """The crawler serves one client at a time, and the node itself."""
 
 _COMMAND: Final = b"lru_crawler metadump hash\r\n"
-_RECEIVE_BYTES: Final = 262_144
 
 
 class _Busy(Exception):
     """The crawler is at work for somebody else."""
 
 
-def require_listing(access: NodeAccess) -> None:
-    """Raises `ConfigError` for nodes whose keys are not listed here."""
-    if access.backend != "memcached":
-        raise ConfigError(
-            f'cache.backend = "{access.backend}": the entries of its nodes are not listed',
-            hint="only memcached lists its keys as this reads them; `spark.audit` audits a recorded history instead",
-        )
-    if access.login != NodeLogin():
-        raise ConfigError(
-            "entries are listed without TLS and without a login, and the configuration has one",
-            hint="`spark.audit` audits a recorded history instead, and opens no node",
-        )
+class DumpingNode(Protocol):
+    """A `freshness.nodes.memcached.MemcachedNode`."""
+
+    name: str
+
+    def read_lines(self, command: bytes) -> Generator[bytes]:
+        """The lines of the answer, until the server closes the connection. Raises `NodeUnavailable`."""
 
 
 @contextmanager
-def open_entry_keys(
-    node: str, namespace: str, sleep: Callable[[float], None] = time.sleep
+def open_dump(
+    node: DumpingNode, namespace: str, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Iterator[bytes]]:
     """The keys of entries, without stripes and node records, as they come in the dump.
 
@@ -69,45 +56,31 @@ def open_entry_keys(
                 sleep(BUSY_WAIT_SECONDS)
         else:
             raise NodeUnavailable(
-                f"memcached {node}: its crawler was busy at {BUSY_RETRIES_MAX} tries",
+                f"memcached {node.name}: its crawler was busy at {BUSY_RETRIES_MAX} tries",
                 hint="another program dumps its keys; try again when that is done",
             )
         spool.seek(0)
         yield (line.rstrip(b"\n") for line in spool)
 
 
-def _dump(node: str, namespace: str, spool: IO[bytes]) -> None:
+def _dump(node: DumpingNode, namespace: str, spool: IO[bytes]) -> None:
     # Most lines of a cache that is not full; a line that is spelled otherwise is left out below
     encoded = b"key=" + quote(namespace, safe="").encode()
     stripes = (encoded + b"%3A%21", encoded + b"%3A!")
-    try:
-        with socket.create_connection(parse_host_port(node), TIMEOUT_SECONDS) as connection:
-            connection.sendall(_COMMAND)
-            for line in chain.from_iterable(_blocks(connection)):
-                if line.startswith(stripes):
-                    continue
-                line = line.rstrip(b"\r")
-                if line in (b"END", b"NOTSTARTED no items to crawl"):
-                    return
-                key = find_entry_key(line, node, namespace)
-                if key is not None:
-                    spool.write(key + b"\n")
-    except OSError as error:
-        raise NodeUnavailable(
-            f"memcached {node}: listing its keys failed: {error or type(error).__name__}",
-            hint="see that memcached runs there and is reachable; nothing was concluded from the silence",
-        ) from error
-
-
-def _blocks(connection: socket.socket) -> Iterator[list[bytes]]:
-    """Whole lines, as many as have come together."""
-    rest = b""
-    while True:
-        received = connection.recv(_RECEIVE_BYTES)
-        if not received:
-            raise ConnectionResetError("the server closed the connection before END")
-        *lines, rest = (rest + received).split(b"\n")
-        yield lines
+    with closing(node.read_lines(_COMMAND)) as lines:
+        for line in lines:
+            if line.startswith(stripes):
+                continue
+            line = line.rstrip(b"\r")
+            if line in (b"END", b"NOTSTARTED no items to crawl"):
+                return
+            key = find_entry_key(line, node.name, namespace)
+            if key is not None:
+                spool.write(key + b"\n")
+    raise NodeUnavailable(
+        f"memcached {node.name}: listing its keys failed: the server closed the connection before END",
+        hint="see that memcached runs there and is reachable; nothing was concluded from the silence",
+    )
 
 
 def find_entry_key(line: bytes, node: str, namespace: str) -> bytes | None:
@@ -123,7 +96,11 @@ def find_entry_key(line: bytes, node: str, namespace: str) -> bytes | None:
     key = line[4:].split(b" ", 1)[0].replace(b"%3A", b":")
     if b"%" in key:
         key = unquote_to_bytes(key)
-    prefix = namespace.encode() + b":"
-    is_entry = key.startswith(prefix) and not key.startswith(prefix + b"!")
     # No key of ours holds a line end; one that does is another program's.
-    return key if is_entry and b"\n" not in key else None
+    return key if is_entry_key(key, namespace) and b"\n" not in key else None
+
+
+def is_entry_key(key: bytes, namespace: str) -> bool:
+    """Whether it is the key of an entry in the namespace, and not of a stripe or a node record."""
+    prefix = namespace.encode() + b":"
+    return key.startswith(prefix) and not key.startswith(prefix + b"!")

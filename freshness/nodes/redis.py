@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -73,6 +74,10 @@ IDENTITY_BYTES: Final = 80
 
 NO_VERSION: Final = 0
 """The version of an item that others wrote: no item of ours has it, so no compare-and-swap matches it."""
+
+KEYS_PER_SCAN: Final = 1_000
+"""Places of its table that the server looks at for one answer: a fraction of a millisecond, in which it serves
+nobody else."""
 
 TOO_LARGE: Final = "object too large for cache"
 UNREACHABLE_HINT: Final = "see that Redis runs there and is reachable; nothing was concluded from the silence"
@@ -329,6 +334,25 @@ class RedisNode:
             "CONFIG": {} if isinstance(config, ResponseError) else _pairs(config),
             "TIME": {} if isinstance(now, ResponseError) else {"seconds": now[0].decode()},
         }
+
+    def scan(self, prefix: bytes) -> Iterator[bytes]:
+        """The keys that begin so, by SCAN: one that is there all the while comes, perhaps twice. Fails as `send`."""
+        pattern, cursor = re.sub(rb"[*?\[\]\\^]", rb"\\\g<0>", prefix) + b"*", b"0"
+        while True:
+            assert self._pending is None, "scan within a flow"
+            try:
+                connection = self._connection or self._open()
+                self._write(connection, [("SCAN", cursor, "MATCH", pattern, "COUNT", KEYS_PER_SCAN)])
+                (answer,) = self._read(connection, 1)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            if isinstance(answer, ResponseError):
+                self._raise_refusal("SCAN", answer)
+            cursor, keys = answer
+            yield from keys
+            if cursor == b"0":
+                return
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from appclient import Cache
 from freshness.config.reader import load_config
 from integration.harness import System, plant, run_cli, running_system, wait_for_hits, wait_until
-from integration.servers import Pair
+from integration.servers import Memcached, Pair
+from integration.servers.redis import Redis
 from invalidator.probe.prober import ProbePlan
 from invalidator.probe.process import ProbeProcess
 from invalidator.probe.report import ProbeSummary
@@ -23,16 +24,23 @@ from invalidator.probe.tally import SWEEP, ProbeTally, Verdict
 
 KEYS = range(1, 9)
 SCALES = (0.3, 2.0)
-PATIENT = {"lease_seconds": 10, "max_staleness_seconds": 40}
+PATIENT: Final[dict[str, Any]] = {"lease_seconds": 10, "max_staleness_seconds": 40}
 """Leases that outlive a pause of the invalidator: old values are served meanwhile, within the bound."""
 
 
 @contextmanager
 def cached_system(
-    pair: Pair, folder: Path, *, has_replica: bool = False, **cache: Any
+    pair: Pair,
+    folder: Path,
+    *,
+    has_replica: bool = False,
+    kind: type[Memcached | Redis] = Memcached,
+    **cache: Any,
 ) -> Iterator[tuple[System, Cache]]:
     """Eight customers, all of them cached."""
-    with running_system(pair, folder, has_replica=has_replica, cache=cache) as system:
+    settings = {"backend": kind.technology, **cache}
+    nodes: list[Any] = [kind(), kind()]
+    with running_system(pair, folder, nodes=nodes, has_replica=has_replica, cache=settings) as system:
         rows = ", ".join(f"({key}, 'n{key}', 0)" for key in KEYS)
         system.execute(f"INSERT INTO customers VALUES {rows}")
         system.settle()
@@ -77,10 +85,11 @@ def change_outside_the_log(system: System, sql: str) -> None:
         cursor.execute(sql)
 
 
+@pytest.mark.parametrize("kind", [Memcached, Redis])
 def test_a_row_that_was_changed_outside_the_log_is_found_and_its_entry_removed(
-    pair: Pair, tmp_path: Path
+    pair: Pair, kind: type[Memcached | Redis], tmp_path: Path
 ) -> None:
-    with cached_system(pair, tmp_path) as (system, cache):
+    with cached_system(pair, tmp_path, kind=kind) as (system, cache):
         with probing(system, sweep_seconds=0.5, repairs=True) as tally:
             change_outside_the_log(system, "UPDATE customers SET name = 'other' WHERE id = 3")
             assert cache.get("customer", 3)["name"] == "n3", "it was invalidated: there is no fault to find"

@@ -6,9 +6,7 @@ On one shard and on several: real servers, of a MySQL that stands in for Vitess'
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appclient import Cache, LoaderConnection
-from freshness.algorithm.request import Add, Get, Stored
 from freshness.config.reader import load_config
 from freshness.config.settings import Config
 from freshness.database.schema import load_registry
-from freshness.nodes.memcached import MemcachedNode
-from freshness.nodes.metadump import open_entry_keys
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import (
     CUSTOMERS_TABLE,
@@ -35,8 +30,9 @@ from integration.harness import (
 from integration.harness import plant as plant_value
 from integration.invalidator.test_reshard import deployment
 from integration.invalidator.test_reshard import open_cache as open_reshard_cache
-from integration.servers import Memcached, Pair
+from integration.servers import Pair
 from integration.servers.program import InvalidatorProcess
+from integration.servers.redis import Redis
 from integration.shards import start_shards
 from integration.vitess import test_keyspace as vitess
 from spark.live import __main__ as command
@@ -186,6 +182,27 @@ def test_a_node_that_does_not_answer_is_not_green(
     assert answer["poisoned"] == 0
 
 
+def test_the_entries_of_redis_are_audited(
+    pair: Pair, session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes: list[Any] = [Redis(), Redis()]
+    with running_system(pair, tmp_path, nodes=nodes, cache={"backend": "redis"}) as system:
+        rows = ", ".join(f"({key}, 'n', 0)" for key in KEYS)
+        system.execute(f"INSERT INTO customers VALUES {rows}")
+        system.settle()
+        cache = system.open_cache()
+        wait_for_hits(cache, "customer", KEYS, system.describe)
+        code, clean = audit_surely(system.config_path, session, capsys)
+        assert (code, clean["live"], clean["compared"]) == (0, len(KEYS), len(KEYS)), clean
+        with system.pair.primary.connect("shop") as connection, connection.cursor() as cursor:
+            cursor.execute("SET SESSION sql_log_bin = 0")
+            cursor.execute("UPDATE customers SET name = 'other' WHERE id = 7")
+        code, found = audit_surely(system.config_path, session, capsys, "--repair")
+        assert (code, found["poisoned"], found["repaired"]) == (POISONED, 1, 1), found
+        assert cache.get("customer", 7)["name"] == "other"
+        cache.close()
+
+
 # -- several shards ------------------------------------------------------------------------------------------------
 
 
@@ -283,36 +300,6 @@ def test_a_keyspace_of_vitess_is_audited_on_its_shards(
         customers = sorted(KEYS, key=cluster.shards[1].contains)
         keys = {"customer": customers, "order": [100 + key for key in customers], "profile": customers[:5]}
         audit_two_shards(made.path, cache, keys, session, capsys, invalidator.log)
-
-
-def test_all_keys_of_a_node_that_is_read_meanwhile_are_listed() -> None:
-    """A read moves an item between memcached's lists; a walk over those listed two of five keys."""
-    keys = [b"shop:customer:%d" % number for number in range(4000)]
-    with Memcached() as server:
-        readers = [MemcachedNode(server.address) for _ in range(2)]
-        with open_entry_keys(server.address, "shop") as none:
-            assert list(none) == []
-        assert all(
-            isinstance(reply, Stored) for reply in readers[0].perform([Add(key, b"x", 0) for key in keys])
-        )
-        is_over = threading.Event()
-
-        def read(node: MemcachedNode) -> None:
-            while not is_over.is_set():
-                node.perform(list(map(Get, keys)))
-
-        with ThreadPoolExecutor(len(readers)) as pool:
-            reads = [pool.submit(read, node) for node in readers]
-            try:
-                for _ in range(20):
-                    with open_entry_keys(server.address, "shop") as found:
-                        assert sorted(found) == sorted(keys)
-            finally:
-                is_over.set()
-            for each in reads:
-                each.result()
-        for node in readers:
-            node.close()
 
 
 def test_a_wrong_configuration_is_told_in_one_line(

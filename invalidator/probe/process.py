@@ -15,9 +15,9 @@ from freshness.comparison.connections import Connections
 from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX
 from freshness.comparison.scope import load_scope
 from freshness.config.settings import Config
-from freshness.errors import ConfigError, FreshnessError
+from freshness.errors import FreshnessError
 from freshness.keys.placement import Placement
-from freshness.nodes.metadump import open_entry_keys, require_listing
+from freshness.nodes.listing import open_entry_keys, require_listing
 from invalidator.probe.prober import ProbePlan, Prober
 from invalidator.probe.schedule import Budget
 from invalidator.probe.tally import ProbeTally
@@ -42,10 +42,11 @@ class ProbeProcess:
     tally: ProbeTally = field(default_factory=ProbeTally)
 
     def run(self, seconds: float | None = None) -> None:
-        """Probe until told to stop, or for so long. Raises what ends a stream."""
+        """Probe until told to stop, or for so long. Raises what ends a stream, and `ConfigError` where it cannot."""
         ends_at = None if seconds is None else time.monotonic() + seconds
         while not self._is_over(ends_at):
             config = self.read_config()
+            require_listing(config.cache.access)
             with ExitStack() as stack:
                 prober = self._open(config, stack)
                 opener = StreamOpener(self.read_config)
@@ -54,17 +55,15 @@ class ProbeProcess:
                     opened = opener.open(name, minimize_skew=False, pause_seconds=POLL_SECONDS)
                     stack.callback(opened.stream.close)
                     streams.append(opened)
-                sweeps = find_sweeps(config, prober)
-                if sweeps is not None:
-                    stack.callback(sweeps.close)
+                sweeps = Sweeps(config, prober)
+                stack.callback(sweeps.close)
                 is_behind = False
                 while self.read_config() is config and not self._is_over(ends_at):
                     # Not woken by each change: most of them are not sampled
                     time.sleep(0 if is_behind else POLL_SECONDS)
                     is_behind = sum(_take(opened, prober) for opened in streams) > 0
                     prober.run_due()
-                    if sweeps is not None:
-                        sweeps.run_due()
+                    sweeps.run_due()
                 self._settle(prober)
 
     def sweep_once(self) -> None:
@@ -111,16 +110,6 @@ def _take(opened: OpenedStream, prober: Prober) -> bool:
     return True
 
 
-def find_sweeps(config: Config, prober: Prober) -> Sweeps | None:
-    """None where the nodes do not list their entries; the log says so."""
-    try:
-        require_listing(config.cache.access)
-    except ConfigError as error:
-        log.warning("no sweeps, only changes are followed: %s", error.message)
-        return None
-    return Sweeps(config, prober)
-
-
 class Sweeps:
     """Lists the entries of all nodes again and again, and has the sampled ones compared, no faster than the rate."""
 
@@ -153,9 +142,10 @@ class Sweeps:
     def _list(self) -> Generator[bytes]:
         """The sampled keys, each from the node that readers ask for it."""
         samples, node_for = self._prober.plan.samples, self._node_for
-        for node in self._config.cache.nodes:
+        cache = self._config.cache
+        for node in cache.nodes:
             try:
-                with open_entry_keys(node, self._config.cache.namespace) as keys:
+                with open_entry_keys(cache.access, node, cache.namespace) as keys:
                     yield from (key for key in keys if samples(key) and node_for(key) == node)
             except FreshnessError as error:
                 self._prober.tally.note_error(str(error))

@@ -20,7 +20,7 @@ with required_packages("spark.live", "spark"):
 
     from freshness.comparison.scope import load_scope
     from freshness.config.reader import load_config
-    from freshness.nodes.metadump import require_listing
+    from freshness.nodes.listing import require_listing
     from spark.arguments import parse_arguments
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.live.job import audit
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
         scope = load_scope(config, carries_passwords=True)
         used = session if session is not None else open_session("freshness audit_live", options.master)
         try:
-            require_encryption(used, scope.servers)
+            require_encryption(used, [*scope.servers, scope.access.login])
             summary = audit(used, scope, repairs=options.repair)
         finally:
             if session is None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator
 from typing import Final
 
 import pytest
 
 from freshness.errors import NodeUnavailable, NodeUnsuitable
-from freshness.nodes.metadump import BUSY_RETRIES_MAX, find_entry_key, open_entry_keys
+from freshness.nodes.metadump import BUSY_RETRIES_MAX, find_entry_key, open_dump
 
 NODE: Final = "127.0.0.1:11211"
 
@@ -39,29 +36,18 @@ def test_a_node_that_does_not_dump_is_told() -> None:
         find_entry_key(b"CLIENT_ERROR lru crawler disabled", NODE, "shop")
 
 
-@contextmanager
-def dumping(answers: Sequence[bytes]) -> Iterator[str]:
-    """A server that gives one answer for each connection, the last one for ever, and closes it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        left = list(answers)
+class DumpingNode:
+    """Gives one answer for each command, the last one for ever, and closes the connection."""
 
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return  # the test is over
-                with connection:
-                    connection.recv(1000)
-                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+    name = NODE
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.getsockname()[1]}"
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    def __init__(self, *answers: bytes) -> None:
+        self._left = list(answers)
+
+    def read_lines(self, command: bytes) -> Generator[bytes]:
+        assert command == b"lru_crawler metadump hash\r\n"
+        answer = self._left.pop(0) if len(self._left) > 1 else self._left[0]
+        yield from answer.split(b"\n")[:-1]
 
 
 WHOLE: Final = b"key=shop%3Ac%3A1 exp=0\nkey=shop%3Ac%3A2 exp=0\r\nEND\r\n"
@@ -78,7 +64,7 @@ WHOLE: Final = b"key=shop%3Ac%3A1 exp=0\nkey=shop%3Ac%3A2 exp=0\r\nEND\r\n"
 )
 def test_a_dump_is_read(answers: list[bytes], keys: list[bytes], waits: int) -> None:
     slept: list[float] = []
-    with dumping(answers) as node, open_entry_keys(node, "shop", slept.append) as found:
+    with open_dump(DumpingNode(*answers), "shop", slept.append) as found:
         assert list(found) == keys
     assert len(slept) == waits
 
@@ -89,9 +75,8 @@ def test_a_dump_is_read(answers: list[bytes], keys: list[bytes], waits: int) -> 
 def test_a_dump_that_is_cut_or_never_given_is_no_empty_one(answer: bytes, message: str) -> None:
     slept: list[float] = []
     with (
-        dumping([answer]) as node,
         pytest.raises(NodeUnavailable, match=message),
-        open_entry_keys(node, "shop", slept.append),
+        open_dump(DumpingNode(answer), "shop", slept.append),
     ):
         pass
     assert len(slept) in (0, BUSY_RETRIES_MAX)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
+from pyspark.sql import SparkSession
 from rich.console import Console
 
 from freshness.comparison import comparison, entry
 from freshness.comparison.comparison import EntryVerdict
+from freshness.comparison.scope import ComparisonScope
+from freshness.config.access import NodeAccess, NodeLogin
 from freshness.config.reader import load_config
 from freshness.errors import ConfigError
-from freshness.nodes.metadump import require_listing
+from freshness.nodes.listing import require_listing
+from spark.live import __main__ as command
 from spark.live.report import (
     EXAMPLES_MAX,
     AuditSummary,
@@ -28,12 +32,35 @@ CHECKOUT: Final = Path(__file__).resolve().parents[4]
 NODE: Final = "127.0.0.1:11211"
 
 
-def test_nodes_that_want_a_login_are_refused(tmp_path: Path) -> None:
+def test_nodes_inside_a_program_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "freshness.toml"
     text = (CHECKOUT / "README.md").read_text().partition("```toml\n")[2].partition("```")[0]
-    path.write_text(text.replace("[cache]\n", "[cache]\ntls = true\n"))
-    with pytest.raises(ConfigError, match="without TLS and without a login"):
+    path.write_text(text.replace("[cache]\n", '[cache]\nbackend = "memory"\n'))
+    with pytest.raises(ConfigError, match="nobody else lists them"):
         require_listing(load_config(path, {"SHOP_PASSWORD": "x"}).cache.access)
+
+
+class ClusterSession:
+    """A session of a cluster that encrypts nothing."""
+
+    conf: Final = {"spark.master": "spark://127.0.0.1:1"}
+
+
+def test_a_password_of_the_nodes_is_not_sent_to_a_cluster_that_does_not_encrypt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "freshness.toml"
+    path.write_text((CHECKOUT / "README.md").read_text().partition("```toml\n")[2].partition("```")[0])
+    monkeypatch.setenv("SHOP_PASSWORD", "x")
+    scope = ComparisonScope(
+        "shop", (NODE,), 1, (), {}, {}, NodeAccess("memcached", NodeLogin("cache", "hidden"))
+    )
+    monkeypatch.setattr(command, "load_scope", lambda *_, **options: scope)
+    session = cast(SparkSession, ClusterSession())
+    assert command.main(["--config", str(path)], session) == ConfigError.exit_code
+    told = capsys.readouterr().err
+    assert "spark.network.crypto.enabled" in told
+    assert "hidden" not in told
 
 
 # -- the result ------------------------------------------------------------------------------------------
