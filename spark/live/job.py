@@ -24,7 +24,7 @@ from freshness.comparison.connections import Connections
 from freshness.comparison.entry import ENTRIES_PER_BATCH_MAX, NodeEntry, read_node
 from freshness.comparison.repair import Condemned, repair
 from freshness.comparison.scope import ComparisonScope
-from freshness.nodes.memcached import MemcachedNode
+from freshness.nodes.open import open_node
 from spark.batch import Batches, BatchFunction, to_batches
 from spark.live.report import AuditSummary, condense, find_condemned
 from spark.schema import CONDEMNED, ENTRY, REPAIR, VERDICT
@@ -42,7 +42,7 @@ def entry_reader(scope: ComparisonScope) -> BatchFunction:
     def read(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
             for place in batch.column("id").to_pylist():
-                yield from _batched(read_node(scope, MemcachedNode(scope.nodes[place])), ENTRY)
+                yield from _batched(read_node(scope, open_node(scope.access, scope.nodes[place])), ENTRY)
 
     return read
 
