@@ -25,7 +25,7 @@ from tests.unit.invalidator.archive.archive_world import NOW_US, World, message
 
 SEEDS: Final = range(30)
 PARTITIONS: Final = 4
-HOURS: Final = 40
+HOURS: Final = 80
 HOUR_US: Final = 3_600_000_000
 
 
@@ -98,7 +98,7 @@ def test_a_cluster_whose_processes_are_killed_says_what_one_process_says(
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """480 transactions in 240 files of 40 hours."""
+    """480 transactions in 240 files of 80 hours."""
     numbers = range(11, 491)
     with World(tmp_path / "archive", RotationPolicy(rows_max=2), begins_at=10) as world:
         for place, number in enumerate(numbers):
@@ -116,6 +116,7 @@ def read_archive(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_an_archive_is_merged_as_by_one_process_though_processes_are_killed(
     archive: Path, cluster: Cluster, tmp_path: Path

@@ -78,6 +78,7 @@ def poison(address: str, items: list[bytes]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_poison_is_removed_and_counted_once_though_processes_are_killed(
     poisoned: System, cluster: Cluster, tmp_path: Path

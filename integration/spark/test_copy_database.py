@@ -312,6 +312,7 @@ def test_a_copy_in_a_database_of_the_other_kind_follows_all_changes(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", ["mysql"])
 def test_a_copy_whose_job_is_killed_again_and_again_is_exact(
     system: System,
