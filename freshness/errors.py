@@ -83,6 +83,10 @@ class NodeUnavailable(FreshnessError):
     exit_code = 3
 
 
+class NodeRefused(NodeUnavailable):
+    """It answers, and does not let this user do what was asked."""
+
+
 class NodeTimedOut(NodeUnavailable):
     """It was waited for, for as long as the time-out allows."""
 

@@ -60,7 +60,7 @@ from freshness.algorithm.request import (
     Request,
     Stored,
 )
-from freshness.errors import ConfigError, NodeTimedOut, NodeUnavailable, NodeUnsuitable
+from freshness.errors import ConfigError, NodeRefused, NodeTimedOut, NodeUnavailable, NodeUnsuitable
 from freshness.login import TLS_HINT, PasswordTimedOut, describe_tls_failure
 from freshness.network import BLOCKING, Network
 
@@ -94,6 +94,10 @@ if item then return {item, redis.call('PTTL', KEYS[1])} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
+
+RIGHTS: Final = "+@scripting +@string +del +exists +pttl +scan +info +config|get +time"
+"""All that a user needs, as Redis spells it: those of the scripts' commands too, and the last five for those who look
+at the node."""
 
 _SCRIPT_REFUSED: Final = ("user executing the script", "ACL failure in script")
 """Redis and Valkey where a user may run a script, and not a command of it."""
@@ -373,7 +377,7 @@ class RedisNode:
         if failure is not None:
             raise NodeUnavailable(f"redis {self.name}: {failure}", hint=TLS_HINT) from error
         if isinstance(error, AuthenticationError):
-            raise NodeUnavailable(
+            raise NodeRefused(
                 f"redis {self.name} refuses the login: {error}",
                 hint="correct the user and the password of this node; they are read again for the next connection",
             ) from error
@@ -422,12 +426,12 @@ class RedisNode:
         return answers
 
     def _raise_refusal(self, what: str, error: ResponseError) -> NoReturn:
-        hint = "see the message of the server"
+        hint, kind = "see the message of the server", NodeUnavailable
         text = str(error)
         if _is_out_of_memory(error):
             hint = "give the node more memory, or let it evict: maxmemory-policy allkeys-lru"
         elif isinstance(error, NoPermissionError) or any(said in text for said in _SCRIPT_REFUSED):
-            hint = "give the user of this node the permission"
+            hint, kind = f"give it to the user of this node: ACL SETUSER NAME {RIGHTS}", NodeRefused
         elif "read only replica" in text:
             hint = "this server is a replica: configure the primary as the node"
         elif text.startswith("WRONGTYPE"):
@@ -441,7 +445,7 @@ class RedisNode:
                 f"redis {self.name} is part of a Redis cluster: {text}",
                 hint="use servers of their own: the cache places keys itself",
             ) from error
-        raise NodeUnavailable(f"redis {self.name} refused {what}: {text}", hint=hint) from error
+        raise kind(f"redis {self.name} refused {what}: {text}", hint=hint) from error
 
     # -- requests --------------------------------------------------------------------------------------
 

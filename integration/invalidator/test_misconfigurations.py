@@ -27,10 +27,12 @@ from freshness.config.reader import load_config
 from freshness.database.heartbeat import HeartbeatWriter
 from freshness.keys.placement import Placement
 from freshness.nodes.memcached import MemcachedNode
+from freshness.nodes.redis import RIGHTS
 from freshness.position import empty_position
 from freshness.stream.heartbeat import HEARTBEAT_TABLE
 from integration.configuration import CUSTOMER, PROFILE, write_config
 from integration.harness import call_cli, wait_until
+from integration.provision import CHECKOUT
 from integration.servers import DatabaseServer, Flavor, Memcached, Pair, database_pair
 from integration.servers.redis import Redis
 from invalidator.process.checkup import Checkup
@@ -574,6 +576,34 @@ def a_user_that_may_not_ask_info(system: System) -> Iterator[Mapping[str, Any]]:
         with closing(RedisClient(port=node.port)) as client:
             client.acl_setuser("default", enabled=True, nopass=True, commands=["-info"])
         yield {"nodes": [node.address], "cache": {"backend": "redis"}}
+
+
+@case(Rule.NODE_RIGHT, flavors=MARIADB)
+def a_user_that_may_run_no_scripts(system: System) -> Iterator[Mapping[str, Any]]:
+    with redis_with_user(RIGHTS.replace("+@scripting ", "")) as options:
+        yield options
+
+
+@case(Rule.NODE_RIGHT, flavors=MARIADB)
+def a_wrong_password_of_a_node(system: System) -> Iterator[Mapping[str, Any]]:
+    with redis_with_user(RIGHTS) as options:
+        yield {**options, "cache": {**options["cache"], "password": "wrong"}}
+
+
+@contextmanager
+def redis_with_user(rights: str) -> Iterator[Mapping[str, Any]]:
+    with Redis(options=RIGHT_REDIS) as node:
+        with closing(RedisClient(port=node.port)) as client:
+            rules = ("on", ">secret", "~shop:*", *rights.split())
+            client.execute_command("ACL", "SETUSER", "cache", *rules)  # type: ignore[no-untyped-call]
+        login = {"username": "cache", "password": "secret"}
+        yield {"nodes": [node.address], "cache": {"backend": "redis", **login}}
+
+
+def test_the_rights_that_are_named_are_enough(mariadb_system: System) -> None:
+    assert RIGHTS in " ".join((CHECKOUT / "docs/config.md").read_text().split())
+    with redis_with_user(RIGHTS) as options:
+        assert mariadb_system.check(**options) == []
 
 
 @case(Rule.OPEN_FILES)

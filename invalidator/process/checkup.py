@@ -32,7 +32,7 @@ from freshness.database.connection import (
 )
 from freshness.database.heartbeat import HeartbeatWriter, new_instance
 from freshness.database.schema import load_registry
-from freshness.errors import FreshnessError, NodeUnavailable, missing_package
+from freshness.errors import FreshnessError, NodeRefused, NodeUnavailable, missing_package
 from freshness.keys.placement import Placement
 from freshness.nodes.open import open_node
 from freshness.position import Position, parse_position
@@ -182,6 +182,8 @@ class Checkup:
                     self.findings += facts.check(self._config)
                     if not select_errors(facts.check(self._config)):
                         self.findings += _check_node(node, key, self._config)
+                except NodeRefused as error:
+                    self.findings.append(CheckFinding(Rule.NODE_RIGHT, error.message, error.hint, node.name))
                 except NodeUnavailable as error:
                     self.findings.append(
                         CheckFinding(

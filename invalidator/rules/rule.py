@@ -394,6 +394,12 @@ class Rule(Enum):
         "the user of a Redis node may not ask INFO, which says what a node record is bound to",
         "grant it with ACL SETUSER: +info",
     )
+    NODE_RIGHT = (
+        "error",
+        "F115",
+        "a Redis node refuses the login, or its user lacks a right: nothing is stored there",
+        "correct the user and the password; grant the right with ACL SETUSER",
+    )
     NO_EVICTION = (
         "warning",
         "F93",

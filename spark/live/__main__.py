@@ -21,6 +21,7 @@ with required_packages("spark.live", "spark"):
     from freshness.comparison.scope import load_scope
     from freshness.config.reader import load_config
     from freshness.nodes.listing import require_listing
+    from freshness.nodes.open import open_node
     from spark.arguments import parse_arguments
     from spark.failure import SPARK_ERRORS, tell_failure
     from spark.live.job import audit
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None, session: SparkSession | None = 
     try:
         config = load_config(options.config)
         require_listing(config.cache.access)
+        with required_packages("spark.live", "spark"):  # of its technology; here, and not in a task
+            open_node(config.cache.access, config.cache.nodes[0]).close()
         scope = load_scope(config, carries_passwords=True)
         used = session if session is not None else open_session("freshness audit_live", options.master)
         try:

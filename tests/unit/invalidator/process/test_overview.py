@@ -43,7 +43,8 @@ def worker(invalidator: Watched, nodes: Nodes) -> ShardWorker:
     worker.is_streaming = worker.has_streamed = True
     nodes.join()
     nodes.open()
-    worker.recent.note_heartbeat(running_clock(), running_clock() - 0.002)
+    now = running_clock()
+    worker.recent.note_heartbeat(now, now - 0.0025)
     return worker
 
 
