@@ -18,6 +18,7 @@ from freshness.config.access import NodeAccess, NodeLogin, Tls
 from freshness.errors import NodeUnavailable
 from freshness.nodes.listing import open_entry_keys
 from freshness.nodes.open import open_node
+from freshness.nodes.redis import RIGHTS
 from integration.servers import Memcached
 from integration.servers.certificates import Authority
 from integration.servers.guarded import USER, GuardedMemcached, GuardedRedis
@@ -126,4 +127,4 @@ def test_a_user_without_the_right_is_told_what_to_give() -> None:
             client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", "-scan")  # type: ignore[no-untyped-call]
         with pytest.raises(NodeUnavailable, match="refused SCAN") as caught:
             list_keys(server, NodeLogin("reader", "secret"))
-        assert "permission" in caught.value.hint
+        assert RIGHTS in caught.value.hint
