@@ -128,8 +128,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run_tests(copy: Path, tests: Sequence[str], limit_seconds: float) -> _Run:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider"]
+    command += ["-p", "pytest_timeout", *tests]
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+    # Plugins that other packages bring take seconds to import, and each mutant starts a run.
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     began = time.monotonic()
     # In a session of its own, so that what the tests started ends with them.
     with subprocess.Popen(

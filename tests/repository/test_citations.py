@@ -23,6 +23,12 @@ RECORD = re.compile(r"\bADR\s+(\d{4})\b")
 INVARIANT = re.compile(r"\bI([1-9]\d?)\b")
 
 
+@functools.cache
+def _prose() -> tuple[tuple[Path, int, str], ...]:
+    """(file, line, text) of every docstring and comment in the tree."""
+    return tuple((path, line, text) for path, source in _sources() for line, text in find_prose(source))
+
+
 def _sources() -> Iterator[tuple[Path, str]]:
     listing = subprocess.run(
         ["git", "ls-files", "-z", "*.py"], cwd=CHECKOUT, check=True, capture_output=True, text=True
@@ -39,9 +45,10 @@ def find_prose(source: str) -> Iterator[tuple[int, str]]:
         match statement:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield statement.lineno, text
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    if "#" in source:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
 
 
 @functools.cache
@@ -73,8 +80,7 @@ def find_unresolved(text: str) -> list[str]:
 def test_what_docstrings_and_comments_cite_is_in_the_repository() -> None:
     cited = [
         (path, line, text)
-        for path, source in _sources()
-        for line, text in find_prose(source)
+        for path, line, text in _prose()
         if PAGE.search(text) or SECTION_SIGN.search(text) or RECORD.search(text) or INVARIANT.search(text)
     ]
     assert len(cited) > 50
@@ -117,9 +123,8 @@ def find_obscure(text: str) -> list[str]:
 def test_sentences_begin_with_a_noun() -> None:
     assert [
         f"{path}:{line}: {place}"
-        for path, source in _sources()
+        for path, line, text in _prose()
         if str(path).startswith(PLAIN)
-        for line, text in find_prose(source)
         for place in find_obscure(text)
     ] == []
 

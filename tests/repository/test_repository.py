@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -45,6 +46,7 @@ def _tracked() -> list[Path]:
     return [path for name in listing.stdout.split("\0") if name and (path := CHECKOUT / name).is_file()]
 
 
+@functools.cache
 def _texts() -> dict[Path, str]:
     texts = {}
     for path in _tracked():
@@ -54,6 +56,7 @@ def _texts() -> dict[Path, str]:
     return texts
 
 
+@functools.cache
 def _modules() -> dict[Path, ast.Module]:
     return {path: ast.parse(text) for path, text in _texts().items() if path.suffix == ".py"}
 
