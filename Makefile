@@ -2,56 +2,125 @@
 # make demo ARGS="--seconds 20 --json", make unit ARGS="-k token".
 
 MAKEFLAGS += --no-print-directory
+# Tests start thousands of processes of Python: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
 ARGS ?=
-# Processes of `make test`. Its tests wait more than they compute; integration/conftest.py says which stay together.
+# Processes of tests. Those on servers wait more than they compute; integration/conftest.py says which stay together.
 WORKERS ?= 3
 PROVISION = $(PYTHON) integration/provision.py
 BIN = .venv/bin
+PYTEST = $(BIN)/python -m pytest
 # A folder counts from the day that there is Python in it.
 TYPED = $(foreach root,freshness invalidator appclient spark tests integration benchmarks examples docs,\
 	$(if $(shell find $(root) -name '*.py' -print -quit 2>/dev/null),$(root)))
 
 .PHONY: help
 help: ## list the verbs
-	@sed -n 's/^\([a-z]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@awk '/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z]+:.* ## / { verb = $$1; sub(":.*", "", verb); sub(/^.* ## /, ""); printf "  %-13s %s\n", verb, $$0 }' \
+		$(MAKEFILE_LIST)
+
+##@ Every day
+
+.PHONY: demo
+demo: ## show a cache that stays fresh beside two that do not, on private servers
+	@$(PROVISION) demo mariadb $(if $(findstring redis,$(ARGS)),databases) $(if $(findstring mysql,$(ARGS)),mysql) \
+		$(if $(findstring vitess,$(ARGS)),dev mysql vitess)
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+.PHONY: one
+one: dev ## one test, a file or a folder: make one T=tests/unit/freshness/keys/test_placement.py
+	@$(PYTEST) -p no:xdist $(or $(T),$(error say which: make one T=tests/unit/freshness/keys/test_placement.py)) $(ARGS)
+
+.PHONY: quick
+quick: style unit ## style, types and the unit tests, without a server
+
+.PHONY: test
+test: ## what shows that everything works: quick, the simulator, and each area on real servers
+	@$(PYTHON) integration/stages.py setup style unit core
+
+.PHONY: full
+full: ## everything that a change is checked by, in stages; the slowest tests of each are named at the end
+	@$(PYTHON) integration/stages.py
+
+##@ Stages and parts of these
 
 .PHONY: setup
-setup: ## get everything the other verbs need: .venv, MariaDB, MySQL, memcached, Redis, Java
+setup: ## get what `make test` needs: .venv, MariaDB, MySQL, memcached, Redis, Java
 	@$(PROVISION) all
+
+.PHONY: dev
+dev:
+	@$(PROVISION) dev
 
 .PHONY: venv
 venv:
 	@$(PROVISION) venv
 
-.PHONY: servers
-servers: venv
-	@$(PROVISION) databases mysql
+.PHONY: style
+style: lint types architecture ## style and format, types, which package may import which
 
-.PHONY: demo
-demo: ## show a cache that stays fresh beside two that do not, on private servers
-	@$(PROVISION) venv databases $(if $(findstring mysql,$(ARGS)),mysql) $(if $(findstring vitess,$(ARGS)),mysql vitess)
-	@$(BIN)/python -m examples.demo $(ARGS)
+.PHONY: lint
+lint: dev ## style and format of the code
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
 
-.PHONY: examples
-examples: setup ## the example applications with each cache, 200,000 reads each; writes docs/scoreboard.md
-	@$(BIN)/python -m examples.scoreboard --write $(ARGS)
+.PHONY: types
+types: dev ## mypy --strict, over the tests too
+	@$(BIN)/mypy $(TYPED)
 
-.PHONY: test
-test: setup lint types architecture ## all checks, and all tests but the slow ones
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not vitess and not kafka" $(ARGS)
+.PHONY: architecture
+architecture: dev ## which package may import which
+	@$(BIN)/lint-imports
+
+.PHONY: unit
+unit: dev ## the tests that need no server, no Spark and no simulation
+	@$(PYTEST) -n 2 -m "not rest and not slow" tests --ignore=tests/repository --ignore=tests/simulation \
+		--ignore=tests/unit/spark $(ARGS)
+
+AREAS = tests/repository tests/simulation tests/unit/spark integration
+FAST = not slow and not vitess and not kafka
+
+.PHONY: core
+core: setup ## the tests of the tree, of the simulator, and of each area on real servers what shows that it works
+	@$(PYTEST) -n $(WORKERS) -m "not rest and $(FAST)" $(AREAS) $(ARGS)
+
+.PHONY: rest
+rest: setup ## the other tests on real servers and of Spark
+	@$(PYTEST) -n $(WORKERS) -m "rest and $(FAST)" $(AREAS) $(ARGS)
+
+.PHONY: integration
+integration: setup ## all tests on real servers but the slow ones
+	@$(PYTEST) -n $(WORKERS) -m "$(FAST)" integration $(ARGS)
+
+.PHONY: spark
+spark: setup ## the Spark jobs' tests
+	@FRESHNESS_AUDIT_WORLDS=1000 $(PYTEST) tests/unit/spark integration/spark integration/demo/test_demo_audit.py $(ARGS)
 
 .PHONY: slow
-slow: setup ## the tests that take a minute and more or need a browser, which `make test` leaves out
+slow: setup ## the tests that take a minute and more or need a browser
 	@$(PROVISION) browser
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not long" $(ARGS)
+	@$(PYTEST) -n $(WORKERS) -m "slow and not long" $(ARGS)
+
+##@ Servers
+
+.PHONY: vitess
+vitess: setup ## the tests on a real Vitess, which is built first where it is not there; needs Go
+	@$(PROVISION) vitess
+	@$(PYTEST) -m vitess integration/vitess/real $(ARGS)
+
+.PHONY: kafka
+kafka: setup ## the tests of the publisher on a real Kafka, whose libraries are got first; needs Java
+	@$(PROVISION) kafka
+	@$(PYTEST) -m kafka integration/kafka $(ARGS)
 
 .PHONY: long
-long: setup ## the slow tests that take minutes, and of the other flavor, which `make slow` leaves out
-	@$(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
+long: setup ## before a release: slow ones that take minutes, or of the flavor that another slow one has not
+	@$(PYTEST) -n $(WORKERS) -m long $(ARGS)
 
 # Tests of the servers, and of what depends on their versions.
 NEWER = servers freshness stream $(addprefix appclient/test_, cache.py composite_keys.py copies.py keys.py large_values.py \
@@ -59,9 +128,9 @@ NEWER = servers freshness stream $(addprefix appclient/test_, cache.py composite
 	fill_from_log.py foreign_keys.py misconfigurations.py preflight.py process.py promotion.py replica_choice.py \
 	replicas.py row_digest.py rowdecoder.py)
 .PHONY: newer
-newer: setup ## tests of the stream, the library and the invalidator on later servers, which are got first
+newer: setup ## before a release: tests of the stream, the library and the invalidator on later servers, which are got first
 	@$(PROVISION) newer
-	@$(BIN)/python -m pytest --newer -n $(WORKERS) -m "not slow and not vitess and not kafka" -k "not mysql" \
+	@$(PYTEST) --newer -n $(WORKERS) -m "not slow and not vitess and not kafka" -k "not mysql" \
 		$(addprefix integration/,$(NEWER)) $(ARGS)
 
 # Those that need no more of a server than MySQL 8.0 has from the beginning on.
@@ -71,45 +140,12 @@ OLDER = servers/test_servers.py stream/test_update_stream.py stream/test_merged_
 	invalidator/test_fill_from_log.py invalidator/test_replica_choice.py invalidator/test_checkup.py \
 	invalidator/test_binlog.py::test_a_number_behind_a_year_is_right_or_raises_its_table
 .PHONY: older
-older: setup ## some of them on MySQL 8.0.15, of before replication was renamed, which is got first; needs Maven
+older: setup ## before a release: some of them on MySQL 8.0.15, of before replication was renamed, which is got first; needs Maven
 	@$(PROVISION) older
-	@$(BIN)/python -m pytest --older -n $(WORKERS) -m "not slow and not vitess and not kafka" \
+	@$(PYTEST) --older -n $(WORKERS) -m "not slow and not vitess and not kafka" \
 		-k "mysql and not mariadb" $(addprefix integration/,$(OLDER)) $(ARGS)
 
-.PHONY: vitess
-vitess: setup ## the tests on a real Vitess, which is built first where it is not there; needs Go
-	@$(PROVISION) vitess
-	@$(BIN)/python -m pytest -m vitess integration/vitess/real $(ARGS)
-
-.PHONY: kafka
-kafka: setup ## the tests of the publisher on a real Kafka, whose libraries are got first; needs Java
-	@$(PROVISION) kafka
-	@$(BIN)/python -m pytest -m kafka integration/kafka $(ARGS)
-
-.PHONY: lint
-lint: venv ## style and format of the code
-	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check
-
-.PHONY: types
-types: venv ## mypy --strict, over the tests too
-	@$(BIN)/mypy $(TYPED)
-
-.PHONY: architecture
-architecture: venv ## which package may import which
-	@$(BIN)/lint-imports
-
-.PHONY: unit
-unit: venv ## the tests that need no server, without the simulation
-	@$(BIN)/python -m pytest tests --ignore=tests/simulation $(ARGS)
-
-.PHONY: integration
-integration: servers ## the tests on real servers
-	@$(BIN)/python -m pytest integration $(ARGS)
-
-.PHONY: spark
-spark: setup ## the Spark jobs' tests
-	@FRESHNESS_AUDIT_WORLDS=1000 $(BIN)/python -m pytest tests/unit/spark integration/spark integration/demo/test_demo_audit.py $(ARGS)
+##@ Proofs and figures, documentation, releases
 
 .PHONY: sim
 sim: venv ## the simulator: seeds, schedules, exhaustive worlds
@@ -120,7 +156,7 @@ mutants: venv ## the code without one defence after the other: does a test notic
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: bench
-bench: servers ## measure, against named baselines
+bench: setup ## measure, against named baselines
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: docs
@@ -143,15 +179,22 @@ dist: venv ## the wheel and the source distribution, in dist/
 .PHONY: sbom
 sbom: venv ## what the package needs with all extras, in the pinned versions: dist/freshness.cdx.json (CycloneDX)
 	@mkdir -p build dist
-	@$(BIN)/uv pip compile -q --all-extras --no-annotate --no-header -c requirements.txt \
+	@$(BIN)/uv pip compile -q --all-extras --no-annotate --no-header $(addprefix -c ,$(wildcard requirements/*.txt)) \
 		pyproject.toml -o build/sbom.txt
 	@$(BIN)/cyclonedx-py requirements build/sbom.txt --pyproject pyproject.toml --output-reproducible \
 		--output-format JSON --output-file dist/freshness.cdx.json
 
+GROUPS = $(basename $(notdir $(wildcard requirements/*.txt)))
+COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --no-emit-index-url \
+	--custom-compile-command "make pins" pyproject.toml
+
 .PHONY: pins
-pins: venv ## make requirements.txt anew from requirements.in
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-strip-extras \
-		--custom-compile-command "make pins" $(ARGS) requirements.in -o requirements.txt
+pins: dev ## write requirements/, the pinned packages of each group in pyproject.toml; ARGS=--upgrade for later ones
+	@mkdir -p build
+	@sed -nE '/^[A-Za-z0-9]/{s/ \\$$//;s/^([A-Za-z0-9_.-]+)\[[^]]*\]/\1/;p}' requirements/*.txt | sort -u > build/pins.txt
+	@$(COMPILE) $(ARGS) $(GROUPS:%=--group %) -o build/pins.txt
+	@for group in $(GROUPS); do $(COMPILE) --no-strip-extras --generate-hashes --group $$group -c build/pins.txt \
+		-o requirements/$$group.txt || exit 1; done
 
 .PHONY: clean
 clean: ## remove what the verbs made; downloads in .cache stay

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,7 @@ from integration.servers.database import SCHEMA
 from integration.servers.mysql import OLDER
 from integration.servers.process import find_free_port
 from integration.tested_on import TestedOn
+from tests.selection import mark_rest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[OLDER] = "1"
     if path := config.getoption("--tested-on"):
         config.pluginmanager.register(TestedOn(path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Before ``-m`` chooses."""
+    mark_rest(items)
 
 
 @pytest.fixture(scope="session")
@@ -108,6 +115,7 @@ class SparkApart(LoadFileScheduling):  # type: ignore[misc]
         return "spark" if SPARK_FILE.search(file) else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkApart:
     """How `make test` divides the tests among its processes: in their order, so that short ones fill the end."""
     config.option.loadscopereorder = False

@@ -1,12 +1,12 @@
 """Gets what the project needs onto a fresh machine.
 
-``python3 integration/provision.py venv | databases | mysql | newer | older | java | browser | vitess | kafka | all``.
-``all`` leaves out other versions of the servers, the browser, Vitess and Kafka, which verbs of their own get; Vitess
-needs Go, Kafka and an older MySQL need Maven.
+``python3 integration/provision.py STEP …``; a wrong step prints them all. The steps named together run side by side.
+``demo`` and ``dev`` install that group of the pinned Python packages into .venv, ``venv`` installs all groups;
+``all`` is what `make test` needs. Vitess needs Go, Kafka and an older MySQL need Maven.
 
 Standard library only: it runs with the system's python3 before any environment exists (called by the
-Makefile; `find_mysql` also by the tests). It says what it does on standard error, does nothing twice, changes
-nothing that is there already, and starts no service.
+Makefile; `find_mysql` also by the tests). It says on standard error what it does and how long that took, does nothing
+twice, changes nothing that is there already, and starts no service.
 Exit codes: 0 done, 2 usage, 3 a download failed, 4 a person has to do something (the message says what).
 """
 
@@ -21,10 +21,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
+import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -37,6 +41,10 @@ OLDER_MYSQL_SHA256 = "a893e37643da168bab27c56878bede403d938ead1fc08b74bf85dad66b
 PYTHON_MIN = (3, 11)
 POLICY = Path("/usr/sbin/policy-rc.d")
 EXIT_DOWNLOAD, EXIT_OPERATOR = 3, 4
+GROUPS = {"demo": 20, "dev": 160, "spark": 700, "examples": 30, "bench": 60, "docs": 40, "release": 50}
+"""Groups of Python packages, pinned in requirements/ -> megabytes to download, about. ``dev`` includes ``demo``."""
+
+_apt_lock = threading.Lock()
 
 
 class ProvisionFailed(Exception):
@@ -49,7 +57,8 @@ class ProvisionFailed(Exception):
 
 def say(line: str) -> None:
     # Never standard output: `make demo ARGS=--json` prints nothing but the result there.
-    print(f"provision: {line}", file=sys.stderr, flush=True)
+    erase = "\r\033[K" if sys.stderr.isatty() else ""
+    print(f"{erase}provision: {line}", file=sys.stderr, flush=True)
 
 
 def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
@@ -106,7 +115,7 @@ def install_packages(packages: Sequence[str], why: str) -> None:
     say(f"installing {' '.join(packages)} from the system's packages ({why})")
     install = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-q"]
     install += ["--no-install-recommends", *packages]
-    with services_kept_from_starting(prefix):
+    with _apt_lock, services_kept_from_starting(prefix):
         try:
             run(install)
         except ProvisionFailed:
@@ -134,11 +143,14 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
 
 
-def provision_databases() -> None:
-    programs = {"mariadbd": "mariadb-server", "memcached": "memcached", "redis-server": "redis-server"}
-    packages = [package for program, package in programs.items() if find_program(program) is None]
-    if packages:
-        install_packages(packages, "for private test servers; the system's own are neither started nor used")
+def provision_databases(*programs: str) -> None:
+    """Install these servers, or MariaDB, memcached and Redis."""
+    packages = {"mariadbd": "mariadb-server", "memcached": "memcached", "redis-server": "redis-server"}
+    missing = [packages[program] for program in programs or packages if find_program(program) is None]
+    if missing:
+        install_packages(
+            missing, "about 20 MB, for private servers; the system's own are neither started nor used"
+        )
 
 
 def provision_java() -> None:
@@ -146,45 +158,58 @@ def provision_java() -> None:
         find_program("java") is None
         and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin/java").exists()
     ):
-        install_packages(["default-jre-headless"], "Java, for Spark")
+        install_packages(["default-jre-headless"], "Java, for Spark; about 50 MB")
 
 
 def provision_maven(purpose: str) -> None:
     provision_java()
     if find_program("mvn") is None:
-        install_packages(["maven"], f"Maven, for {purpose}")
+        install_packages(["maven"], f"Maven, for {purpose}; about 20 MB")
 
 
 def provision_browser() -> None:
     programs = {"chromium": "chromium", "chromedriver": "chromium-driver"}
     packages = [package for program, package in programs.items() if find_program(program) is None]
     if packages:
-        install_packages(packages, "a browser without a screen, for the tests of the invalidator's page")
+        install_packages(
+            packages, "a browser without a screen, for the tests of the invalidator's page; about 120 MB"
+        )
 
 
 # -- the Python environment ----------------------------------------------------------------------------
 
 
-def provision_venv() -> None:
-    """Make .venv from the pinned and hashed requirements, with the project itself editable in it."""
-    python = find_python()
-    wanted = hashlib.sha256()
-    for name in ("requirements.txt", "pyproject.toml"):
-        wanted.update((CHECKOUT / name).read_bytes())
+def provision_venv(*groups: str) -> None:
+    """Make .venv of the pinned and hashed packages of these groups, or of all, with the project editable in it."""
+    pins = {group: CHECKOUT / "requirements" / f"{group}.txt" for group in groups or GROUPS}
+    # The project is installed again if it has other commands, extras or entry points, not for a tool's setting.
+    project, _, _ = (CHECKOUT / "pyproject.toml").read_text().partition("\n[tool.")
+    wanted = {_digest(path.read_bytes()) for path in pins.values()} | {_digest(project.encode())}
     stamp = VENV / "provisioned"
-    if stamp.exists() and stamp.read_text() == wanted.hexdigest() and (VENV / "bin/invalidator").exists():
+    there = (
+        set(stamp.read_text().split()) if (VENV / "bin/invalidator").exists() and stamp.exists() else set()
+    )
+    if wanted <= there:
         return
     pip = [str(VENV / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-q"]
-    if (
-        not (VENV / "bin/python").exists()
-        or subprocess.run([*pip, "--version"], capture_output=True).returncode
-    ):
-        make_venv(python)
-    say("installing the pinned requirements into .venv")
-    run([*pip, "install", "--require-hashes", "-r", str(CHECKOUT / "requirements.txt")])
+    python = VENV / "bin/python"
+    if not python.exists() or subprocess.run([*pip, "--version"], capture_output=True).returncode:
+        make_venv(find_python())
+        there = set()
+    missing = [group for group, path in pins.items() if _digest(path.read_bytes()) not in there]
+    if missing:
+        size = sum(GROUPS[group] for group in missing)
+        say(f"installing the pinned Python packages for {', '.join(missing)} into .venv; about {size} MB")
+        # Python compiles what is imported; compiling all packages here takes as long as getting them.
+        install = [*pip, "install", "--no-compile", "--require-hashes"]
+        run([*install, *(f"--requirement={pins[group]}" for group in missing)])
     # Without isolation: the build tool is one of the pinned requirements, nothing else is fetched
     run([*pip, "install", "--no-build-isolation", "--no-deps", "-e", str(CHECKOUT)])
-    stamp.write_text(wanted.hexdigest())
+    stamp.write_text("\n".join(sorted(there | wanted)))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def find_python() -> str:
@@ -526,7 +551,7 @@ def provision_vitess() -> None:
     if go is None:
         raise ProvisionFailed(f"a real Vitess is built with Go {_go_version()} or later: install it")
     if find_program("etcd") is None:
-        install_packages(["etcd-server"], "etcd, the topology of a private Vitess")
+        install_packages(["etcd-server"], "etcd, the topology of a private Vitess; about 10 MB")
     directory = cache_directory() / "vitess"
     say(f"building Vitess into {directory} (once: 10 to 20 minutes on two cores, 5 GB of Go's caches)")
     environment = {"GOBIN": str(directory / "bin"), "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
@@ -588,8 +613,11 @@ def provision_kafka() -> None:
     say("Kafka is ready")
 
 
-STEPS = {
+STEPS: Mapping[str, Callable[[], None]] = {
+    "demo": partial(provision_venv, "demo"),
+    "dev": partial(provision_venv, "dev"),
     "venv": provision_venv,
+    "mariadb": partial(provision_databases, "mariadbd", "memcached"),
     "databases": provision_databases,
     "mysql": provision_mysql,
     "newer": provision_newer,
@@ -602,19 +630,42 @@ STEPS = {
 ALL = ("venv", "databases", "mysql", "java")
 
 
+def run_step(name: str) -> None:
+    """Run one step, and say how long it took if a person had to wait."""
+    began = time.monotonic()
+    with one_at_a_time("venv" if name in GROUPS else name):
+        STEPS[name]()
+    if (seconds := time.monotonic() - began) > 1:
+        say(f"{name}: done in {seconds:.0f} s")
+
+
+def run_side_by_side(names: Sequence[str]) -> list[ProvisionFailed]:
+    """Run these steps at once: they wait for downloads more than they compute. Returns what failed, in order."""
+    began = time.monotonic()
+    with ThreadPoolExecutor(len(names)) as pool:
+        steps: list[Future[None]] = [pool.submit(run_step, name) for name in names]
+        while wait(steps, timeout=0.5).not_done:
+            if sys.stderr.isatty():
+                done = sum(step.done() for step in steps)
+                bar = "#" * (20 * done // len(steps))
+                line = f"[{bar:.<20}] {done} of {len(steps)} steps, {time.monotonic() - began:.0f} s"
+                print(f"\r\033[K{line}", end="\r", file=sys.stderr, flush=True)
+    errors = [step.exception() for step in steps]
+    for error in errors:
+        if error is not None and not isinstance(error, ProvisionFailed):
+            raise error
+    return [error for error in errors if isinstance(error, ProvisionFailed)]
+
+
 def main(arguments: Sequence[str]) -> int:
-    names = list(ALL) if list(arguments) == ["all"] else list(arguments)
+    names = list(ALL) if list(arguments) == ["all"] else list(dict.fromkeys(arguments))
     if not names or any(name not in STEPS for name in names):
         print(f"usage: python3 integration/provision.py {' | '.join(STEPS)} | all", file=sys.stderr)
         return 2
-    try:
-        for name in names:
-            with one_at_a_time(name):
-                STEPS[name]()
-    except ProvisionFailed as error:
+    failed = run_side_by_side(names)
+    for error in failed:
         say(f"error: {error}")
-        return error.exit_code
-    return 0
+    return failed[0].exit_code if failed else 0
 
 
 if __name__ == "__main__":

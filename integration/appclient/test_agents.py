@@ -61,7 +61,7 @@ def run_application(system: System, agent: str, kind: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "integration.appclient.traced", str(system.config_path), kind]
     if agent == "ddtrace":
         program = shutil.which("ddtrace-run", path=str(Path(sys.executable).parent))
-        assert program is not None, "ddtrace is of requirements.txt: install it"
+        assert program is not None, "ddtrace is in the group examples: run make venv"
         command.insert(0, program)
     elif agent == "opentelemetry":
         command.append("pymemcache")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
-import jsonschema
 import pytest
 
 from freshness.config.reader import load_config
@@ -191,6 +190,9 @@ def images(lines: Sequence[UpdateLine]) -> list[dict[str, Any]]:
 def test_the_json_schema_fits_the_values_of_all_types(
     typed_lines: tuple[SchemaLine, list[UpdateLine]],
 ) -> None:
+    # Here and not above: its import compiles dozens of grammars.
+    import jsonschema
+
     schema, lines = typed_lines
     document = format_schema(schema, "json-schema")
     jsonschema.Draft202012Validator.check_schema(document)

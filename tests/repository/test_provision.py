@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,24 @@ def test_what_is_there_is_not_installed_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(provision, "find_program", lambda name: None if name == "memcached" else name)
     provision.provision_databases()
     assert installed == [["memcached"]]
+    monkeypatch.setattr(provision, "find_program", lambda name: None)
+    provision.provision_databases("mariadbd")
+    assert installed[1:] == [["mariadb-server"]], "the demo needs no Redis"
+
+
+def test_steps_that_fail_are_all_reported_with_the_first_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail(text: str, code: int) -> None:
+        raise ProvisionFailed(text, code)
+
+    monkeypatch.setenv("FRESHNESS_CACHE", str(tmp_path))
+    steps = {"one": partial(fail, "no first", 3), "two": partial(fail, "no second", 4), "three": lambda: None}
+    monkeypatch.setattr(provision, "STEPS", steps)
+    assert provision.main(["three", "one", "two"]) == 3
+    output = capsys.readouterr().err
+    assert "error: no first" in output
+    assert "error: no second" in output
 
 
 def test_the_browser_and_its_driver_are_two_packages(monkeypatch: pytest.MonkeyPatch) -> None:

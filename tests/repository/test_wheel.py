@@ -278,8 +278,8 @@ def test_the_documented_example_of_a_class_is_typed(python: Path, tmp_path: Path
 def test_the_bill_of_materials_has_what_all_extras_need(tmp_path: Path) -> None:
     """It asks the package index, as whoever publishes a release does."""
     copy_sources(tmp_path)
-    for name in ("Makefile", "requirements.txt"):
-        shutil.copy(CHECKOUT / name, tmp_path / name)
+    shutil.copy(CHECKOUT / "Makefile", tmp_path / "Makefile")
+    shutil.copytree(CHECKOUT / "requirements", tmp_path / "requirements")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     # The environment is there, and must not be made one of these sources
     ended = subprocess.run(

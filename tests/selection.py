@@ -1,0 +1,69 @@
+"""Which tests `make test` runs of those on real servers and on Spark, and which costly ones it leaves to `make full`.
+
+A test that is left out has the marker ``rest``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+COSTLY: Final = (
+    "integration/",
+    "tests/repository/test_deployment.py::test_the_lines_of_the_dockerfile_give_the_program",
+    "tests/repository/test_extras.py",
+    "tests/repository/test_mutants.py::test_a_sample_is_noticed",
+    "tests/unit/spark/audit/test_kernel.py",
+    "tests/unit/spark/audit/test_placement.py",
+    "tests/unit/spark/audit/test_spread.py",
+    "tests/unit/spark/audit/test_worlds.py",
+    "tests/unit/spark/copy/test_follow.py",
+    "tests/unit/spark/stream/test_source.py",
+    "tests/unit/spark/table_at/",
+)
+"""Beginnings of node ids. `make full` runs them all."""
+
+CORE: Final = (
+    # servers and nodes
+    "integration/servers/test_servers.py",
+    "integration/freshness/test_heartbeat.py",
+    "integration/freshness/test_nodes.py::TestMemcached",
+    "integration/freshness/test_nodes.py::TestRedis",
+    # the library: threads, tasks, the adapters
+    "integration/appclient/test_cache.py",
+    "integration/appclient/test_composite_keys.py",
+    "integration/appclient/test_lists.py::test_rows_enter_leave_and_pass_each_other",
+    "integration/appclient/test_own_pool.py",
+    "integration/appclient/test_read_your_writes.py",
+    "integration/appclient/test_sqlalchemy.py",
+    "integration/appclient/test_unique_keys.py::test_a_key_that_moves_from_one_row_to_another",
+    "integration/appclient/test_web.py",
+    "integration/django/test_reads.py",
+    # the invalidator as a process
+    "integration/invalidator/test_binlog.py",
+    "integration/invalidator/test_checkup.py::test_a_system_as_it_should_be",
+    "integration/invalidator/test_fill_from_log.py",
+    "integration/invalidator/test_http_access.py",
+    "integration/invalidator/test_process.py::test_a_kill_longer_than_the_lease_costs_no_cache",
+    "integration/invalidator/test_process.py::test_evicted_stripes_refuse_and_come_back_with_what_they_had",
+    "integration/invalidator/test_process.py::test_memcached_restarted_in_the_middle",
+    "integration/invalidator/test_process.py::test_sigterm_ends_with_0_and_the_next_start_goes_on",
+    # the stream and the archive
+    "integration/stream/test_stream_service.py::test_a_consumer_that_is_cut_again_and_again_has_every_change_once",
+    "integration/stream/test_stream_service.py::test_the_archive_of_a_killed_invalidator_has_every_change_once",
+    "integration/stream/test_update_stream.py::test_a_split_by_replication_brings_each_row_change_once",
+    "integration/stream/test_update_stream.py::test_all_that_concurrent_writers_do_comes_once_in_order",
+    "integration/vitess/test_cache.py",
+    # a job of Spark, and the documentation as a user follows it
+    "integration/spark/test_sink.py::test_the_archive_through_the_job_gives_the_same_cache[mariadb]",
+    "integration/demo/test_quickstart.py::test_the_readme",
+)
+"""Beginnings of node ids among the costly ones that `make test` runs all the same: each area on real servers."""
+
+
+def mark_rest(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(COSTLY) and not item.nodeid.startswith(CORE):
+            item.add_marker("rest")
