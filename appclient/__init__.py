@@ -28,38 +28,47 @@ from freshness.errors import (
 from freshness.position.commit import CommitToken
 from freshness.position.token import EventToken
 
-with required_extra("appclient"):
+if TYPE_CHECKING:
+    from appclient.async_cache import AsyncCache, AsyncDatabase, AsyncLoaderConnection
     from appclient.cache import Cache, Explanation
     from appclient.commits import GtidConnection
     from appclient.database import Database
+    from appclient.opentelemetry import OpenTelemetry
     from appclient.own_pool import OwnPool
+    from appclient.prometheus import PrometheusTelemetry
     from appclient.query import LoaderConnection, QueryExtras, QueryResult
     from appclient.signed import parse_signed_commit_token, sign_commit_token
     from appclient.typed import TypedObject
 
+_PLACES = {
+    "appclient.async_cache": ("async", "AsyncCache", "AsyncDatabase", "AsyncLoaderConnection"),
+    "appclient.cache": ("appclient", "Cache", "Explanation"),
+    "appclient.commits": ("appclient", "GtidConnection"),
+    "appclient.database": ("appclient", "Database"),
+    "appclient.opentelemetry": ("opentelemetry", "OpenTelemetry"),
+    "appclient.own_pool": ("appclient", "OwnPool"),
+    "appclient.prometheus": ("prometheus", "PrometheusTelemetry"),
+    "appclient.query": ("appclient", "LoaderConnection", "QueryExtras", "QueryResult"),
+    "appclient.signed": ("appclient", "parse_signed_commit_token", "sign_commit_token"),
+    "appclient.typed": ("appclient", "TypedObject"),
+}
+"""Module -> the extra that installs what it needs, and the names that come from it when they are first used.
+
+Importing this package imports no other package: every run of pytest does, for the fixture of appclient.testing."""
+
 
 def __getattr__(name: str) -> Any:
-    """The classes that need a package which others do not, imported where they are used."""
-    if name not in _OPTIONAL:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, extra = _OPTIONAL[name]
-    with required_extra(extra):
-        return getattr(import_module(module), name)
+    for module, (extra, *names) in _PLACES.items():
+        if name in names:
+            with required_extra(extra):
+                globals()[name] = getattr(import_module(module), name)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_OPTIONAL = {
-    "AsyncCache": ("appclient.async_cache", "async"),
-    "AsyncDatabase": ("appclient.async_cache", "async"),
-    "AsyncLoaderConnection": ("appclient.async_cache", "async"),
-    "OpenTelemetry": ("appclient.opentelemetry", "opentelemetry"),
-    "PrometheusTelemetry": ("appclient.prometheus", "prometheus"),
-}
-"""Name -> its module, and the extra that installs what the module needs."""
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
-if TYPE_CHECKING:
-    from appclient.async_cache import AsyncCache, AsyncDatabase, AsyncLoaderConnection
-    from appclient.opentelemetry import OpenTelemetry
-    from appclient.prometheus import PrometheusTelemetry
 
 __all__ = [
     "AsyncCache",

@@ -13,7 +13,6 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any, Final
 
-from appclient.telemetry import NOT_REFUSED, Living, Observer, Vitals
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
@@ -26,6 +25,8 @@ with required_extra("opentelemetry"):
     from opentelemetry import metrics, trace
     from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+
+    from appclient.telemetry import NOT_REFUSED, Living, Observer, Vitals
 
 SCOPE: Final = "appclient"
 

@@ -17,7 +17,6 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from appclient.telemetry import NOT_REFUSED, Living, Observer, Vitals
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.read import Read
 from freshness.algorithm.rule import ReadOutcome
@@ -27,6 +26,8 @@ from freshness.errors import ConfigError, FreshnessError, required_extra
 with required_extra("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.metrics_core import Metric
+
+    from appclient.telemetry import NOT_REFUSED, Living, Observer, Vitals
 
 NOTED_MAX: Final = 512
 """Times that are noted before they go into their histogram."""

@@ -12,17 +12,17 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self, TypeVar
 
-import pymysql
-from pymysql.constants import ER
-from pymysql.cursors import DictCursor
-
-from appclient.cache import Cache
-from appclient.testing.server import FakeConnection, FakeCursor
 from freshness.errors import required_extra
 
 with required_extra("async"):
+    import pymysql
+    from pymysql.constants import ER
+    from pymysql.cursors import DictCursor
+
     from appclient.async_cache import AsyncCache
     from appclient.awaiting import LoopNetwork, await_, run_awaiting
+    from appclient.cache import Cache
+    from appclient.testing.server import FakeConnection, FakeCursor
 
 Result = TypeVar("Result")
 

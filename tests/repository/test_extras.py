@@ -6,6 +6,7 @@ A package that an extra does not declare is not there. The parts of other extras
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from importlib import metadata
@@ -16,10 +17,12 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from tests.repository.environment import (
+    CHECKOUT,
     CONFIG,
     EXTRAS,
     build_wheel,
     copy_sources,
+    find_closure,
     find_needed,
     make_environment,
 )
@@ -226,7 +229,7 @@ except ConfigError as error:
 """A program for each extra, in a folder with a freshness.toml."""
 
 PARTS: Final = {
-    "appclient": ("appclient", "appclient.testing"),
+    "appclient": ("appclient:Cache", "appclient:GtidConnection", "appclient.testing:FakeSystem"),
     "async": ("appclient:AsyncCache", "appclient.async_cache", "appclient.testing.loop"),
     "django": ("appclient.django", "appclient.testing.django"),
     "sqlalchemy": ("appclient.sqlalchemy",),
@@ -243,6 +246,15 @@ FIND: Final = """
 import json, sys
 from importlib.util import find_spec
 print(json.dumps([module for module in sys.argv[1:] if find_spec(module) is not None]))
+"""
+OWN_TESTS: Final = """
+import appclient, appclient.testing
+
+def test_own():
+    assert "Cache" in dir(appclient)
+
+def test_of_the_library(freshness_system):
+    pass
 """
 TRY: Final = """
 import importlib, io, json, sys
@@ -311,6 +323,30 @@ def test_an_extra_alone_does_what_it_is_for(
     assert {"pytest", "mypy"} <= set(foreign)
     found = json.loads(run(python, FIND, *foreign))
     assert found == [], "only what the extra declares is there"
+
+
+BESIDE: Final = ("compression", "history", "redis", "sharding", "vitess")
+"""Extras of packages that the library and the invalidator use: they belong beside one of these."""
+
+
+@pytest.mark.parametrize("extra", ["", *BESIDE])
+def test_an_environment_without_the_library_runs_its_own_tests(
+    extra: str, wheel: Path, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    """The fixture of `appclient.testing` is offered to each run of pytest: only its use asks for the library."""
+    needed = find_needed(wheel, [extra] if extra else []) | find_closure([("pytest", "")])
+    python = make_environment(tmp_path / "environment", wheel, needed)
+    (tmp_path / "test_own.py").write_text(OWN_TESTS)
+    said = run(python, "import sys, pytest; sys.exit(pytest.main(['-q', 'test_own.py']) != 1)")
+    assert "1 passed, 1 error" in said
+    assert "is not installed (pip install 'freshness[appclient]')" in said
+
+
+def test_the_page_says_which_extras_belong_beside_others() -> None:
+    page = (CHECKOUT / "docs" / "quickstart.md").read_text()
+    found = re.search(r"^The extras (.*?) belong beside", page, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    assert re.findall(r"`(\w+)`", found[1]) == [*BESIDE]
 
 
 def test_every_extra_has_a_use() -> None:
