@@ -47,6 +47,10 @@ test: ## what shows that everything works: quick, the simulator, and each area o
 full: ## everything that a change is checked by, in stages; the slowest tests of each are named at the end
 	@$(PYTHON) integration/stages.py
 
+.PHONY: fresh
+fresh: ## how long the demo and the tests take in a fresh clone with an empty home folder; VERBS=demo for one of them
+	@$(PYTHON) integration/fresh.py $(VERBS)
+
 ##@ Stages and parts of these
 
 .PHONY: setup

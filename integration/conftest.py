@@ -117,7 +117,7 @@ class SparkApart(LoadFileScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkApart:
-    """How `make test` divides the tests among its processes: in their order, so that short ones fill the end."""
+    """How tests are divided among processes: in their order, so that short ones fill the end."""
     config.option.loadscopereorder = False
     return SparkApart(config, log)
 

@@ -40,7 +40,7 @@ def run_stage(verb: str) -> Stage:
     """Run one verb; its output goes through."""
     report = REPORTS / f"{verb}.xml"
     report.unlink(missing_ok=True)
-    # pytest reads this variable by itself, so that a verb need not know of reports.
+    # pytest reads this variable, so a verb need not know of reports.
     options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={report} -o junit_duration_report=total"
     print(f"== make {verb}", flush=True)
     began = time.monotonic()

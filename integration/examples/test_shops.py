@@ -43,7 +43,7 @@ LOAD_SECONDS: Final = 1.0
 COLD: Final = 987_654
 
 QUICK: Final = {("django", "mariadb"), ("fastapi", "mysql"), ("flask", "mariadb")}
-"""Those of `make test`; `make slow` has the others."""
+"""The others are slow."""
 
 
 def is_slow(name: str, flavor: str) -> list[pytest.MarkDecorator]:

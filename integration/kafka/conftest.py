@@ -1,4 +1,4 @@
-"""Tests on a real broker of Kafka: `make kafka` runs them, `make test` leaves them out, since they need its jars."""
+"""Tests on a real broker of Kafka: `make kafka` runs them; they need its jars."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="those whose file or sentence has this text"
     )
-    parser.add_argument("--sample", action="store_true", help="the few that `make test` tries")
+    parser.add_argument("--sample", action="store_true", help="the few that `make full` tries")
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, help="at once (one for each core)"
     )

@@ -7,7 +7,7 @@ in the lowest layer that can show it. Each ``[[file.mutant]]`` of it has
 * ``breaks``, in one sentence, what goes wrong then;
 * ``tests``, where others than those of the file must notice it;
 * ``equivalent``, where nothing goes wrong: why not. Such a mutant must survive;
-* ``is_sample``: it is one of the few that `make test` tries.
+* ``is_sample``: it is one of the few that `make full` tries.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from spark.sink.metrics import SinkMetrics
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("appclient", "freshness", "invalidator", "spark")
 DOCS = CHECKOUT / "docs"
-PAGES = sorted([CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+PAGES = sorted([*CHECKOUT.glob("*.md"), *DOCS.rglob("*.md")])
 PLAIN_PAGES = [CHECKOUT / "README.md", *sorted(DOCS.glob("*.md"))]
 """The pages in plain English. Decision records and the changelog are history."""
 ENVIRONMENT = dict.fromkeys(("SHOP_PASSWORD", "INVALIDATOR_PASSWORD", "WEBAPP_PASSWORD"), "x")

@@ -1,4 +1,4 @@
-"""Tests on a real Vitess: `make vitess` runs them, `make test` leaves them out, since building it needs Go."""
+"""Tests on a real Vitess: `make vitess` runs them; building it needs Go."""
 
 from __future__ import annotations
 
