@@ -110,13 +110,6 @@ def test_a_verb_without_a_package(verb: Sequence[str], package: str, extra: str,
     assert_one_line(ran, package, extra)
 
 
-def test_the_library_without_a_package() -> None:
-    ran = run_without("pymysql", "appclient")
-    assert ran.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: the Python package pymysql is not installed (pip install 'freshness[appclient]')"
-    )
-
-
 def test_a_module_of_ours_or_of_python_is_no_package() -> None:
     for name in ("freshness.nowhere", "spark.audit.nowhere", "ssl", None):
         assert missing_package(ModuleNotFoundError(name=name), "spark") is None
