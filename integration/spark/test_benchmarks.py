@@ -27,6 +27,7 @@ JUDGED: Final = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_contestant_of_the_audit_finds_what_is_planted(tmp_path: Path) -> None:
     contestants = list_contestants("local[2]")
@@ -59,6 +60,7 @@ def test_arrays_say_of_a_million_events_what_the_judge_says(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_benchmark_of_the_sink_takes_a_log_in_all_ways(
     session: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
