@@ -31,25 +31,25 @@ from freshness.position.token import EventToken
 if TYPE_CHECKING:
     from appclient.async_cache import AsyncCache, AsyncDatabase, AsyncLoaderConnection
     from appclient.cache import Cache, Explanation
-    from appclient.commits import GtidConnection
-    from appclient.database import Database
-    from appclient.opentelemetry import OpenTelemetry
-    from appclient.own_pool import OwnPool
-    from appclient.prometheus import PrometheusTelemetry
-    from appclient.query import LoaderConnection, QueryExtras, QueryResult
-    from appclient.signed import parse_signed_commit_token, sign_commit_token
+    from appclient.connection.commits import GtidConnection
+    from appclient.connection.own_pool import OwnPool
+    from appclient.connection.query import LoaderConnection, QueryExtras, QueryResult
+    from appclient.database.database import Database
+    from appclient.telemetry.opentelemetry import OpenTelemetry
+    from appclient.telemetry.prometheus import PrometheusTelemetry
     from appclient.typed import TypedObject
+    from appclient.web.signed import parse_signed_commit_token, sign_commit_token
 
 _PLACES = {
     "appclient.async_cache": ("async", "AsyncCache", "AsyncDatabase", "AsyncLoaderConnection"),
     "appclient.cache": ("appclient", "Cache", "Explanation"),
-    "appclient.commits": ("appclient", "GtidConnection"),
-    "appclient.database": ("appclient", "Database"),
-    "appclient.opentelemetry": ("opentelemetry", "OpenTelemetry"),
-    "appclient.own_pool": ("appclient", "OwnPool"),
-    "appclient.prometheus": ("prometheus", "PrometheusTelemetry"),
-    "appclient.query": ("appclient", "LoaderConnection", "QueryExtras", "QueryResult"),
-    "appclient.signed": ("appclient", "parse_signed_commit_token", "sign_commit_token"),
+    "appclient.connection.commits": ("appclient", "GtidConnection"),
+    "appclient.database.database": ("appclient", "Database"),
+    "appclient.telemetry.opentelemetry": ("opentelemetry", "OpenTelemetry"),
+    "appclient.connection.own_pool": ("appclient", "OwnPool"),
+    "appclient.telemetry.prometheus": ("prometheus", "PrometheusTelemetry"),
+    "appclient.connection.query": ("appclient", "LoaderConnection", "QueryExtras", "QueryResult"),
+    "appclient.web.signed": ("appclient", "parse_signed_commit_token", "sign_commit_token"),
     "appclient.typed": ("appclient", "TypedObject"),
 }
 """Module -> the extra that installs what it needs, and the names that come from it when they are first used.
@@ -57,13 +57,15 @@ _PLACES = {
 Importing this package imports no other package: every run of pytest does, for the fixture of appclient.testing."""
 
 
-def __getattr__(name: str) -> Any:
-    for module, (extra, *names) in _PLACES.items():
-        if name in names:
-            with required_extra(extra):
-                globals()[name] = getattr(import_module(module), name)
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else each name that is not there would pass a check of types
+
+    def __getattr__(name: str) -> Any:
+        for module, (extra, *names) in _PLACES.items():
+            if name in names:
+                with required_extra(extra):
+                    globals()[name] = getattr(import_module(module), name)
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

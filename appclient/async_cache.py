@@ -1,6 +1,6 @@
 """`AsyncCache`: the same cache for tasks of an event loop.
 
-It runs `Cache` itself, by ``appclient.awaiting``: every procedure, every query and every check is that of threads.
+It runs `Cache` itself, by connection/awaiting.py: every procedure, query and check is that of threads.
 Needs greenlet. For asyncio, and for anyio on asyncio.
 """
 
@@ -13,13 +13,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from appclient.atleast import AtLeast
-from appclient.awaiting import LOOP, await_, run_awaiting
 from appclient.cache import Cache, Explanation
-from appclient.database import Database
-from appclient.own_pool import Pools
-from appclient.query import LoaderConnection, QueryResult, Row
-from appclient.telemetry import TelemetryOption
+from appclient.connection.awaiting import LOOP, await_, run_awaiting
+from appclient.connection.own_pool import Pools
+from appclient.connection.query import LoaderConnection, QueryResult, Row
+from appclient.database.atleast import AtLeast
+from appclient.database.database import Database
+from appclient.telemetry.observer import TelemetryOption
 from appclient.typed import AsyncTypedObject, Model
 from freshness.config.reader import load_config
 from freshness.config.settings import Config, GtidFlavor

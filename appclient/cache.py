@@ -18,19 +18,19 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from appclient.atleast import AtLeast, demand_commits, is_enclosed
-from appclient.breaker import Breakers, GuardedNode
-from appclient.copies import Copies
-from appclient.database import Database
-from appclient.flights import Flights
-from appclient.limits import RateLimit
-from appclient.loader import LoaderFunction, ObjectLoader
-from appclient.own import OwnDatabase, is_dirty, require_one_shard
-from appclient.own_pool import Pools, find_pools
-from appclient.pool import Pool, nested_reads
-from appclient.refusal import Refusals
-from appclient.shadow import ShadowReads
-from appclient.telemetry import (
+from appclient.connection.breaker import Breakers, GuardedNode
+from appclient.connection.own import OwnDatabase, is_dirty, require_one_shard
+from appclient.connection.own_pool import Pools, find_pools
+from appclient.connection.pool import Pool, nested_reads
+from appclient.database.atleast import AtLeast, demand_commits, is_enclosed
+from appclient.database.database import Database
+from appclient.reading.copies import Copies
+from appclient.reading.flights import Flights
+from appclient.reading.limits import RateLimit
+from appclient.reading.loader import LoaderFunction, ObjectLoader
+from appclient.reading.refusal import Refusals
+from appclient.reading.shadow import ShadowReads
+from appclient.telemetry.observer import (
     Answer,
     Load,
     ObservedNode,

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, get_args, get_origin
 import msgspec
 import msgspec.inspect
 
-from appclient.atleast import AtLeast
+from appclient.database.atleast import AtLeast
 from freshness.errors import ConfigError, FormatError
 
 Model = TypeVar("Model")

@@ -25,7 +25,7 @@ from pymemcache.client.base import Client
 from pymemcache.client.hash import HashClient
 
 from appclient import Cache, OpenTelemetry, PrometheusTelemetry
-from appclient.telemetry import Telemetry
+from appclient.telemetry.observer import Telemetry
 from benchmarks.measure import Criterion, Result, interleave, stopwatch
 from benchmarks.shop import Shop, open_shop
 from freshness.algorithm.rule import ReadOutcome

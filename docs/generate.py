@@ -16,8 +16,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from appclient.prometheus import PrometheusTelemetry
-from appclient.refusal import REMEDIES
+from appclient.reading.refusal import REMEDIES
+from appclient.telemetry.prometheus import PrometheusTelemetry
 from docs.figures import Results, figures
 from freshness import errors
 from freshness.algorithm.rule import ReadOutcome

@@ -19,7 +19,7 @@ from typing import Any, Final
 from django.db import connections
 
 from appclient.cache import Cache
-from appclient.commits import COMMITTED_SQL, read_gtids
+from appclient.connection.commits import COMMITTED_SQL, read_gtids
 from appclient.django.place import DatabaseRole, DjangoDatabases
 from freshness.position.commit import CommitToken
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sqlalchemy import Select, event
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
-from appclient.query import LoaderConnection
+from appclient.connection.query import LoaderConnection
 from appclient.sqlalchemy.own import SessionState
 from appclient.sqlalchemy.replay import Answer, ReplayEngine, StandAside, replayed
 from freshness.errors import FormatError, SourceUnsuitable

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, Engine, Select, event
 from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction, scoped_session, sessionmaker
 from sqlalchemy.util import await_only
 
-from appclient.atleast import AtLeast
 from appclient.cache import Cache
-from appclient.commits import read_committed
+from appclient.connection.commits import read_committed
+from appclient.database.atleast import AtLeast
 from appclient.sqlalchemy.bykey import ByKey, find_by_key, may_be_by_key
 from appclient.sqlalchemy.composite import CachedSelect, answer_from
 from appclient.sqlalchemy.own import SessionState, Writes

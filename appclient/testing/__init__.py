@@ -13,16 +13,16 @@ from freshness.errors import required_extra
 
 if TYPE_CHECKING:
     from appclient.testing.system import FakeSystem
+else:
 
+    def __getattr__(name: str) -> Any:
+        """Not before it is used: every run of pytest imports this package for its fixture."""
+        if name != "FakeSystem":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with required_extra("appclient"):
+            from appclient.testing.system import FakeSystem
 
-def __getattr__(name: str) -> Any:
-    """Not before it is used: every run of pytest imports this package for its fixture."""
-    if name != "FakeSystem":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with required_extra("appclient"):
-        from appclient.testing.system import FakeSystem
-
-        return FakeSystem
+            return FakeSystem
 
 
 __all__ = ["FakeSystem"]

@@ -20,8 +20,8 @@ with required_extra("async"):
     from pymysql.cursors import DictCursor
 
     from appclient.async_cache import AsyncCache
-    from appclient.awaiting import LoopNetwork, await_, run_awaiting
     from appclient.cache import Cache
+    from appclient.connection.awaiting import LoopNetwork, await_, run_awaiting
     from appclient.testing.server import FakeConnection, FakeCursor
 
 Result = TypeVar("Result")

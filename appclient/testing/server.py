@@ -1,6 +1,6 @@
 """A database server in this process: SQLite, behind a connection that looks like PyMySQL's and knows its position.
 
-It answers the statements of ``appclient.shard`` and of the application, as far as SQLite knows them. Used by
+It answers the statements of ``appclient.database.shard`` and of the application, as far as SQLite knows them. Used by
 ``appclient.testing.system``.
 """
 
@@ -17,7 +17,7 @@ import pymysql
 from pymysql.constants import ER, SERVER_STATUS
 from pymysql.cursors import DictCursor
 
-from appclient.own_pool import PROBE, PROBED
+from appclient.connection.own_pool import PROBE, PROBED
 from freshness.stream.heartbeat import EPOCH_ROW, HEARTBEAT_TABLE, SERVER_NAME
 
 _HEARTBEATS: Final = f"""

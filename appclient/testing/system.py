@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pymysql
 
 from appclient.cache import Cache, Explanation
-from appclient.own_pool import OwnPool
+from appclient.connection.own_pool import OwnPool
 from appclient.testing.server import Change, FakeConnection, FakeServer, Rows, compare, read_rows
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, apply_batch

@@ -2,8 +2,8 @@
 
 A commit token holds one event token for each lineage that the session has written to. Each position holds at least
 the session's own commits there, all of which have returned. A read ``at_least`` a commit token shows these commits or
-is not answered (I9). Made by ``appclient.database``, compared by ``freshness.algorithm.rule`` for hits and by
-``appclient.atleast`` for reads of a server.
+is not answered (I9). The library's database makes it; ``freshness.algorithm.rule`` compares it for hits, and
+``appclient.database.atleast`` for reads of a server.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CommitToken:
         return CommitToken.of((*self.tokens, *other.tokens))
 
     def format(self) -> str:
-        """The text form: safe in URLs, headers and cookies. It is not signed, see ``appclient.signed``.
+        """The text form: safe in URLs, headers and cookies. It is not signed, see ``appclient.web.signed``.
 
         Raises `FormatError` above ``ENCODED_BYTES_MAX`` bytes.
         """

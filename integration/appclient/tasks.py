@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from appclient import AsyncCache, QueryResult
-from appclient.awaiting import await_
+from appclient.connection.awaiting import await_
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from appclient import AsyncCache, AsyncLoaderConnection, awaiting
+from appclient import AsyncCache, AsyncLoaderConnection
+from appclient.connection import awaiting
 from integration.configuration import CUSTOMER, PROFILE
 from integration.harness import CUSTOMERS_TABLE, ORDERS_TABLE, running_system
 from integration.servers import Pair

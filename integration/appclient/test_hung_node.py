@@ -9,7 +9,7 @@ from typing import Final, cast
 import pytest
 
 from appclient import Cache, ReadOutcome
-from appclient.breaker import Breakers
+from appclient.connection.breaker import Breakers
 from freshness.algorithm.request import Reply
 from freshness.errors import NodeTimedOut
 from freshness.nodes.memcached import MemcachedNode

@@ -27,10 +27,10 @@ from typing import Any, Final
 import pymysql
 import pytest
 
-from appclient import loader
-from appclient.database import Database
-from appclient.loader import ObjectLoader
-from appclient.query import LoaderConnection
+from appclient.connection.query import LoaderConnection
+from appclient.database.database import Database
+from appclient.reading import loader
+from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.reader import load_config

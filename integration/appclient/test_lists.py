@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from appclient import Cache, Explanation, ReadOutcome
-from appclient.shard import ShardDatabase
+from appclient.database.shard import ShardDatabase
 from freshness.errors import ConfigError
 from integration.appclient.test_unique_keys import change, outcomes
 from integration.configuration import write_config

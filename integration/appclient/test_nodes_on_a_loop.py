@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from appclient.awaiting import LOOP, run_awaiting
+from appclient.connection.awaiting import LOOP, run_awaiting
 from freshness.algorithm.node import CacheNode
 from freshness.algorithm.request import Reply, Request
 from freshness.nodes.memcached import MemcachedNode

@@ -23,7 +23,7 @@ from appclient import (
     ReadOutcome,
     SourceUnsuitable,
 )
-from appclient.shard import ShardDatabase
+from appclient.database.shard import ShardDatabase
 from freshness.algorithm.view import NodeView
 from freshness.database.connection import executed_position
 from integration.configuration import PROFILE

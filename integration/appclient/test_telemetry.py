@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from appclient import Cache, LoaderConnection, OpenTelemetry, PrometheusTelemetry, ReadOutcome
-from appclient.awaiting import await_
+from appclient.connection.awaiting import await_
 from integration.appclient.tasks import loop_cache
 from integration.appclient.test_process_models import KEYS as WEB_KEYS
 from integration.appclient.test_process_models import WORKERS, Gunicorn

@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appclient.database import Database
-from appclient.loader import ObjectLoader
+from appclient.database.database import Database
+from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Lookup
 from freshness.algorithm.rule import ObjectPolicy
 from freshness.config.settings import ObjectConfig

@@ -30,6 +30,10 @@ PLANTED: Final[dict[str, tuple[str, str]]] = {
         "spark/folder.py",
         "import invalidator.statement",
     ),
+    "the folders of the application library are layers": (
+        "appclient/connection/pool.py",
+        "import appclient.database.choice",
+    ),
     "the folders of the invalidator are layers": (
         "invalidator/vstream/transaction.py",
         "import invalidator.binlog.transaction",

@@ -16,7 +16,7 @@ import pytest
 import typer
 from prometheus_client import CollectorRegistry
 
-from appclient.prometheus import PrometheusTelemetry
+from appclient.telemetry.prometheus import PrometheusTelemetry
 from docs.generate import TABLES, render
 from freshness import errors
 from freshness.algorithm.envelope import Filled, NodeRecord, PendingStripe, Stripe, encode_chunk

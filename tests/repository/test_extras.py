@@ -235,8 +235,8 @@ PARTS: Final = {
     "sqlalchemy": ("appclient.sqlalchemy",),
     "starlette": ("appclient.starlette",),
     "flask": ("appclient.flask",),
-    "prometheus": ("appclient:PrometheusTelemetry", "appclient.prometheus"),
-    "opentelemetry": ("appclient:OpenTelemetry", "appclient.opentelemetry"),
+    "prometheus": ("appclient:PrometheusTelemetry", "appclient.telemetry.prometheus"),
+    "opentelemetry": ("appclient:OpenTelemetry", "appclient.telemetry.opentelemetry"),
     "invalidator": ("invalidator.cli",),
     "spark": ("spark.audit.__main__", "spark.live.__main__", "spark.sink.__main__", "spark.archive.__main__"),
 }

@@ -14,7 +14,7 @@ import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from promql_parser import AggregateExpr, Expr, VectorSelector
 
-from appclient.prometheus import PrometheusTelemetry
+from appclient.telemetry.prometheus import PrometheusTelemetry
 from docs.generate import PAGES
 from freshness.algorithm.rule import ReadOutcome
 from invalidator.probe.metrics import ProbeMetrics

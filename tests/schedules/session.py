@@ -1,6 +1,6 @@
 """A session of the application on a scripted server: as much of a pymysql connection as ``appclient`` uses.
 
-It understands the statements of ``appclient.shard`` and of loaders that read rows by their key. Each statement
+It understands the statements of a shard of the library and of loaders that read rows by their key. Each statement
 is answered by the server that `Session.reach` names for it, so a proxy can send two statements to two servers.
 """
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import pytest
 
-from appclient import shard as application
-from appclient.atleast import Behind
-from appclient.database import Database
-from appclient.query import LoaderConnection
-from appclient.shard import ShardDatabase
+from appclient.connection.query import LoaderConnection
+from appclient.database import shard as application
+from appclient.database.atleast import Behind
+from appclient.database.database import Database
+from appclient.database.shard import ShardDatabase
 from freshness.algorithm import read
 from freshness.algorithm.envelope import Filled, record_key
 from freshness.algorithm.read import Read, find_hit, find_hits

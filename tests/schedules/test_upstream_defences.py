@@ -14,11 +14,11 @@ from typing import Any, Final
 import pymysql
 import pytest
 
-from appclient import shard as application
-from appclient.database import Database
-from appclient.loader import ObjectLoader
-from appclient.query import LoaderConnection
-from appclient.shard import ShardDatabase
+from appclient.connection.query import LoaderConnection
+from appclient.database import shard as application
+from appclient.database.database import Database
+from appclient.database.shard import ShardDatabase
+from appclient.reading.loader import ObjectLoader
 from freshness.algorithm import applier
 from freshness.algorithm.admission import join
 from freshness.algorithm.applier import Applier

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pymysql
 from greenlet import getcurrent, greenlet
 
-from appclient.database import Database
-from appclient.loader import ObjectLoader
-from appclient.query import LoaderConnection
-from appclient.shard import ShardDatabase
+from appclient.connection.query import LoaderConnection
+from appclient.database.database import Database
+from appclient.database.shard import ShardDatabase
+from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.config.settings import Keyspace, ServerAddress
 from freshness.config.settings import Shard as Topology

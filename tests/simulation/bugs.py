@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 from unittest.mock import patch
 
-import appclient.shard
+import appclient.database.shard
 import freshness.algorithm.admission
 import freshness.algorithm.applier
 import freshness.algorithm.apply
@@ -27,8 +27,8 @@ import freshness.objects.keyfinder
 import freshness.stream.heartbeat
 import invalidator.replica.server
 import spark.sink.acknowledger
-from appclient.query import LoaderConnection
-from appclient.shard import ShardDatabase
+from appclient.connection.query import LoaderConnection
+from appclient.database.shard import ShardDatabase
 from freshness.algorithm.applier import Applier
 from freshness.algorithm.apply import Batch
 from freshness.algorithm.envelope import (
@@ -707,8 +707,8 @@ def _token_of_the_log() -> Planted:
 def _snapshot_first() -> Planted:
     def begin(self: ShardDatabase, connection: Any, address: ServerAddress, *_: Any) -> Any:
         with connection.cursor() as cursor:
-            cursor.execute(appclient.shard._SNAPSHOT)
-        return appclient.shard.ShardSnapshot(connection, address, *self.read_token(connection))
+            cursor.execute(appclient.database.shard._SNAPSHOT)
+        return appclient.database.shard.ShardSnapshot(connection, address, *self.read_token(connection))
 
     def rows(self: ShardDatabase, table: str, condition: str, params: Sequence[Any], *_: Any) -> Any:
         return self.snapshot(lambda opened: opened.query(f"SELECT * FROM {table} WHERE {condition}", params))
@@ -721,7 +721,7 @@ def _snapshot_first() -> Planted:
 
 def _any_server() -> Planted:
     """All servers have one name, so a session that was moved is not noticed."""
-    return _patch(appclient.shard, "SERVER_NAME", dict.fromkeys(("mysql", "mariadb"), "'any'"))
+    return _patch(appclient.database.shard, "SERVER_NAME", dict.fromkeys(("mysql", "mariadb"), "'any'"))
 
 
 def _token_read_apart() -> Planted:
@@ -750,7 +750,7 @@ def _one_domain_for_all() -> Planted:
         ]
         return replace(token, position=token.position.union_all(ends))
 
-    return _patch(appclient.shard, "parse_token", parse)
+    return _patch(appclient.database.shard, "parse_token", parse)
 
 
 # -- what others have sent -----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The keys of a world: how rows spell them, how readers do, and which of them the database takes for equal.
 
 In most worlds keys are numbers, which have one spelling. In the others the production loader
-(`appclient.loader.ObjectLoader`) asks a database that compares as servers do, whatever the product thinks of it.
+(`ObjectLoader`) asks a database that compares as servers do, whatever the product thinks of it.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from appclient import AsyncCache, AsyncLoaderConnection, Explanation, LoaderConnection
-from appclient.awaiting import await_
-from appclient.loader import ObjectLoader
-from appclient.shard import ShardDatabase
+from appclient.connection.awaiting import await_
+from appclient.database.shard import ShardDatabase
+from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.reader import load_config
@@ -145,7 +145,7 @@ def test_more_reads_than_connections_wait_for_one_another(
 def test_a_read_that_waits_for_a_connection_for_too_long_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("appclient.pool.WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("appclient.connection.pool.WAIT_SECONDS", 0.01)
     text = CONFIG.replace("[keyspaces.shop]", "connections_max = 1\n[keyspaces.shop]", 1)
 
     def load(_: Any, lookups: Any, *__: Any) -> list[Loaded]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from appclient import Cache
-from appclient.loader import ObjectLoader
-from appclient.shard import ShardDatabase
+from appclient.database.shard import ShardDatabase
+from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.read import NO_DEMAND, Read
 from freshness.algorithm.rule import ReadOutcome

@@ -23,7 +23,7 @@ from sqlalchemy.orm import (
 )
 
 from appclient import Cache, ConfigError, SourceUnavailable
-from appclient.query import LoaderConnection
+from appclient.connection.query import LoaderConnection
 from appclient.sqlalchemy import CachedReads, CachedSelect
 from appclient.sqlalchemy.composite import answer_from
 from appclient.sqlalchemy.own import is_read

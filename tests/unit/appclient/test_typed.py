@@ -16,8 +16,8 @@ import pydantic
 import pytest
 
 from appclient import AsyncCache, Cache
-from appclient.loader import ObjectLoader
-from appclient.shard import ShardDatabase
+from appclient.database.shard import ShardDatabase
+from appclient.reading.loader import ObjectLoader
 from freshness.algorithm.lookup import Loaded
 from freshness.algorithm.rule import ReadOutcome
 from freshness.config.reader import load_config

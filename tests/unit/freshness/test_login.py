@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appclient.awaiting import LOOP, run_awaiting
+from appclient.connection.awaiting import LOOP, run_awaiting
 from freshness import login
 from freshness.config.access import (
     NodeLogin,

@@ -1,0 +1,81 @@
+"""Reads inside the application's own open transaction: on its connection, past the cache (F19).
+
+Uncommitted rows must not be stored, and a hit does not have them. Any connection of PEP 249 whose parameters are
+written ``%s``. Used by ``appclient.cache``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from appclient.connection.commits import find_transaction
+from appclient.connection.query import LoaderConnection, Row
+from freshness.errors import ConfigError
+from freshness.position.token import EventToken
+
+Result = TypeVar("Result")
+
+
+def is_dirty(connection: Any) -> bool:
+    """Whether the connection can have uncommitted writes. A driver that does not say is taken for one in doubt."""
+    return find_transaction(connection) is not False
+
+
+class OwnConnection(LoaderConnection):
+    """A loader's view of the application's connection. Values are as this session shows them."""
+
+    __slots__ = ("_own",)
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self._own = own
+
+    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Row]:
+        """All rows of one SELECT. Errors of the driver come out as they are."""
+        cursor = self._own.cursor()
+        try:
+            cursor.execute(sql, params)
+            names = [column[0] for column in cursor.description or ()]
+            rows = cursor.fetchall()
+            return [dict(row if isinstance(row, Mapping) else zip(names, row, strict=True)) for row in rows]
+        finally:
+            cursor.close()
+
+
+class OwnDatabase:
+    """The application's connection in the place of `Database`, for loaders. It gives no token, so
+    nothing is stored."""
+
+    def __init__(self, connection: Any) -> None:
+        self._opened = OwnConnection(connection)
+        self.shards: Mapping[str, OwnDatabase] = defaultdict(lambda: self)
+        """The shard of whatever lineage."""
+
+    def rows_with_token(
+        self,
+        table: str,
+        condition: str,
+        params: Sequence[Any],
+        at_least: EventToken | None = None,
+        order: str = "",
+    ) -> tuple[list[Row], None]:
+        return self._opened.query(f"SELECT * FROM {table} WHERE {condition}{order}", params), None
+
+    def snapshot(
+        self,
+        lineages: Sequence[str],
+        load: Callable[[LoaderConnection], Result],
+        at_least: Mapping[str, EventToken] | None = None,
+    ) -> tuple[Result, list[None]]:
+        return load(self._opened), [None for _ in lineages]
+
+
+def require_one_shard(object_name: str, lineages: Sequence[str]) -> None:
+    """Raise `ConfigError` where a key is read from several shards: the connection is one to one of them."""
+    if len(lineages) > 1:
+        raise ConfigError(
+            f"object {object_name} is read from {len(lineages)} shards, and a transaction is open on one connection",
+            hint="read it before the transaction, or query each shard",
+        )

@@ -1,0 +1,1 @@
+"""The database that a miss reads: the servers of each shard, and which of them is asked."""

@@ -1,0 +1,135 @@
+"""Reads that must have certain commits: which server is known to show them (I9, docs/read-your-writes.md).
+
+A replica is asked for its own token, which is read anyway. Where that lacks a commit, the replica may wait a moment;
+then the primary is read. It shows each commit that has returned. Used by the database and its shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from freshness.algorithm.request import NO_TOKENS
+from freshness.config.settings import Keyspace, ServerAddress
+from freshness.errors import ConfigError, SourceUnavailable
+from freshness.position import Position, parse_position
+from freshness.position.commit import CommitToken
+from freshness.position.token import EventToken
+
+AtLeast: TypeAlias = CommitToken | str | None
+"""A commit token, its text, or nothing: the application's own demand."""
+
+WAIT_SHARE: Final = 0.8
+"""A replica waits no longer than this share of a statement's own bound, which would end the wait with an error."""
+
+_WAITS: Final = {"mysql": "WAIT_FOR_EXECUTED_GTID_SET", "mariadb": "MASTER_GTID_WAIT"}
+
+COMMITTED: Final = "@@global.gtid_current_pos"
+"""On MariaDB: what the server has applied as a replica, and what its own sessions have written to its log.
+
+The log is ahead of the engine. A commit that has returned is visible all the same, and so is all before it in its
+domain.
+"""
+
+
+_ENCLOSING: Final[ContextVar[Mapping[str, EventToken]]] = ContextVar("enclosing", default=NO_TOKENS)
+
+
+@contextmanager
+def enclosed_by(lineage: str, token: EventToken | None, at_least: EventToken | None = None) -> Iterator[None]:
+    """Reads of a shard in here are parts of a value that was read at ``token``, so they have its commits (F18), and
+    those that were asked of the value.
+
+    The value is invalidated by what comes after its token alone. A part that lacks an earlier change would stay old:
+    a node that is behind may still have it as a hit.
+    """
+    before = _ENCLOSING.get()
+    asked = [each for each in (before.get(lineage), token, at_least) if each is not None]
+    reset = _ENCLOSING.set({**before, lineage: _join(lineage, asked)} if asked else before)
+    try:
+        yield
+    finally:
+        _ENCLOSING.reset(reset)
+
+
+def is_enclosed() -> bool:
+    """Whether a read has the demands of a value around it."""
+    return bool(_ENCLOSING.get())
+
+
+def _join(lineage: str, asked: Sequence[EventToken]) -> EventToken:
+    """The commits of all. Where one is of another lineage, it alone: the primary is read, which has all that is left.
+    So it is with one of a former epoch."""
+    joined = asked[0]
+    for each in asked[1:]:
+        if each.lineage != lineage or joined.lineage != lineage:
+            joined = joined if joined.lineage != lineage else each
+        elif each.epoch != joined.epoch:
+            joined = min(joined, each, key=lambda token: token.epoch)
+        else:
+            joined = replace(joined, position=joined.position.union(each.position))
+    return joined
+
+
+class Behind(SourceUnavailable):
+    """A server is not known to show the commits. Its connection is in order, and another server may show them."""
+
+
+def behind(address: ServerAddress) -> Behind:
+    return Behind(
+        f"{address.host}:{address.port} is not known to show the commits that at_least names",
+        hint="a failover lost them, or this address is not the primary's; what is left is read without at_least",
+    )
+
+
+def demand_commits(at_least: AtLeast, keyspaces: Iterable[Keyspace]) -> Mapping[str, EventToken]:
+    """The commits that are asked of each lineage that serves, by the caller and by the value around this read.
+
+    A token of a lineage that does not serve, or not any more, is asked of all lineages that can have its rows now:
+    those of its keyspace, or of all where nobody knows it. Nothing compares with it, so the primaries are read.
+    Raises `FormatError` for a text that does not parse, `ConfigError` for anything but a commit token.
+    """
+    enclosing = _ENCLOSING.get()
+    if at_least is None:
+        return enclosing
+    token = CommitToken.parse(at_least) if isinstance(at_least, str) else at_least
+    if not isinstance(token, CommitToken):
+        raise ConfigError(
+            f"at_least got {type(at_least).__name__}",
+            hint="expected a CommitToken, or its text; see commit_token",
+        )
+    keyspaces = list(keyspaces)
+    serving = {shard.lineage for keyspace in keyspaces for shard in keyspace.serving_shards}
+    asked = {each.lineage: each for each in token.tokens if each.lineage in serving}
+    for each in token.tokens:
+        if each.lineage not in serving:
+            owners = [k for k in keyspaces if any(shard.lineage == each.lineage for shard in k.shards)]
+            for keyspace in owners or keyspaces:
+                asked.update((shard.lineage, each) for shard in keyspace.serving_shards)
+    joined = {
+        lineage: _join(lineage, [enclosing.get(lineage, each), each]) for lineage, each in asked.items()
+    }
+    return {**enclosing, **joined}
+
+
+def is_of_the_past(asked: EventToken, shown: EventToken) -> bool:
+    """Whether the commits belong to another history than the server's present one: a former epoch, topology or
+    flavor. The primary has all that is left of it."""
+    return (
+        asked.lineage != shown.lineage
+        or asked.position.flavor != shown.position.flavor
+        or asked.epoch < shown.epoch
+    )
+
+
+def wait_sql(flavor: str, first_column: str, seconds: float) -> str:
+    """The statement that waits until a replica has the position that is its only parameter."""
+    return f"SELECT {first_column}, {_WAITS[flavor]}(%s, {seconds:.3f})"
+
+
+def parse_committed(text: object) -> Position:
+    """The answer to `COMMITTED`. Raises `FormatError`."""
+    return parse_position("mariadb", str(text or ""))

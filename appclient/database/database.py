@@ -1,0 +1,221 @@
+"""`Database`: uncached reads of a keyspace, in one shard or in snapshots of several, and the tokens of commits.
+
+How a shard is read: ``appclient.database.shard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from appclient.connection.commits import read_committed
+from appclient.connection.own_pool import OwnPool
+from appclient.connection.pool import nested_reads
+from appclient.connection.query import DATABASE_ERRORS, LoaderConnection, QueryResult, describe_problem
+from appclient.database.atleast import (
+    AtLeast,
+    behind,
+    demand_commits,
+    enclosed_by,
+)
+from appclient.database.shard import CONNECTIONS_MAX, ShardDatabase, ShardSnapshot
+from appclient.database.vitess_shard import VitessShardDatabase
+from appclient.telemetry.observer import Observer
+from freshness.algorithm.request import NO_TOKENS
+from freshness.config.settings import Keyspace
+from freshness.errors import (
+    ConfigError,
+    FlavorMismatch,
+)
+from freshness.network import BLOCKING, Network
+from freshness.position import parse_position
+from freshness.position.commit import CommitToken
+from freshness.position.token import EventToken
+
+Result = TypeVar("Result")
+
+
+class Database:
+    """Uncached reads of one keyspace that say how fresh they are. Safe for threads. ``connections_max``: to each
+    server. ``network``: how they wait. ``own_pools``: the application's, by host and port.
+    ``zone``: this process's own. ``observer``: is told of the reads of each server."""
+
+    def __init__(
+        self,
+        keyspace: Keyspace,
+        connections_max: int = CONNECTIONS_MAX,
+        network: Network = BLOCKING,
+        own_pools: Mapping[tuple[str, int], OwnPool] = MappingProxyType({}),
+        zone: str = "",
+        observer: Observer | None = None,
+    ) -> None:
+        self.keyspace = keyspace
+        kind = VitessShardDatabase if keyspace.flavor == "vitess" else ShardDatabase
+        self.shards = {
+            shard.lineage: kind(
+                keyspace.gtid_flavor,
+                shard,
+                timeout_seconds=keyspace.query_timeout_seconds,
+                connections_max=connections_max,
+                wait_seconds=keyspace.at_least_wait_ms / 1000,
+                network=network,
+                own_pools=own_pools,
+                zone=zone,
+                observer=observer,
+            )
+            for shard in keyspace.shards
+        }
+        """All shards by lineage, the shards that do not serve among them."""
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        shard: str | None = None,
+        include_event_token: bool = False,
+        compare_event_token: EventToken | str | None = None,
+        at_least: AtLeast = None,
+    ) -> QueryResult:
+        """Run one SELECT on a replica. Never cached; the options say how fresh the rows are.
+
+        ``shard``: the name of the shard; it may be left out where there is one. ``at_least``: the rows have these
+        commits, see `commit_token`; the read goes to a replica that has them, or to the primary.
+
+        Raises `SourceUnavailable` when no server answers or none shows the commits, its `QueryTimedOut` when the
+        statement takes longer than ``query_timeout_seconds``, `SourceUnsuitable` for a statement that is wrong,
+        writes, or lacks a privilege, and `FormatError` for a token that does not parse or is of another flavor.
+        """
+        sent = self._parse(compare_event_token)
+        database = self.find_shard(shard)
+        return database.query(
+            sql,
+            params,
+            include_event_token=include_event_token,
+            sent=sent,
+            at_least=demand_commits(at_least, [self.keyspace]).get(database.lineage),
+        )
+
+    def commit_token(self, connection: Any, *, shard: str | None = None) -> CommitToken | None:
+        """The commits of the application's own connection, for ``at_least``; None where it has committed nothing.
+
+        ``connection``: to the primary, of any driver of PEP 249, without an open transaction. ``shard``: the one that
+        the connection writes to; it may be left out where there is one. A `GtidConnection` is asked without a
+        statement, any other one with one; the epoch is read on a connection of this library, at most once a second.
+
+        Raises `ConfigError` where a transaction is open and behind vtgate, which tells no commit, `SourceUnavailable`
+        and `SourceUnsuitable` where no server tells the epoch. Errors of the connection come out as they are.
+        """
+        database = self.find_shard(shard)
+        if self.keyspace.flavor == "vitess":
+            raise ConfigError(
+                f"keyspace {self.keyspace.name} is behind vtgate, which does not tell what a session has committed",
+                hint="after the commit, CommitToken.of event tokens that were read on the primary tablets",
+            )
+        epoch = database.find_epoch()
+        position = read_committed(connection, self.keyspace.gtid_flavor)
+        return None if position is None else CommitToken.of([database.make_token(epoch, position)])
+
+    def commit_token_of(self, gtids: str, *, shard: str | None = None) -> CommitToken | None:
+        """The same where the application itself asked its connection after the commit, as an asynchronous driver
+        demands: for ``@@last_gtid`` (MariaDB) or ``@@global.gtid_executed`` (MySQL).
+
+        Raises `FormatError` for another text, and as `commit_token` where no server tells the epoch.
+        """
+        database = self.find_shard(shard)
+        position = parse_position(self.keyspace.gtid_flavor, gtids)
+        return (
+            None
+            if position.is_empty
+            else CommitToken.of([database.make_token(database.find_epoch(), position)])
+        )
+
+    def find_shard(self, name: str | None) -> ShardDatabase:
+        """The serving shard of that name; the only one where none is named."""
+        serving = self.keyspace.serving_shards
+        found = [each for each in serving if name == each.name or (name is None and len(serving) == 1)]
+        if not found:
+            problem = "needs the name of a shard" if name is None else f"has no serving shard {name!r}"
+            known = ", ".join(repr(each.name) for each in serving)
+            raise ConfigError(f"keyspace {self.keyspace.name} {problem}", hint=f"expected one of {known}")
+        return self.shards[found[0].lineage]
+
+    def snapshot(
+        self,
+        lineages: Sequence[str],
+        load: Callable[[LoaderConnection], Result],
+        at_least: Mapping[str, EventToken] = NO_TOKENS,
+    ) -> tuple[Result, list[EventToken | None]]:
+        """Run ``load`` in one snapshot of each of these shards, with the tokens that were read before them.
+
+        ``at_least``: by lineage, commits that the snapshot has. Raises `SourceUnavailable` where no server shows
+        them.
+        """
+        if len(lineages) == 1:
+            result, token = self.shards[lineages[0]].snapshot(load, at_least.get(lineages[0]))
+            return result, [token]
+        if self.keyspace.flavor == "vitess":
+            return self._nested_snapshot(lineages, load, at_least, ())
+        begun: list[tuple[ShardDatabase, ShardSnapshot]] = []
+        is_in_step = True
+        try:
+            for lineage in lineages:
+                shard = self.shards[lineage]
+                begun.append((shard, shard.begin_snapshot(at_least.get(lineage))))
+            opened = LoaderConnection(*(snapshot.connection for _, snapshot in begun))
+            is_in_step = False
+            try:
+                with ExitStack() as stack:
+                    stack.enter_context(nested_reads())
+                    for shard, snapshot in begun:
+                        asked = at_least.get(shard.lineage)
+                        stack.enter_context(enclosed_by(shard.lineage, snapshot.token, asked))
+                    result = load(opened)
+            except DATABASE_ERRORS as error:
+                raise describe_problem(error, begun[0][1].address, "reading several shards") from error
+            except Exception:
+                is_in_step = opened.is_in_step
+                raise
+            is_in_step = opened.is_in_step
+        finally:
+            tokens = [shard.end_snapshot(snapshot, is_in_step=is_in_step) for shard, snapshot in begun]
+        for (shard, snapshot), token in zip(begun, tokens, strict=True):
+            if token is None and shard.lineage in at_least:
+                raise behind(snapshot.address)
+        return result, tokens
+
+    def _nested_snapshot(
+        self,
+        lineages: Sequence[str],
+        load: Callable[[LoaderConnection], Result],
+        at_least: Mapping[str, EventToken],
+        begun: tuple[LoaderConnection, ...],
+    ) -> tuple[Result, list[EventToken | None]]:
+        """The same where the server is asked its name after ``load``, too: one shard's read inside another's."""
+        first, *others = lineages
+
+        def inside(connection: LoaderConnection) -> tuple[Result, list[EventToken | None]]:
+            opened = (*begun, connection)
+            if others:
+                return self._nested_snapshot(others, load, at_least, opened)
+            return load(LoaderConnection.join(opened)), []
+
+        (result, tokens), token = self.shards[first].snapshot(inside, at_least.get(first))
+        return result, [token, *tokens]
+
+    def _parse(self, token: EventToken | str | None) -> EventToken | None:
+        parsed = EventToken.parse(token) if isinstance(token, str) else token
+        if parsed is not None and parsed.position.flavor != self.keyspace.gtid_flavor:
+            raise FlavorMismatch(
+                f"a token of {parsed.position.flavor} was sent to keyspace {self.keyspace.name}, "
+                f"which has those of {self.keyspace.gtid_flavor}",
+                hint="tokens are good only in the keyspace they come from",
+            )
+        return parsed
+
+    def close(self) -> None:
+        """Close the connections that no read uses just now. The next read opens them again."""
+        for shard in self.shards.values():
+            shard.close()

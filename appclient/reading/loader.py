@@ -1,0 +1,151 @@
+"""Building values from the database for the read procedure: rows and lists by key, composites by their loaders.
+
+Every value comes with the token that was read before it on the same server, and with the loader's own reason not
+to store it: the row found is not spelled as the key asked for (F24, F46).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from appclient.connection.own import OwnDatabase
+from appclient.connection.query import LoaderConnection, Row
+from appclient.database.database import Database
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.algorithm.request import NO_TOKENS
+from freshness.algorithm.rule import ReadOutcome
+from freshness.database.connection import match_keys, order_rows, quote_name
+from freshness.errors import ConfigError
+from freshness.objects.registry import ObjectDefinition
+from freshness.position.token import EventToken
+from freshness.values.codec import decode_value, encode_value
+
+LoaderFunction = Callable[..., Any]
+
+KEYS_PER_STATEMENT_MAX: Final = 500
+
+
+class ObjectLoader:
+    """Loads the values of one object. ``function`` builds a composite; a row and a list need none."""
+
+    def __init__(
+        self,
+        definition: ObjectDefinition,
+        database: Database | OwnDatabase,
+        function: LoaderFunction | None,
+    ) -> None:
+        self._definition = definition
+        self._database = database
+        self._function = function
+
+    def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken] = NO_TOKENS) -> list[Loaded]:
+        """One `Loaded` for each lookup, in order. ``at_least``: by lineage, commits that each value has.
+
+        Raises what the database or the composite's loader raises.
+        """
+        if self._definition.config.is_composite:
+            return [self._load_composite(lookup, at_least) for lookup in lookups]
+        if self._definition.config.is_list:
+            return [self._load_list(lookup, at_least) for lookup in lookups]
+        if not self._definition.builder.is_exact:
+            # Only the database knows which row equals which spelling: one statement for each key.
+            return [self._load_rows([lookup], at_least)[0] for lookup in lookups]
+        places_by_shards: dict[tuple[str, ...], list[int]] = {}
+        for place, lookup in enumerate(lookups):
+            places_by_shards.setdefault(lookup.policy.lineages, []).append(place)
+        loaded: dict[int, Loaded] = {}
+        for places in places_by_shards.values():
+            for start in range(0, len(places), KEYS_PER_STATEMENT_MAX):
+                some = places[start : start + KEYS_PER_STATEMENT_MAX]
+                rows = self._load_rows([lookups[place] for place in some], at_least)
+                loaded.update(zip(some, rows, strict=True))
+        return [loaded[place] for place in range(len(lookups))]
+
+    # -- single rows ---------------------------------------------------------------------------------------
+
+    def _load_rows(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
+        """The rows of lookups that all read the same shards."""
+        statement = self._statement(lookups)
+        rows: list[Row] = []
+        tokens: dict[str, EventToken] = {}
+        lineages = lookups[0].policy.lineages
+        for lineage in lineages:
+            shard = self._database.shards[lineage]
+            found, token = shard.rows_with_token(*statement, at_least.get(lineage))
+            rows += found
+            if token is not None:
+                tokens[lineage] = token
+        has_tokens = len(tokens) == len(lineages)
+        if len(lookups) == 1 and len(rows) == 1:
+            return [self._loaded(lookups[0], rows[0], tokens, has_tokens)]
+        identities = [self._identity(row) for row in rows]
+        if not {lookup.identity for lookup in lookups}.issuperset(identities):
+            # A row under a key that nobody asked for: only the database knows which of them it takes for equal.
+            if len(lookups) > 1:
+                return [self._load_rows([lookup], at_least)[0] for lookup in lookups]
+            return [Loaded(rows[0], tokens, ReadOutcome.KEY)]
+        by_identity: dict[bytes, Row] = {}
+        doubled: set[bytes] = set()
+        for identity, row in zip(identities, rows, strict=True):
+            if by_identity.setdefault(identity, row) is not row:
+                doubled.add(identity)  # in two shards: the row is moving between them
+        return [
+            Loaded(by_identity[lookup.identity], tokens, ReadOutcome.KEY)
+            if lookup.identity in doubled
+            else self._loaded(lookup, by_identity.get(lookup.identity), tokens, has_tokens)
+            for lookup in lookups
+        ]
+
+    def _loaded(
+        self, lookup: Lookup, row: Row | None, tokens: Mapping[str, EventToken], has_tokens: bool
+    ) -> Loaded:
+        if row is None or self._identity(row) == lookup.identity:
+            return Loaded(row, tokens, None if has_tokens else ReadOutcome.NO_TOKEN)
+        return Loaded(row, tokens, ReadOutcome.KEY)
+
+    def _statement(self, lookups: Sequence[Lookup]) -> tuple[str, str, list[Any]]:
+        """The table, the condition for its rows, and the condition's parameters."""
+        table = str(self._definition.config.table)
+        columns = [column.name for column in self._definition.columns_by_table[table]]
+        values = [value for lookup in lookups for value in lookup.values]
+        return quote_name(table), match_keys(columns, len(lookups)), values
+
+    def _identity(self, row: Row) -> bytes:
+        """The identity of the row's own stored key. `Lookup.item` follows: equal identities have equal items."""
+        names = [column.name for column in self._definition.builder.columns]
+        return self._definition.identity(self._definition.builder.build([row[name] for name in names]))
+
+    # -- lists ---------------------------------------------------------------------------------------------
+
+    def _load_list(self, lookup: Lookup, at_least: Mapping[str, EventToken]) -> Loaded:
+        """One statement is one snapshot. Every row must have the very key, as its changes name it."""
+        (lineage,) = lookup.policy.lineages  # the registry refuses lists of several shards
+        order = order_rows(self._definition.order, self._definition.config.limit)
+        shard = self._database.shards[lineage]
+        rows, token = shard.rows_with_token(*self._statement([lookup]), at_least.get(lineage), order)
+        tokens = {} if token is None else {lineage: token}
+        if any(self._identity(row) != lookup.identity for row in rows):
+            return Loaded(rows, tokens, ReadOutcome.KEY)
+        return Loaded(rows, tokens, ReadOutcome.NO_TOKEN if token is None else None)
+
+    # -- composites ----------------------------------------------------------------------------------------
+
+    def _load_composite(self, lookup: Lookup, at_least: Mapping[str, EventToken]) -> Loaded:
+        function = self._function
+        if function is None:
+            name = self._definition.config.name
+            raise ConfigError(
+                f"composite object {name} has no loader",
+                hint=f'decorate the function that builds it with @cache.loader("{name}")',
+            )
+
+        def build(connection: LoaderConnection) -> Any:
+            return function(connection, *lookup.values)
+
+        lineages = lookup.policy.lineages
+        value, found = self._database.snapshot(lineages, build, at_least)
+        tokens = {token.lineage: token for token in found if token is not None}
+        # As a hit would return it (a tuple becomes a list), so that a hit and a miss look alike.
+        plain = None if value is None else decode_value(encode_value(value))
+        return Loaded(plain, tokens, None if len(tokens) == len(lineages) else ReadOutcome.NO_TOKEN)

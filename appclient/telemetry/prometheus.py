@@ -1,0 +1,366 @@
+"""`PrometheusTelemetry`: the library's metrics for Prometheus. Names and meanings: docs/metrics.md.
+
+A hit must cost little, and to observe a histogram costs more than to note a number. So the times of hits and of nodes
+are noted in lists, and put into their histograms by the hundred, and where the registry is scraped. In the
+multiprocess mode of prometheus_client another process is scraped: there a thread does it once a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from bisect import bisect_right
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from freshness.algorithm.lookup import Lookup
+from freshness.algorithm.read import Read
+from freshness.algorithm.rule import ReadOutcome
+from freshness.config.settings import ServerAddress
+from freshness.errors import ConfigError, FreshnessError, required_extra
+
+with required_extra("prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.metrics_core import Metric
+
+    from appclient.telemetry.observer import NOT_REFUSED, Living, Observer, Vitals
+
+NOTED_MAX: Final = 512
+"""Times that are noted before they go into their histogram."""
+
+FLUSH_SECONDS: Final = 1.0
+"""How often a process of several brings its files up to date."""
+
+NODE_BUCKETS: Final = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
+)  # fmt: skip
+DATABASE_BUCKETS: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
+)  # fmt: skip
+
+
+class _Histogram(Histogram):
+    def observe_all(self, seconds: list[float]) -> None:
+        """As `observe` of each, at a tenth of the cost. Sorts the list."""
+        seconds.sort()
+        self._sum.inc(sum(seconds))
+        before = 0
+        for bucket, bound in zip(self._buckets, self._upper_bounds, strict=True):
+            up_to = bisect_right(seconds, bound, before)
+            if up_to > before:
+                bucket.inc(up_to - before)
+                before = up_to
+            if before == len(seconds):
+                return
+
+
+class _Noted:
+    """Times that are not in their histogram yet. ``counter``: counts them, too."""
+
+    __slots__ = ("_counter", "_histogram", "_lock", "_seconds")
+
+    def __init__(self, histogram: Histogram, counter: Counter | None = None) -> None:
+        assert isinstance(histogram, _Histogram)
+        self._histogram, self._counter = histogram, counter
+        self._lock = threading.Lock()
+        self._seconds: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        noted = self._seconds
+        noted.append(seconds)
+        if len(noted) >= NOTED_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            count = len(self._seconds)  # others may append meanwhile
+            seconds = self._seconds[:count]
+            del self._seconds[:count]
+        if seconds:
+            self._histogram.observe_all(seconds)
+            if self._counter is not None:
+                self._counter.inc(count)
+
+    def forget(self) -> None:
+        """In a forked process: its parent counts these. Its locks may be held by threads that are not there."""
+        self._lock = threading.Lock()
+        self._seconds.clear()
+
+
+class _Metrics:
+    """One set for each registry. ``namespace``: ``cache.namespace`` of the configuration."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, meaning: str, *labels: str) -> Counter:
+            return Counter(f"freshness_client_{name}", meaning, ("namespace", *labels), registry=registry)
+
+        def histogram(name: str, meaning: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return _Histogram(
+                f"freshness_client_{name}",
+                meaning,
+                ("namespace", *labels),
+                registry=registry,
+                buckets=buckets,
+            )
+
+        def gauge(name: str, meaning: str, mode: Any, *labels: str) -> Gauge:
+            return Gauge(
+                f"freshness_client_{name}",
+                meaning,
+                ("namespace", *labels),
+                registry=registry,
+                multiprocess_mode=mode,
+            )
+
+        self.noted: dict[tuple[str, str, str], _Noted] = {}
+        self.reads = counter("reads_total", "Keys that were read, by outcome.", "object", "outcome")
+        self.read_errors = counter(
+            "read_errors_total", "Calls of get and get_many that raised, by class.", "object", "error"
+        )
+        self.read_seconds = histogram(
+            "read_seconds",
+            "Time of a call of get or get_many. keys: one, many. result: hit where each key was a hit, else miss.",
+            NODE_BUCKETS,
+            "object",
+            "keys",
+            "result",
+        )
+        self.node_seconds = histogram(
+            "node_seconds", "Time until a cache node has answered a flow of requests.", NODE_BUCKETS, "node"
+        )
+        self.node_failures = counter(
+            "node_failures_total",
+            "Flows that a cache node did not answer, those that an open breaker spared not among them.",
+            "node",
+        )
+        self.load_seconds = histogram(
+            "load_seconds",
+            "Time to build values from the database, of one or several keys, the loader's own included.",
+            DATABASE_BUCKETS,
+            "object",
+        )
+        self.load_errors = counter("load_errors_total", "Loads that raised, by class.", "object", "error")
+        self.loads_shared = counter(
+            "loads_shared_total", "Keys whose reader was given the value of another reader's load.", "object"
+        )
+        self.shadow_reads = counter(
+            "shadow_reads_total",
+            "Hits that were compared with the database. result: equal, lag, differs, undecided, failed.",
+            "object",
+            "result",
+        )
+        self.history_dropped = counter(
+            "history_dropped_total",
+            "Actions that are missing in the recorded history: too many waited, or a file could not be written.",
+        )
+        self.fills = counter("fills_total", "Values that were stored.", "object")
+        self.fills_refused = counter(
+            "fills_refused_total", "Values that were read from the database and not stored, by cause.",
+            "object",
+            "cause",
+        )  # fmt: skip
+        self.database_seconds = histogram(
+            "database_seconds",
+            "Time of a read of a database server, the wait for a connection included.",
+            DATABASE_BUCKETS,
+            "server",
+        )
+        self.database_failures = counter(
+            "database_failures_total", "Reads that a database server did not answer, or refused.", "server"
+        )
+        self.heartbeat_age = gauge(
+            "server_heartbeat_age_seconds",
+            "Age of the newest heartbeat that a server showed to the last miss that asked it.",
+            "livemostrecent",
+            "server",
+            "lineage",
+        )
+        self.breaker_open = gauge(
+            "breaker_open", "1 while a cache node is left alone since it did not answer.", "livemax", "node"
+        )
+        self.connections_in_use = gauge(
+            "connections_in_use",
+            "Connections that reads use just now: to cache nodes (one set of them for each read), to a server.",
+            "livesum",
+            "pool",
+        )
+        self.connections_max = gauge(
+            "connections_max", "As many as may be used at the same time.", "livesum", "pool"
+        )
+
+    def note_hits(self, namespace: str, name: str, outcome: ReadOutcome) -> _Noted:
+        """Where the hits of `Cache.get` are noted, those of a node or those of the process's own copies."""
+        return self.noted.setdefault(
+            (outcome.name, namespace, name),
+            _Noted(
+                self.read_seconds.labels(namespace, name, "one", "hit"),
+                self.reads.labels(namespace, name, outcome.name),
+            ),
+        )
+
+    def note_node(self, namespace: str, node: str) -> _Noted:
+        """Where the answers of a node are noted."""
+        return self.noted.setdefault(
+            ("node", namespace, node), _Noted(self.node_seconds.labels(namespace, node))
+        )
+
+
+class PrometheusTelemetry:
+    """Metrics of one cache or several, for ``telemetry=`` of `Cache.open`. ``registry``: by default the global one.
+
+    One for each registry: caches share it. Raises `ConfigError` where the registry has another one's metrics. In
+    prometheus_client's multiprocess mode, values are up to a second old.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._living = Living()
+        refresh = _Refresh(self.refresh)
+        registry.register(refresh)  # in front of the metrics, so that it is asked before them
+        try:
+            self._metrics = _Metrics(registry)
+        except ValueError as error:
+            registry.unregister(refresh)
+            raise ConfigError(
+                f"the registry has these metrics already: {error}",
+                hint="give all caches of a process the same PrometheusTelemetry",
+            ) from error
+        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            self._begin()
+            myself = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: _call(myself, PrometheusTelemetry._begin_again))
+            atexit.register(lambda: _call(myself, PrometheusTelemetry.refresh))
+
+    def observe(self, vitals: Vitals) -> Observer:
+        """See `Telemetry`."""
+        self._living.add(vitals)
+        return _PrometheusObserver(self._metrics, vitals)
+
+    def describe(self) -> list[tuple[Metric, tuple[str, ...]]]:
+        """Each metric, without samples, and its labels."""
+        kinds = (Counter, Gauge, Histogram)
+        return [
+            (metric, tuple(each._labelnames))
+            for each in vars(self._metrics).values()
+            if isinstance(each, kinds)
+            for metric in each.describe()
+        ]
+
+    def refresh(self) -> None:
+        """Put what was noted into the metrics, and the present state of all caches that still live."""
+        metrics = self._metrics
+        for noted in list(metrics.noted.values()):
+            noted.flush()
+        gauges = metrics.breaker_open, metrics.connections_in_use, metrics.connections_max
+        for gauge, values in zip(gauges, self._living.look(), strict=True):
+            for labels, value in values.items():
+                gauge.labels(*labels).set(value)
+
+    def _begin(self) -> None:
+        threading.Thread(
+            target=_refresh_again_and_again, args=(weakref.ref(self),), name="freshness metrics", daemon=True
+        ).start()
+
+    def _begin_again(self) -> None:
+        for noted in self._metrics.noted.values():
+            noted.forget()
+        self._begin()
+
+
+def _call(telemetry: weakref.ref[PrometheusTelemetry], method: Callable[[PrometheusTelemetry], None]) -> None:
+    if (alive := telemetry()) is not None:
+        method(alive)
+
+
+def _refresh_again_and_again(telemetry: weakref.ref[PrometheusTelemetry]) -> None:
+    while telemetry() is not None:
+        _call(telemetry, PrometheusTelemetry.refresh)
+        time.sleep(FLUSH_SECONDS)
+
+
+class _Refresh:
+    """A collector without metrics of its own: it is asked before those that were registered after it."""
+
+    def __init__(self, refresh: Callable[[], None]) -> None:
+        self._refresh = refresh
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        self._refresh()
+        return ()
+
+
+class _PrometheusObserver(Observer):
+    def __init__(self, metrics: _Metrics, vitals: Vitals) -> None:
+        self._metrics, self._vitals = metrics, vitals  # they live as long as the cache
+        self.namespace = vitals.config.cache.namespace
+        self._hits, self._local_hits = (
+            {name: metrics.note_hits(self.namespace, name, outcome) for name in vitals.config.objects}
+            for outcome in (ReadOutcome.HIT, ReadOutcome.LOCAL_HIT)
+        )
+
+    def end_read(self, begun: Any, lookups: Sequence[Lookup], reads: Sequence[Read], seconds: float) -> None:
+        name = lookups[0].policy.name
+        if len(reads) == 1:
+            (read,) = reads
+            if read.outcome is ReadOutcome.HIT:
+                self._hits[name].add(seconds)
+                return
+            if read.outcome is ReadOutcome.LOCAL_HIT:
+                self._local_hits[name].add(seconds)
+                return
+        metrics, namespace = self._metrics, self.namespace
+        outcomes = Tally(read.outcome.name for read in reads)
+        for outcome, count in outcomes.items():
+            metrics.reads.labels(namespace, name, outcome).inc(count)
+            if outcome == ReadOutcome.FILLED.name:
+                metrics.fills.labels(namespace, name).inc(count)
+            elif ReadOutcome[outcome] not in NOT_REFUSED:
+                metrics.fills_refused.labels(namespace, name, outcome).inc(count)
+        keys = "one" if len(reads) == 1 else "many"
+        result = "hit" if all(read.is_hit for read in reads) else "miss"
+        metrics.read_seconds.labels(namespace, name, keys, result).observe(seconds)
+
+    def fail_read(self, begun: Any, lookups: Sequence[Lookup], error: BaseException, seconds: float) -> None:
+        name = lookups[0].policy.name
+        self._metrics.read_errors.labels(self.namespace, name, type(error).__name__).inc()
+
+    def end_load(self, begun: Any, lookups: Sequence[Lookup], seconds: float) -> None:
+        self._metrics.load_seconds.labels(self.namespace, lookups[0].policy.name).observe(seconds)
+
+    def fail_load(self, begun: Any, lookups: Sequence[Lookup], error: BaseException, seconds: float) -> None:
+        name = lookups[0].policy.name
+        self._metrics.load_errors.labels(self.namespace, name, type(error).__name__).inc()
+
+    def share_load(self, lookup: Lookup) -> None:
+        self._metrics.loads_shared.labels(self.namespace, lookup.policy.name).inc()
+
+    def compare_shadow(self, lookup: Lookup, result: str) -> None:
+        self._metrics.shadow_reads.labels(self.namespace, lookup.policy.name, result).inc()
+
+    def drop_history(self, count: int) -> None:
+        self._metrics.history_dropped.labels(self.namespace).inc(count)
+
+    def node_timer(self, node: str) -> Callable[[float], None]:
+        return self._metrics.note_node(self.namespace, node).add
+
+    def fail_node(self, node: str, error: FreshnessError, seconds: float) -> None:
+        self._metrics.node_failures.labels(self.namespace, node).inc()
+
+    def read_server(self, server: ServerAddress, flavor: str, seconds: float) -> None:
+        self._metrics.database_seconds.labels(self.namespace, _name(server)).observe(seconds)
+
+    def fail_server(self, server: ServerAddress, flavor: str, error: FreshnessError, seconds: float) -> None:
+        self._metrics.database_failures.labels(self.namespace, _name(server)).inc()
+
+    def show_heartbeat(self, server: ServerAddress, lineage: str, age_seconds: float) -> None:
+        self._metrics.heartbeat_age.labels(self.namespace, _name(server), lineage).set(age_seconds)
+
+
+def _name(server: ServerAddress) -> str:
+    return f"{server.host}:{server.port}"

@@ -1,0 +1,5 @@
+"""Requests of a web application, each of which reads what its client has committed (docs/web.md)."""
+
+from appclient.web.reads import AsyncRequestReads, RequestReads, TokenCookie, find_etag
+
+__all__ = ["AsyncRequestReads", "RequestReads", "TokenCookie", "find_etag"]

@@ -1,0 +1,290 @@
+"""Blocking code on an event loop: its waits, its failures and what becomes of it when the task is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appclient.connection.awaiting import LOOP, AwaitingTLSSocket, LoopGate, await_, run_awaiting
+from integration.servers.certificates import Authority
+
+HOST = "127.0.0.1"
+LARGE = bytes(range(256)) * 40_000
+"""More than the buffers of two sockets hold."""
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def served(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port of a server on the same loop: a function that blocked the loop would wait for ever."""
+    server = await asyncio.start_server(serve, HOST, 0, ssl=tls)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65_536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(0.2)
+    writer.close()
+
+
+def exchange(connected: socket.socket, data: bytes) -> bytes:
+    """Send all, and read as much. Both sides have more to say than fits between them."""
+    received = bytearray()
+    unsent = memoryview(data)
+    while unsent:
+        unsent = unsent[connected.send(unsent[:50_000]) :]
+        received += connected.recv(65_536)
+    while len(received) < len(data):
+        received += connected.recv(65_536)
+    return bytes(received)
+
+
+# -- functions ---------------------------------------------------------------------------------------------------
+
+
+def test_a_function_gets_the_results_and_errors_of_what_it_awaits() -> None:
+    async def answer(value: int) -> int:
+        await asyncio.sleep(0)
+        if value < 0:
+            raise ValueError(value)
+        return value
+
+    def work(start: int) -> int:
+        try:
+            await_(answer(-1))
+        except ValueError:
+            return await_(answer(start)) + await_(answer(1))
+        raise AssertionError
+
+    assert asyncio.run(run_awaiting(work, 41)) == 42
+    with pytest.raises(ValueError, match="-7"):
+        asyncio.run(run_awaiting(lambda: await_(answer(-7))))
+
+
+def test_a_function_sees_the_context_of_its_task() -> None:
+    user = ContextVar("user", default="nobody")
+
+    async def serve(name: str) -> str:
+        user.set(name)
+        await asyncio.sleep(0)
+
+        def work() -> str:
+            await_(asyncio.sleep(0))
+            return user.get()
+
+        return await run_awaiting(work)
+
+    async def run() -> list[str]:
+        return list(await asyncio.gather(serve("Ada"), serve("Bob")))
+
+    assert asyncio.run(run()) == ["Ada", "Bob"]
+
+
+def test_functions_stand_inside_one_another() -> None:
+    async def inner() -> int:
+        return await run_awaiting(lambda: await_(asyncio.sleep(0, 1))) + 1
+
+    assert asyncio.run(run_awaiting(lambda: await_(inner()) + 1)) == 3
+
+
+def test_nothing_can_be_awaited_where_nobody_waits() -> None:
+    waiting = asyncio.sleep(0)
+    with pytest.raises(AssertionError, match="run_awaiting"):
+        await_(waiting)
+    waiting.close()
+
+
+def test_a_cancelled_task_raises_where_its_function_waits_and_its_clean_up_may_wait_as_well() -> None:
+    seen: list[str] = []
+
+    def work() -> None:
+        try:
+            await_(asyncio.sleep(60))
+        except asyncio.CancelledError:
+            await_(asyncio.sleep(0))
+            seen.append("cleaned up")
+            raise
+
+    async def run() -> None:
+        task = asyncio.create_task(run_awaiting(work))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert seen == ["cleaned up"]
+
+
+# -- sockets -----------------------------------------------------------------------------------------------------
+
+
+def test_a_socket_exchanges_more_than_its_buffers_hold() -> None:
+    async def run() -> bytes:
+        async with served(echo) as port:
+            return await run_awaiting(lambda: exchange(LOOP.connect("localhost", port, 1.0, 5.0), LARGE))
+
+    assert asyncio.run(run()) == LARGE
+
+
+def test_a_file_of_a_socket_reads_whole_blocks() -> None:
+    """As PyMySQL does."""
+
+    def work(port: int) -> bytes:
+        connected = LOOP.connect(HOST, port, 1.0, 5.0)
+        connected.sendall(b"abc" * 1000)
+        with connected.makefile("rb") as file:
+            return file.read(3000)
+
+    async def run() -> bytes:
+        async with served(echo) as port:
+            return await run_awaiting(work, port)
+
+    assert asyncio.run(run()) == b"abc" * 1000
+
+
+def test_a_wait_ends_with_its_time_out() -> None:
+    def work(port: int) -> bytes:
+        return LOOP.connect(HOST, port, 1.0, 0.01).recv(1)
+
+    async def run() -> None:
+        async with served(hang) as port:
+            with pytest.raises(TimeoutError):
+                await run_awaiting(work, port)
+
+    asyncio.run(run())
+
+
+def test_a_socket_with_a_time_out_of_nothing_does_not_wait() -> None:
+    def work(port: int) -> None:
+        connected = LOOP.connect(HOST, port, 1.0, 0)
+        with pytest.raises(BlockingIOError):
+            connected.recv(1)
+        connected.close()
+
+    async def run() -> None:
+        async with served(hang) as port:
+            await run_awaiting(work, port)
+
+    asyncio.run(run())
+
+
+def test_a_refused_connection_is_an_error() -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(run_awaiting(LOOP.connect, HOST, port, 1.0, 1.0))
+    with pytest.raises(socket.gaierror):
+        asyncio.run(run_awaiting(LOOP.connect, "no-such-host.invalid", 1, 1.0, 1.0))
+
+
+def test_a_cancelled_read_leaves_nothing_on_the_loop() -> None:
+    """A descriptor that stays registered would wake a task that reads another file of that number."""
+    loops: list[Any] = []
+
+    def work(port: int) -> None:
+        connected = LOOP.connect(HOST, port, 1.0, None)
+        try:
+            connected.recv(1)
+        finally:
+            loops.append(asyncio.get_running_loop().remove_reader(connected.fileno()))
+            connected.close()
+
+    async def run() -> None:
+        async with served(hang) as port:
+            task = asyncio.create_task(run_awaiting(work, port))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(run())
+    assert loops == [False]
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_socket_with_tls_exchanges_more_than_its_buffers_hold(tmp_path: Path) -> None:
+    files = Authority(tmp_path).certify(HOST)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files.cert, files.key)
+    client = ssl.create_default_context(cafile=files.ca)
+    client.sslsocket_class = AwaitingTLSSocket
+
+    def connect(port: int, name: str) -> socket.socket:
+        return client.wrap_socket(LOOP.connect(HOST, port, 1.0, 5.0), server_hostname=name)
+
+    async def run() -> bytes:
+        async with served(echo, server) as port:
+            received = await run_awaiting(lambda: exchange(connect(port, HOST), LARGE))
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await run_awaiting(connect, port, "127.0.0.2")
+            return received
+
+    assert asyncio.run(run()) == LARGE
+
+
+def test_a_handshake_with_tls_ends_with_its_time_out(tmp_path: Path) -> None:
+    client = ssl.create_default_context(cafile=Authority(tmp_path).ca)
+    client.sslsocket_class = AwaitingTLSSocket
+
+    def work(port: int) -> None:
+        client.wrap_socket(LOOP.connect(HOST, port, 1.0, 0.01), server_hostname=HOST)
+
+    async def run() -> None:
+        async with served(hang) as port:
+            with pytest.raises(TimeoutError):
+                await run_awaiting(work, port)
+
+    asyncio.run(run())
+
+
+# -- waiting for one another -------------------------------------------------------------------------------------
+
+
+def test_those_that_wait_at_a_gate_are_let_through_one_by_one() -> None:
+    async def run() -> list[bool]:
+        gate = LoopGate()
+        free: list[bool] = []
+
+        def take() -> bool:
+            return bool(free) and free.pop()
+
+        tasks = [asyncio.create_task(run_awaiting(gate.wait_for, take, 5.0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert gate.waiting == 3
+        tasks[0].cancel()
+        free.extend([True, True])
+        gate.wake()
+        gate.wake()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        assert gate.waiting == 0
+        return [bool(each) for each in answers[1:]]
+
+    assert asyncio.run(run()) == [True, True]
+
+
+def test_a_wait_at_a_gate_ends_in_time() -> None:
+    async def run() -> bool:
+        return await run_awaiting(LoopGate().wait_for, lambda: False, 0.01)
+
+    assert asyncio.run(run()) is False
