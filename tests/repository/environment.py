@@ -53,7 +53,7 @@ def build_wheel(folder: Path) -> Path:
     """The wheel of the sources in a folder, as pip builds it."""
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     ended = subprocess.run(
-        [*command, "-w", "dist", "."], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        [*command, "-w", "dist", "."], cwd=folder, capture_output=True, text=True, check=False, timeout=500
     )
     assert ended.returncode == 0, ended.stderr
     (built,) = (folder / "dist").glob("freshness-*.whl")
@@ -68,7 +68,7 @@ def build_sdist(folder: Path) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=500,
     )
     assert ended.returncode == 0, ended.stderr
     (built,) = (folder / "dist").glob("freshness-*.tar.gz")
@@ -102,7 +102,7 @@ def find_closure(wanted: Iterable[tuple[str, str]], known: Mapping[str, Sequence
 
 def make_environment(folder: Path, wheel: Path | None, needed: Collection[str]) -> Path:
     """The interpreter of a new environment that holds the wheel, if one is given, and these distributions."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=500)
     (site,) = folder.glob("lib/python*/site-packages")
     if wheel is not None:
         with zipfile.ZipFile(wheel) as packed:

@@ -85,7 +85,7 @@ def test_systemd_takes_the_unit(unit: RawConfigParser, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=500,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -124,13 +124,13 @@ def test_the_command_of_the_unit_runs_until_it_is_told_to_end(unit: RawConfigPar
                 break
         process.send_signal(signal.SIGHUP)
         process.send_signal(getattr(signal, unit["Service"]["KillSignal"]))
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=500)[1]
         assert process.returncode == 0, said
     finally:
         process.kill()
         process.wait()
     present.write_text(CONFIG + "[nothing]\n")
-    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=False, timeout=60)
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=False, timeout=500)
     assert str(ended.returncode) in unit["Service"]["RestartPreventExitStatus"].split()
 
 
@@ -269,7 +269,7 @@ def run_line(line: str, python: Path, folder: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=500,
     )
     assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
 
@@ -311,7 +311,7 @@ def test_the_lines_of_the_dockerfile_give_the_program(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=500,
     )
     assert ended.stdout == f"freshness {__version__}\n"
     (user,) = (rest for word, rest in instructions if word == "USER")

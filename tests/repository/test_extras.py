@@ -196,7 +196,7 @@ with socket.socket() as free:
     port = free.getsockname()[1]
 service = HttpService(create_api(Invalidator(load_config("freshness.toml")), dict), f"127.0.0.1:{port}")
 service.start()
-connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+connection = http.client.HTTPConnection("127.0.0.1", port, timeout=500)
 connection.request("GET", "/healthz")
 assert connection.getresponse().read() == b'{"status":"ok"}'
 connection.close()
@@ -293,7 +293,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=500,
         )
         assert ended.returncode == 0, ended.stderr
         return ended.stdout

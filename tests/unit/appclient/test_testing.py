@@ -388,5 +388,5 @@ def run_pytest(folder: Path) -> str:
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
     ).stdout
