@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
+from appclient.telemetry.observer import Answer
 from freshness.algorithm.lookup import Lookup
-from freshness.algorithm.read import Read
+from freshness.algorithm.read import NO_DEMAND, Demand, Read
 from freshness.algorithm.rule import ReadOutcome
 from freshness.value import value
 
@@ -29,10 +30,18 @@ class _Copy:
 
 
 class Copies:
-    """At most ``bytes_max`` of them; the one that was made first goes first. Safe for threads."""
+    """At most ``bytes_max`` of them; the one that was made first goes first. Safe for threads.
 
-    def __init__(self, bytes_max: int, clock: Callable[[], float]) -> None:
-        self._bytes_max, self.clock = bytes_max, clock
+    ``ages``: by object, the age in seconds below which a copy is served at once, and that during another's fill.
+    """
+
+    def __init__(
+        self,
+        bytes_max: int,
+        clock: Callable[[], float],
+        ages: Mapping[str, tuple[float, float]] = {},
+    ) -> None:
+        self._bytes_max, self.clock, self.ages = bytes_max, clock, ages
         self._forget()
 
     def _forget(self) -> None:
@@ -48,6 +57,30 @@ class Copies:
         if copy is None or self.clock() - copy.asked_at >= age_max_seconds:
             return None
         return Read(outcome, copy.payload)
+
+    def recall(self, lookup: Lookup) -> Read | None:
+        """The copy that may be served during another reader's fill."""
+        _, seconds = self.ages.get(lookup.policy.name, (0.0, 0.0))
+        return self.find(lookup, seconds, ReadOutcome.STALE_SERVED)
+
+    def serving(self, answer: Answer) -> Answer:
+        """Copies that are young enough, and ``answer`` for the others. The lookups of a read are of one object."""
+
+        def read(lookups: Sequence[Lookup], demand: Demand, connection: Any) -> list[Read]:
+            if lookups[0].policy.name not in self.ages:
+                return answer(lookups, demand, connection)
+            seconds = self.ages[lookups[0].policy.name][0] if demand is NO_DEMAND else 0.0
+            found = [self.find(lookup, seconds, ReadOutcome.LOCAL_HIT) for lookup in lookups]
+            missing = [lookup for lookup, copy in zip(lookups, found, strict=True) if copy is None]
+            asked_at = self.clock()
+            reads = answer(missing, demand, connection) if missing else []
+            for lookup, each in zip(missing, reads, strict=True):
+                if each.outcome is not ReadOutcome.STALE_SERVED:
+                    self.note(lookup, each, asked_at)
+            others = iter(reads)
+            return [next(others) if copy is None else copy for copy in found]
+
+        return read
 
     def note(self, lookup: Lookup, read: Read, asked_at: float) -> None:
         """Copy a hit; forget the copy of a key that was no hit any more. ``asked_at``: a moment before the node was

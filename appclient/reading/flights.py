@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from appclient.connection.pool import is_nested
+from appclient.telemetry.observer import Load
 from freshness.algorithm.lookup import Loaded, Lookup
 from freshness.algorithm.request import NO_TOKENS
 from freshness.network import Gate, Network
 from freshness.position.token import EventToken
 
-Load = Callable[[Sequence[Lookup], Mapping[str, EventToken]], list[Loaded]]
 Key = tuple[bytes, bytes]
 
 WAIT_SECONDS: Final = 5.0

@@ -21,6 +21,7 @@ import pymysql
 
 from appclient.cache import Cache, Explanation
 from appclient.connection.own_pool import OwnPool
+from appclient.reading.lookup import Lookups
 from appclient.testing.server import Change, FakeConnection, FakeServer, Rows, compare, read_rows
 from freshness.algorithm.admission import join
 from freshness.algorithm.apply import Batch, apply_batch
@@ -86,16 +87,17 @@ class _FakeCache(Cache):
     """Its tables are those of SQLite."""
 
     def __init__(self, columns: Callable[..., tuple[KeyColumn, ...]], config: Config, **options: Any) -> None:
-        self._columns = columns
+        self._make_lookups = partial(_FakeLookups, columns)
         super().__init__(config, **options)
 
+
+class _FakeLookups(Lookups):
+    def __init__(self, columns: Callable[..., tuple[KeyColumn, ...]], *arguments: Any) -> None:
+        self._columns = columns
+        super().__init__(*arguments)
+
     def _find_columns(
-        self,
-        keyspace: str,
-        table: str,
-        names: tuple[str, ...],
-        is_unique: bool,
-        ordered_by: tuple[str, ...] = (),
+        self, keyspace: str, table: str, names: tuple[str, ...], *_: Any
     ) -> tuple[KeyColumn, ...]:
         return self._columns(table, names)
 
@@ -226,7 +228,7 @@ class FakeSystem:
     def start_invalidator(self) -> None:
         """It goes on where the nodes say that it was, and readers notice within two seconds, which pass."""
         if self._followers is None:
-            definitions = self.cache._definitions
+            definitions = self.cache.lookups.definitions
             policy = node_policy(
                 self.config.cache, self._shard.lineage, definitions, topology=self.config.topology
             )
@@ -235,12 +237,12 @@ class FakeSystem:
 
     def evict(self, object_name: str, key: Any) -> None:
         """A node drops an entry."""
-        lookup = self.cache._lookup(object_name, key)
+        lookup = self.cache.lookups.find(object_name, key)
         self.stores[lookup.node].evict(lookup.item)
 
     def evict_stripe(self, object_name: str, key: Any) -> None:
         """A node drops the stripe of a key, the memory of its changes."""
-        lookup = self.cache._lookup(object_name, key)
+        lookup = self.cache.lookups.find(object_name, key)
         number = stripe_number(lookup.item, self.config.cache.stripes)
         self.stores[lookup.node].evict(stripe_key(self.config.cache.namespace, self._shard.lineage, number))
 
@@ -449,7 +451,7 @@ class FakeSystem:
         follower.driver.run(follower.restorer.look())
 
     def _batch(self, follower: _Follower) -> Batch:
-        finder = KeyFinder(self.cache._definitions)
+        finder = KeyFinder(self.cache.lookups.definitions)
         before = follower.streamed
         keys: dict[bytes, Position] = {}
         for commit in self._log:

@@ -84,8 +84,8 @@ def cache(system: System, request: pytest.FixtureRequest, clock: Clock) -> Itera
 
 def stand(cache: Cache, clock: Clock) -> None:
     """Copies are noted and found by this clock, and limits count by it. All else goes by the real one."""
-    cache._copies.clock = clock
-    for limit in cache._limits.values():
+    cache._pipeline.copies.clock = clock
+    for limit in cache._pipeline.limits.values():
         limit._clock, limit._due = clock, clock.now - 1
 
 

@@ -319,7 +319,9 @@ def test_from_vitess_to_the_cache(shards: list[Shard], tmp_path: Path) -> None:
             stored = made.read_all("orders", "id").values()
             placed = {(row["customer_id"], row["total"]): [row["id"]] for row in stored}
             assert cache.get_many("basket", baskets) == {key: placed.get(key, []) for key in baskets}
-        assert all(len(cache._lookup("basket", key).policy.lineages) == 1 for key in baskets), "of one shard"
+        assert all(len(cache.lookups.find("basket", key).policy.lineages) == 1 for key in baskets), (
+            "of one shard"
+        )
         assert len(made.vtgate.requests) > len(NAMES), "streams were opened again"
         shard = made.shards[0]
         answer = cache.database().query(

@@ -120,7 +120,7 @@ class Application:
         return connect
 
     def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
-        """As `appclient.cache.Cache` does: object by object, in the order of the lookups."""
+        """As the library does: object by object, in the order of the lookups."""
         loaded: dict[int, Loaded] = {}
         for name in dict.fromkeys(lookup.policy.name for lookup in lookups):
             places = [place for place, lookup in enumerate(lookups) if lookup.policy.name == name]

@@ -189,9 +189,9 @@ def test_an_entry_whose_value_does_not_decode_is_read_from_the_database(
 ) -> None:
     """F43: it says nothing about the row."""
     row = {"id": 1, "name": "Ada"}
-    monkeypatch.setattr(cache._loaders["customer"], "load", lambda *_: [Loaded(row, {}, None)])
+    monkeypatch.setattr(cache.lookups.loaders["customer"], "load", lambda *_: [Loaded(row, {}, None)])
     broken = Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value")
-    value, outcome, _ = cache._decode(cache._lookup("customer", 1), broken, NO_DEMAND)
+    value, outcome, _ = cache._pipeline.decode(cache.lookups.find("customer", 1), broken, NO_DEMAND)
     assert (value, outcome) == (row, ReadOutcome.FOREIGN)
 
 
@@ -277,7 +277,7 @@ def page(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache
         collations = {ColumnKind.STRING: "utf8mb4_bin"}
         return tuple(KeyColumn(each, kinds[each], collations.get(kinds[each], "")) for each in names)
 
-    monkeypatch.setattr("appclient.cache.key_columns", columns_of)
+    monkeypatch.setattr("appclient.reading.lookup.key_columns", columns_of)
     monkeypatch.setattr(ShardDatabase, "run", lambda shard, read: read(None, shard._shard.primary))
     monkeypatch.setattr(ShardDatabase, "snapshot", lambda _, load, *__: (load(None), None))
     path = tmp_path / "freshness.toml"
@@ -341,4 +341,4 @@ def test_a_schema_is_read_from_the_first_shard_that_answers(
     )
     path.write_text(text.replace(one, two))
     cache = Cache(load_config(path, {}), open_node=nodes.open)
-    assert list(cache._definitions) == ["customer"]
+    assert list(cache.lookups.definitions) == ["customer"]

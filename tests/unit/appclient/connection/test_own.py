@@ -10,6 +10,8 @@ import pytest
 
 from appclient import Cache, Explanation, LoaderConnection, ReadOutcome
 from appclient.database.shard import ShardDatabase
+from appclient.reading.lookup import Lookups
+from appclient.reading.reader import NodeReads
 from freshness.config.reader import load_config
 from freshness.errors import ConfigError
 from freshness.keys.keycolumn import ColumnKind, KeyColumn
@@ -70,7 +72,7 @@ class Own:
 
 def open_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: str = ONE, **options: Any) -> Cache:
     columns = (KeyColumn("id", ColumnKind.INTEGER),)
-    monkeypatch.setattr(Cache, "_find_columns", lambda *_: columns)
+    monkeypatch.setattr(Lookups, "_find_columns", lambda *_: columns)
     path = tmp_path / "freshness.toml"
     path.write_text(CONFIG.format(shards=shards))
     store = MemoryStore("127.0.0.1:21", clock=lambda: 0.0)
@@ -111,12 +113,12 @@ def test_without_the_own_connection_the_own_row_is_not_seen(
         return cache.get("customer", 1, connection=Own(in_transaction=True)) is not None
 
     assert sees_its_own()
-    monkeypatch.setattr("appclient.cache.is_dirty", lambda _: False)
+    monkeypatch.setattr("appclient.reading.pipeline.is_dirty", lambda _: False)
     assert not sees_its_own()
 
 
 def test_no_node_is_asked(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cache, "_open_reader", lambda _: pytest.fail("the cache was asked"))
+    monkeypatch.setattr(NodeReads, "open_reader", lambda _: pytest.fail("the cache was asked"))
     cache.get("customer", 1, connection=Own(in_transaction=True))
 
 

@@ -13,6 +13,7 @@ from appclient import Cache
 from appclient.database.atleast import demand_commits, enclosed_by, is_enclosed
 from appclient.database.database import Database
 from appclient.database.shard import EPOCH_SECONDS, ShardDatabase
+from appclient.reading.lookup import Lookups
 from freshness.algorithm import read
 from freshness.config.reader import load_config
 from freshness.config.settings import Keyspace, ServerAddress, Shard
@@ -95,7 +96,7 @@ def test_whatever_is_no_commit_token_is_refused() -> None:
 def test_the_short_way_is_asked_for_commits_and_not_for_an_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Cache, "_find_columns", lambda *_: (KeyColumn("id", ColumnKind.INTEGER),))
+    monkeypatch.setattr(Lookups, "_find_columns", lambda *_: (KeyColumn("id", ColumnKind.INTEGER),))
     monkeypatch.setattr(ShardDatabase, "rows_with_token", lambda *_: ([], None))
     path = tmp_path / "freshness.toml"
     path.write_text(CONFIG)
@@ -109,8 +110,8 @@ def test_the_short_way_is_asked_for_commits_and_not_for_an_age(
         asked.append(arguments[-1])
         return many(*arguments)
 
-    monkeypatch.setattr("appclient.cache.find_hit", lambda *arguments: asked.append(arguments[-1]))
-    monkeypatch.setattr("appclient.cache.find_hits", find_many)
+    monkeypatch.setattr("appclient.reading.reader.find_hit", lambda *arguments: asked.append(arguments[-1]))
+    monkeypatch.setattr("appclient.reading.reader.find_hits", find_many)
     commits = {"shop/-": seen("shop/-", "0-1-5")}
 
     def read_both(**options: Any) -> list[Mapping[str, EventToken]]:

@@ -124,9 +124,12 @@ def test_an_entry_whose_value_does_not_decode_is_counted_as_what_it_is(
     registry = CollectorRegistry()
     with closing(opening(telemetry=PrometheusTelemetry(registry))) as cache:
         monkeypatch.setattr(
-            "appclient.cache.find_hit", lambda *_: Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value")
+            "appclient.reading.reader.find_hit",
+            lambda *_: Read(ReadOutcome.HIT, b"\xc1 is no beginning of a value"),
         )
-        monkeypatch.setattr(cache._loaders["customer"], "load", lambda *_: [Loaded({"id": 1}, {}, None)])
+        monkeypatch.setattr(
+            cache.lookups.loaders["customer"], "load", lambda *_: [Loaded({"id": 1}, {}, None)]
+        )
         assert cache.get("customer", 1) == {"id": 1}
     assert value_of(registry, "reads_total", object="customer", outcome="FOREIGN") == 1
     assert value_of(registry, "fills_refused_total", object="customer", cause="FOREIGN") == 1
@@ -139,7 +142,7 @@ def test_a_hit_of_the_process_s_own_copy_is_counted_as_such(
     registry = CollectorRegistry()
     with closing(opening(telemetry=PrometheusTelemetry(registry))) as cache:
         answers = iter((ReadOutcome.LOCAL_HIT, ReadOutcome.HIT, ReadOutcome.LOCAL_HIT))
-        monkeypatch.setattr("appclient.cache.find_hit", lambda *_: Read(next(answers)))
+        monkeypatch.setattr("appclient.reading.reader.find_hit", lambda *_: Read(next(answers)))
         for _ in range(3):
             cache.get("customer", 1)
     for outcome, count in (("LOCAL_HIT", 2), ("HIT", 1)):
@@ -267,7 +270,7 @@ def test_several_telemetries_are_told_and_end_in_the_reverse_order(opening: Open
 
 def test_what_the_recorder_drops_is_told_to_all(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Callable[[int], None] | None] = []
-    monkeypatch.setattr("appclient.cache.open_recorder", lambda _, on_drop: asked.append(on_drop))
+    monkeypatch.setattr("appclient.reading.pipeline.open_recorder", lambda _, on_drop: asked.append(on_drop))
     registry, reader = CollectorRegistry(), InMemoryMetricReader()
     telemetry = [PrometheusTelemetry(registry), OpenTelemetry(meter_provider=MeterProvider([reader]))]
     with closing(opening(telemetry=telemetry)), closing(opening()):
@@ -290,8 +293,8 @@ def test_without_telemetry_nothing_is_put_in_between(opening: Opening, config: C
     assert find_observer(None, Vitals(config)) is None
     assert find_observer([], Vitals(config)) is None
     with closing(opening()) as cache:
-        assert cache._answer == cache._read
-        assert not isinstance(cache._open_reader().nodes["127.0.0.1:21"]._node, ObservedNode)  # type: ignore[attr-defined]
+        assert cache._answer.__qualname__.startswith("Pipeline._reading_own_transactions")
+        assert not isinstance(cache._pipeline.nodes.open_reader().nodes["127.0.0.1:21"]._node, ObservedNode)  # type: ignore[attr-defined]
 
 
 class Dead:

@@ -1,0 +1,171 @@
+"""The configured objects as one process reads them: their keys as lookups, and their loaders."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from appclient.connection.own import OwnDatabase, require_one_shard
+from appclient.connection.pool import nested_reads
+from appclient.database.database import Database
+from appclient.reading.loader import LoaderFunction, ObjectLoader
+from freshness.algorithm.lookup import Loaded, Lookup
+from freshness.config.settings import Config, ObjectConfig, ServerAddress
+from freshness.database.connection import Connection
+from freshness.database.schema import key_columns, keyspace_id
+from freshness.errors import ConfigError, FormatError, SourceUnavailable
+from freshness.keys.keycolumn import KeyColumn
+from freshness.keys.placement import Placement
+from freshness.objects.registry import ObjectDefinition, build_registry
+from freshness.position.token import EventToken
+
+log = logging.getLogger(__name__)
+
+LOOKUPS_KEPT_MAX: Final = 8192
+"""Keys whose node and spelling are cached: computing them is a tenth of a hit, and more of `Cache.get_many`."""
+
+KEPT_TEXT_MAX: Final = 64
+"""Characters. Longer keys are not cached."""
+
+
+class Lookups:
+    """The objects by name. Safe for threads.
+
+    The schema of a keyspace whose database does not answer at first is read by the first read of one of its objects.
+    """
+
+    def __init__(self, config: Config, databases: Mapping[str, Database]) -> None:
+        self._config, self._databases = config, databases
+        self.placement = Placement(config.cache.nodes, config.cache.namespace)
+        self.definitions: dict[str, ObjectDefinition] = {}
+        self.loaders: dict[str, ObjectLoader] = {}
+        self._functions: dict[str, LoaderFunction] = {}
+        self._defining = threading.Lock()
+        self._kept = lru_cache(maxsize=LOOKUPS_KEPT_MAX)(self._make)
+        for keyspace in config.keyspaces:
+            try:
+                self._define(keyspace)
+            except SourceUnavailable as error:
+                log.warning("keyspace %s is not read until its database answers: %s", keyspace, error)
+        self.lineages = tuple(
+            dict.fromkeys(
+                shard.lineage
+                for entry in config.objects.values()
+                for shard in config.keyspaces[entry.keyspace].serving_shards
+            )
+        )
+        """Those that objects live in. Shards that do not serve decide over no read."""
+
+    def entry(self, object_name: str) -> ObjectConfig:
+        """Raises `ConfigError` for an unknown object."""
+        try:
+            return self._config.objects[object_name]
+        except KeyError:
+            known = ", ".join(sorted(self._config.objects)) or "none"
+            raise ConfigError(
+                f"unknown object {object_name!r}", hint=f"freshness.toml defines {known}"
+            ) from None
+
+    def definition(self, object_name: str) -> ObjectDefinition:
+        """Raises `ConfigError` for an unknown object, and what the database raises that its schema is read from."""
+        try:
+            return self.definitions[object_name]
+        except KeyError:
+            self._define(self.entry(object_name).keyspace)
+            return self.definitions[object_name]
+
+    def find(self, object_name: str, key: Any) -> Lookup:
+        """The item and the node of a key. Raises as `definition`, and `FormatError` for a key of another shape."""
+        # Neither True and 1.0, which equal 1, nor long texts are cached.
+        if type(key) is int or (type(key) is str and len(key) <= KEPT_TEXT_MAX):
+            return self._kept(object_name, key)
+        return self._make(object_name, key)
+
+    def set_function(self, object_name: str, function: LoaderFunction) -> None:
+        """``function`` builds this composite from now on."""
+        with self._defining:
+            self._functions[object_name] = function
+            if object_name in self.definitions:
+                self._create_loader(self.definitions[object_name])
+
+    def load(self, lookups: Sequence[Lookup], at_least: Mapping[str, EventToken]) -> list[Loaded]:
+        """Each value by its object's loader, in the order of the lookups. All are of one object."""
+        (name,) = {lookup.policy.name for lookup in lookups}
+        with nested_reads():
+            return self.loaders[name].load(lookups, at_least)
+
+    def load_on(self, connection: Any, lookups: Sequence[Lookup]) -> list[Loaded]:
+        """The same on the application's own connection. All lookups are of one object."""
+        for lookup in lookups:
+            require_one_shard(lookup.policy.name, lookup.policy.lineages)
+        name = lookups[0].policy.name
+        loader = ObjectLoader(self.definitions[name], OwnDatabase(connection), self._functions.get(name))
+        return loader.load(lookups)
+
+    def find_heads(self, lookup: Lookup) -> Mapping[str, EventToken]:
+        """All that the primaries of a lookup have executed, by lineage."""
+        shards = self._databases[self._config.objects[lookup.policy.name].keyspace].shards
+        return {lineage: shards[lineage].read_head() for lineage in lookup.policy.lineages}
+
+    def _make(self, object_name: str, key: Any) -> Lookup:
+        definition = self.definition(object_name)
+        values = _order_key(definition, key)
+        cache_key = definition.builder.build(values)
+        item, _, is_exact = cache_key
+        identity = definition.identity(cache_key)
+        node = self.placement.node_for(item)
+        asked = definition.builder.parse(cache_key.identity)
+        return Lookup(definition.policy_for(values), node, item, identity, asked, is_exact)
+
+    def _define(self, keyspace: str) -> None:
+        """Read the schema of a keyspace. Raises what the database raises, and `ConfigError`."""
+        definitions = build_registry(self._config, self._find_columns, keyspace_id, [keyspace])
+        with self._defining:
+            for name, definition in definitions.items():
+                self._create_loader(definition)
+                self.definitions[name] = definition
+
+    def _create_loader(self, definition: ObjectDefinition) -> None:
+        entry = definition.config
+        database, function = self._databases[entry.keyspace], self._functions.get(entry.name)
+        self.loaders[entry.name] = ObjectLoader(definition, database, function)
+
+    def _find_columns(
+        self,
+        keyspace: str,
+        table: str,
+        names: tuple[str, ...],
+        is_unique: bool,
+        ordered_by: tuple[str, ...],
+    ) -> tuple[KeyColumn, ...]:
+        database = self._databases[keyspace]
+
+        def read(connection: Connection, address: ServerAddress) -> tuple[KeyColumn, ...]:
+            return key_columns(connection, address.database, table, names, is_unique, ordered_by)
+
+        failed: SourceUnavailable | None = None
+        for shard in database.keyspace.serving_shards:
+            try:
+                return database.shards[shard.lineage].run(read)
+            except SourceUnavailable as error:
+                failed = failed or error
+        assert failed is not None, "a keyspace has a serving shard"
+        raise failed
+
+
+def _order_key(definition: ObjectDefinition, key: Any) -> Sequence[object]:
+    """The values of a key in the order of its columns. Raises `FormatError` for a mapping with other names."""
+    if type(key) is tuple:
+        return key
+    if not isinstance(key, Mapping):
+        return (key,)
+    names = [column.name for column in definition.builder.columns]
+    if set(key) != set(names):
+        raise FormatError(
+            f"the key of {definition.config.name} got {', '.join(map(str, key)) or 'no column'}",
+            hint=f"expected {', '.join(names)}, each with its value",
+        )
+    return [key[name] for name in names]
