@@ -57,7 +57,7 @@ class Lookups:
                 for shard in config.keyspaces[entry.keyspace].serving_shards
             )
         )
-        """Those that objects live in. Shards that do not serve decide over no read."""
+        """Lineages that objects live in. Shards that do not serve decide over no read."""
 
     def entry(self, object_name: str) -> ObjectConfig:
         """Raises `ConfigError` for an unknown object."""

@@ -1,1 +1,1 @@
-"""What a cache reports of its reads: to Prometheus, to OpenTelemetry, or to nobody."""
+"""Reports of reads, to Prometheus and OpenTelemetry."""

@@ -1,4 +1,4 @@
-"""The modules and names that applications import stay where they are, whatever the rooms behind them."""
+"""Applications import the same modules and names, whatever the rooms behind them."""
 
 from __future__ import annotations
 
